@@ -23,7 +23,7 @@ import apsw
 
 from benchmarks.harness import Table, median_ratio, percentile, rate, raw_rate
 from penstock.engine.contract import Durability, Engine
-from penstock.engine.sqlite.format import run_all
+from penstock.engine.sqlite import run_all
 from penstock.engine.url import open_engine
 
 SMALL = b"x" * 100

@@ -23,7 +23,7 @@ from obstore.store import from_url
 
 import penstock
 from benchmarks.harness import Table
-from penstock.engine.slatedb.reading.view import READ_AHEAD_TASKS
+from penstock.engine.slatedb.reading import READ_AHEAD_TASKS
 from penstock.limits import LEASE_SECONDS, TABLE_COMMITS
 
 sys.path[:0] = ["tests"]

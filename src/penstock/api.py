@@ -19,7 +19,7 @@ from penstock.names import check_whole, is_number, shown_url
 from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
-    from penstock.engine.slatedb.options import ObjectOptions
+    from penstock.engine.slatedb.database import ObjectOptions
     from penstock.journal.moving import CopyReport
 
 
@@ -153,7 +153,7 @@ def _object_options(**given: Any) -> ObjectOptions | None:
     said = {name: value for name, value in given.items() if value is not None and value is not False}
     if not said:
         return None
-    from penstock.engine.slatedb.options import ObjectOptions
+    from penstock.engine.slatedb.database import ObjectOptions
 
     return ObjectOptions(**said)
 

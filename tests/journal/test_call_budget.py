@@ -27,7 +27,7 @@ import pytest
 
 import penstock
 from penstock import Journal, Projection, on
-from penstock.engine import open_files
+from penstock.engine import base
 
 PACKAGE = str(Path(penstock.__file__).parent)
 TRIES = 25
@@ -46,7 +46,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal
     # Where a program uses OpenTelemetry, an append asks it for a span: another test may have imported it.
     monkeypatch.delitem(sys.modules, "opentelemetry.trace", raising=False)
     # A store whose folder was made just now is looked at more closely.
-    monkeypatch.setattr(open_files, "QUIET_NS", -1 << 62)
+    monkeypatch.setattr(base, "QUIET_NS", -1 << 62)
     with penstock.open(f"sqlite:{tmp_path / 'store.db'}", durability="process") as opened:
         yield opened
 

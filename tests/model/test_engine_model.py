@@ -26,9 +26,9 @@ from hypothesis.stateful import (
 
 from dead_store import copy_as_it_is
 from nightly import examples
+from penstock.engine import sorted_map
 from penstock.engine.contract import Durability, Engine, ReadTx, WriteTx
-from penstock.engine.memory import sorted_map
-from penstock.engine.memory.sorted_map import Frozen, SortedMap
+from penstock.engine.sorted_map import Frozen, SortedMap
 from penstock.engine.url import open_engine
 
 END = b"\xff" * 600

@@ -1,16 +1,20 @@
 """What every engine does the same way: refusing use after close, after a fork, for writing when read-only, or when its
-files have lost their names."""
+files have lost their names.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
 
 from penstock.engine.contract import MAX_KEY_BYTES, Durability, Engine, Snapshot
-from penstock.engine.open_files import OpenFiles
 from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError, ReadOnly, StorageError
 from penstock.units import in_parts
 
@@ -204,3 +208,140 @@ def copy_rows(snapshot: Snapshot, target: Engine) -> None:
             for key, value in rows:
                 tx.put(key, value)
     target.flush()
+
+
+# ── What the read transactions of memory, file, rocksdb and slatedb do the same way: beginning, ending, and refusing us
+# when they are over.
+#
+# Write transactions are of two shapes. Engines that commit by batch (those four) share `overlay.OverlayWrite`; SQLite
+# has transactions of its own, and `sqlite/transaction.py` wraps them. Either way the transaction counts its `writes`
+# itself, and its engine has `_begin`, `_commit` and `_end_turn`.
+
+
+V = TypeVar("V", bound=Snapshot)
+
+
+class Closable(Protocol):
+    """What a read transaction asks of its engine."""
+
+    _closed: bool
+
+
+class HeldRead(Generic[V]):
+    """A read transaction over a view that stands still as long as it is held; one that is dropped is closed."""
+
+    __slots__ = ("__weakref__", "_engine", "_view")
+
+    def __init__(self, engine: Closable, view: V) -> None:
+        self._engine = engine
+        self._view: V | None = view
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._usable().get(key)
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        for row in self._usable().scan(start, stop, reverse=reverse):
+            yield row
+            self._usable()
+
+    @property
+    def is_open(self) -> bool:
+        return self._view is not None
+
+    def _usable(self) -> V:
+        if self._view is None or self._engine._closed:
+            raise transaction_is_over()
+        return self._view
+
+    def close(self) -> None:
+        """Lets go of the snapshot; a second call does nothing."""
+        view, self._view = self._view, None
+        if view is not None:
+            self._let_go(view)
+
+    def _let_go(self, view: V) -> None:
+        """For engines whose views hold something that has to be given back."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # interrupted before it was made
+            self.close()
+
+
+# ── Whether the files of an open store still have the names they were opened under ──
+# A file that is deleted, moved or replaced while it is open takes writes as before, and no reader finds them later. A
+# lock on a file that has lost its name keeps no process out.
+
+
+QUIET_NS = 3_000_000_000
+"""How old a folder's last change must be to be told from the next one by its time: some file systems count seconds."""
+
+
+class OpenFiles:
+    """The files of an open store that must keep their names; those with one folder are looked at through it.
+
+    A folder's ctime changes with every name in it, and no program can set it: while it stays, one look is enough.
+    """
+
+    def __init__(self, *paths: str) -> None:
+        self._folder = os.path.dirname(paths[0])  # noqa: PTH120 - this is asked at every commit: no Path here
+        self._known: dict[str, tuple[tuple[int, int] | None, ...]] = {
+            path: (found,) for path in paths if (found := _identity(path)) is not None
+        }
+        self._folders: list[int] = []
+        self._unchanged: tuple[int, int] | None = None
+        """The folder and its ctime when all was well, if every later change will have another."""
+        # What a link leads to may lose its name without a change of the link's folder.
+        self._together = all(self._folder == os.path.dirname(path) and not os.path.islink(path) for path in paths)  # noqa: PTH114, PTH120
+        for path in paths:
+            if os.path.isdir(path):  # noqa: PTH112
+                # Else the number of a folder that was removed would soon be another's. Files are held by the engine.
+                self._folders.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+    def missing(self) -> str | None:
+        """A name that is not that of the file that was opened under it; None as long as all are."""
+        try:
+            folder = os.stat(self._folder)  # noqa: PTH116
+        except OSError:
+            return self._folder
+        seen = (folder.st_ino, folder.st_ctime_ns)
+        if seen == self._unchanged:
+            return None
+        self._unchanged = None
+        missing = self._look()
+        if missing is None and self._together and time.time_ns() - folder.st_ctime_ns > QUIET_NS:
+            self._unchanged = seen
+        return missing
+
+    def _look(self) -> str | None:
+        return next((path for path, known in self._known.items() if _identity(path) not in known), None)
+
+    @contextmanager
+    def replacing(self, path: str, source: str) -> Iterator[None]:
+        """While the block gives `source` the name of `path`, that may be either; afterwards, what is there."""
+        before = self._known[path]
+        self._known[path] = either = (*before, _identity(source))
+        try:
+            yield
+        finally:
+            here = _identity(path)
+            self._known[path] = (here,) if here in either else before
+
+    def close(self) -> None:
+        while self._folders:
+            os.close(self._folders.pop())
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -23,19 +23,19 @@ from penstock.errors import ConfigError
 from penstock.names import shown_url
 
 if TYPE_CHECKING:
-    from penstock.engine.slatedb.options import ObjectOptions
+    from penstock.engine.slatedb.database import ObjectOptions
 
 # One letter before the colon is a Windows drive; a colon after a slash belongs to a path.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(.*)", re.DOTALL)
 
 ENGINES: dict[str, tuple[str, str, str | None]] = {
-    "memory": ("penstock.engine.memory.engine", "MemoryEngine", None),
-    "sqlite": ("penstock.engine.sqlite.engine", "SqliteEngine", None),
-    "rocksdb": ("penstock.engine.rocksdb.engine", "RocksdbEngine", "rocksdb"),
-    "file": ("penstock.engine.file.engine", "FileEngine", None),
-    "s3": ("penstock.engine.slatedb.providers", "S3Engine", "object"),
-    "gs": ("penstock.engine.slatedb.providers", "GoogleEngine", "object"),
-    "az": ("penstock.engine.slatedb.providers", "AzureEngine", "object"),
+    "memory": ("penstock.engine.memory", "MemoryEngine", None),
+    "sqlite": ("penstock.engine.sqlite", "SqliteEngine", None),
+    "rocksdb": ("penstock.engine.rocksdb", "RocksdbEngine", "rocksdb"),
+    "file": ("penstock.engine.file", "FileEngine", None),
+    "s3": ("penstock.engine.slatedb.engine", "S3Engine", "object"),
+    "gs": ("penstock.engine.slatedb.engine", "GoogleEngine", "object"),
+    "az": ("penstock.engine.slatedb.engine", "AzureEngine", "object"),
     "slatedb": ("penstock.engine.slatedb.engine", "SlatedbEngine", "object"),
 }
 """Scheme → the module and class of its engine, and the extra that brings its package."""

@@ -149,7 +149,7 @@ class LocalJournal(Journal):
         Positions, ids, cursors, queues, snapshots and marks come along; the copy is the state at its end. One that was
         interrupted goes on when called again. `progress` is told how many of how many bytes are done.
         """
-        from penstock.engine.slatedb.options import ObjectOptions
+        from penstock.engine.slatedb.database import ObjectOptions
         from penstock.engine.url import open_engine
         from penstock.journal.moving import copy_store
 

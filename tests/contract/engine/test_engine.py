@@ -981,7 +981,7 @@ def test_a_reader_in_another_process_follows_the_writer(store: Store) -> None:
 
 BUSY_WRITER = """
 import random, sys
-import penstock.engine.file.upkeep as upkeep
+import penstock.engine.file as upkeep
 from penstock.engine.url import open_engine
 
 upkeep.GARBAGE_BYTES = 50_000  # so that the file engine compacts again and again

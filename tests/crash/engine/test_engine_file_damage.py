@@ -9,9 +9,8 @@ from zlib import crc32
 
 import pytest
 
-from penstock.engine.file.disk import Disk
-from penstock.engine.file.engine import FileEngine
-from penstock.engine.file.log import HEAD, START, DataFile
+from penstock.engine.file import FileEngine
+from penstock.engine.file_log import HEAD, START, DataFile, Disk
 from penstock.errors import ConfigError, Corrupt
 
 END = b"\xff" * 600

@@ -20,7 +20,7 @@ END = b"\xff" * 600
 
 WRITER = """
 import os, random, sys
-import penstock.engine.file.upkeep as upkeep
+import penstock.engine.file as upkeep
 from penstock.engine.url import open_engine
 
 upkeep.GARBAGE_BYTES = 100_000  # so that kills also meet compactions and savings of the index

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from dead_store import copy_as_it_is
-from penstock.engine.rocksdb.engine import RocksdbEngine
-from penstock.engine.rocksdb.log import record_places
-from penstock.engine.rocksdb.manifest import cut_torn_end
+from penstock.engine.rocksdb import RocksdbEngine
+from penstock.engine.rocksdb_log import cut_torn_end, record_places
 from penstock.errors import Corrupt
 
 END = b"\xff" * 600

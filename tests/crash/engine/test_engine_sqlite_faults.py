@@ -13,8 +13,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from penstock.engine.sqlite.checkpoints import PAGE_BYTES
-from penstock.engine.sqlite.engine import SqliteEngine
+from penstock.engine.sqlite import PAGE_BYTES, SqliteEngine
 from penstock.errors import ConfigError, Corrupt, StorageError
 
 END = b"\xff" * 600
@@ -76,9 +75,7 @@ class FaultyFile(apsw.VFSFile):
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
-    monkeypatch.setattr(
-        "penstock.engine.sqlite.checkpoints.LOG_BYTES", 50_000
-    )  # copies of the store are made all the time
+    monkeypatch.setattr("penstock.engine.sqlite.LOG_BYTES", 50_000)  # copies of the store are made all the time
     faults = Faults()
     yield faults
     faults.unregister()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.engine.open_files import OpenFiles
+from penstock.engine.base import OpenFiles
 from penstock.errors import OutcomeUnknown, PenstockError, StorageError
 from server.serving import serving
 
@@ -47,7 +47,7 @@ def rename(folder: Path) -> None:
 def look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the folder has been as it is for so long that its own time tells that nothing in it has changed."""
     if request.param == "quiet":
-        monkeypatch.setattr("penstock.engine.open_files.QUIET_NS", -(10**9))
+        monkeypatch.setattr("penstock.engine.base.QUIET_NS", -(10**9))
 
 
 @pytest.mark.usefixtures("look")

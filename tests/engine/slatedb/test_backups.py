@@ -15,7 +15,8 @@ import penstock
 from buffer.emulator import Emulator
 from penstock.buffer.cloud import CloudStore
 from penstock.buffer.store import open_store
-from penstock.engine.slatedb import database, upkeep
+from penstock.engine.slatedb import database
+from penstock.engine.slatedb import engine as upkeep
 from penstock.engine.slatedb.bridge import call
 from penstock.errors import ConfigError, StorageError
 from waiting import eventually

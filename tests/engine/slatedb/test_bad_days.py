@@ -14,8 +14,6 @@ import penstock
 from buffer.emulator import Emulator, free_port
 from penstock.engine.slatedb import place as place_module
 from penstock.engine.slatedb.lease import LEASE_PATH
-from penstock.engine.slatedb.options import ObjectOptions
-from penstock.engine.slatedb.place import Place, check_store
 from penstock.errors import ConfigError, Fenced, OutcomeUnknown, StorageError
 from waiting import DEADLINE, eventually
 

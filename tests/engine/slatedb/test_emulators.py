@@ -22,7 +22,7 @@ from crash.engine.test_engine_kill import DEADLINE, WRITER, check, wait_for_grow
 from model.test_engine_model import END, EngineMachine
 from nightly import examples
 from penstock.engine.contract import Engine
-from penstock.engine.slatedb.options import ObjectOptions
+from penstock.engine.slatedb.database import ObjectOptions
 from penstock.engine.url import open_engine
 from penstock.errors import Fenced
 

@@ -16,7 +16,7 @@ from buffer.azure_emulator import azurite
 from contract.engine import test_engine as contract
 from engines import Kind, Store
 from penstock.engine.contract import Durability, Engine
-from penstock.engine.slatedb.options import ObjectOptions
+from penstock.engine.slatedb.database import ObjectOptions
 from penstock.engine.url import open_engine
 
 

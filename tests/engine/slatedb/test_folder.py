@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.buffer.store import VersionConflict
-from penstock.engine.slatedb import folder as module
-from penstock.engine.slatedb.folder import FolderStore
+from penstock.engine.slatedb import lease as module
+from penstock.engine.slatedb.lease import FolderStore
 
 
 def test_an_object_is_made_once_and_replaced_by_who_knows_it(tmp_path: Path) -> None:

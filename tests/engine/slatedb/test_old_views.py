@@ -13,9 +13,9 @@ from object_homes import Home
 import penstock
 from buffer.emulator import Emulator
 from penstock.engine import base
+from penstock.engine.slatedb import reading
 from penstock.engine.slatedb.engine import SlatedbEngine
-from penstock.engine.slatedb.reading import follower
-from penstock.engine.slatedb.reading.follower import Follower
+from penstock.engine.slatedb.reading import Follower
 from penstock.errors import ConfigError, StorageError
 from penstock.local.journal import LocalJournal
 from penstock.units import in_parts
@@ -119,7 +119,7 @@ def test_a_store_made_anew_is_not_mixed_with_the_one_that_was_there(
     home: Home, at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new store's log was read on behind the old one's: first events of one journal, then of another."""
-    monkeypatch.setattr(follower, "CALM_SECONDS", -1.0)
+    monkeypatch.setattr(reading, "CALM_SECONDS", -1.0)
     first = home.open()
     first.topic("t").append_many([penstock.Draft("old", n) for n in range(3)])
     reader = home.open(read_only=True)
@@ -141,8 +141,8 @@ def test_a_store_made_anew_is_not_mixed_with_the_one_that_was_there(
 
 
 def test_a_reader_takes_no_change_of_writers_for_another_store(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "CALM_SECONDS", -1.0)
-    monkeypatch.setattr(follower, "MANIFEST_SECONDS", 0.0)
+    monkeypatch.setattr(reading, "CALM_SECONDS", -1.0)
+    monkeypatch.setattr(reading, "MANIFEST_SECONDS", 0.0)
     journal = home.open()
     journal.topic("t").append("k", 0)
     reader = home.open(read_only=True)

@@ -16,14 +16,12 @@ from store_proxy import StoreProxy
 
 from buffer.emulator import Emulator
 from penstock.api import open_local
-from penstock.engine.slatedb import database
+from penstock.engine.slatedb import database, reading
 from penstock.engine.slatedb.bridge import call
-from penstock.engine.slatedb.database import flush_tables
+from penstock.engine.slatedb.database import ObjectOptions, flush_tables
 from penstock.engine.slatedb.engine import SlatedbEngine
-from penstock.engine.slatedb.folder import FolderStore
-from penstock.engine.slatedb.options import ObjectOptions
-from penstock.engine.slatedb.reading import follower
-from penstock.engine.slatedb.reading.view import commits_in
+from penstock.engine.slatedb.lease import FolderStore
+from penstock.engine.slatedb.reading import commits_in
 from penstock.errors import ReadOnly, StorageError
 from penstock.limits import TABLE_COMMITS
 from server.serving import serving
@@ -131,8 +129,8 @@ def test_readers_see_queues_and_entities_too(folder: Home) -> None:
 def test_a_snapshot_stands_still_while_newer_tables_are_opened_under_it(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "MANIFEST_SECONDS", 0.0)
-    monkeypatch.setattr(follower, "FOLLOW_BYTES", 1000)
+    monkeypatch.setattr(reading, "MANIFEST_SECONDS", 0.0)
+    monkeypatch.setattr(reading, "FOLLOW_BYTES", 1000)
     writer = home.open()
     options = ObjectOptions(hold=3600, store=home.options)  # without a checkpoint it may be told to read again
     reader = open_local(home.url, read_only=True, options=options)
@@ -161,8 +159,8 @@ def test_a_snapshot_whose_tables_have_moved_says_so_and_the_next_one_is_whole(
 ) -> None:
     """Without a checkpoint SlateDB's reader moves on by itself, once after it was opened; here again and again."""
     monkeypatch.setattr(database, "READER_POLL_MS", 20)
-    monkeypatch.setattr(follower.Follower, "_make_checkpoint", lambda self, manifest: (None, manifest))
-    monkeypatch.setattr(follower, "MANIFEST_SECONDS", 0.0)
+    monkeypatch.setattr(reading.Follower, "_make_checkpoint", lambda self, manifest: (None, manifest))
+    monkeypatch.setattr(reading, "MANIFEST_SECONDS", 0.0)
     writer = home.open()
     with writer._engine.write() as tx:
         tx.put(b"z0", b"first")
@@ -216,7 +214,7 @@ def test_a_reader_that_slept_through_a_collection_of_the_log_finds_its_way(
     engine.reclaim()
     _collect_log(engine)
     writer.topic("t").append("k", 20)
-    monkeypatch.setattr(follower, "MANIFEST_SECONDS", 0.0)
+    monkeypatch.setattr(reading, "MANIFEST_SECONDS", 0.0)
     eventually(lambda: reader.topic("t").latest == 21)
     assert [event.payload for event in reader.topic("t").read()] == list(range(21))
 
@@ -233,8 +231,8 @@ def _collect_log(engine: SlatedbEngine) -> None:
 
 
 def test_a_named_checkpoint_keeps_a_readers_tables_while_it_reads(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "MANIFEST_SECONDS", 0.0)
-    monkeypatch.setattr(follower, "FOLLOW_BYTES", 1000)
+    monkeypatch.setattr(reading, "MANIFEST_SECONDS", 0.0)
+    monkeypatch.setattr(reading, "FOLLOW_BYTES", 1000)
     writer = home.open()
     engine: Any = writer._engine
     for number in range(3):
@@ -319,7 +317,7 @@ def test_an_idle_reader_asks_the_store_less_than_twice_a_second(behind: Home, mo
     class Clock:
         monotonic = staticmethod(lambda: now)
 
-    monkeypatch.setattr(follower, "time", Clock)
+    monkeypatch.setattr(reading, "time", Clock)
     before = 0
     for tick in range(120 * 100):
         if tick == 20 * 100:  # twenty seconds to come to rest, and a hundred to count in

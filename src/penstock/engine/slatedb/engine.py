@@ -14,31 +14,49 @@ import logging
 import os
 import threading
 import time
-from contextlib import suppress
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Self
 
+import msgspec
 import slatedb.uniffi as sl
 
-from penstock.engine.base import BaseEngine, copy_rows
+from penstock.buffer.cloud import CloudStore
+from penstock.buffer.store import open_cloud
+from penstock.engine.base import (
+    END,
+    BaseEngine,
+    OpenFiles,
+    check_backup_target,
+    check_folder_name,
+    check_only_own,
+    copy_rows,
+    other_format,
+)
 from penstock.engine.contract import Durability, Snapshot
-from penstock.engine.open_files import OpenFiles
 from penstock.engine.overlay import OverlayWrite
-from penstock.engine.slatedb.bridge import TimedOut, call
-from penstock.engine.slatedb.database import flush_log, flush_tables, make_batch, make_cache, open_database
-from penstock.engine.slatedb.errors import explain, explained, log_moved
-from penstock.engine.slatedb.format import FORMAT, check_folder, is_made, put_format, unfinished
+from penstock.engine.slatedb.bridge import TimedOut, call, explain, explained, log_moved
+from penstock.engine.slatedb.database import (
+    ObjectOptions,
+    Place,
+    check_store,
+    collectable_age,
+    count_requests,
+    flush_log,
+    flush_tables,
+    make_batch,
+    make_cache,
+    open_database,
+)
 from penstock.engine.slatedb.lease import LEASE_PATH, WriterLease, read_lease
-from penstock.engine.slatedb.options import ObjectOptions
-from penstock.engine.slatedb.place import Place, check_store
-from penstock.engine.slatedb.reading.follower import Follower
-from penstock.engine.slatedb.reading.view import SlatedbRead, SlatedbView
-from penstock.engine.slatedb.reading.warming import warm_up
-from penstock.engine.slatedb.upkeep import back_up, backup_place, clone, collect, compact, log_is_long, release_deleted
-from penstock.engine.slatedb.usage import objects_by_purpose, requests_by_cause
-from penstock.errors import Closed, ConfigError, Corrupt, Fenced, OutcomeUnknown, PenstockError, StorageError
+from penstock.engine.slatedb.reading import LOG_PATH, Follower, SlatedbRead, SlatedbView, warm_up
+from penstock.errors import Closed, ConfigError, Corrupt, Fenced, NoStore, OutcomeUnknown, PenstockError, StorageError
 from penstock.limits import TABLE_COMMITS, TABLE_SECONDS
+from penstock.names import split_url
 
 log = logging.getLogger("penstock.engine.slatedb")
 
@@ -408,3 +426,269 @@ class SlatedbEngine(BaseEngine):
                 f"{self._name} was closed without the store: {failed}. What was acknowledged is safe; commits that "
                 "no caller waited for may be lost"
             ) from failed
+
+
+# ── The engine of each provider of object storage: the same one, under the scheme of its urls ──
+
+
+class S3Engine(SlatedbEngine):
+    """A store in Amazon S3, or in what speaks its language."""
+
+    scheme: ClassVar[str] = "s3"
+
+
+class GoogleEngine(SlatedbEngine):
+    """A store in Google Cloud Storage."""
+
+    scheme: ClassVar[str] = "gs"
+
+
+class AzureEngine(SlatedbEngine):
+    """A store in Azure Blob Storage."""
+
+    scheme: ClassVar[str] = "az"
+
+
+# ── Compaction on request, backups, and what deleted backups held ──
+
+
+BACKUPS = "penstock/backups"
+"""Where a journal notes the backups that hold its tables."""
+
+
+class _Backup(msgspec.Struct):
+    """A backup of the same tables: where it is, and the checkpoints that keep them: the databases' paths and ids."""
+
+    url: str
+    checkpoints: list[tuple[str, str]]
+    """Empty while the backup is being made, and after a kill amid that."""
+    begun_ms: int = 0
+
+
+def compact(place: Place, database: sl.Db, timeout: float) -> None:
+    """Asks SlateDB's compactor to merge all tables into one run, without waiting for it."""
+    flush_tables(database, timeout)
+    admin = sl.AdminBuilder(place.path, place.store).build()
+    state = call(admin.read_compactor_state_view(), timeout)
+    if state.compactions is not None and any(job.active for job in state.compactions.recent_compactions):
+        return
+    tables = state.manifest
+    if len(tables.l0) + len(tables.compacted) < 1:
+        return
+    sources: list[sl.SourceId] = [sl.SourceId.SST_VIEW(view.id) for view in tables.l0]
+    sources += [sl.SourceId.SORTED_RUN(run.id) for run in tables.compacted]
+    target = min((run.id for run in tables.compacted), default=0)
+    call(admin.submit_compaction(sl.CompactionSpec.TIERED(segment=b"", sources=sources, destination=target)), timeout)
+
+
+def collect(place: Place, lease: float, timeout: float) -> None:
+    """Removes what no state refers to and is older than many leases; SlateDB does the same every ten minutes."""
+    admin = sl.AdminBuilder(place.path, place.store).build()
+    age = sl.GarbageCollectorDirectoryOptions(min_age_ms=round(collectable_age(lease) * 1000), dry_run=False)
+    call(
+        admin.run_gc_once(
+            sl.GarbageCollectorOptions(
+                manifest_options=age,
+                wal_options=age,
+                wal_fence_options=None,
+                compacted_options=age,
+                compactions_options=age,
+                detach_options=None,
+            )
+        ),
+        timeout,
+    )
+
+
+def backup_place(source: Place, destination: str, options: ObjectOptions) -> Place:
+    """Where in the bucket of a journal a backup of it goes; ConfigError when it cannot go there."""
+    there, here = split_url(destination), split_url(source.url)
+    if (there.scheme, there.netloc) != (here.scheme, here.netloc):
+        raise ConfigError(
+            f"a backup of {source.url} goes into the same bucket ({here.scheme}://{here.netloc}/…) or into a folder, "
+            f"not to {destination!r}: copy the journal there with penstock copy"
+        )
+    target = Place(destination.rstrip("/"), options)
+    inside, outside = sorted((f"{target.path}/", f"{source.path}/"), key=len, reverse=True)
+    if inside.startswith(outside):
+        raise ConfigError(f"a backup has a place of its own, beside {source.url}, not {destination!r}")
+    if next(iter(target.objects.sizes()), None) is not None:
+        raise ConfigError(f"{destination} exists already; a backup never overwrites: give it a new name")
+    return target
+
+
+def clone(source: Place, target: Place, timeout: float) -> None:
+    """Makes a store at `target` of the tables at `source`, which are not copied: a checkpoint there keeps them.
+
+    The log is not part of it, so the writer makes a table of it first. It is noted before it is made: a process that
+    is killed in between leaves a note from which `release_deleted` finds the checkpoint.
+    """
+    note = f"{BACKUPS}/{uuid.uuid4().hex}"
+    record = _Backup(target.url, [], int(time.time() * 1000))
+    source.objects.put_if(note, msgspec.json.encode(record), None)
+    admin = sl.AdminBuilder(target.path, target.store).build()
+    origin = sl.CloneSourceSpec(path=source.path, checkpoint=None, projection_range=None)
+    builder = admin.create_clone_builder_from_source(origin)
+    builder.with_object_store(source.store)
+    call(builder.build(), timeout)
+    _complete(source, note, record, target, timeout)
+
+
+def _complete(source: Place, note: str, record: _Backup, target: Place, timeout: float) -> None:
+    """Notes the checkpoints that keep a backup's tables; its own first manifest names them."""
+    made = call(sl.AdminBuilder(target.path, target.store).build().read_manifest(None), timeout)
+    held = [] if made is None else [(one.path, one.final_checkpoint_id) for one in made.external_dbs]
+    record.checkpoints = [(path, id) for path, id in held if id is not None]
+    _store(source).put(note, msgspec.json.encode(record))
+
+
+def _store(place: Place) -> CloudStore:
+    assert isinstance(place.objects, CloudStore), "only a bucket has backups beside a journal"
+    return place.objects
+
+
+def release_deleted(place: Place, options: ObjectOptions, timeout: float) -> int:
+    """Lets go of the tables of backups that were deleted, so that collection frees them; how many backups those are."""
+    if not isinstance(place.objects, CloudStore):
+        return 0
+    released = 0
+    for path in list(place.objects.list(BACKUPS)):
+        found = place.objects.get(path)
+        if found is None:
+            continue
+        record = msgspec.json.decode(bytes(found), type=_Backup)
+        there = open_cloud(record.url, options.store)
+        if next(there.list("manifest"), None) is not None:
+            if not record.checkpoints:
+                _complete(place, path, record, Place(record.url, options), timeout)
+            continue
+        if not record.checkpoints and time.time() * 1000 - record.begun_ms < collectable_age(options.lease) * 1000:
+            continue  # it may be about to be made
+        for held, checkpoint in record.checkpoints:
+            try:
+                call(sl.AdminBuilder(held, place.store).build().delete_checkpoint(checkpoint), timeout)
+            except sl.Error.Unavailable:
+                raise  # the store's bad day: the note stays for the next time
+            except sl.Error as error:
+                log.info("the checkpoint of a deleted backup in %s is gone already: %s", held, error)
+        place.objects.delete([path])
+        released += 1
+    return released
+
+
+def back_up(snapshot: Snapshot, destination: str | os.PathLike[str]) -> None:
+    """Copies a snapshot into a folder that this engine opens; half a copy never has the folder's name."""
+    import shutil
+
+    target = check_backup_target(destination)
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        copy = SlatedbEngine(str(partial))
+        try:
+            copy_rows(snapshot, copy)
+        finally:
+            copy.close()
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def log_is_long(place: Place, timeout: float) -> bool:
+    """Whether opening would replay more objects of the log than a writer leaves between two tables."""
+    manifest = call(sl.AdminBuilder(place.path, place.store).build().read_manifest(None), timeout)
+    after = 0 if manifest is None else manifest.replay_after_wal_id
+    return place.objects.exists(LOG_PATH.format(after + TABLE_COMMITS))
+
+
+# ── How a SlateDB database is recognised as a store ──
+
+
+FORMAT = b"penstock slatedb 1"
+UNFINISHED = b"penstock slatedb backup, unfinished"
+FORMAT_KEY = b"\xff" * 505
+"""Longer than a key may be, so no scan reaches it: its bounds are cut to 501 bytes."""
+
+
+def check_folder(place: Place, read_only: bool) -> None:
+    """ConfigError when a store in a folder cannot be there, NoStore when it is not."""
+    folder = place.folder
+    if folder is None:
+        return
+    check_folder_name(folder, "slatedb")
+    if (folder / "manifest").is_dir():
+        return
+    check_only_own(folder, "slatedb", "penstock".__eq__)
+    if read_only:
+        raise NoStore(f"there is no store at {folder}; open it for writing once to make it")
+
+
+def is_made(view: Snapshot, name: str, read_only: bool) -> bool:
+    """Whether a database holds a store of this format; ConfigError when it holds something else."""
+    found = view.get(FORMAT_KEY)
+    if found == FORMAT:
+        return True
+    if found == UNFINISHED:
+        raise ConfigError(
+            f"{name} is a backup that was interrupted, and holds part of its journal only: delete it and back up again"
+        )
+    if found is not None:
+        raise other_format(name, found, FORMAT)
+    if next(view.scan(b"", END), None) is not None:
+        raise ConfigError(f"{name} is a SlateDB database of another program; give the journal its own place")
+    if read_only:
+        raise ConfigError(f"{name} is empty, not a store; open it for writing once to make it one")
+    return False
+
+
+def put_format(database: sl.Db, format: bytes, timeout: float) -> None:
+    """Says in a database, durably, what it holds."""
+    call(database.put(FORMAT_KEY, format), timeout)
+    flush_log(database, timeout)
+
+
+@contextmanager
+def unfinished(database: sl.Db, timeout: float) -> Iterator[None]:
+    """Whatever ends the block before its own end leaves a database that cannot be opened as a store."""
+    put_format(database, UNFINISHED, timeout)
+    yield
+    put_format(database, FORMAT, timeout)
+
+
+# ── What a store costs: its objects by what they are for, its requests by their cause ──
+
+
+_PURPOSES = {
+    "wal": "log",
+    "compacted": "tables",
+    "manifest": "manifests",
+    "compactions": "compactions",
+    "gc": "collection",
+    "penstock/staging": "staging",
+    "penstock/backups": "backups",
+    "penstock": "lease",
+}
+"""What the objects of a store are for, by the folder they lie in."""
+
+
+def objects_by_purpose(place: Place) -> dict[str, int]:
+    """How many objects a store has: log, tables, manifests …"""
+    found: Counter[str] = Counter()
+    for path, _ in place.objects.sizes():
+        folder = path.partition("/")[0]
+        ours = path.rpartition("/")[0] if folder == "penstock" else folder
+        found[_PURPOSES.get(ours.removesuffix("/blocks"), "other")] += 1
+    return dict(found)
+
+
+def requests_by_cause(
+    recorder: sl.DefaultMetricsRecorder, lease: WriterLease | None, follower: Follower | None
+) -> dict[str, dict[str, int]]:
+    """Requests since the store was opened: cause → kind → number."""
+    found: dict[str, dict[str, int]] = {cause: dict(kinds) for cause, kinds in count_requests(recorder).items()}
+    if lease is not None:
+        found["lease"] = {"put": lease.renewals + 1}
+    if follower is not None:
+        # SlateDB asks for each object of the log before it fetches it.
+        found["following"] = {"head": follower.log_checks + follower.log_reads, "get": follower.log_reads}
+    return found

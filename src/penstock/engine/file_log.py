@@ -17,13 +17,18 @@ from __future__ import annotations
 
 import os
 import struct
+from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
+from penstock.durable import sync_file, sync_folder
+from penstock.engine.base import END
 from penstock.engine.checksum import crc32
 from penstock.engine.contract import MAX_KEY_BYTES
-from penstock.engine.file.disk import Disk
+from penstock.engine.sorted_map import Frozen, SortedMap
 from penstock.errors import ConfigError, Corrupt, StorageError
 
 VERSION = 1
@@ -32,7 +37,7 @@ FILE_HEADER = struct.Struct("<8sIIQQQ")
 START = 64
 """Where the first record begins."""
 
-MAGIC = b"\xabPnR"
+RECORD_MAGIC = b"\xabPnR"
 HEAD = struct.Struct("<4sIQQQIQI")
 HEAD_BODY = struct.Struct("<QQQIQI")
 ENTRY = struct.Struct("<BHII")
@@ -165,7 +170,7 @@ class DataFile:
             offset, seq = record.end, record.seq
 
     def _record(self, head: bytes, table: bytes, offset: int) -> Record | None:
-        if len(head) < HEAD.size or head[:4] != MAGIC:
+        if len(head) < HEAD.size or head[:4] != RECORD_MAGIC:
             return None
         _, crc, place, seq, synced, table_bytes, value_bytes, kind = HEAD.unpack(head)
         if place != offset or len(table) != table_bytes or crc != crc32(table, crc32(head[8:], self.seed)):
@@ -189,7 +194,7 @@ class DataFile:
         at = offset
         while at < size:
             window = self.read(at, 4 << 20)
-            found = window.find(MAGIC)
+            found = window.find(RECORD_MAGIC)
             while found >= 0:
                 place = at + found
                 head = self.read(place, HEAD.size)
@@ -198,13 +203,13 @@ class DataFile:
                     record = self._record(head, self.read(place + HEAD.size, table_bytes), place)
                     if record is not None:
                         highest = max(highest, record.synced)
-                found = window.find(MAGIC, found + 1)
-            at += max(len(window) - len(MAGIC) + 1, 1)
+                found = window.find(RECORD_MAGIC, found + 1)
+            at += max(len(window) - len(RECORD_MAGIC) + 1, 1)
         return highest
 
 
 def _table_bytes(head: bytes) -> int:
-    return int.from_bytes(head[32:36], "little") if len(head) == HEAD.size and head[:4] == MAGIC else 0
+    return int.from_bytes(head[32:36], "little") if len(head) == HEAD.size and head[:4] == RECORD_MAGIC else 0
 
 
 def _operations(table: bytes, first: int) -> list[Operation]:
@@ -271,6 +276,228 @@ def encode(
     crc = crc32(entries, crc32(body, seed))
     first = offset + HEAD.size + len(entries) << 64
     return (
-        b"".join((MAGIC, crc.to_bytes(4, "little"), body, entries, *values)),
+        b"".join((RECORD_MAGIC, crc.to_bytes(4, "little"), body, entries, *values)),
         [(kind, key, place + first if kind == PUT else 0, stop) for kind, key, place, stop in operations],
     )
+
+
+# ── The file engine's index: key → where its value lies, in memory, and saved beside the data so that opening is quick
+# The saved index is a shortcut, never the truth: it names the data file it belongs to and how far it goes, and one that
+# is missing, damaged or of another file is made again from the data. What it does vouch for is that everything up to
+# its end was on disk when it was written.
+
+
+INDEX_MAGIC = b"PENSTOCKIDX1"
+INDEX_HEADER = struct.Struct("<12sIQQQQQQ")
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+class Index:
+    """The keys of a data file, and how many of its bytes they use."""
+
+    __slots__ = ("live", "map")
+
+    def __init__(self) -> None:
+        self.map: SortedMap[int] = SortedMap()
+        self.live = 0
+        """Bytes of the data file that hold something still wanted; the rest is garbage."""
+
+    def apply(self, operations: list[Operation]) -> None:
+        """Carries out a record's operations; doing so twice changes nothing more."""
+        for kind, key, place, stop in operations:
+            if kind == PUT:
+                old = self.map.put(key, place)
+                self.live += ENTRY.size + len(key) + place_length(place)
+                if old is not None:
+                    self.live -= ENTRY.size + len(key) + place_length(old)
+            elif kind == DELETE:
+                old = self.map.delete(key)
+                if old is not None:
+                    self.live -= ENTRY.size + len(key) + place_length(old)
+            else:
+                for gone, old in self.map.delete_range(key, stop):
+                    self.live -= ENTRY.size + len(gone) + place_length(old)
+
+
+@dataclass(frozen=True)
+class SavedIndex:
+    """An index as it was saved, and the place in the data up to which it goes."""
+
+    index: Index
+    end: int
+    seq: int
+
+
+def save_index(
+    disk: Disk, folder: Path, keys: Frozen[int], *, salt: int, generation: int, end: int, seq: int, live: int
+) -> None:
+    """Writes the index of a data file that is on disk up to `end`."""
+    names: list[bytes] = []
+    places: list[int] = []
+    for name, place in keys.scan(b"", END):
+        names.append(name)
+        places.append(place)
+    body = b"".join(
+        (
+            array("H", map(len, names)).tobytes(),
+            array("Q", [place >> 64 for place in places]).tobytes(),
+            array("Q", [place & 0xFFFFFFFFFFFFFFFF for place in places]).tobytes(),
+            *names,
+        )
+    )
+    facts = INDEX_HEADER.pack(INDEX_MAGIC, 0, salt, generation, end, seq, live, len(names))[16:]
+    temporary = folder / "index.new"
+    descriptor = disk.open(temporary, _CREATE)
+    try:
+        disk.write(descriptor, INDEX_MAGIC + crc32(body, crc32(facts)).to_bytes(4, "little") + facts + body, 0)
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+    disk.rename(temporary, folder / "index")
+
+
+def load_index(folder: Path, *, salt: int, generation: int) -> SavedIndex | None:
+    """The saved index of a data file; None when there is none that can be used."""
+    try:
+        data = (folder / "index").read_bytes()
+    except OSError:
+        return None
+    if len(data) < INDEX_HEADER.size or not data.startswith(INDEX_MAGIC):
+        return None
+    _, crc, its_salt, its_generation, end, seq, live, count = INDEX_HEADER.unpack_from(data)
+    if its_salt != salt or its_generation != generation or crc != crc32(data[16:]):
+        return None
+    at = INDEX_HEADER.size
+    lengths, offsets, sizes = array("H"), array("Q"), array("Q")
+    for column in (lengths, offsets, sizes):
+        column.frombytes(data[at : at + count * column.itemsize])
+        at += count * column.itemsize
+    index = Index()
+    put = index.map.put
+    bounds = accumulate(lengths, initial=at)
+    begin = next(bounds)
+    for stop, offset, size in zip(bounds, offsets, sizes, strict=True):
+        put(data[begin:stop], offset << 64 | size)
+        begin = stop
+    index.live = live
+    return SavedIndex(index, end, seq)
+
+
+# ── Reading a data file from where one is to where it ends: at opening, and by readers that follow a writer ──
+# The end is the first place without a sound record. What lies behind it decides what that means: nothing but zeros is
+# the plain end; something that no later record calls synced is the torn end of a crash, which the next writer cuts; a
+# record that a later one calls synced was once whole, so it is corruption, and is reported as such and never cut.
+
+
+ZEROS = bytes(1 << 20)
+
+
+@dataclass(slots=True)
+class LogPosition:
+    """How far a data file has been read: its end, its newest commit, and the newest one known to be on disk."""
+
+    end: int
+    seq: int
+    synced: int
+
+
+def follow(data: DataFile, index: Index, position: LogPosition) -> int:
+    """Applies everything after a position and moves it on; the offset from which no record is vouched for."""
+    while True:
+        size = data.size()
+        if size < position.end:
+            raise Corrupt(
+                f"the file has {size} bytes, fewer than the {position.end} that were on disk; restore a backup",
+                file=str(data.path),
+                offset=size,
+            )
+        unsure = _read_records(data, index, position, size)
+        beyond = data.read(position.end, HEAD.size)
+        if beyond == NO_HEAD[: len(beyond)] or not _was_whole(data, position, size):
+            return unsure
+        # A writer in another process finished the record while this one was looking: go on from there.
+
+
+def check_end(data: DataFile, position: LogPosition) -> bool:
+    """Whether anything but zeros follows the end; `Corrupt` when it shows that a record was wiped out."""
+    size = data.size()
+    at = position.end
+    while at < size:
+        window = data.read(at, len(ZEROS))
+        if window != ZEROS[: len(window)]:
+            _was_whole(data, position, size)
+            return True
+        at += max(len(window), 1)
+    return False
+
+
+def _was_whole(data: DataFile, position: LogPosition, size: int) -> bool:
+    """False for the torn end of a crash; True when the record is there after all; `Corrupt` when it was once."""
+    if data.vouched(position.end, size) <= position.seq:
+        return False
+    if next(data.records(position.end, position.seq, data.size()), None) is None:
+        raise Corrupt(
+            f"the record of commit {position.seq + 1} is damaged although it was on disk; restore a backup",
+            file=str(data.path),
+            offset=position.end,
+        )
+    return True
+
+
+def _read_records(data: DataFile, index: Index, position: LogPosition, size: int) -> int:
+    """Applies the sound records; the offset of the first one that no other record calls synced."""
+    waiting: deque[Record] = deque()
+    for record in data.records(position.end, position.seq, size):
+        position.synced = max(position.synced, record.seq if record.kind == COPY else record.synced)
+        waiting.append(record)
+        while waiting and waiting[0].seq <= position.synced:
+            _apply(index, position, waiting.popleft())
+    unsure = position.end
+    for record in waiting:
+        if not data.is_sound(record):
+            break
+        _apply(index, position, record)
+    return unsure
+
+
+def _apply(index: Index, position: LogPosition, record: Record) -> None:
+    index.apply(record.operations)
+    position.end = record.end
+    position.seq = record.seq
+
+
+# ── The system calls the file engine makes, in one object, so that a test can make the N-th of them fail ──
+
+
+class Disk:
+    """The real disk."""
+
+    def open(self, path: Path, flags: int) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    def write(self, descriptor: int, data: bytes, offset: int) -> None:
+        """Writes all of the data."""
+        done = os.pwrite(descriptor, data, offset)
+        if done != len(data):
+            view = memoryview(data)
+            while done < len(data):
+                done += os.pwrite(descriptor, view[done:], offset + done)
+
+    def sync(self, descriptor: int) -> None:
+        sync_file(descriptor)
+
+    def truncate(self, descriptor: int, length: int) -> None:
+        os.ftruncate(descriptor, length)
+
+    def allocate(self, descriptor: int, offset: int, length: int) -> None:
+        """Reserves zeroed space; overwriting it later makes `sync` cheaper than growing the file."""
+        os.posix_fallocate(descriptor, offset, length)
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.rename(target)
+
+    def sync_folder(self, folder: Path) -> None:
+        sync_folder(folder)

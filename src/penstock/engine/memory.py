@@ -6,11 +6,10 @@ import os
 import threading
 from typing import ClassVar, Self
 
-from penstock.engine.base import END, BaseEngine
+from penstock.engine.base import END, BaseEngine, HeldRead
 from penstock.engine.contract import Durability, Snapshot
-from penstock.engine.memory.sorted_map import Frozen, SortedMap
 from penstock.engine.overlay import OverlayWrite
-from penstock.engine.transaction import HeldRead
+from penstock.engine.sorted_map import Frozen, SortedMap
 from penstock.errors import ConfigError, NoStore
 
 

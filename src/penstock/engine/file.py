@@ -13,26 +13,50 @@ grows and change to the new one; they can see a commit as soon as it is written,
 from __future__ import annotations
 
 import errno
+import fcntl
+import logging
 import os
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar, Self
 
-from penstock.durable import like
-from penstock.engine.base import BaseEngine, check_backup_target, check_folder_name, check_only_own
+from penstock.durable import like, lock_file
+from penstock.engine.base import (
+    END,
+    BaseEngine,
+    HeldRead,
+    OpenFiles,
+    check_backup_target,
+    check_folder_name,
+    check_only_own,
+)
 from penstock.engine.contract import Durability, Snapshot
-from penstock.engine.file.copy import Cancelled, Copy, create_data_file
-from penstock.engine.file.disk import Disk
-from penstock.engine.file.index import Index, load_index
-from penstock.engine.file.lock import FolderLock
-from penstock.engine.file.log import HEAD, START, DataFile, Operation, encode
-from penstock.engine.file.recovery import LogPosition, check_end, follow
-from penstock.engine.file.snapshot import FileRead, FileSnapshot
-from penstock.engine.file.upkeep import Upkeep
-from penstock.engine.open_files import OpenFiles
+from penstock.engine.file_log import (
+    COMMIT,
+    COPY,
+    DELETE,
+    HEAD,
+    PUT,
+    START,
+    DataFile,
+    Disk,
+    Index,
+    LogPosition,
+    Operation,
+    Record,
+    check_end,
+    encode,
+    follow,
+    load_index,
+    make_header,
+    save_index,
+)
 from penstock.engine.overlay import OverlayWrite
-from penstock.errors import Corrupt, NoStore, OutcomeUnknown, PenstockError, StorageError
+from penstock.engine.sorted_map import Frozen, SortedMap
+from penstock.errors import Closed, Corrupt, Locked, NoStore, OutcomeUnknown, PenstockError, StorageError
 
 RESERVE_BYTES = 4 << 20, 64 << 20
 """The least and the most space reserved ahead of the end, an eighth of the file in between."""
@@ -338,3 +362,326 @@ class FileEngine(BaseEngine):
         finally:
             if self._folder_lock is not None:
                 self._folder_lock.release()
+
+
+# ── Reading a file store: keys from memory, values from the file ──
+
+
+READ_AHEAD = 64
+"""Rows a long scan reads in one go, when their values are small and lie close together."""
+
+
+class FileSnapshot:
+    """Keys at one moment, and the file their values lie in."""
+
+    __slots__ = ("_data", "_keys")
+
+    def __init__(self, keys: Frozen[int] | SortedMap[int], data: DataFile) -> None:
+        self._keys = keys
+        self._data = data
+
+    def get(self, key: bytes) -> bytes | None:
+        place = self._keys.get(key)
+        return None if place is None else self._data.value(place)
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        found = self._keys.scan(start, stop, reverse=reverse)
+        ahead = 1  # many a scan is over after its first rows
+        while rows := list(islice(found, ahead)):
+            yield from zip([key for key, _ in rows], self._data.values([place for _, place in rows]), strict=True)
+            ahead = min(2 * ahead, READ_AHEAD)
+
+
+class FileRead(HeldRead[FileSnapshot]):
+    """A snapshot that keeps its file open until it is closed."""
+
+    __slots__ = ("_frozen",)
+
+    def __init__(self, engine: FileEngine, frozen: Frozen[int], data: DataFile) -> None:
+        super().__init__(engine, FileSnapshot(frozen, data))
+        self._frozen = frozen
+
+    def _let_go(self, view: FileSnapshot) -> None:
+        self._frozen.close()
+
+
+# ── What a file store does beside its writes: saving the index, and compacting when there is much garbage ──
+# Both run on a thread that lives as long as the work does. A compaction copies a snapshot while writers go on, then
+# what they wrote meanwhile, and makes them wait only for the last piece and for the exchange of the files.
+
+
+GARBAGE_BYTES = 16 << 20
+"""Less garbage than this is not worth a compaction in passing."""
+INDEX_BYTES, INDEX_COMMITS = 256 << 20, 50_000
+"""After so much growth the index is saved again, so that opening after a crash reads at most as much."""
+CATCH_UP_BYTES = 1 << 20
+"""How far a copy may be behind when writers are made to wait for its last piece."""
+
+log = logging.getLogger("penstock.engine.file")
+
+
+class Upkeep:
+    """Looks after one engine's files; one piece of work at a time."""
+
+    def __init__(self, engine: FileEngine) -> None:
+        self._engine = engine
+        self._working = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._failed_at = 0
+        self._saved_end = engine._position.end
+        self._saved_seq = engine._position.seq
+
+    def in_passing(self) -> None:
+        """Starts what is due; called by the writer after each commit."""
+        position = self._engine._position
+        if (
+            position.end - self._saved_end <= INDEX_BYTES
+            and position.seq - self._saved_seq <= INDEX_COMMITS
+            and not self._wants_compaction()
+        ):
+            return
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name=f"penstock {self._engine._name}", daemon=True)
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Returns when nothing is under way; a closed engine's work ends early."""
+        if self._thread is not None:
+            self._thread.join()
+        with self._working:
+            pass
+
+    def _garbage(self) -> int:
+        return self._engine._position.end - START - self._engine._index.live
+
+    def _wants_compaction(self) -> bool:
+        garbage = self._garbage()
+        return garbage > GARBAGE_BYTES and garbage > self._engine._index.live and garbage > 2 * self._failed_at
+
+    def _run(self) -> None:
+        engine = self._engine
+        try:
+            if self._wants_compaction():
+                self.compact_if_over(GARBAGE_BYTES)
+            else:
+                self.save_index()
+        except Cancelled:
+            pass
+        except (PenstockError, OSError) as error:
+            self._failed_at = self._garbage()
+            self._saved_end, self._saved_seq = engine._position.end, engine._position.seq
+            log.warning("the upkeep of %s failed and will be tried again later: %s", engine._name, error)
+
+    def save_index(self) -> None:
+        """Puts the data on disk and saves the index that belongs to it."""
+        with self._working:
+            self._save_index()
+
+    def _save_index(self) -> None:
+        engine = self._engine
+        with engine._lock:
+            data, keys, live = engine._data, engine._index.map.snapshot(), engine._index.live
+            end, seq = engine._position.end, engine._position.seq
+        with keys:
+            engine._sync(data)
+            engine._check_files()  # what is beside the data is written by its name
+            save_index(
+                engine._disk,
+                engine._folder,
+                keys,
+                salt=data.salt,
+                generation=data.generation,
+                end=end,
+                seq=seq,
+                live=live,
+            )
+        self._saved_end, self._saved_seq = end, seq
+
+    def compact_if_over(self, garbage: int) -> None:
+        """Compacts when there is more garbage than that."""
+        with self._working:
+            if self._garbage() <= garbage:
+                return
+            target = self._engine._folder / "data.new"
+            try:
+                self._compact(target)
+            except BaseException as error:
+                target.unlink(missing_ok=True)
+                if isinstance(error, Closed):
+                    raise Cancelled from error
+                raise
+            self._failed_at = 0
+            try:
+                self._save_index()
+            except OSError as error:  # the compaction is done; the next opening makes the index from the data
+                log.warning("the index of %s could not be saved: %s", self._engine._name, error)
+
+    def _compact(self, target: Path) -> None:
+        engine = self._engine
+        with engine._lock:
+            source, keys, position = engine._data, engine._index.map.snapshot(), engine._position
+            done, seq = position.end, position.seq
+        with keys:
+            copy = Copy(engine._disk, target, generation=source.generation + 1, base=seq)
+            copy.add_state(keys, source, lambda: engine._closed)
+        while position.end - done > CATCH_UP_BYTES and not engine._closed:
+            done = _catch_up(copy, source, done, position.end)
+        copy.sync()
+        engine._take_turn()
+        try:
+            if engine._broken is not None:
+                raise engine._broken
+            _catch_up(copy, source, done, position.end)
+            copy.sync()
+            self._exchange(copy, target)
+        finally:
+            engine._end_turn()
+
+    def _exchange(self, copy: Copy, target: Path) -> None:
+        engine, files = self._engine, self._engine._files
+        assert files is not None  # it is open for writing
+        engine._check_files()
+        with files.replacing(str(engine._path), str(target)):
+            engine._disk.rename(target, engine._path)
+        try:
+            engine._disk.sync_folder(engine._folder)
+        except OSError as error:
+            # The new file is in place but may be gone after a power cut, and the old one back: nothing may be added.
+            engine._break(f"the folder could not be synced after a compaction ({error})")
+            raise
+        copy.data.path = engine._path
+        with engine._lock:
+            engine._data, engine._index = copy.data, copy.index
+            engine._position = LogPosition(copy.end, copy.seq, copy.seq)
+            engine._reserved = copy.end
+
+
+def _catch_up(copy: Copy, source: DataFile, begin: int, end: int) -> int:
+    """Copies the commits between two offsets, all of them or `Corrupt`."""
+    for record in source.records(begin, copy.seq, end):
+        copy.add_record(record, source)
+        begin = record.end
+    if begin != end:
+        raise Corrupt("a record is damaged; restore a backup", file=str(source.path), offset=begin)
+    return end
+
+
+# ── Writing the live part of a file store into a new data file: compaction, and backups ──
+
+
+COPY_BYTES = 1 << 20
+"""About how many bytes of values go into one record of a copy."""
+
+
+class Cancelled(Exception):
+    """The store is being closed, so the copy is not wanted any more."""
+
+
+class Copy:
+    """A new data file that is being filled; `data` and `index` are what an engine needs to go on with it."""
+
+    def __init__(self, disk: Disk, path: Path, *, generation: int, base: int) -> None:
+        self._disk = disk
+        create_data_file(disk, path, generation=generation, base=base)
+        self.data = DataFile(disk, path, writable=True)
+        self.index = Index()
+        self.end = START
+        self.seq = base
+
+    def add_state(self, keys: Frozen[int], source: DataFile, stop: Callable[[], bool]) -> None:
+        """Copies every value of a snapshot; a damaged one raises `Corrupt` instead of being copied."""
+        changes: dict[bytes, bytes | None] = {}
+        waiting = 0
+        for key, place in keys.scan(b"", END):
+            value = source.value(place)
+            changes[key] = value
+            waiting += len(key) + len(value)
+            if waiting >= COPY_BYTES:
+                self._append(changes, [], COPY)
+                changes, waiting = {}, 0
+                if stop():
+                    raise Cancelled
+        if changes:
+            self._append(changes, [], COPY)
+
+    def add_record(self, record: Record, source: DataFile) -> None:
+        """Copies a commit made after the snapshot."""
+        changes: dict[bytes, bytes | None] = {}
+        ranges: list[tuple[bytes, bytes]] = []
+        for kind, key, place, stop in record.operations:
+            if kind == PUT:
+                changes[key] = source.value(place)
+            elif kind == DELETE:
+                changes[key] = None
+            else:
+                ranges.append((key, stop))
+        self.seq = record.seq
+        self._append(changes, ranges, COMMIT)
+
+    def sync(self) -> None:
+        self._disk.sync(self.data.descriptor)
+
+    def _append(self, changes: dict[bytes, bytes | None], ranges: list[tuple[bytes, bytes]], kind: int) -> None:
+        # Nothing reads the file before all of it is on disk, so every record may say that it is.
+        record, operations = encode(
+            changes, ranges, offset=self.end, seq=self.seq, synced=self.seq, seed=self.data.seed, kind=kind
+        )
+        self._disk.write(self.data.descriptor, record, self.end)
+        self.index.apply(operations)
+        self.end += len(record)
+
+
+def create_data_file(disk: Disk, path: Path, *, generation: int, base: int) -> None:
+    """Makes an empty data file, on disk before this returns."""
+    descriptor = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        disk.write(descriptor, make_header(int.from_bytes(os.urandom(8)), generation, base), 0)
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+
+
+# ── The lock that keeps a store to one writing process: a file beside the data, locked with flock ──
+
+
+_held: set[int] = set()
+
+
+class FolderLock:
+    """Holds the lock of a store's folder until `release` (or until it is forgotten)."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._descriptor = -1
+        path = folder / "lock"
+        try:
+            descriptor = lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = path.read_bytes()[:32].decode(errors="replace").strip() if path.exists() else ""
+            holder = holder or "another process"
+            who = "this process" if holder == str(os.getpid()) else f"process {holder}"
+            raise Locked(
+                f"{name} is open for writing in {who}, and its engine allows one writer: "
+                "close it there, or open it with read_only=True"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        self._descriptor = descriptor
+        _held.add(descriptor)
+
+    def release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor in _held:
+            _held.discard(descriptor)
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def _let_go_in_child() -> None:
+    """A forked child shares its parent's locks and would keep them when the parent ends: it lets go of its copies."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

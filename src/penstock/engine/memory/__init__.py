@@ -1,1 +1,0 @@
-"""The engine without a disk: a sorted map in this process."""

@@ -1,0 +1,794 @@
+"""The log-structured engine: RocksDB through rocksdict, for one writing process.
+
+RocksDB has write batches but no transactions here, so a write transaction is an overlay (`overlay`) that becomes one
+batch. Reading from another process goes through "secondary" instances, which follow the writer's files: a reader's
+`read` costs about a millisecond when only the log has grown, and about five when files have changed. A deleted key
+stays in the way of scans until RocksDB has compacted it away: who takes from the head of a range should remember
+where the head was and scan from there, or every take walks over all that were taken before. `delete_range` is one
+marker however many keys it covers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self
+
+import rocksdict
+
+from penstock.durable import like, move_into_place, sync_folder
+from penstock.engine.base import (
+    END,
+    BaseEngine,
+    HeldRead,
+    OpenFiles,
+    check_backup_target,
+    check_folder_name,
+    check_only_own,
+    copy_rows,
+    other_format,
+    transaction_is_over,
+)
+from penstock.engine.contract import MAX_KEY_BYTES, Durability, Snapshot
+from penstock.engine.overlay import OverlayWrite
+from penstock.engine.rocksdb_log import EMPTY_KEY, Voucher, check_end, check_types, cut_torn_end
+from penstock.errors import ConfigError, Corrupt, Locked, NoStore, OutcomeUnknown, PenstockError, StorageError
+
+FORMAT = b"penstock rocksdb 1"
+FORMAT_KEY = b"\xff" * 505
+"""Longer than a key may be, so no scan reaches it: its bounds are cut to 501 bytes."""
+IDLE_READERS = 2
+"""Secondary instances a reader keeps for its next snapshot."""
+ATTEMPTS = 20
+"""How often a reader tries to open the files of a writer that is just changing them."""
+
+
+class RocksdbEngine(BaseEngine):
+    """A store in a RocksDB database, for one writing process; readers in other processes follow it."""
+
+    scheme: ClassVar[str] = "rocksdb"
+    shared: ClassVar[bool] = False
+
+    @classmethod
+    def open(cls, path: str, *, read_only: bool = False, durability: Durability = "disk") -> Self:
+        return cls(path, read_only=read_only, durability=durability)
+
+    def __init__(self, path: str, *, read_only: bool = False, durability: Durability = "disk") -> None:
+        self._folder = Path(path).absolute()
+        super().__init__(str(self._folder), read_only=read_only, durability=durability)
+        self._unflushed = False
+        self._is_closed = True
+        """Whether the database itself is closed, as it is when it could not be opened again."""
+        self._refused = False
+        """RocksDB takes no write after one failed, whatever the disk does now: it is opened again before the next."""
+        self._swap = threading.RLock()  # held while the database is opened again, or a snapshot of it is made
+        self._synced_sequence = 0
+        self._reads: weakref.WeakSet[RocksdbRead] = weakref.WeakSet()
+        self._idle: list[Secondary] = []
+        self._facts: tuple[int, ...] = ()
+        self._log: Path | None = None
+        self._version = 0
+        self._watch = threading.Lock()
+        self._synced = rocksdict.WriteOptions()
+        self._synced.sync = True
+        self._unsynced = rocksdict.WriteOptions()
+        check_folder_name(self._folder, "rocksdb")
+        new = not (self._folder / "CURRENT").exists()
+        if new and read_only:
+            raise NoStore(f"there is no store at {self._folder}; open it for writing once to make it")
+        if new:
+            check_only_own(self._folder, "rocksdb", _is_rocksdbs)
+        note_use(self)
+        try:
+            if read_only:
+                self._files = OpenFiles(str(self._folder))
+                secondary = self._open_secondary()
+                self._idle.append(secondary)
+                self._check_format(RocksdbView(secondary.db, self._name))
+            else:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._open_database()
+                self._check_format(RocksdbView(self._db, self._name))
+        except PenstockError:
+            self._abandon()
+            raise
+        except OSError as error:
+            self._abandon()
+            raise StorageError(f"{self._name} cannot be opened: {error}") from error
+        except Exception as error:
+            self._abandon()
+            raise explain(error, self._name) from error
+
+    def _open_database(self) -> None:
+        self._db = open_database(self._folder)
+        self._files = DatabaseFiles(self._folder)
+        self._voucher = Voucher(self._folder)
+        # What was in the log is in a file of its own and synced before the database is open.
+        self._synced_sequence = self._db.latest_sequence_number()
+        self._unflushed = self._refused = self._is_closed = False
+
+    def _check_format(self, view: RocksdbView) -> None:
+        found = view.get(FORMAT_KEY)
+        if found == FORMAT:
+            return
+        if found is not None:
+            raise other_format(self._folder, found, FORMAT)
+        if next(view.scan(b"", END), None) is not None:
+            raise ConfigError(f"{self._folder} is a RocksDB database of another program; give the store its own folder")
+        if self.read_only:
+            raise ConfigError(f"{self._folder} is empty, not a store; open it for writing once to make it one")
+        self._db.put(FORMAT_KEY, FORMAT, self._synced)
+        sync_folder(self._folder)
+        sync_folder(self._folder.parent)
+
+    def _abandon(self) -> None:
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+        self._close_database()
+
+    def _check_database(self) -> None:
+        self._check_usable()  # again, now that no other thread swaps or closes it
+        if self._is_closed:
+            raise StorageError(
+                f"{self._name} could not be opened again after a write failed; the next write tries again",
+                retryable=True,
+            )
+
+    def _close_database(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if not isinstance(self._files, DatabaseFiles) or self._files.has_lock():
+            self._db.close()
+            return
+        # RocksDB flushes when it is closed, into files that it makes by name, and these may be another writer's now.
+        self._db.cancel_all_background(True)
+        with suppress(Exception):  # that it could not flush
+            self._db.close()
+
+    # transactions
+
+    def read(self) -> RocksdbRead:
+        self._check_usable()
+        try:
+            if self.read_only:
+                self._check_files()
+                instance = self._take_secondary()
+                reading = RocksdbRead(self, RocksdbView(instance.db, self._name), instance)
+                self._reads.add(reading)
+            else:
+                with self._swap:  # and noted before it can be closed
+                    self._check_database()
+                    reading = RocksdbRead(self, PinnedRocksdbView(self._db, self._name), None)
+                    self._reads.add(reading)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise explain(error, self._name) from error
+        return reading
+
+    def _take_secondary(self) -> Secondary:
+        """An instance of its own for every open snapshot: catching up moves all that is read through one."""
+        while self._idle:
+            instance = self._idle.pop()
+            if instance.catch_up():
+                return instance
+            instance.close()
+        return self._open_secondary()
+
+    def _open_secondary(self) -> Secondary:
+        for _ in range(ATTEMPTS):
+            try:
+                instance = Secondary(self._folder)
+            except Exception as error:  # most likely a file that the writer has just removed
+                failed: PenstockError = explain(error, self._name)
+                continue
+            if instance.is_whole():
+                return instance
+            instance.close()
+            failed = StorageError(f"the files of {self._name} change too quickly to be read", retryable=True)
+        raise failed
+
+    def _end_read(self, instance: Secondary) -> None:
+        if self._closed or len(self._idle) >= IDLE_READERS:
+            instance.close()
+        else:
+            self._idle.append(instance)
+
+    def write(self, *, sync: bool = True) -> OverlayWrite:
+        self._check_writable()
+        return OverlayWrite(self, sync)
+
+    def _begin(self) -> tuple[Snapshot, bool]:
+        self._take_turn()
+        try:
+            if self._refused:
+                self._open_again()
+        except BaseException:
+            self._end_turn()
+            raise
+        return RocksdbView(self._db, self._name), self._foreign
+
+    def _open_again(self) -> None:
+        with self._swap:
+            if any(reading.is_open for reading in self._reads):
+                raise StorageError(
+                    f"{self._name} takes no writes after one failed until it is opened again, which happens as soon "
+                    "as no snapshot of it is open in this process: try again",
+                    retryable=True,
+                )
+            self._check_files()
+            try:
+                self._close_database()
+                self._open_database()
+            except PenstockError:
+                raise
+            except Exception as error:
+                raise explain(error, self._name) from error
+            self._foreign = True
+
+    def _commit(self, changes: OverlayWrite) -> None:
+        relaxed = changes.relaxed or self.durability == "process"
+        if not changes.changes and not changes.ranges:
+            if self._unflushed and not relaxed:
+                self._sync()
+        else:
+            batch = rocksdict.WriteBatch(raw_mode=True)
+            if not relaxed:
+                batch.put(EMPTY_KEY, self._voucher.value(self._synced_sequence))
+            for start, stop in changes.ranges:
+                batch.delete_range(start[: MAX_KEY_BYTES + 1], stop[: MAX_KEY_BYTES + 1])
+            for key, value in changes.changes.items():
+                if value is None:
+                    batch.delete(key)
+                else:
+                    batch.put(key, value)
+            try:
+                self._db.write(batch, self._unsynced if relaxed else self._synced)
+            except Exception as error:
+                self._refused = self._foreign = True
+                reason = explain(error, self._name)
+                raise OutcomeUnknown(
+                    f"{reason}; whether the commit was kept shows when the store is next written to",
+                    retryable=isinstance(reason, StorageError) and reason.retryable,
+                ) from error
+            self._unflushed = relaxed
+            if not relaxed:
+                self._synced_sequence = self._db.latest_sequence_number()
+        self._foreign = False
+
+    # the rest
+
+    def changes(self) -> int:
+        self._check_usable()
+        if not self.read_only:
+            with self._swap:
+                self._check_database()
+                return self._db.latest_sequence_number()
+        self._check_files()
+        with self._watch:
+            facts = self._file_facts()
+            if facts != self._facts:
+                self._facts = facts
+                self._version += 1
+            return self._version
+
+    def _file_facts(self) -> tuple[int, ...]:
+        """What tells from outside that the writer has written: the newest log's size, and which files there are."""
+        try:
+            folder = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - several times faster than Path.stat
+            if self._log is None or not self._facts or folder != self._facts[0]:
+                self._log = newest_log(self._folder)
+            if self._log is None:
+                return (folder,)
+            log = os.stat(self._log)  # noqa: PTH116
+        except FileNotFoundError:
+            self._log = None
+            return (-1, self._version)  # the files are changing just now: anything but the same facts
+        except OSError as error:
+            raise StorageError(f"{self._name} cannot be read: {error}") from error
+        return folder, log.st_ino, log.st_size
+
+    def _flush(self) -> None:
+        self._take_turn()
+        try:
+            if self._refused:
+                self._open_again()
+            self._sync()
+        finally:
+            self._end_turn()
+
+    def _sync(self) -> None:
+        sequence = self._db.latest_sequence_number()
+        try:
+            self._db.flush_wal(True)
+        except Exception as error:
+            self._refused = True
+            raise explain(error, self._name) from error
+        self._unflushed, self._synced_sequence = False, sequence
+
+    def reclaim(self) -> None:
+        """Compacts the whole database, which removes what was deleted from the files."""
+        self._check_writable()
+        force = rocksdict.CompactOptions()
+        force.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force_optimized())
+        try:
+            self._db.flush()
+            self._db.compact_range(None, None, force)
+        except Exception as error:
+            raise explain(error, self._name) from error
+
+    def size(self) -> int:
+        """Bytes of all files in the store's folder."""
+        self._check_usable()
+        total = 0
+        for entry in self._folder.iterdir():
+            try:
+                total += entry.stat().st_size
+            except FileNotFoundError:  # removed by a compaction meanwhile
+                continue
+        return total
+
+    def backup(self, destination: str | os.PathLike[str]) -> None:
+        self._check_usable()
+        target = check_backup_target(destination)
+        partial = target.with_name(target.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            if self.read_only:
+                self._copy_to(partial)
+            else:
+                rocksdict.Checkpoint(self._db).create_checkpoint(str(partial))
+            like(self._folder, partial)
+            move_into_place(partial, target)
+        except PenstockError:
+            raise
+        except OSError as error:
+            raise StorageError(f"the backup could not be written to {target}: {error}") from error
+        except Exception as error:
+            raise explain(error, self._name) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _rocksdb_objects(self) -> Iterable[object]:
+        if not self._is_closed:
+            yield self._db
+        for secondary in self._idle:
+            yield secondary.db
+        for reading in list(self._reads):
+            yield from reading.rocksdb_objects()
+
+    def _copy_to(self, folder: Path) -> None:
+        """A secondary instance makes no checkpoints: its keys are written into a new store."""
+        with self.read() as snapshot:
+            copy = RocksdbEngine(str(folder), durability="process")
+            try:
+                copy_rows(snapshot, copy)
+            finally:
+                copy.close()
+
+    def _close(self) -> None:
+        if not self._shut():
+            return
+        with self._swap:
+            for reading in list(self._reads):
+                reading.close()
+            try:
+                try:
+                    if not self._is_closed:
+                        self._db.flush_wal(True)
+                finally:
+                    self._abandon()
+            except Exception as error:
+                raise explain(error, self._name) from error
+
+
+def _is_rocksdbs(name: str) -> bool:
+    return name.startswith(("LOCK", "LOG", "MANIFEST-", "OPTIONS-", "IDENTITY", "rocksdict")) or name.endswith(".dbtmp")
+
+
+# ── Reading a RocksDB database, and what its errors mean ──
+
+
+MISSING = "key not found"
+
+
+class RocksdbView:
+    """get and scan over the newest state of a database, or over a secondary instance that is held still."""
+
+    __slots__ = ("_db", "_iterators", "_name")
+
+    def __init__(self, db: rocksdict.Rdict, name: str) -> None:
+        self._db: Any = db  # None once dropped; transactions that are over are not read from
+        self._name = name
+        # Iterators keep the database open, so they live here, where closing can drop them, and not in generators.
+        self._iterators: dict[int, rocksdict.RdictIter] = {}
+
+    def get(self, key: bytes) -> bytes | None:
+        if not key:  # the log's own, see `rocksdb_log`; no caller's key is empty
+            return None
+        try:
+            return self._db.get(key)  # type: ignore[no-any-return]
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        # The empty key is not a caller's (`log`): every scan begins behind it.
+        start, stop = start[: MAX_KEY_BYTES + 1] or b"\0", stop[: MAX_KEY_BYTES + 1]
+        if start >= stop:
+            return
+        try:
+            # No name for the iterator: the frame of an error that is kept would keep it, and the database open.
+            yield from self._walk(*self._iterator(start, stop, reverse), start, stop, reverse)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: Exception) -> PenstockError:
+        """What an exception of a read means: the store may have been closed by another thread in the middle of it."""
+        error.__traceback__ = None  # its frames would keep iterators, and they the database, as long as it is kept
+        return transaction_is_over() if self._db is None else explain(error, self._name)
+
+    def _iterator(self, start: bytes, stop: bytes, reverse: bool) -> tuple[rocksdict.RdictIter, int]:
+        """An iterator standing on the first key, and the number under which it is kept."""
+        # The upper bound keeps it from walking on over keys deleted behind the range. rocksdict passes no lower bound
+        # on, so walking backwards past the start may cross deleted keys.
+        bounds = rocksdict.ReadOptions()
+        bounds.set_iterate_upper_bound(stop)
+        iterator = self._db.iter(bounds)
+        if reverse:
+            iterator.seek_to_last()
+        else:
+            iterator.seek(start)
+        name = id(iterator)
+        self._iterators[name] = iterator
+        if self._db is None:  # dropped meanwhile
+            self._iterators.clear()
+        return iterator, name
+
+    def _walk(
+        self, iterator: rocksdict.RdictIter, name: int, start: bytes, stop: bytes, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
+        try:
+            while iterator.valid():
+                key = iterator.key()
+                if key < start or key >= stop:
+                    return
+                value = iterator.value()
+                del iterator
+                yield key, value
+                iterator = self._found_again(name, key)
+                # Stepping only when asked: the next key may lie behind many deleted ones.
+                if reverse:
+                    iterator.prev()
+                else:
+                    iterator.next()
+            iterator.status()
+        finally:
+            self._forget(name)
+
+    def _found_again(self, name: int, key: bytes) -> rocksdict.RdictIter:
+        """The iterator after the caller had its turn, standing on the key."""
+        iterator = self._iterators.get(name)
+        if iterator is None:
+            raise transaction_is_over()
+        return iterator
+
+    def _forget(self, name: int) -> None:
+        self._iterators.pop(name, None)
+
+    def drop(self) -> None:
+        self._iterators.clear()
+        self._db = None
+
+    def rocksdb_objects(self) -> list[object]:
+        """What of this must not be destroyed in a forked child."""
+        return [self._db, *self._iterators.values()]
+
+
+class PinnedRocksdbView(RocksdbView):
+    """get and scan over one moment of a database that is being written to.
+
+    rocksdict's snapshots answer `get`, but their iterators show the newest state. So a snapshot comes with one iterator
+    made at the same moment, which does stay there; scans share it, each finding its place again, and only while nothing
+    has been written since do they have iterators of their own, with bounds.
+    """
+
+    __slots__ = ("_sequence", "_snapshot")
+
+    PINNED = 0
+
+    def __init__(self, db: rocksdict.Rdict, name: str) -> None:
+        super().__init__(db, name)
+        while True:
+            self._sequence = db.latest_sequence_number()
+            self._snapshot: Any = db.snapshot()
+            self._iterators[self.PINNED] = db.iter()
+            if db.latest_sequence_number() == self._sequence:
+                break
+
+    def get(self, key: bytes) -> bytes | None:
+        if not key:
+            return None
+        try:
+            return self._snapshot[key]  # type: ignore[no-any-return]
+        except Exception as error:
+            if str(error) == MISSING:
+                return None
+            raise self._explained(error) from error
+
+    def _iterator(self, start: bytes, stop: bytes, reverse: bool) -> tuple[rocksdict.RdictIter, int]:
+        iterator, name = super()._iterator(start, stop, reverse)
+        if self._db.latest_sequence_number() == self._sequence:
+            return iterator, name
+        self._forget(name)
+        pinned = self._iterators[self.PINNED]
+        if reverse:
+            pinned.seek_for_prev(stop)
+            if pinned.valid() and pinned.key() == stop:
+                pinned.prev()
+        else:
+            pinned.seek(start)
+        return pinned, self.PINNED
+
+    def _found_again(self, name: int, key: bytes) -> rocksdict.RdictIter:
+        iterator = super()._found_again(name, key)
+        if name == self.PINNED and (not iterator.valid() or iterator.key() != key):
+            iterator.seek(key)
+        return iterator
+
+    def _forget(self, name: int) -> None:
+        if name != self.PINNED:
+            super()._forget(name)
+
+    def drop(self) -> None:
+        super().drop()
+        self._snapshot = None
+
+    def rocksdb_objects(self) -> list[object]:
+        return [*super().rocksdb_objects(), self._snapshot]
+
+
+def explain(error: Exception, name: str) -> PenstockError:
+    """The penstock error that says what an exception of rocksdict, which has only text, means for a store."""
+    text = str(error)
+    if isinstance(error, RuntimeError) and "borrowed" in text:  # by another thread, which closes the database
+        return transaction_is_over()
+    if type(error) is not Exception and not isinstance(error, rocksdict.DbClosedError):
+        raise error  # not rocksdict's: a signal handler's, say
+    if "lock hold by current process" in text or "While lock file" in text:
+        return Locked(
+            f"{name} is open for writing elsewhere, and its engine allows one process: "
+            f"close it there, or open it with read_only=True ({text})"
+        )
+    if "Corruption" in text:
+        return Corrupt(f"RocksDB found {name} damaged: {text}; restore a backup")
+    if "No space left" in text:
+        return StorageError(f"the disk of {name} is full", retryable=True)
+    if "Too many open files" in text:
+        return StorageError(f"this process has too many files open to go on with {name}: {text}", retryable=True)
+    if isinstance(error, rocksdict.DbClosedError):
+        return transaction_is_over()
+    return StorageError(f"RocksDB refused on {name}: {text}")
+
+
+# ── Read transactions on a RocksDB database; its write transactions are `overlay.OverlayWrite` ──
+
+
+class RocksdbRead(HeldRead[RocksdbView]):
+    """A snapshot of the database, or a secondary instance held still."""
+
+    __slots__ = ("_instance", "_store")
+
+    def __init__(self, engine: RocksdbEngine, view: RocksdbView, instance: Secondary | None) -> None:
+        super().__init__(engine, view)
+        self._store = engine
+        self._instance = instance
+
+    def rocksdb_objects(self) -> Iterable[object]:
+        """What of this must not be destroyed in a forked child."""
+        if self._view is not None:
+            yield from self._view.rocksdb_objects()
+        if self._instance is not None:
+            yield self._instance.db
+
+    def close(self) -> None:
+        if not self._store.is_foreign_process():  # forked: what this holds is the parent's, and must not be touched
+            super().close()
+
+    def _let_go(self, view: RocksdbView) -> None:
+        view.drop()
+        instance, self._instance = self._instance, None
+        if instance is not None:
+            self._store._end_read(instance)
+
+
+# ── Opening a RocksDB database: its options, coming back after a crash, and instances that follow another process's ──
+
+
+WRITE_BUFFER_BYTES = 16 << 20
+
+log = logging.getLogger("penstock.engine.rocksdb")
+
+
+def open_database(folder: Path) -> rocksdict.Rdict:
+    """Opens a database for writing, as it was after its last commit, or before the first one a crash took.
+
+    Only commits that were not synced may be behind the point it comes back to: where a record in the log shows that
+    more was on disk, what is missing was damaged, and `Corrupt` says so and leaves everything as it is.
+    """
+    check_end(folder)
+    check_types(folder)
+    try:
+        return _open_database(folder)
+    except Exception as error:
+        if "MANIFEST" not in str(error) or "Corruption" not in str(error) or not cut_torn_end(folder):
+            raise
+    log.warning("the manifest of rocksdb:%s had a torn end, which a crash left", folder)
+    return _open_database(folder)
+
+
+def _open_database(folder: Path) -> rocksdict.Rdict:
+    # A log cut exactly between two records looks whole, also when a later one follows: only one log can be trusted so.
+    if len([path for path in folder.glob("[0-9]*.log") if path.stat().st_size]) < 2:
+        try:
+            return rocksdict.Rdict(str(folder), make_options(whole=True))
+        except Exception as error:
+            if "Corruption" not in str(error):
+                raise
+    found = rocksdict.Rdict(str(folder), make_options(), access_type=rocksdict.AccessType.read_only())
+    last = found.latest_sequence_number()
+    found.close()
+    if (known := Voucher(folder).highest()) > last:
+        raise Corrupt(
+            f"the log of rocksdb:{folder} is damaged: it ends at {last} although {known} was on disk; restore a backup"
+        )
+    log.warning("rocksdb:%s comes back as it was before its last unsynced commits, which a crash took", folder)
+    return rocksdict.Rdict(str(folder), make_options())
+
+
+class Secondary:
+    """An instance that follows the writer's files, and the folder RocksDB wants for its own log."""
+
+    def __init__(self, folder: Path) -> None:
+        own = tempfile.mkdtemp(prefix="penstock-rocksdb-")
+        self._folder = folder
+        self._files = list_files(folder)
+        try:
+            options = make_options()
+            options.set_max_log_file_size(0)  # it never begins another one, so the folder may go
+            self.db = rocksdict.Rdict(str(folder), options, access_type=rocksdict.AccessType.secondary(own))
+        finally:
+            # RocksDB goes on writing to its log there without its name; a reader that dies leaves nothing behind.
+            shutil.rmtree(own, ignore_errors=True)
+
+    def catch_up(self) -> bool:
+        """Takes in what was appended to the writer's log; False when more than that happened and a new one is needed.
+
+        After a compaction an instance that was open before can show deleted keys again (RocksDB 10), and one that is
+        opened while files are being removed can miss what was in them. So it is used only while the files stay.
+        """
+        self.db.try_catch_up_with_primary()
+        return self.is_whole()
+
+    def is_whole(self) -> bool:
+        return list_files(self._folder) == self._files
+
+    def close(self) -> None:
+        self.db.close()
+
+
+class DatabaseFiles(OpenFiles):
+    """The lock of a database that is open for writing, and the log that its commits go to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder / "LOCK"))
+        self._database = folder
+        self._log = newest_log(folder)
+
+    def _look(self) -> str | None:
+        if self._log is not None and not self._log.exists():
+            newest = newest_log(self._database)  # RocksDB makes the next one before it removes one
+            if newest is None or _number(newest) < _number(self._log):
+                return str(self._log)
+            self._log = newest
+        return super()._look()
+
+    def has_lock(self) -> bool:
+        """Whether no other process can have the folder: else no file may be made in it by name."""
+        return super()._look() is None
+
+
+def newest_log(folder: Path) -> Path | None:
+    """The log that commits go to now; None when there is none."""
+    return max(folder.glob("[0-9]*.log"), key=_number, default=None)
+
+
+def _number(log: Path) -> int:
+    return int(log.stem) if log.stem.isdecimal() else -1
+
+
+def list_files(folder: Path) -> dict[str, int]:
+    """The files that make up a database, with the size of the one that lists the others."""
+    names = [name for name in os.listdir(folder) if name.endswith((".sst", ".log")) or name.startswith("MANIFEST")]  # noqa: PTH208
+    return {name: _size(folder / name) if name.startswith("MANIFEST") else 0 for name in names}
+
+
+def _size(path: Path) -> int:
+    """The size of a file; -1 when it is gone, as the writer's are when it has just replaced them."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
+
+
+def make_options(*, whole: bool = False) -> rocksdict.Options:
+    """How penstock opens a database: bounded memory and files.
+
+    `whole` refuses a log with anything wrong in it; otherwise the log is read up to the first thing wrong.
+    """
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    options.set_max_write_buffer_number(3)
+    options.set_keep_log_file_num(2)
+    options.set_max_log_file_size(1 << 20)
+    options.set_max_open_files(512)
+    options.set_is_fd_close_on_exec(True)
+    # Files in which half of a window is deleted are compacted early, so that scans do not walk over the dead.
+    options.add_compact_on_deletion_collector_factory(1024, 512, 0.5)
+    modes = rocksdict.DBRecoveryMode
+    options.set_wal_recovery_mode(modes.absolute_consistency() if whole else modes.point_in_time())
+    return options
+
+
+# ── What a fork does to RocksDB: its threads are not in the child, and everything that waits for them hangs ──
+# So a child forked after RocksDB was used opens no database, and never lets go of its parent's: the objects it
+# inherited are kept from being destroyed, because destroying them joins threads that are not there.
+
+
+class Holder(Protocol):
+    """Something that holds objects of RocksDB's."""
+
+    def _rocksdb_objects(self) -> Iterable[object]: ...
+
+
+_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+_used = False
+_forked_from: int | None = None
+
+
+def note_use(holder: Holder) -> None:
+    """Says that RocksDB runs in this process, and who holds its objects; ConfigError where it cannot run."""
+    global _used
+    if _forked_from is not None:
+        raise ConfigError(
+            f"this process was forked from process {_forked_from}, which had a rocksdb store open, and RocksDB's "
+            "threads do not survive a fork: open the store in a process that is started afresh "
+            '(multiprocessing.get_context("spawn"), subprocess), or fork before the first rocksdb store is opened'
+        )
+    _used = True
+    _holders.add(holder)
+
+
+def _keep_for_ever() -> None:
+    global _forked_from
+    if not _used:
+        return
+    _forked_from = os.getppid()
+    for holder in list(_holders):
+        for each in holder._rocksdb_objects():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+
+
+os.register_at_fork(after_in_child=_keep_for_ever)

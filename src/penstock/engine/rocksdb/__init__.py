@@ -1,1 +1,0 @@
-"""The log-structured engine: RocksDB through rocksdict, for one writing process."""

@@ -1,1 +1,0 @@
-"""The default engine: one SQLite database in write-ahead mode, through apsw."""
