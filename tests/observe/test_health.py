@@ -9,9 +9,8 @@ import pytest
 
 import penstock
 from penstock.clock import ManualClock
-from penstock.observe.collect import take_sample
+from penstock.observe.collect import KINDS, examine, growing, take_sample
 from penstock.observe.gauges import gauges
-from penstock.observe.health import KINDS, examine, growing
 from penstock.observe.pipelines import FlowStatus, report
 from penstock.observe.sample import QueueSample, Sample
 from penstock.observe.workers import forget, say_gave_up

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from penstock.documents.payloads import PayloadParser
 from penstock.errors import ConfigError
 from penstock.payloads.parsing import PayloadParser
 from penstock.spark.payload import check_form, json_text

@@ -20,6 +20,7 @@ from without_spark import Stream, read, seqs, source
 import penstock
 import penstock.spark
 from penstock import Draft
+from penstock.documents.payloads import PayloadParser
 from penstock.errors import ConfigError
 from penstock.payloads.parsing import PayloadParser
 from penstock.spark.pipeline.running import fault_of

@@ -4,5 +4,6 @@ events       events, drafts and receipts as JSON documents
 cloudevents  events as CloudEvents 1.0, and back
 decoding     bodies decoded into structs, with errors that name the field and the nearest known one
 conditions   the small language of `where=`: `payload.total > 10 and kind in ('paid', 'placed')`
-evaluation   what the parts of a condition are for an event
+payloads     fields of JSON payloads as Arrow columns
+ddl          the text of a schema, checked
 """

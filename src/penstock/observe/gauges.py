@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
-from penstock.observe.health import KINDS
+from penstock.observe.collect import KINDS
 from penstock.observe.metrics import REGISTRY, Registry
 from penstock.observe.pipelines import FlowStatus
 from penstock.observe.sample import QueueSample, Sample, TopicSample

@@ -8,18 +8,20 @@ A worker that fails too often appends to the topic `penstock.workers`: kind `wor
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.errors import PenstockError, PoisonMessage
+from penstock.errors import Denied, PenstockError, PoisonMessage
 from penstock.observe.logs import Log
-from penstock.observe.reports import keep_newest
 from penstock.surface.failure import failure_text
 
 if TYPE_CHECKING:
     from penstock.surface.journal import Journal
+    from penstock.surface.topic import Topic
+
 
 TOPIC: Final = "penstock.workers"
 GAVE_UP: Final = "worker.gave_up"
@@ -98,3 +100,12 @@ def gave_up(journal: Journal) -> list[WorkerFailure]:
             found.at = event.recorded_at
             newest[event.key] = found
     return [found for _, found in sorted(newest.items()) if found is not None]
+
+
+# ── Topics in which programs report how they do: the newest event of a key counts, older ones are compacted away ──
+
+
+def keep_newest(topic: Topic) -> None:
+    """Lets a topic of reports keep only the newest event of every key. A server does that itself, for its clients."""
+    with suppress(Denied):
+        topic.configure(by_key=True, indexed=False)

@@ -15,8 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Closed, PenstockError
-from penstock.observe.collect import flows_of, take_sample
-from penstock.observe.health import GROWING_STEPS, Lags, growing, lags_of
+from penstock.observe.collect import GROWING_STEPS, Lags, flows_of, growing, lags_of, take_sample
 from penstock.observe.sample import Sample
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from penstock.journal.reading import TopicView
 from penstock.journal.upkeep.compaction import CompactReport
 from penstock.journal.upkeep.dropping import DropReport
 from penstock.names import check_consumer
-from penstock.observe.reports import keep_newest
+from penstock.observe.workers import keep_newest
 from penstock.protocol import journal as operations_of_journal
 from penstock.protocol import topics as operations
 from penstock.protocol.fields import SettingsFields, given

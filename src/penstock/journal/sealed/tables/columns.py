@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from penstock.documents.ddl import SchemaText, fields
+from penstock.documents.payloads import PayloadParser
 from penstock.errors import ConfigError
-from penstock.payloads.ddl import SchemaText, fields
-from penstock.payloads.parsing import PayloadParser
 
 _TYPES: Mapping[str, pa.DataType] = {
     "STRING": pa.string(),
