@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.entity.receipts.tree import EMPTY_SEGMENT, SEGMENT, follow, path_to, root_of
+from penstock.entity.proof import EMPTY_SEGMENT, SEGMENT, follow, path_to, root_of
 from penstock.journal.storage.leaves import leaf_hash
 
 LEAVES = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.entity.staging.declared import (
+from penstock.entity.declared import (
     DeclaredGate,
     add_gates,
     check_gate_names,

@@ -16,9 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightly import examples
-from penstock.buffer.format import batch as batch_format
-from penstock.buffer.format import decode_arrow, decode_batch, encode_batch, encode_entries, open_batch, seal_batch
-from penstock.buffer.format.batch import batch_footer, compress_entries
+from penstock.buffer import format as batch_format
+from penstock.buffer.format import (
+    batch_footer,
+    compress_entries,
+    decode_arrow,
+    decode_batch,
+    encode_batch,
+    encode_entries,
+    open_batch,
+    seal_batch,
+)
 from penstock.errors import ConfigError, Corrupt
 
 GOLDEN = {

@@ -10,8 +10,7 @@ import pytest
 import penstock
 from penstock import Draft, Projection, on
 from penstock.api import local
-from penstock.entity.projection.snapshot import SNAPSHOT, pack_state
-from penstock.entity.projection.streamed import StreamedState
+from penstock.entity.states import SNAPSHOT, StreamedState, pack_state
 from penstock.errors import ConfigError, Denied, PositionTrimmed
 from penstock.journal.storage.keys import prefix_end
 from penstock.protocol.bulk import RebuiltStatesRequest

@@ -21,8 +21,7 @@ import pytest
 import penstock
 from penstock import Draft, ManualClock, Projection, on
 from penstock.api import local
-from penstock.entity.projection.snapshot import SNAPSHOT
-from penstock.entity.projection.streamed import StreamedState, StreamedStates, save_streamed
+from penstock.entity.states import SNAPSHOT, StreamedState, StreamedStates, save_streamed
 from penstock.journal.bulk.staging import staged_batches
 from penstock.journal.sealed.sealing import seal_topic
 from penstock.journal.storage.block import build_wire

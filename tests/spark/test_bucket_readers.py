@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 import penstock
 from buffer.emulator import Emulator
 from penstock.engine.slatedb.engine import SlatedbEngine
-from penstock.entity.projection.streamed import StreamedStates
+from penstock.entity.states import StreamedStates
 from penstock.journal.sealed.writing import SealPlace
 from penstock.local.journal import LocalJournal
 from penstock.spark import journals as stores

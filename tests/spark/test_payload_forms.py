@@ -18,7 +18,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.documents.payloads import PayloadParser
 from penstock.errors import ConfigError
-from penstock.payloads.parsing import PayloadParser
 from penstock.spark.payload import check_form, json_text
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)

@@ -22,7 +22,6 @@ import penstock.spark
 from penstock import Draft
 from penstock.documents.payloads import PayloadParser
 from penstock.errors import ConfigError
-from penstock.payloads.parsing import PayloadParser
 from penstock.spark.pipeline.running import fault_of
 from penstock.spark.source import PenstockSource
 

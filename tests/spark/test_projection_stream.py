@@ -14,7 +14,7 @@ import penstock
 import penstock.spark
 from penstock import Draft, Projection, on
 from penstock.api import local
-from penstock.entity.projection.snapshot import load_saved
+from penstock.entity.states import load_saved
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

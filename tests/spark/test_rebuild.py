@@ -14,8 +14,8 @@ import penstock.spark
 from penstock import Draft, Projection, on
 from penstock.api import local
 from penstock.cli.main import run
-from penstock.entity.projection.folding import folder_of
-from penstock.entity.projection.snapshot import SNAPSHOT, load_saved
+from penstock.entity.projection import folder_of
+from penstock.entity.states import SNAPSHOT, load_saved
 from penstock.errors import ConfigError
 from penstock.journal.storage.keys import prefix_end
 from server.serving import ADMIN, TOKENS, WRITE, serving

@@ -12,8 +12,7 @@ from pyspark.errors import PySparkException
 import penstock
 from penstock import Draft, Projection, on
 from penstock.api import local
-from penstock.entity.projection.snapshot import load_saved
-from penstock.entity.projection.streamed import FiledStates, StreamedState, StreamedStates, states_topic
+from penstock.entity.states import FiledStates, StreamedState, StreamedStates, load_saved, states_topic
 from penstock.errors import ConfigError, FlowFailed
 from penstock.observe.pipelines import status
 from penstock.remote import rebuilding

@@ -23,7 +23,7 @@ import penstock.spark.sink as sink
 from buffer.emulator import Emulator
 from penstock import Draft
 from penstock.api import local
-from penstock.entity.projection.streamed import StreamedState, StreamedStates
+from penstock.entity.states import StreamedState, StreamedStates
 from penstock.errors import ConfigError, Locked, PenstockError, StorageError
 from penstock.journal.bulk.staging import staged_batches
 from penstock.journal.storage.from_arrow import blocks

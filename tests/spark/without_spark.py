@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource, Filter
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from penstock.payloads.ddl import SchemaText, _parts, fields
+from penstock.documents.ddl import SchemaText, _parts, fields
 from penstock.spark.options import read_options
 from penstock.spark.source import PenstockSource, PushdownReader
 

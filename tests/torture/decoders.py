@@ -29,11 +29,10 @@ from penstock.documents.conditions import predicate
 from penstock.engine.slatedb.lease import LeaseRecord
 from penstock.engine.slatedb.lease import _decode as decode_writer
 from penstock.engine.url import parse_url
-from penstock.entity.copying.exporting import MANIFEST, load_manifest
-from penstock.entity.copying.files import CopyFormat
-from penstock.entity.copying.importing import import_file
-from penstock.entity.receipts import publishing
-from penstock.entity.receipts.proof import InclusionProof, check_proof
+from penstock.entity import receipts
+from penstock.entity.exporting import MANIFEST, CopyFormat, load_manifest
+from penstock.entity.importing import import_file
+from penstock.entity.proof import InclusionProof, check_proof
 from penstock.errors import PenstockError
 from penstock.events import Draft
 from penstock.journal.bulk.checking import checked_wire
@@ -105,7 +104,7 @@ BYTES: dict[str, tuple[Callable[[bytes], Any], Callable[[], list[bytes]]]] = {
     "index chunk": (lambda data: read_chunk(data, "t"), lambda: stored(b"k")),
     "index marks": (lambda data: read_marks(data, "t"), lambda: stored(b"k")),
     "dedup": (dedup._decode, lambda: [msgspec.msgpack.encode(dedup.Original(1, bytes(10), 5, "c"))]),
-    "root": (publishing._decode, lambda: [msgspec.msgpack.encode((bytes(32), bytes(32), 5))]),
+    "root": (receipts._decode, lambda: [msgspec.msgpack.encode((bytes(32), bytes(32), 5))]),
     "segment": (
         segments._decode_segment,
         lambda: [msgspec.msgpack.encode(segments.Segment(1, 2, 2, "lake", "a", 9, 7, 0, 0, (), ((4, 5), (9, 6))))],

@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from penstock.entity.projection.snapshot import SNAPSHOT
-from penstock.entity.projection.states import StateCache
-from penstock.entity.staging.fence import Fences
-from penstock.entity.staging.gate import Gates
+from penstock.entity.fence import Fences
+from penstock.entity.gate import Gates
+from penstock.entity.states import SNAPSHOT, StateCache
 from penstock.journal.storage.keys import topic_range
 from penstock.journal.upkeep.dropping import KeyRange
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 def _entity_rows(number: int) -> list[KeyRange]:
     """Where saved states and published roots of a topic are."""
-    from penstock.entity.receipts.publishing import ROOTS
+    from penstock.entity.receipts import ROOTS
 
     return [topic_range(SNAPSHOT, number), topic_range(ROOTS, number)]
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Unpack
 
 from penstock.clock import Clock
 from penstock.engine.contract import Engine
+from penstock.entity.fence import Fence
+from penstock.entity.outbox import LocalOutbox
 from penstock.entity.registry import EntityRegistry
-from penstock.entity.staging.fence import Fence
-from penstock.entity.staging.outbox import LocalOutbox
 from penstock.events import Event
 from penstock.journal.core import JournalCore
 from penstock.journal.description import Description, Pressure
@@ -23,9 +23,8 @@ from penstock.surface.journal import Journal
 from penstock.surface.queue import Queue, named
 
 if TYPE_CHECKING:
-    from penstock.entity.copying.exporting import ExportReport
-    from penstock.entity.copying.files import CopyFormat
-    from penstock.entity.copying.importing import ImportReport
+    from penstock.entity.exporting import CopyFormat, ExportReport
+    from penstock.entity.importing import ImportReport
     from penstock.journal.moving import CopyReport
     from penstock.local.transaction import Transaction
     from penstock.observe.sample import Sample
@@ -98,12 +97,12 @@ class LocalJournal(Journal):
         return self._core.mark(name)
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
-        from penstock.entity.causality.walk import correlated
+        from penstock.entity.causality import correlated
 
         return correlated(self._core, correlation_id)
 
     def graph(self, correlation_id: str) -> str:
-        from penstock.entity.causality.graph import mermaid
+        from penstock.entity.causality import mermaid
 
         return mermaid(self.correlated(correlation_id))
 
@@ -173,7 +172,7 @@ class LocalJournal(Journal):
         A path that ends with .jsonl, .parquet, .arrow or .csv is a file, and takes the one topic that is named.
         `progress` is called now and then with how many of how many events are done.
         """
-        from penstock.entity.copying.exporting import export
+        from penstock.entity.exporting import export
 
         self._core.check_open()
         return export(self._core, path, topics=topics, format=format, progress=progress)
@@ -192,7 +191,7 @@ class LocalJournal(Journal):
         Events that are there already, from an import that was interrupted, are skipped. `start_over`: a name whose
         topic was dropped gets its positions from the export, though they were given out before.
         """
-        from penstock.entity.copying.importing import import_
+        from penstock.entity.importing import import_
 
         self._core.check_open()
         return import_(self._core, path, topics=topics, progress=progress, start_over=start_over)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
 
 from penstock.clock import Seconds, to_ms
 from penstock.entity import streams
-from penstock.entity.projection.projection import Projection
-from penstock.entity.projection.states import Freshness, project, project_if_changed
+from penstock.entity.projection import Projection
+from penstock.entity.states import Freshness, project, project_if_changed
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal.commit.catalog import Settings
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.documents.conditions import Where
-    from penstock.entity.projection.rebuild import RebuildReport
-    from penstock.entity.projection.watch import Watch
-    from penstock.entity.receipts.proof import CheckReport, InclusionProof, TreeRoot
-    from penstock.entity.receipts.verifying import VerifyReport
+    from penstock.entity.proof import CheckReport, InclusionProof, TreeRoot
+    from penstock.entity.rebuild import RebuildReport
+    from penstock.entity.receipts import VerifyReport
+    from penstock.entity.states import Watch
     from penstock.journal.following.subscription import LocalSubscription
     from penstock.local.journal import LocalJournal
     from penstock.surface.arguments import DraftArguments, SettingsArguments
@@ -317,7 +317,7 @@ class LocalTopic(Topic):
         return project_if_changed(self._log, self.journal._entities.states, projection, key, generation)
 
     def watch(self, projection: type[P], key: str | None = None) -> Watch[P]:
-        from penstock.entity.projection.watch import Watch
+        from penstock.entity.states import Watch
 
         return Watch(self._log, self.journal._entities.states, projection, key)
 
@@ -328,44 +328,44 @@ class LocalTopic(Topic):
         whole: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> RebuildReport:
-        from penstock.entity.projection.rebuild import rebuild
+        from penstock.entity.rebuild import rebuild
 
         return rebuild(self._log, self.journal._entities.states, projection, whole=whole, progress=progress)
 
     def verify_states(self, projection: type[P]) -> list[str | None]:
-        from penstock.entity.projection.verifying import verify_states
+        from penstock.entity.states import verify_states
 
         return verify_states(self._log, projection)
 
     # ── causality ────────────────────────────────────────────────────────────────────────────────────────────────────
     def ancestors(self, event: Event | Receipt | str) -> Iterator[Event]:
-        from penstock.entity.causality.walk import ancestors
+        from penstock.entity.causality import ancestors
 
         return ancestors(self._core, event)
 
     def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
-        from penstock.entity.causality.walk import effects
+        from penstock.entity.causality import effects
 
         return effects(self._core, event)
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
-        from penstock.entity.causality.walk import correlated
+        from penstock.entity.causality import correlated
 
         return correlated(self._core, correlation_id)
 
     # ── verification ─────────────────────────────────────────────────────────────────────────────────────────────────
     def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-        from penstock.entity.receipts.verifying import verify
+        from penstock.entity.receipts import verify
 
         return verify(self._log, progress=progress)
 
     def check(self, receipt: Receipt) -> CheckReport:
-        from penstock.entity.receipts.verifying import check  # what few programs call is imported when it is called
+        from penstock.entity.receipts import check  # what few programs call is imported when it is called
 
         return check(self._log, receipt)
 
     def proof(self, of: Receipt | Event | int, *, root: TreeRoot | None = None) -> InclusionProof:
-        from penstock.entity.receipts.publishing import prove
+        from penstock.entity.receipts import prove
 
         return prove(self._log, of, root)
 
@@ -380,7 +380,7 @@ class LocalTopic(Topic):
         restarts: int = WORKER_RESTARTS,
     ) -> Worker:
         check_consumer(consumer)
-        from penstock.entity.staging.reactor import Reactor
+        from penstock.entity.reactor import Reactor
 
         fences = self.journal._entities.fences
         reactor = Reactor(self._log, fences, consumer, handler, batch=batch, idle=idle, restarts=restarts)

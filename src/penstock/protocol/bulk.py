@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from penstock.entity.projection.streamed import FiledStates, StreamedState
+from penstock.entity.states import FiledStates, StreamedState
 from penstock.errors import Conflict, FenceActive, PositionTrimmed, QueueFull, UnknownTopic
 from penstock.journal.sealed.report import FILE_EVENTS, LakeSummary, SealReport
 from penstock.limits import MAX_KEY_BYTES

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from penstock.clock import Clock, SystemClock
 from penstock.documents.events import DraftDocument
-from penstock.entity.staging.plan import stage
+from penstock.entity.outbox import stage
 from penstock.errors import Closed
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.description import Description, Pressure
@@ -125,7 +125,7 @@ class RemoteJournal(JournalElsewhere):
 
     def graph(self, correlation_id: str) -> str:
         """What caused what within a correlation, as a Mermaid flowchart."""
-        from penstock.entity.causality.graph import mermaid
+        from penstock.entity.causality import mermaid
 
         return mermaid(self.correlated(correlation_id))
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from penstock.clock import Seconds
-from penstock.entity.copying.files import CopyFormat
-from penstock.entity.projection.projection import Projection
-from penstock.entity.receipts.proof import TreeRoot
+from penstock.entity.exporting import CopyFormat
+from penstock.entity.projection import Projection
+from penstock.entity.proof import TreeRoot
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS

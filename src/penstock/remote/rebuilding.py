@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from penstock.entity.projection.folding import folder_of
-from penstock.entity.projection.projection import Projection, check_projection
-from penstock.entity.projection.rebuild import Progress, RebuildReport
-from penstock.entity.projection.snapshot import pack_state
-from penstock.entity.projection.streamed import StreamedState
+from penstock.entity.projection import Projection, check_projection, folder_of
+from penstock.entity.rebuild import Progress, RebuildReport
+from penstock.entity.states import StreamedState, pack_state
 from penstock.protocol.bulk import FOLD_TOPIC, MOST_STATES, REPLACE_STATES, RebuiltStatesRequest
 from penstock.remote.client import Client
 from penstock.units import in_parts

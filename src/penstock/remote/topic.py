@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
 from penstock.clock import Seconds, to_ms
 from penstock.documents.conditions import Where
 from penstock.documents.events import DraftDocument
-from penstock.entity.projection.projection import Projection, check_projection
+from penstock.entity.projection import Projection, check_projection
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal.commit.catalog import Settings
@@ -41,8 +41,8 @@ from penstock.ticket import Ticket
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.entity.projection.rebuild import RebuildReport
-    from penstock.entity.projection.states import Freshness
+    from penstock.entity.rebuild import RebuildReport
+    from penstock.entity.states import Freshness
     from penstock.remote.journal import RemoteJournal
     from penstock.surface.arguments import DraftArguments, SettingsArguments
     from penstock.surface.worker import Worker
@@ -332,7 +332,7 @@ class RemoteTopic(TopicElsewhere):
 
     def _folded(self, projection: type[P], key: str | None) -> tuple[int, P | None]:
         """Generation and state, both of one answer: the events in it are of one topic, and end where that ended."""
-        from penstock.entity.projection.folding import folder_of
+        from penstock.entity.projection import folder_of
 
         newest = 0
 
@@ -356,7 +356,7 @@ class RemoteTopic(TopicElsewhere):
 
     def ancestors(self, event: Event | Receipt | str) -> Iterator[Event]:
         """The event, its cause, its cause's cause, … as far as they are stored."""
-        from penstock.entity.causality.walk import id_of
+        from penstock.entity.causality import id_of
 
         at: str | None = id_of(event)
         if isinstance(event, Event):
@@ -367,7 +367,7 @@ class RemoteTopic(TopicElsewhere):
 
     def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
         """What an event caused directly, in the order it was recorded."""
-        from penstock.entity.causality.walk import id_of
+        from penstock.entity.causality import id_of
 
         return iter(self.journal._backend.call(READ_EFFECTS, id_of(event)).events)
 

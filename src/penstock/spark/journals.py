@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from penstock.api import open_local
 from penstock.engine.contract import Snapshot
 from penstock.engine.url import OBJECT_SCHEMES, parse_url
-from penstock.entity.staging.declared import add_gates, load_gates
+from penstock.entity.declared import add_gates, load_gates
 from penstock.errors import Backpressure, ConfigError, Locked, NoStore, PenstockError, PositionTrimmed, StorageError
 from penstock.journal.commit.commit import Commit
 from penstock.journal.cursors import move_cursor
@@ -40,7 +40,7 @@ from penstock.transfer.causes import correlations_of, topic_names
 from penstock.transfer.ranges import range_cuts, range_size
 
 if TYPE_CHECKING:
-    from penstock.engine.slatedb.options import ObjectOptions
+    from penstock.engine.slatedb.database import ObjectOptions
 
 
 REMOTE = tuple(scheme for scheme in OBJECT_SCHEMES if scheme != "slatedb")
@@ -125,7 +125,7 @@ def _options(url: str) -> ObjectOptions | None:
     """In an object store a task's tables are kept for it by a checkpoint, however long compaction has replaced them."""
     if parse_url(url)[0] not in OBJECT_SCHEMES:
         return None
-    from penstock.engine.slatedb.options import ObjectOptions
+    from penstock.engine.slatedb.database import ObjectOptions
 
     return ObjectOptions(hold=SPARK_HOLD_SECONDS)
 

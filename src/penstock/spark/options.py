@@ -19,19 +19,11 @@ from penstock.api import local
 from penstock.clock import to_ms
 from penstock.documents.ddl import SchemaText, fields
 from penstock.engine.url import OBJECT_SCHEMES, parse_url
-from penstock.entity.staging.declared import check_gate_names
+from penstock.entity.declared import check_gate_names
 from penstock.errors import ConfigError
-<<<<<<< HEAD:src/penstock/spark/options.py
 from penstock.names import check_consumer, check_kind, check_name, shown_url, split_url
-from penstock.payloads.ddl import SchemaText, fields
 from penstock.surface.journal import Journal
 from penstock.transfer.objects import check_area, folder_url
-=======
-from penstock.names import check_consumer, check_kind, check_name, shown_url
-from penstock.spark.source.place import JournalPlace, absolute_url, is_served, place_of
-from penstock.spark.source.values import listed, number, switch
-from penstock.transfer.objects import check_area
->>>>>>> d7484bd (Payload columns live with the documents; health with the samples):src/penstock/spark/source/options.py
 from penstock.units import parse_duration
 
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 if TYPE_CHECKING:
     from penstock.clock import Clock
-    from penstock.entity.copying.exporting import ExportReport
-    from penstock.entity.copying.files import CopyFormat
-    from penstock.entity.copying.importing import ImportReport
-    from penstock.entity.staging.fence import Fence
+    from penstock.entity.exporting import CopyFormat, ExportReport
+    from penstock.entity.fence import Fence
+    from penstock.entity.importing import ImportReport
     from penstock.events import Event
     from penstock.journal.description import Description, Pressure
     from penstock.journal.upkeep.dropping import DropReport

@@ -14,12 +14,11 @@ if TYPE_CHECKING:
 
     from penstock.clock import Seconds
     from penstock.documents.conditions import Where
-    from penstock.entity.projection.projection import Projection
-    from penstock.entity.projection.rebuild import RebuildReport
-    from penstock.entity.projection.states import Freshness
-    from penstock.entity.projection.watch import Watch
-    from penstock.entity.receipts.proof import CheckReport, InclusionProof, TreeRoot
-    from penstock.entity.receipts.verifying import VerifyReport
+    from penstock.entity.projection import Projection
+    from penstock.entity.proof import CheckReport, InclusionProof, TreeRoot
+    from penstock.entity.rebuild import RebuildReport
+    from penstock.entity.receipts import VerifyReport
+    from penstock.entity.states import Freshness, Watch
     from penstock.events import Draft, Event, Receipt
     from penstock.journal.commit.catalog import Settings
     from penstock.journal.cursors import TopicConsumer

@@ -30,7 +30,7 @@ from penstock.queue.queue import LocalQueue
 from penstock.queue.state import keys
 
 if TYPE_CHECKING:
-    from penstock.entity.staging.gate import Gates
+    from penstock.entity.gate import Gates
 
 _Asked = tuple[bool, int | None, int | None, int | None, int | None]
 _SHOWN = 60

@@ -15,7 +15,7 @@ from journals import on
 import penstock
 from penstock import Draft, Journal, Projection
 from penstock import on as handles
-from penstock.entity.copying import exporting
+from penstock.entity import exporting
 from penstock.errors import ConfigError, Corrupt, FenceActive
 from penstock.journal.commit.catalog import load_record, load_state
 

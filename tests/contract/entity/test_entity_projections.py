@@ -17,8 +17,8 @@ from small_index import small_index
 
 from penstock import Draft, Event, Journal, Projection, Topic, event, schema
 from penstock import on as handles
-from penstock.entity.projection import rebuild as rebuilding
-from penstock.entity.projection.folding import folder_of
+from penstock.entity import rebuild as rebuilding
+from penstock.entity.projection import folder_of
 from penstock.errors import Closed, ConfigError
 from penstock.journal.storage.keys import prefix_end
 

@@ -9,8 +9,8 @@ from journals import Place, on
 
 import penstock
 from penstock import Draft, InclusionProof, Journal, ManualClock, Topic, TreeRoot, check_proof, check_root, sign_root
-from penstock.entity.receipts import publishing
-from penstock.entity.receipts.tree import EMPTY, root_of
+from penstock.entity import receipts
+from penstock.entity.proof import EMPTY, root_of
 from penstock.errors import ConfigError, Unprovable
 from penstock.journal.index.rows import build_copies
 from penstock.journal.storage import keys
@@ -21,8 +21,8 @@ from penstock.local.journal import LocalJournal
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of eight positions."""
-    monkeypatch.setattr(publishing, "SEGMENT", 8)
-    monkeypatch.setattr(publishing, "EMPTY_SEGMENT", root_of([EMPTY] * 8))
+    monkeypatch.setattr(receipts, "SEGMENT", 8)
+    monkeypatch.setattr(receipts, "EMPTY_SEGMENT", root_of([EMPTY] * 8))
 
 
 def fill(topic: Topic, count: int) -> None:

@@ -69,7 +69,15 @@ def commit_shared(journal: Journal, tell: Callable[[Any], None]) -> None:
 def test_a_signal_at_any_line_leaves_no_fence_open_and_nothing_to_be_written_twice(
     journal: Any, work: Callable[..., None], handler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "FOLDERS", (str(lines.SOURCE / "entity/staging"), str(lines.SOURCE / "ticket.py")))
+    files = (
+        "entity/declared.py",
+        "entity/fence.py",
+        "entity/gate.py",
+        "entity/outbox.py",
+        "entity/reactor.py",
+        "ticket.py",
+    )
+    monkeypatch.setattr(lines, "FOLDERS", tuple(str(lines.SOURCE / file) for file in files))
     monkeypatch.setattr(lines, "FILES", ())
     work(journal, lambda told: None)
     total, at = 1, 0

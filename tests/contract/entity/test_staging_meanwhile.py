@@ -12,7 +12,7 @@ import pytest
 from journals import Place, eventually, on, payloads
 
 from penstock import Draft, Event, Journal, Topic
-from penstock.entity.staging import holders
+from penstock.entity import fence as holders
 from penstock.errors import Conflict, StorageError
 from penstock.journal.storage import keys
 

@@ -11,16 +11,9 @@ from journals import Place, on, only
 from penstock import Draft, Journal, Projection, Topic
 from penstock import on as handles
 from penstock.engine.contract import Snapshot
-from penstock.entity.projection import rebuild as rebuilding
-from penstock.entity.projection import states
-from penstock.entity.projection.snapshot import pack_state
-from penstock.entity.projection.streamed import (
-    StreamedState,
-    StreamedStates,
-    load_streamed,
-    save_streamed,
-    states_topic,
-)
+from penstock.entity import rebuild as rebuilding
+from penstock.entity import states
+from penstock.entity.states import StreamedState, StreamedStates, load_streamed, pack_state, save_streamed, states_topic
 from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
 from penstock.journal.commit.catalog import TopicRecord, load_record
 

@@ -14,9 +14,8 @@ from journals import Place, only, payloads, seqs
 import penstock
 from penstock import Draft, Journal, Projection, Topic, check_proof
 from penstock import on as handles
-from penstock.entity.copying import importing
-from penstock.entity.receipts import publishing
-from penstock.entity.receipts.tree import EMPTY, root_of
+from penstock.entity import importing, receipts
+from penstock.entity.proof import EMPTY, root_of
 from penstock.errors import ConfigError, Unprovable
 from penstock.journal.upkeep import compaction
 from penstock.local.journal import LocalJournal
@@ -106,8 +105,8 @@ def test_a_state_of_an_imported_topic_is_void_when_one_of_its_events_is_removed(
 def test_a_root_stays_published_when_its_last_segment_has_lost_events(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing, "SEGMENT", 8)
-    monkeypatch.setattr(publishing, "EMPTY_SEGMENT", root_of([EMPTY] * 8))
+    monkeypatch.setattr(receipts, "SEGMENT", 8)
+    monkeypatch.setattr(receipts, "EMPTY_SEGMENT", root_of([EMPTY] * 8))
     topic.append_many([Draft("placed", number) for number in range(1, 9)])
     topic.append_many([Draft("placed", number, key="a") for number in range(9, 13)])
     before = topic.verify().root

@@ -12,7 +12,7 @@ from store_proxy import StoreProxy
 
 import penstock
 from buffer.emulator import Emulator, free_port
-from penstock.engine.slatedb import place as place_module
+from penstock.engine.slatedb import database as place_module
 from penstock.engine.slatedb.lease import LEASE_PATH
 from penstock.errors import ConfigError, Fenced, OutcomeUnknown, StorageError
 from waiting import DEADLINE, eventually

@@ -13,7 +13,7 @@ from penstock import Draft
 from penstock.engine.slatedb import engine as engine_module
 from penstock.engine.slatedb import lease as lease_module
 from penstock.engine.slatedb.database import flush_tables
-from penstock.engine.slatedb.reading.warming import _warm_up
+from penstock.engine.slatedb.reading import _warm_up
 from waiting import DEADLINE
 
 TERM = 1.0

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from penstock.documents import cloudevents
 from penstock.documents.events import DraftDocument, EventDocument, event_document, receipt_document, receipts_json
-from penstock.entity.causality.walk import ancestors, effects
+from penstock.entity.causality import ancestors, effects
 from penstock.errors import Backpressure, ConfigError
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.commit.catalog import Settings

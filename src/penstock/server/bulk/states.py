@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from penstock.entity.projection.projection import Declared
-from penstock.entity.projection.rebuild import rebuilt
-from penstock.entity.projection.rebuild import replace_states as replace_all
-from penstock.entity.projection.snapshot import Saved
-from penstock.entity.projection.streamed import (
+from penstock.entity.projection import Declared
+from penstock.entity.rebuild import rebuilt
+from penstock.entity.rebuild import replace_states as replace_all
+from penstock.entity.states import (
     MAX_FILED_BYTES,
+    Saved,
     StreamedState,
     StreamedStates,
     filed_states,

@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.entity.causality.graph import tree
+from penstock.entity.causality import tree
 from penstock.errors import PenstockError, UnknownQueue
 from penstock.events import Event
 from penstock.observe.sample import FailedMessage

@@ -37,12 +37,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from penstock.buffer import Consumer, Descriptor, Fetcher, Metadata
-from penstock.buffer.format import Manifest, parse_manifest
-from penstock.buffer.format.arrow import arrow_to_block
-from penstock.buffer.format.batch import MAX_BATCH_BYTES
-from penstock.buffer.format.mark import Mark
-from penstock.buffer.naming import shard_of
-from penstock.buffer.produce.publishing import Publisher, StagedObject
+from penstock.buffer.arrow import arrow_to_block
+from penstock.buffer.format import MAX_BATCH_BYTES, Manifest, Mark, parse_manifest
+from penstock.buffer.manifest import shard_of
+from penstock.buffer.publishing import Publisher, StagedObject
 from penstock.clock import SystemClock
 from penstock.errors import ConfigError, Fenced, PenstockError, PositionTrimmed
 from penstock.spark.buffer.options import BufferReadOptions, BufferWriteOptions, read_options, resolved, write_options

@@ -22,7 +22,7 @@ import penstock
 from penstock.buffer.format import parse_manifest
 from penstock.errors import Denied, PenstockError
 from penstock.observe.pipelines import HEARTBEAT, FlowStatus, State, report
-from penstock.observe.reports import keep_newest
+from penstock.observe.workers import keep_newest
 from penstock.spark.buffer.options import read_options, resolved
 from penstock.spark.journals import reading, writing
 from penstock.spark.options import is_served

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from penstock.clock import to_ms
-from penstock.entity.projection.folding import folder_of
+from penstock.entity.projection import folder_of
 from penstock.errors import ConfigError
 from penstock.events import parse_id
 from penstock.spark.layout import plain

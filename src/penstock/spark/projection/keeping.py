@@ -20,15 +20,16 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from penstock.entity.projection.snapshot import pack_state, unpack_state
-from penstock.entity.projection.streamed import (
+from penstock.entity.states import (
     FiledStates,
     StreamedState,
     StreamedStates,
     filed_states,
     load_streamed,
+    pack_state,
     save_streamed,
     states_topic,
+    unpack_state,
 )
 from penstock.errors import ConfigError, PenstockError
 from penstock.journal.commit.commit import Commit

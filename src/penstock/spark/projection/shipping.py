@@ -31,9 +31,8 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from penstock.entity.projection.folding import folder_of
-from penstock.entity.projection.projection import _KINDS as KINDS
-from penstock.entity.projection.projection import Projection, check_projection
+from penstock.entity.projection import _KINDS as KINDS
+from penstock.entity.projection import Projection, check_projection, folder_of
 from penstock.errors import ConfigError
 from penstock.schema import Schema, event, schema_of, schema_of_type, upcast
 

@@ -14,7 +14,7 @@ from penstock.cli.progress import ProgressBar
 from penstock.cli.values import choice, position, some_topics
 
 if TYPE_CHECKING:
-    from penstock.entity.copying.files import CopyFormat
+    from penstock.entity.exporting import CopyFormat
 
 FORMATS = ("jsonl", "parquet", "arrow", "csv")
 format_option = choice("--format", " ".join(FORMATS), help="the format; without it, the file's ending says it")
@@ -49,7 +49,7 @@ def export(
     whole topics, and what the topics' settings are; run again, an export to a folder goes on where the last one ended.
     `import` reads both, except CSV, with all positions, ids and times.
     """
-    from penstock.entity.copying.files import file_format, write_events, write_file
+    from penstock.entity.exporting import file_format, write_events, write_file
 
     path = Path(place)
     kind = format or ("jsonl" if place == "-" else file_format(path))
@@ -110,8 +110,8 @@ def import_(
     it under new ids, use `penstock append TOPIC --file FILE --events --dedup-from id`.
     """
     from penstock.api import local
-    from penstock.entity.copying.files import file_format
-    from penstock.entity.copying.importing import import_file
+    from penstock.entity.exporting import file_format
+    from penstock.entity.importing import import_file
 
     path = Path(place)
     if place != "-" and not path.exists():

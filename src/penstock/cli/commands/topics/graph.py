@@ -44,7 +44,7 @@ def graph(context: CommandContext, correlation: str, format: str, out: str | Non
         for event in events:
             context.event(event)
         return
-    from penstock.entity.causality.graph import mermaid
+    from penstock.entity.causality import mermaid
 
     if format == "tree":
         text = "\n".join(_tree_lines(events, color=context.color and out is None))
@@ -58,7 +58,7 @@ def graph(context: CommandContext, correlation: str, format: str, out: str | Non
 
 
 def _tree_lines(events: list[Event], *, color: bool) -> Iterator[str]:
-    from penstock.entity.causality.graph import tree
+    from penstock.entity.causality import tree
 
     for stems, event in tree(events):
         yield paint(stems, "dim", color) + event_line(event, color=color, topic=True)

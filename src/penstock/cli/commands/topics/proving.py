@@ -31,7 +31,7 @@ def root(context: CommandContext, topic: str, key: Path | None) -> int:
     The root stands for everything in the topic through its newest position. Give it to those who should be able to
     check proofs, or sign it and give them the public key. Exit code 1 when the topic is damaged.
     """
-    from penstock.entity.receipts.proof import sign_root
+    from penstock.entity.proof import sign_root
 
     with context.journal() as journal:
         report = context.existing_topic(journal, topic).verify()
@@ -54,7 +54,7 @@ def proof(context: CommandContext, topic: str, position: int, root: Path | None)
 
     The proof is one line of JSON. It holds the event; `penstock check-proof` checks it, without the journal.
     """
-    from penstock.entity.receipts.proof import TreeRoot
+    from penstock.entity.proof import TreeRoot
 
     under = None if root is None else TreeRoot.from_json(_read(root))
     with context.journal(read_only=True) as journal:
@@ -73,7 +73,7 @@ def check_proof(context: CommandContext, file: Path, root: Path | None, key: Pat
     """
     import msgspec
 
-    from penstock.entity.receipts import proof as proofs
+    from penstock.entity import proof as proofs
 
     made = proofs.InclusionProof.from_json(_read(file))
     under = None if root is None else proofs.TreeRoot.from_json(_read(root))

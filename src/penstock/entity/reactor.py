@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from penstock.clock import Seconds
-from penstock.entity.staging.plan import Plan, Staged, ask_guards
+from penstock.entity.outbox import Plan, Staged, ask_guards
 from penstock.errors import ConfigError, FenceActive
 from penstock.events import Draft, Event
 from penstock.journal.commit.commit import Commit
@@ -24,8 +24,9 @@ from penstock.journal.worker import TopicWorker
 from penstock.names import check_name, is_whole
 
 if TYPE_CHECKING:
-    from penstock.entity.staging.fence import Fences
+    from penstock.entity.fence import Fences
     from penstock.journal.log import TopicLog
+
 
 FENCE_PAUSE = 0.1
 """Seconds between two tries to append while an exclusive fence is open."""

@@ -23,8 +23,9 @@ from penstock.schema import encode_event, schema_of_type
 if TYPE_CHECKING:
     import threading
 
-    from penstock.entity.staging.fence import Fences
+    from penstock.entity.fence import Fences
     from penstock.journal.core import JournalCore
+
 
 Check = Callable[[Draft], None]
 

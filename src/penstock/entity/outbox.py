@@ -1,15 +1,9 @@
-"""Drafts for several topics that one commit appends together: under outboxes, fences and reactors.
-
-A `Plan` is checked and encoded in the caller's thread; only what needs the store (expected generations, dedup keys, the
-ids of causes staged earlier) is left to the commit. Drafts keep the order they were staged in. Neighbours for one topic
-form a segment; every expectation is checked before the first segment is appended, so that it is about the entity as it
-was before the batch, and so that a refusal changes nothing.
-"""
+"""Outboxes: drafts gathered locally, for any topics, and appended as one atomic batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from msgspec.structs import replace
 
@@ -17,14 +11,75 @@ from penstock.errors import ConfigError
 from penstock.events import Draft, Receipt
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.prepare import PreparedBatch, make_draft, prepare
+from penstock.journal.commit.request import WriteRequest
 from penstock.journal.commit.writer import Writer
 from penstock.journal.interrupts import Shield, is_inside
 from penstock.names import check_name, is_whole
+from penstock.surface.outbox import Outbox
+from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
     from penstock.journal.core import Guard, JournalCore
+    from penstock.surface.arguments import DraftArguments
     from penstock.surface.journal import Journal
     from penstock.surface.topic import Topic
+
+
+class LocalOutbox(Outbox):
+    """An outbox of a journal in this process."""
+
+    def __init__(self, core: JournalCore) -> None:
+        self._core = core
+        self._staged: list[Staged] = []
+
+    def __len__(self) -> int:
+        return len(self._staged)
+
+    def __repr__(self) -> str:
+        return f"<outbox with {len(self._staged)} drafts for {self._core!r}>"
+
+    def stage(self, topic: Topic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> int:
+        """Adds a draft and returns its index, which a later draft may name as its `cause`. Nothing is written yet."""
+        self._staged.append(stage(self._core.journal, topic, kind, payload, draft))
+        return len(self._staged) - 1
+
+    def clear(self) -> None:
+        """Drops everything staged."""
+        self._staged.clear()
+
+    def flush(self) -> list[Receipt]:
+        """Appends everything staged, all or nothing; one receipt each, in order. On an error it stays staged."""
+        if not self._staged:
+            return []
+        plan = self._plan()
+        with WHOLE:  # what is committed must not be staged still: a second flush would append it again
+            receipts = self._core.writer.run(WriteRequest(plan.apply, plan.size))
+            self._staged.clear()
+        return receipts
+
+    def submit(self) -> Ticket[list[Receipt]]:
+        """Hands everything staged over as one batch and is empty again at once."""
+        if not self._staged:
+            ticket: Ticket[list[Receipt]] = Ticket()
+            ticket.resolve([])
+            return ticket
+        plan = self._plan()
+        ticket = self._core.writer.submit(WriteRequest(plan.apply, plan.size))
+        self._staged.clear()
+        return ticket
+
+    def _plan(self) -> Plan:
+        self._core.check_open()
+        ask_guards(self._core.guards, self._staged)
+        return Plan(self._core, self._staged)
+
+
+# ── Drafts for several topics that one commit appends together: under outboxes, fences and reactors ──
+# A `Plan` is checked and encoded in the caller's thread; only what needs the store (expected generations, dedup keys,
+# the ids of causes staged earlier) is left to the commit. Drafts keep the order they were staged in. Neighbours for one
+# topic form a segment; every expectation is checked before the first segment is appended, so that it is about the
+# entity as it was before the batch, and so that a refusal changes nothing.
+
 
 WHOLE = Shield(lambda frame: not is_inside(frame, (Writer._park.__code__,)))
 """A block whose outcome its caller knows: an interrupt comes while it waits for its turn to commit, or after it."""

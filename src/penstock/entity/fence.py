@@ -10,6 +10,7 @@ by the journal, so that a handle that is dropped, collected or outlived by `Jour
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,15 +20,15 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from msgspec.structs import replace
 
-from penstock.entity.staging.holders import find_holder, hold, let_go
-from penstock.entity.staging.outbox import LocalOutbox
-from penstock.entity.staging.plan import WHOLE, Plan, Staged, ask_guards, stage
+from penstock.engine.contract import Engine, WriteTx
+from penstock.entity.outbox import WHOLE, LocalOutbox, Plan, Staged, ask_guards, stage
 from penstock.errors import Closed, ConfigError, FenceActive, FenceCancelled, ReadOnly
 from penstock.events import Draft, Receipt
 from penstock.journal.commit.catalog import Barrier
 from penstock.journal.commit.commit import Commit
 from penstock.journal.commit.request import WriteRequest
-from penstock.journal.owners import new_owner, retire_owner
+from penstock.journal.owners import is_alive, new_owner, retire_owner
+from penstock.journal.storage import keys
 from penstock.names import is_whole
 from penstock.ticket import Ticket, wake
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
     from penstock.surface.arguments import DraftArguments
     from penstock.surface.topic import Topic
+
 
 State = Literal["open", "committing", "committed", "cancelled"]
 
@@ -102,7 +104,7 @@ class Fences:
         retire_owner(owner)
         if not hidden.released:
             with suppress(Closed):
-                gone = WriteRequest(lambda commit: let_go(commit, owner), relaxed=True)
+                gone = WriteRequest(lambda commit: release(commit, owner), relaxed=True)
                 self._core.writer.submit(gone, nested=True)
 
     def refuse(self, topic: str, drafts: Sequence[Draft]) -> None:
@@ -185,7 +187,7 @@ class _Hidden:
         try:
             receipts = plan.apply(commit)
             if self.owner is not None:
-                let_go(commit, self.owner)
+                release(commit, self.owner)
             return receipts
         finally:
             self.barrier.passing = False
@@ -353,3 +355,38 @@ def _shifted(draft: Draft, by: int) -> Draft:
     if by and is_whole(draft.cause):
         return replace(draft, cause=draft.cause + by)
     return draft
+
+
+# ── Exclusive fences that other processes can see: a row in the store for each, while its process lives ──
+# What a fence hides is in the memory of its process. That it is open is written down where several processes may write
+# one store: a commit that finds that another process has committed since the last one reads it, and appends nothing
+# while the fence is open. The row goes with the fence's commit, or right after its cancelling; one whose process has
+# ended, or that came here with a copy of a store, counts for nothing.
+
+
+def hold(commit: Commit, engine: Engine, owner: str) -> None:
+    """Writes down that an exclusive fence is open."""
+    commit.tx.put(keys.FENCE + owner.encode(), _which(engine))
+
+
+def release(commit: Commit, owner: str) -> None:
+    """Removes what was written down."""
+    commit.tx.delete(keys.FENCE + owner.encode())
+
+
+def find_holder(engine: Engine, tx: WriteTx) -> str:
+    """The process that has an exclusive fence open, for people; "" for none. What dead ones have left is removed."""
+    rows = list(tx.scan(keys.FENCE, keys.prefix_end(keys.FENCE)))
+    here = _which(engine) if rows else b""
+    for key, place in rows:
+        owner = key[len(keys.FENCE) :].decode(errors="replace")
+        if place == here and is_alive(owner):
+            return f"process {owner.split(':')[1]}"
+        tx.delete(key)
+    return ""
+
+
+def _which(engine: Engine) -> bytes:
+    """Which file a store is: a copy of it is another."""
+    found = os.stat(engine.location or "")  # noqa: PTH116
+    return f"{found.st_dev}:{found.st_ino}".encode()

@@ -15,16 +15,19 @@ import msgspec
 
 from penstock.clock import to_ms
 from penstock.documents.events import EventDocument, decode_binary
-from penstock.entity.copying.exporting import (
+from penstock.entity.exporting import (
+    CopyFormat,
     ExportManifest,
     PartEntry,
+    Progress,
     TopicEntry,
+    as_text,
     check_file,
+    file_format,
     load_manifest,
     parts_of,
     topic_file,
 )
-from penstock.entity.copying.files import CopyFormat, Progress, as_text, file_format
 from penstock.errors import ConfigError, FenceActive
 from penstock.events import parse_id
 from penstock.journal.commit.catalog import ended_topic, load_state
@@ -38,6 +41,7 @@ from penstock.names import check_headers, check_kind, check_name, check_position
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
+
 
 _BATCH_EVENTS = 4096
 

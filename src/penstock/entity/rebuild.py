@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from penstock.engine.contract import Snapshot
-from penstock.entity.projection.folding import Fold, folder_of
-from penstock.entity.projection.projection import Declared, Projection
-from penstock.entity.projection.snapshot import (
+from penstock.entity.projection import Declared, Fold, Projection, folder_of
+from penstock.entity.states import (
     Saved,
+    StateCache,
     check_folded,
     drop_other_versions,
     drop_version,
@@ -29,8 +29,8 @@ from penstock.journal.reading import TopicView
 from penstock.journal.storage.columns import text_values
 
 if TYPE_CHECKING:
-    from penstock.entity.projection.states import StateCache
     from penstock.journal.log import TopicLog
+
 
 P = TypeVar("P", bound=Projection)
 T = TypeVar("T")

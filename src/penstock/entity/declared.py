@@ -15,17 +15,13 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.entity.staging.gate import Check, kinds_of
+from penstock.entity.gate import Check, Gates, kinds_of
 from penstock.errors import ConfigError
 from penstock.events import Draft
 from penstock.names import check_name
-
-if TYPE_CHECKING:
-    from penstock.entity.staging.gate import Gates
 
 GROUP = "penstock.gates"
 """The entry point group of gates that bind wherever their package is installed."""

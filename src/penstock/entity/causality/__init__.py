@@ -1,1 +1,0 @@
-"""What caused what: walks over causes, effects and correlations, and their picture."""

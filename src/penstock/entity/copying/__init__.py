@@ -1,1 +1,0 @@
-"""Whole journals to files and back: positions, ids, times and causes are kept."""

@@ -1,1 +1,0 @@
-"""State folded from events: declared as a class, folded, saved, rebuilt, watched."""

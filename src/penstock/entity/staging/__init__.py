@@ -1,1 +1,0 @@
-"""Drafts that become events together: outboxes, fences, gates, reactors."""

@@ -1,0 +1,520 @@
+"""The newest state of an entity: what was saved of it, and the events that came after."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from penstock.clock import Seconds, seconds
+from penstock.engine.contract import Snapshot, WriteTx
+from penstock.entity.projection import Declared, Projection, check_projection, folder_of
+from penstock.entity.streams import generation as generation_of
+from penstock.errors import Closed, ConfigError, PositionTrimmed
+from penstock.journal.commit.catalog import TopicState, load_record, load_state
+from penstock.journal.commit.commit import Commit
+from penstock.journal.commit.request import WriteRequest
+from penstock.journal.index.lookup import Lookup
+from penstock.journal.log import TopicLog, read_view
+from penstock.journal.reading import EventFilter, TopicView
+from penstock.journal.storage import keys
+from penstock.journal.storage.keys import MAX_SEQ, prefix_end
+from penstock.names import check_position, check_text
+
+P = TypeVar("P", bound=Projection)
+Freshness = Literal["consistent", "cached"]
+
+SAVE_AFTER = 100
+"""Newly folded events after which a state is saved in the store."""
+_REMEMBERED = 1024
+"""States kept in memory."""
+
+
+class StateCache:
+    """The states folded lately, in memory, as bytes: every caller gets a state of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._saved: OrderedDict[tuple[int, str, int, str | None], Saved] = OrderedDict()
+        """By the number of their topic, as the saved ones: those of a topic that was dropped are not found any more."""
+        self._numbers: dict[str, tuple[int, int]] = {}
+        """By name: `Engine.changes` when a topic's number was looked up, and the number; 0 for none."""
+
+    def get(self, topic: int, declared: Declared, key: str | None) -> Saved | None:
+        return self._saved.get((topic, declared.name, declared.version, key))
+
+    def put(self, topic: int, declared: Declared, key: str | None, saved: Saved) -> None:
+        place = (topic, declared.name, declared.version, key)
+        with self._lock:
+            self._saved[place] = saved
+            self._saved.move_to_end(place)
+            while len(self._saved) > _REMEMBERED:
+                self._saved.popitem(last=False)
+
+    def number_of(self, log: TopicLog) -> int:
+        """The number of the topic that has a name now; 0 for none. Looked up only after a commit, of any process."""
+        changes = log.core.engine.changes()  # before the look: a commit between the two means another look
+        known = self._numbers.get(log.name)
+        if known is None or known[0] != changes:
+            with log.core.engine.read() as snap:
+                record = load_record(snap, log.name)
+            known = self._numbers[log.name] = changes, 0 if record is None else record.number
+        return known[1]
+
+    def clear(self) -> None:
+        self._saved.clear()
+
+
+def project(
+    log: TopicLog, states: StateCache, projection: type[P], key: str | None, freshness: Freshness
+) -> tuple[int, P | None]:
+    """An entity's (or the whole topic's) generation and state; 0 and None when it has no events."""
+    folder = folder_of(projection)
+    declared = folder.declared
+    if key is not None:
+        check_text(key, "key")
+    if freshness not in ("consistent", "cached"):
+        raise ConfigError(f'freshness is "consistent" or "cached", not {freshness!r}')
+    core, name = log.core, log.name
+    if freshness == "cached":
+        remembered = states.get(states.number_of(log), declared, key)
+        if remembered is not None and remembered.fingerprint == declared.fingerprint:
+            return remembered.generation, unpack_state(projection, remembered.state)
+    lookup = core.index.lookup(name) if key is not None else None
+    with core.engine.read() as snap:
+        view = TopicView.open(snap, name)
+        if view is None:
+            return 0, None
+        state_of_topic = load_state(snap, view.number, name)
+        start = _start(view, declared, key, state_of_topic, states.get(view.number, declared, key))
+        state = _unpacked(projection, start) if start is not None else None
+        if freshness == "cached" and start is not None and state is not None:
+            return start.generation, state
+        if state is None:
+            state, start = projection(), None
+        pieces = _Pieces(view, lookup, key, start.generation if start is not None else 0)
+        state, last, count = folder.fold_pieces(state, pieces)
+    if not count:
+        return (start.generation, state) if start is not None else (0, None)
+    first = start.first if start is not None else pieces.first
+    saved = Saved(declared.fingerprint, last, first, state_of_topic.compacted, pack_state(state))
+    states.put(view.number, declared, key, saved)
+    if count >= SAVE_AFTER and not core.engine.read_only:
+        _save_soon(log, view.number, declared, key, saved)
+    return last, state
+
+
+def project_if_changed(
+    log: TopicLog, states: StateCache, projection: type[P], key: str | None, generation: int
+) -> tuple[int, P | None] | None:
+    """None when the entity is still at `generation`, else its generation now and its state."""
+    check_position(generation, "generation")
+    check_projection(projection)
+    if (generation_of(log, key) if key is not None else log.ask(TopicView.newest, 0)) == generation:
+        return None
+    newest, state = project(log, states, projection, key, "consistent")
+    return None if newest == generation else (newest, state)
+
+
+class _Pieces:
+    """What is to be folded, and where it began."""
+
+    def __init__(self, view: TopicView, lookup: Lookup | None, key: str | None, after: int) -> None:
+        self._view, self._lookup, self._key, self._after = view, lookup, key, after
+        self.first = 0
+
+    def __iter__(self) -> Any:
+        if self._key is not None:
+            assert self._lookup is not None
+            found: Any = self._lookup.open(self._view).pieces(self._key, self._after, keys.MAX_SEQ)
+        else:
+            found = self._whole()
+        for block, rows in found:
+            if not self.first and len(rows):
+                self.first = block.seq(rows[0])
+            yield block, rows
+
+    def _whole(self) -> object:
+        after = self._after
+        for block in self._view.blocks(after, keys.MAX_SEQ):
+            yield block, range(block.row_after(after) if block.first <= after else 0, block.count)
+
+
+def _start(
+    view: TopicView, declared: Declared, key: str | None, state: TopicState, remembered: Saved | None
+) -> Saved | None:
+    """The newest saved state that can be trusted."""
+    if remembered is not None and is_valid(remembered, declared, state):
+        return remembered
+    saved = load_saved(view.snap, view.number, declared, key)
+    return saved if saved is not None and is_valid(saved, declared, state) else None
+
+
+def _unpacked(projection: type[P], saved: Saved) -> P | None:
+    """A saved state, or None when the projection can no longer read it: then it is folded anew."""
+    try:
+        return unpack_state(projection, saved.state)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _save_soon(log: TopicLog, number: int, declared: Declared, key: str | None, saved: Saved) -> None:
+    def apply(commit: Commit) -> None:
+        if commit.is_current(log.name, number):
+            save(commit.tx, number, declared, key, saved)
+
+    with suppress(Closed):  # the state was folded all the same, only it will not be found saved
+        log.core.writer.submit(WriteRequest(apply, len(saved.state), relaxed=True), nested=True)
+
+
+# ── Folded states kept in the store, so that a projection reads only what is new ──
+#     p topic name-length name version key        a saved state: the entity's, or (empty key) the whole topic's
+#
+# A saved state is used only when it is what folding would give: the projection has the same version, fields and kinds,
+# and none of the events it was folded from has been removed since. Losing one loses time, nothing else.
+
+
+SNAPSHOT = b"p"
+
+
+class Saved(msgspec.Struct, array_like=True, frozen=True):
+    """A state as it lies in the store."""
+
+    fingerprint: int
+    generation: int
+    """The position of the newest event in it."""
+    first: int
+    """The position of the oldest event in it."""
+    compacted: int
+    """How far compaction by key had come when it was folded."""
+    state: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Saved).decode
+
+
+def saved_key(topic: int, declared: Declared, key: str | None) -> bytes:
+    return _versions(topic, declared) + declared.version.to_bytes(4) + (key or "").encode()
+
+
+def _versions(topic: int, declared: Declared) -> bytes:
+    name = declared.name.encode()
+    return SNAPSHOT + topic.to_bytes(4) + len(name).to_bytes(1) + name
+
+
+def load_saved(snap: Snapshot, topic: int, declared: Declared, key: str | None) -> Saved | None:
+    """A saved state, or None where there is none that can be read."""
+    value = snap.get(saved_key(topic, declared, key))
+    if value is None or len(value) < 4 or zlib.crc32(memoryview(value)[:-4]) != int.from_bytes(value[-4:]):
+        return None
+    try:
+        return _decode(memoryview(value)[:-4])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def saved_states(snap: Snapshot, topic: int, declared: Declared) -> Iterator[tuple[str | None, Saved]]:
+    """The states of the declared version with their keys, None for the whole topic's; those that can be read."""
+    low = _versions(topic, declared) + declared.version.to_bytes(4)
+    for stored, _ in snap.scan(low, prefix_end(low)):
+        key = stored[len(low) :].decode() or None
+        saved = load_saved(snap, topic, declared, key)
+        if saved is not None:
+            yield key, saved
+
+
+def first_saved(snap: Snapshot, topic: int, declared: Declared) -> tuple[int, Saved] | None:
+    """The version and the state of the first that is saved under a projection's name, of whatever version."""
+    low = _versions(topic, declared)
+    for key, value in snap.scan(low, prefix_end(low)):
+        try:
+            return int.from_bytes(key[len(low) : len(low) + 4]), _decode(memoryview(value)[:-4])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+    return None
+
+
+def is_valid(saved: Saved, declared: Declared, state: TopicState) -> bool:
+    """Whether folding from the beginning would still give this."""
+    return (
+        saved.fingerprint == declared.fingerprint and saved.first > state.trimmed and saved.compacted == state.compacted
+    )
+
+
+def check_folded(saved: Saved, key: str | None, state: TopicState, latest: int) -> None:
+    """Refuses a state of events that a topic does not have: `project` would never fold those that come there."""
+    if not 1 <= saved.first <= saved.generation <= latest:
+        raise ConfigError(
+            f"the state of {(key or 'the whole topic')[:40]!r} says that it was folded from events {saved.first} to "
+            f"{saved.generation}; the topic's are {state.began + 1} to {latest}"
+        )
+    check_not_dropped(saved, key, state)
+
+
+def check_not_dropped(saved: Saved, key: str | None, state: TopicState) -> None:
+    """PositionTrimmed when a state was folded from events of a topic that was dropped, and has been made anew."""
+    if saved.first <= state.began:
+        raise PositionTrimmed(
+            f"the state of {(key or 'the whole topic')[:40]!r} was folded from event {saved.first} on, of a topic that "
+            f"was dropped: the one made anew begins after {state.began}",
+            oldest=state.began + 1,
+        )
+
+
+def save(tx: WriteTx, topic: int, declared: Declared, key: str | None, saved: Saved) -> None:
+    """Keeps a state, unless a newer one is there already."""
+    known = load_saved(tx, topic, declared, key)
+    same = ("fingerprint", "compacted", "first")
+    if (
+        known is not None
+        and known.generation >= saved.generation
+        and all(getattr(known, name) == getattr(saved, name) for name in same)
+    ):
+        return
+    body = _encode(saved)
+    tx.put(saved_key(topic, declared, key), body + zlib.crc32(body).to_bytes(4))
+
+
+def drop_other_versions(tx: WriteTx, topic: int, declared: Declared) -> None:
+    """Removes the states of every version but the declared one."""
+    low = _versions(topic, declared)
+    own = low + declared.version.to_bytes(4)
+    tx.delete_range(low, own)
+    tx.delete_range(low + (declared.version + 1).to_bytes(4), prefix_end(low))
+
+
+def drop_version(tx: WriteTx, topic: int, declared: Declared) -> None:
+    """Removes every state of the declared version."""
+    own = _versions(topic, declared) + declared.version.to_bytes(4)
+    tx.delete_range(own, _versions(topic, declared) + (declared.version + 1).to_bytes(4))
+
+
+def pack_state(projection: object) -> bytes:
+    """A state's bytes; ConfigError when a field holds something that has no form in the store."""
+    try:
+        return msgspec.msgpack.encode(projection)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"a state of projection {type(projection).__qualname__} cannot be saved: {error}; "
+            "let its fields hold plain values, dataclasses or msgspec Structs"
+        ) from error
+
+
+_decoders: dict[type[Any], Any] = {}
+
+
+def unpack_state(projection: type[P], state: bytes) -> P:
+    """A state of its own for the caller."""
+    decode = _decoders.get(projection)
+    if decode is None:
+        try:
+            decode = msgspec.msgpack.Decoder(projection).decode
+        except (TypeError, NameError) as error:
+            raise ConfigError(
+                f"the fields of projection {projection.__qualname__} cannot be read back: {error}; "
+                "annotate them with types that can be resolved where the class is defined"
+            ) from error
+        _decoders[projection] = decode
+    found: P = decode(state)
+    return found
+
+
+# ── States as they change: the newest one at once, then another whenever the entity has new events ──
+
+
+class Watch(Generic[P]):
+    """A projection's states as they come: iterate it (also with `async for`), or ask for the `next` one.
+
+    States that were overtaken before the watcher looked are skipped: what comes is always the newest.
+    """
+
+    def __init__(self, log: TopicLog, states: StateCache, projection: type[P], key: str | None) -> None:
+        self._log = log
+        self._states = states
+        self._projection = projection
+        self._key = key
+        self._signal = log.core.hub.signal(log.name)
+        self._closed = False
+        self.generation = 0
+        """The generation of the last state handed out."""
+        check_projection(projection)
+
+    def next(self, timeout: Seconds | None = None) -> P | None:
+        """The next state; None after `timeout` seconds without one, or when the watch is closed."""
+        clock = self._log.core.clock
+        deadline = None if timeout is None else clock.monotonic() + seconds(timeout, "timeout")
+        while not self._closed:
+            seen = self._signal.version
+            state = self._newest()
+            if state is not None:
+                return state
+            left = None if deadline is None else deadline - clock.monotonic()
+            if left is not None and left <= 0:
+                return None
+            with self._log.core.hub:
+                self._signal.wait(seen, left)
+        return None
+
+    async def next_async(self, timeout: Seconds | None = None) -> P | None:
+        """`next` for an event loop."""
+        clock = self._log.core.clock
+        deadline = None if timeout is None else clock.monotonic() + seconds(timeout, "timeout")
+        while not self._closed:
+            seen = self._signal.version
+            state = self._newest()
+            if state is not None:
+                return state
+            left = None if deadline is None else deadline - clock.monotonic()
+            if left is not None and left <= 0:
+                return None
+            with self._log.core.hub:
+                await self._signal.wait_async(seen, left)
+        return None
+
+    def __iter__(self) -> Iterator[P]:
+        while (state := self.next()) is not None:
+            yield state
+
+    async def __aiter__(self) -> AsyncIterator[P]:
+        while (state := await self.next_async()) is not None:
+            yield state
+
+    def close(self) -> None:
+        """Ends the watch; threads that wait in it get nothing more."""
+        self._closed = True
+        self._signal.notify()
+
+    def __enter__(self) -> Watch[P]:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _newest(self) -> P | None:
+        if self._log.core.closed:
+            if self._closed:
+                return None
+            raise Closed("the journal was closed under this watch")
+        generation, state = project(self._log, self._states, self._projection, self._key, "consistent")
+        if generation == self.generation:
+            return None
+        self.generation = generation
+        return state
+
+
+# ── Checking saved states against the events they say they were folded from ──
+
+
+def verify_states(log: TopicLog, projection: type[P]) -> list[str | None]:
+    """The keys (None: the whole topic) of saved states that `project` would use, and that folding does not give."""
+    folder, core = folder_of(projection), log.core
+    lookup = core.index.lookup(log.name)
+    wrong: list[str | None] = []
+    with core.engine.read() as snap:
+        view = TopicView.open(snap, log.name)
+        if view is None:
+            return wrong
+        topic = load_state(snap, view.number, log.name)
+        for key, saved in saved_states(snap, view.number, folder.declared):
+            if not is_valid(saved, folder.declared, topic):
+                continue
+            by_key, through = (None if key is None else lookup), min(saved.generation, MAX_SEQ)
+            events = read_view(view, 0, None, through, EventFilter(key), None, reverse=False, lookup=by_key)
+            folded = pack_state(folder.fold_events(projection(), events))
+            try:
+                same = unpack_state(projection, saved.state) == unpack_state(projection, folded)
+            except msgspec.DecodeError:
+                same = False
+            if not same or saved.generation > view.latest():
+                wrong.append(key)
+    return wrong
+
+
+# ── States that a streaming query keeps between its batches, filed like saved states of its projection ──
+#     p topic name@query version key      like a saved state of the projection, but of one streaming query
+#
+# A state says which position it has reached: one that is saved again, or after a newer one, changes nothing. So tasks
+# may save theirs in several commits, and repeat what was cut off.
+
+
+MAX_FILED_BYTES = 255
+"""Of a projection's name and its query's, together, as a key of the store has room for them."""
+
+
+class StreamedStates(msgspec.Struct, frozen=True):
+    """Which states: those of a projection in one streaming query, kept with a topic."""
+
+    topic: str
+    name: str
+    """The projection's."""
+    version: int
+    query: str
+    """The query's id, which restarts do not change."""
+
+    def declared(self) -> Declared:
+        """The projection as this query's states are filed."""
+        name = f"{self.name}@{self.query}"
+        if len(name.encode()) > MAX_FILED_BYTES:
+            raise ConfigError(f"the name of projection {self.name!r} and of its query are too long together")
+        return Declared(name, self.version, [])
+
+
+class StreamedState(msgspec.Struct, frozen=True):
+    """One entity's state between two batches."""
+
+    key: str
+    fingerprint: int
+    """Of the projection that made it: another one's is not gone on with."""
+    generation: int
+    """The position of the newest event in it."""
+    first: int
+    """The position of the oldest event in it."""
+    state: bytes
+
+
+class FiledStates(msgspec.Struct, frozen=True):
+    """Of which projection the states are that a query has saved: another one cannot go on with them."""
+
+    version: int
+    fingerprint: int
+
+
+def states_topic(snap: Snapshot, topic: str) -> int:
+    """The number of the topic that states are kept with; ConfigError when there is none."""
+    record = load_record(snap, topic)
+    if record is None:
+        raise ConfigError(f"there is no topic {topic!r} to keep a stream's states with")
+    return record.number
+
+
+def load_streamed(snap: Snapshot, number: int, wanted: StreamedStates, key: str) -> StreamedState | None:
+    """An entity's state, as the query's last batch left it."""
+    saved = load_saved(snap, number, wanted.declared(), key)
+    return None if saved is None else StreamedState(key, saved.fingerprint, saved.generation, saved.first, saved.state)
+
+
+def filed_states(snap: Snapshot, number: int, wanted: StreamedStates) -> FiledStates | None:
+    """What the query's states are of; None when it has saved none."""
+    found = first_saved(snap, number, wanted.declared())
+    return None if found is None else FiledStates(found[0], found[1].fingerprint)
+
+
+def save_streamed(commit: Commit, wanted: StreamedStates, states: Iterable[StreamedState], *, whole: bool) -> None:
+    """Keeps states, unless newer ones are there. `whole`: they were folded from the whole topic, and are saved as the
+    projection's own too, where no event was removed that is in them."""
+    number = states_topic(commit.tx, wanted.topic)
+    of_query, own = wanted.declared(), Declared(wanted.name, wanted.version, [])
+    topic = load_state(commit.tx, number, wanted.topic)
+    for one in states:
+        saved = Saved(one.fingerprint, one.generation, one.first, 0, one.state)
+        check_not_dropped(saved, one.key, topic)
+        save(commit.tx, number, of_query, one.key, saved)
+        if whole and not topic.compacted and one.first > topic.trimmed:
+            check_folded(saved, one.key, topic, commit.latest(wanted.topic))
+            save(commit.tx, number, own, one.key, saved)
