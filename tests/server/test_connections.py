@@ -15,7 +15,7 @@ import penstock
 import penstock.server
 from penstock import Delivery
 from penstock.errors import Closed, ConfigError, StorageError
-from penstock.remote.queues import taking
+from penstock.remote import queues
 from server.serving import Served, serving
 from waiting import DEADLINE, eventually
 
@@ -67,7 +67,7 @@ def test_a_wrong_address_or_token_is_a_sentence_and_leaves_no_connection(guarded
 
 def test_closing_ends_a_take_that_waits_at_the_server(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when its time is up; what waits elsewhere, and what is under way without waiting, is left alone."""
-    monkeypatch.setattr(taking, "WAIT", 59.0)
+    monkeypatch.setattr(queues, "WAIT", 59.0)
     ended: list[BaseException | Delivery | None] = []
     with penstock.open(served.url) as other, penstock.open(served.url) as remote:
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from penstock.protocol.operation import Operation
-
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
+    from penstock.protocol.operation import Operation
     from penstock.queue.queue import LocalQueue
     from penstock.queue.registry import QueueRegistry
 

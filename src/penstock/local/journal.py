@@ -20,7 +20,6 @@ from penstock.local.topic import LocalTopic
 from penstock.names import check_name
 from penstock.queue.registry import QueueRegistry
 from penstock.surface.journal import Journal
-from penstock.surface.queue import Queue, named
 
 if TYPE_CHECKING:
     from penstock.entity.exporting import CopyFormat, ExportReport
@@ -28,7 +27,9 @@ if TYPE_CHECKING:
     from penstock.journal.moving import CopyReport
     from penstock.local.transaction import Transaction
     from penstock.observe.sample import Sample
+    from penstock.queue.queue import LocalQueue
     from penstock.surface.arguments import PolicyArguments
+    from penstock.surface.queue import Queue
     from penstock.surface.worker import Worker
 
 # What few programs call is imported when it is called: a command line starts a good deal sooner without it.
@@ -45,7 +46,7 @@ class LocalJournal(Journal):
         self._engine = engine
         self._writer = self._core.writer
         self._entities = EntityRegistry(self._core)
-        self._registry = QueueRegistry(self._core, lambda queue: Queue(self, queue))
+        self._registry = QueueRegistry(self._core, self._handle_on)
         self._backend = LocalBackend(self._core, self._registry)
 
     def __repr__(self) -> str:
@@ -72,8 +73,15 @@ class LocalJournal(Journal):
         return report
 
     def queue(self, name: str, *, create: bool = True, **policy: Unpack[PolicyArguments]) -> Queue:
+        from penstock.surface.queue import named
+
         self._core.check_open()
         return self._registry.queue(name, named(policy), create=create).handle
+
+    def _handle_on(self, queue: LocalQueue) -> Queue:
+        from penstock.surface.queue import Queue
+
+        return Queue(self, queue)
 
     def _add_worker(self, worker: Worker) -> None:
         self._core.workers.add(worker)

@@ -211,7 +211,7 @@ class RemoteQueue:
         """A take of a worker ends by itself, soon enough."""
 
     def check_may_wait(self) -> None:
-        """Whoever waits holds no writer here."""
+        """A thread that waits holds no writer here."""
 
     # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def ack(self, delivery: Delivery, result: object) -> None:

@@ -13,6 +13,7 @@ from store_proxy import StoreProxy
 import penstock
 from buffer.emulator import Emulator, free_port
 from penstock.engine.slatedb import database as place_module
+from penstock.engine.slatedb.database import ObjectOptions, Place, check_store
 from penstock.engine.slatedb.lease import LEASE_PATH
 from penstock.errors import ConfigError, Fenced, OutcomeUnknown, StorageError
 from waiting import DEADLINE, eventually
