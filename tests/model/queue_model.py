@@ -238,10 +238,6 @@ class Model:
             if one.deadline <= self.now and one.view == name:
                 self.fail(token, one.deadline, None, dead=False)
 
-    def has_older_of_key(self, view: View, seq: int) -> bool:
-        key = self.messages[seq].key
-        return any(other < seq and self.messages[other].key == key for other in view)
-
     def eligible(self, name: str) -> list[int]:
         """What may be taken now, in order."""
         view = self.views[name]

@@ -266,7 +266,6 @@ def test_a_debounced_message_that_runs_now_keeps_its_key_in_order(
     assert payloads(queue) == ["second"]
 
 
-@pytest.mark.xfail(strict=True, reason="a message that runs now takes its key's seat from an older one that is due")
 @pytest.mark.parametrize("mode", ["work", "fanout"])
 def test_a_debounced_message_that_runs_now_waits_for_an_older_one_of_its_key_that_is_due(
     journal: Journal, clock: ManualClock, mode: str
