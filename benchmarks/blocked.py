@@ -23,8 +23,7 @@ import penstock
 from benchmarks.entity import folder, rest
 from benchmarks.harness import Table
 from penstock import Draft
-from penstock.journal.commit.request import WriteRequest
-from penstock.journal.commit.writer import Writer
+from penstock.journal.writer import Writer, WriteRequest
 
 BATCH = 5000
 WANTED, STEP = 0.05, 0.005

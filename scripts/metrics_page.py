@@ -33,7 +33,7 @@ def table() -> str:
     from penstock.observe.metrics import REGISTRY, Registry, prometheus_name
     from penstock.server.api.metrics import own
 
-    for module in ("penstock.journal.commit.counters", "penstock.queue.metrics"):
+    for module in ("penstock.journal.writer", "penstock.queue.metrics"):
         importlib.import_module(module)
     found: dict[str, tuple[str, tuple[str, ...], str]] = {}
 

@@ -19,8 +19,7 @@ from penstock import Draft, Event, Receipt
 from penstock.documents.events import event_document
 from penstock.errors import ConfigError, PoisonMessage
 from penstock.events import format_id, parse_id
-from penstock.journal.storage.block import build_block, read_block
-from penstock.journal.storage.wire import Columns
+from penstock.journal.blocks import Columns, build_block, read_block
 from penstock.queue.state.blocks import DamagedBlock
 from penstock.remote.events import DocumentRows
 

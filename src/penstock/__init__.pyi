@@ -26,13 +26,13 @@ from penstock.entity.states import Watch as Watch
 from penstock.events import Draft as Draft
 from penstock.events import Event as Event
 from penstock.events import Receipt as Receipt
-from penstock.journal.commit.catalog import Settings as Settings
+from penstock.journal.catalog import Settings as Settings
 from penstock.journal.cursors import TopicConsumer as TopicConsumer
 from penstock.journal.description import Description as Description
 from penstock.journal.description import Pressure as Pressure
+from penstock.journal.dropping import DropReport as DropReport
 from penstock.journal.moving import CopyReport as CopyReport
-from penstock.journal.upkeep.compaction import CompactReport as CompactReport
-from penstock.journal.upkeep.dropping import DropReport as DropReport
+from penstock.journal.upkeep import CompactReport as CompactReport
 from penstock.local.transaction import Transaction as Transaction
 from penstock.observe import metrics as metrics
 from penstock.observe import pipelines as pipelines

@@ -171,7 +171,7 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):
 
 
 def _restore(topic: str, block: bytes) -> Event:
-    from penstock.journal.storage.block import read_block
+    from penstock.journal.blocks import read_block
 
     return Event(read_block(block, topic), 0)
 

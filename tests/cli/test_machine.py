@@ -10,9 +10,8 @@ import penstock
 from cli.commandline import Cli
 from penstock.api import local
 from penstock.errors import Corrupt
-from penstock.journal.storage import keys
-from penstock.journal.storage.block import seal
-from penstock.journal.storage.wire import decode_wire
+from penstock.journal import keys
+from penstock.journal.blocks import decode_wire, seal
 
 
 def test_the_doctor_finds_a_healthy_installation_healthy(cli: Cli, orders: str, url: str) -> None:

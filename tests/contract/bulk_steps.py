@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.journal.bulk import staging
+from penstock.journal import bulk
 from penstock.transfer import publishing
 
 
 def publish_in_steps(monkeypatch: pytest.MonkeyPatch, step_bytes: int = 10) -> None:
     for module, name, value in (
-        (staging, "INLINE_BYTES", 0),
-        (staging, "MERGED_BYTES", 1),
+        (bulk, "INLINE_BYTES", 0),
+        (bulk, "MERGED_BYTES", 1),
         (publishing, "INLINE_BYTES", 0),
         (publishing, "STEP_BYTES", step_bytes),
         (publishing, "_PAUSE", 0),

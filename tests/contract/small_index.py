@@ -6,19 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from penstock.journal.index import builder, contents, indexer, merge, rows
+from penstock.journal.index import indexer, runs
 
 SIZES = [
     (indexer, "INDEX_RUN_EVENTS", 16),
-    (contents, "INDEX_RUN_EVENTS", 16),
-    (contents, "INDEX_FAN_IN", 3),
-    (contents, "INDEX_STEP_BYTES", 1500),
-    (builder, "INDEX_STEP_BYTES", 1500),
-    (rows, "INDEX_CHUNK_BYTES", 600),
-    (rows, "INDEX_LARGE_CHUNK_BYTES", 1500),
-    (rows, "_MARKS", 4),
-    (merge, "INDEX_STEP_BYTES", 2000),
-    (merge, "_MARKS_STEP", 9),
+    (indexer, "INDEX_FAN_IN", 3),
+    (indexer, "INDEX_STEP_BYTES", 1500),
+    (runs, "INDEX_CHUNK_BYTES", 600),
+    (runs, "INDEX_LARGE_CHUNK_BYTES", 1500),
+    (runs, "_MARKS", 4),
+    (indexer, "_MARKS_STEP", 9),
 ]
 
 

@@ -12,23 +12,27 @@ from hypothesis import strategies as st
 
 from nightly import examples
 from penstock.errors import Corrupt
-from penstock.journal.index.rows import build_rows, chunks_of, mark_of, rows_of, rows_of_chunk
-from penstock.journal.storage.block import Block, build_block, read_block
-from penstock.journal.storage.columns import (
+from penstock.journal.blocks import (
+    Block,
+    Columns,
+    build_block,
+    join_blocks,
     join_codes,
     join_ints,
     join_text,
+    merge,
     offsets,
     pack_ints,
     pack_signed,
     pack_text,
+    read_block,
+    select,
     text_reader,
     text_values,
     unpack_ints,
     unpack_signed,
 )
-from penstock.journal.storage.joining import join_blocks, merge, select
-from penstock.journal.storage.wire import Columns
+from penstock.journal.index.runs import build_rows, chunks_of, mark_of, rows_of, rows_of_chunk
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 few_texts = st.sampled_from(["a", "b", "é", "🎉", ""])
@@ -295,7 +299,7 @@ def test_columns_that_do_not_fit_their_count_are_found_when_they_are_read() -> N
 
     import msgspec
 
-    from penstock.journal.storage.wire import Wire
+    from penstock.journal.blocks import Wire
 
     fields = msgspec.msgpack.decode(sample()[:-4])
     names = Wire.__struct_fields__

@@ -8,9 +8,8 @@ import pytest
 
 import penstock
 from penstock.api import local
-from penstock.journal.bulk.appending import append_wires
-from penstock.journal.storage.block import build_wire
-from penstock.journal.storage.wire import Columns, Wire
+from penstock.journal.blocks import Columns, Wire, build_wire
+from penstock.journal.bulk import append_wires
 
 
 def wires(count: int, size: int) -> list[Wire]:

@@ -9,10 +9,9 @@ import pytest
 
 import penstock
 from penstock import Draft
-from penstock.journal.index import rows as index_rows
-from penstock.journal.index.rows import STEP_ROWS, Row, in_order, parts_of
-from penstock.journal.storage.block import Block
-from penstock.journal.storage.wire import Columns
+from penstock.journal.blocks import Block, Columns
+from penstock.journal.index import runs as index_rows
+from penstock.journal.index.runs import STEP_ROWS, Row, in_order, parts_of
 from penstock.local.journal import LocalJournal
 
 

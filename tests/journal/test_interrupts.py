@@ -12,7 +12,7 @@ from types import FrameType
 import pytest
 
 import penstock
-from penstock.journal.commit.commit import Commit
+from penstock.journal.commit import Commit
 from penstock.journal.interrupts import Shield, always, is_inside
 
 

@@ -23,10 +23,10 @@ import penstock
 from penstock import Draft, Journal
 
 SOURCE = Path(penstock.__file__).parent
-FOLDERS = tuple(str(SOURCE / name) for name in ("journal/commit", "engine", "local", "ticket.py"))
-FILES = tuple(
-    str(SOURCE / name)
-    for name in ("journal/core.py", "journal/log.py", "journal/transaction.py", "queue/transaction.py")
+FOLDERS = tuple(str(SOURCE / name) for name in ("engine", "local", "ticket.py"))
+FILES = (
+    *(str(SOURCE / "journal" / f"{name}.py") for name in ("catalog", "commit", "core", "log", "prepare", "writer")),
+    *(str(SOURCE / name) for name in ("journal/transaction.py", "queue/transaction.py")),
 )
 
 

@@ -20,8 +20,7 @@ from pyiceberg.expressions import EqualTo
 import penstock
 from penstock import Draft, ManualClock
 from penstock.errors import ConfigError, Corrupt, StorageError
-from penstock.journal.sealed import writing
-from penstock.journal.sealed.tables import partition
+from penstock.journal.sealed import columns, writing
 from penstock.spark import seal
 
 COLUMNS = "region STRING, total DOUBLE, n BIGINT, due DATE, paid BOOLEAN"
@@ -257,7 +256,7 @@ def test_how_files_are_parted_never_changes_in_a_lake(journal: penstock.Journal,
 def test_too_many_values_are_refused_and_nothing_is_lost(
     journal: penstock.Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition, "MAX_PARTITION_VALUES", 3)
+    monkeypatch.setattr(columns, "MAX_PARTITION_VALUES", 3)
     lake = tmp_path / "lake"
     fill(journal, 60)
     options: dict[str, Any] = {"columns": COLUMNS, "partition_by": "region"}

@@ -24,12 +24,11 @@ import penstock
 from penstock import ManualClock
 from penstock.api import local
 from penstock.errors import ConfigError, Corrupt, StorageError
-from penstock.journal.commit.request import WriteRequest
-from penstock.journal.sealed import sealing
+from penstock.journal.sealed import delta, sealing
+from penstock.journal.sealed.delta import DeltaLakeTable
 from penstock.journal.sealed.segments import load_segments, save_segment
-from penstock.journal.sealed.tables import delta
-from penstock.journal.sealed.tables.delta import DeltaLakeTable
-from penstock.journal.sealed.tables.table import Owner
+from penstock.journal.sealed.tables import Owner
+from penstock.journal.writer import WriteRequest
 from penstock.spark import seal
 
 COLUMNS = "customer STRING, total DOUBLE, count BIGINT, paid BOOLEAN, due DATE, at TIMESTAMP, price DECIMAL(12,2)"

@@ -10,8 +10,7 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigError, StorageError
-from penstock.journal import moving
-from penstock.journal.storage import keys
+from penstock.journal import keys, moving
 
 SCHEMES = ["sqlite", "rocksdb", "file", "slatedb"]
 

@@ -9,10 +9,9 @@ import penstock
 from penstock import Draft
 from penstock.api import local
 from penstock.errors import Corrupt
-from penstock.journal.commit.catalog import load_record
-from penstock.journal.storage import keys
-from penstock.journal.storage.block import seal
-from penstock.journal.storage.wire import decode_wire
+from penstock.journal import keys
+from penstock.journal.blocks import decode_wire, seal
+from penstock.journal.catalog import load_record
 from penstock.observe.gauges import gauges
 
 

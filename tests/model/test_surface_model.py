@@ -27,7 +27,7 @@ from topic_rules import WHICH, TopicRules, drafts
 from nightly import examples
 from penstock import Draft, ManualClock
 from penstock.engine.url import ENGINES, OBJECT_SCHEMES
-from penstock.journal.commit import recent
+from penstock.journal import catalog
 from penstock.queue.operations import take
 from server.over_http.shared_server import SharedServer
 
@@ -179,7 +179,7 @@ def server() -> Iterator[SharedServer]:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short topics are merged as well, and two messages behind a busy key are set aside as a run."""
-    monkeypatch.setattr(recent, "MERGE_FAN_IN", 5)
+    monkeypatch.setattr(catalog, "MERGE_FAN_IN", 5)
     monkeypatch.setattr(take, "SHORTEST_RUN", 2)
 
 

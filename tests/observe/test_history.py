@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock import ManualClock
-from penstock.journal.storage import keys
+from penstock.journal import keys
 from penstock.limits import HISTORY_NAMES, HISTORY_ROW_BYTES
 from penstock.observe import history as history_module
 from penstock.observe.collect import take_sample

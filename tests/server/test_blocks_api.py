@@ -10,8 +10,8 @@ from typing import Any
 import penstock
 from penstock import Draft
 from penstock.api import local
-from penstock.journal.storage import keys
-from penstock.journal.storage.block import Block
+from penstock.journal import keys
+from penstock.journal.blocks import Block
 from penstock.server.application import make_app
 from penstock.server.limits import BLOCKS_BYTES, Limits
 from penstock.spark.sealing import seal

@@ -12,7 +12,7 @@ from penstock import Draft, Projection, on
 from penstock.api import local
 from penstock.entity.states import SNAPSHOT, StreamedState, pack_state
 from penstock.errors import ConfigError, Denied, PositionTrimmed
-from penstock.journal.storage.keys import prefix_end
+from penstock.journal.keys import prefix_end
 from penstock.protocol.bulk import RebuiltStatesRequest
 from penstock.remote import rebuilding
 from server.serving import ADMIN, TOKENS, WRITE, Served, serving

@@ -22,11 +22,10 @@ import penstock
 from penstock import Draft, ManualClock, Projection, on
 from penstock.api import local
 from penstock.entity.states import SNAPSHOT, StreamedState, StreamedStates, save_streamed
-from penstock.journal.bulk.staging import staged_batches
+from penstock.journal.blocks import Columns, build_wire, encode_wire
+from penstock.journal.bulk import staged_batches
+from penstock.journal.keys import prefix_end
 from penstock.journal.sealed.sealing import seal_topic
-from penstock.journal.storage.block import build_wire
-from penstock.journal.storage.keys import prefix_end
-from penstock.journal.storage.wire import Columns, encode_wire
 from penstock.names import is_system
 from penstock.protocol import bulk
 from penstock.protocol.operation import ROLES, Operation

@@ -11,10 +11,8 @@ import pytest
 
 import penstock
 from penstock.api import local
-from penstock.journal.bulk.staging import staged_batches
-from penstock.journal.storage.block import build_wire
-from penstock.journal.storage.columns import CodedText, Headers, PlainText
-from penstock.journal.storage.wire import Columns, Wire, encode_wire
+from penstock.journal.blocks import CodedText, Columns, Headers, PlainText, Wire, build_wire, encode_wire
+from penstock.journal.bulk import staged_batches
 from penstock.server.limits import Limits
 from penstock.transfer.objects import StagingArea
 from server.serving import READ, TOKENS, WRITE, Answer, Served, serving

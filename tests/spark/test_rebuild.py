@@ -17,7 +17,7 @@ from penstock.cli.main import run
 from penstock.entity.projection import folder_of
 from penstock.entity.states import SNAPSHOT, load_saved
 from penstock.errors import ConfigError
-from penstock.journal.storage.keys import prefix_end
+from penstock.journal.keys import prefix_end
 from server.serving import ADMIN, TOKENS, WRITE, serving
 
 if TYPE_CHECKING:

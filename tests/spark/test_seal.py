@@ -20,7 +20,7 @@ from buffer.emulator import Emulator
 from penstock import Draft, Projection, on
 from penstock.clock import ManualClock
 from penstock.errors import ConfigError, Corrupt, StorageError
-from penstock.journal.sealed.tables.delta import storage_options
+from penstock.journal.sealed.delta import storage_options
 from penstock.spark.sealing import seal
 
 START = datetime(2026, 3, 1, 23, 50, tzinfo=UTC)

@@ -23,7 +23,7 @@ from penstock.api import local
 from penstock.clock import ManualClock
 from penstock.errors import ConfigError, StorageError
 from penstock.journal.sealed.sealing import seal_topic
-from penstock.journal.sealed.tables.table import TableRequest
+from penstock.journal.sealed.tables import TableRequest
 from penstock.spark import lake, seal
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from penstock import Draft
 from penstock.api import local
 from penstock.entity.states import StreamedState, StreamedStates
 from penstock.errors import ConfigError, Locked, PenstockError, StorageError
-from penstock.journal.bulk.staging import staged_batches
-from penstock.journal.storage.from_arrow import blocks
+from penstock.journal.bulk import staged_batches
+from penstock.journal.from_arrow import blocks
 from penstock.limits import STAGED_SECONDS
 from penstock.protocol.bulk import COMMIT_STAGED, CommitRequest
 from penstock.spark.options import JournalPlace

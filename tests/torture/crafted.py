@@ -25,11 +25,9 @@ import msgspec
 import penstock
 from penstock.api import local
 from penstock.errors import ConfigError, Conflict, PoisonMessage
-from penstock.journal.bulk.checking import checked_wire
-from penstock.journal.bulk.staging import PreparedPiece
-from penstock.journal.storage.block import build_wire
-from penstock.journal.storage.pending import RowOptions, options_of, with_options
-from penstock.journal.storage.wire import Columns, Wire, encode_wire
+from penstock.journal.blocks import Columns, RowOptions, Wire, build_wire, encode_wire, options_of, with_options
+from penstock.journal.bulk import PreparedPiece
+from penstock.journal.checking import checked_wire
 from penstock.transfer.publishing import BulkCommit, publish_staged, stage_step
 
 COUNT = 8

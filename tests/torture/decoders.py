@@ -35,14 +35,11 @@ from penstock.entity.importing import import_file
 from penstock.entity.proof import InclusionProof, check_proof
 from penstock.errors import PenstockError
 from penstock.events import Draft
-from penstock.journal.bulk.checking import checked_wire
-from penstock.journal.commit import dedup
-from penstock.journal.index.rows import read_chunk, read_marks
+from penstock.journal import commit, keys
+from penstock.journal.blocks import RowOptions, decode_pending, encode_wire, read_block, with_options
+from penstock.journal.checking import checked_wire
+from penstock.journal.index.runs import read_chunk, read_marks
 from penstock.journal.sealed import segments
-from penstock.journal.storage import keys
-from penstock.journal.storage.block import read_block
-from penstock.journal.storage.pending import RowOptions, decode_pending, with_options
-from penstock.journal.storage.wire import encode_wire
 from penstock.names import shown_url
 from penstock.queue.letters import _attempts as read_attempts
 from penstock.queue.run.cron import Cron
@@ -103,7 +100,7 @@ BYTES: dict[str, tuple[Callable[[bytes], Any], Callable[[], list[bytes]]]] = {
     "mark": (lambda data: decode_mark(data, 0, len(data)), lambda: [encode_mark(Mark("query", 7))]),
     "index chunk": (lambda data: read_chunk(data, "t"), lambda: stored(b"k")),
     "index marks": (lambda data: read_marks(data, "t"), lambda: stored(b"k")),
-    "dedup": (dedup._decode, lambda: [msgspec.msgpack.encode(dedup.Original(1, bytes(10), 5, "c"))]),
+    "dedup": (commit._decode, lambda: [msgspec.msgpack.encode(commit.Original(1, bytes(10), 5, "c"))]),
     "root": (receipts._decode, lambda: [msgspec.msgpack.encode((bytes(32), bytes(32), 5))]),
     "segment": (
         segments._decode_segment,

@@ -1,7 +1,7 @@
 """Causes, effects and correlations, across the topics of a journal.
 
 Every event may name the event that caused it and the correlation they share. Causes are found by id; effects and
-correlations through the index (see `penstock.journal.index.lookup`), topic by topic. A causal walk sees one snapshot,
+correlations through the index (see `penstock.journal.index.index`), topic by topic. A causal walk sees one snapshot,
 and no event that is past its topic's `max_age`, removed or not.
 """
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
-from penstock.journal.index.lookup import Lookup
+from penstock.journal import keys
+from penstock.journal.index.index import Lookup
 from penstock.journal.reading import TopicView, find_event
-from penstock.journal.storage import keys
 from penstock.names import check_text
 
 if TYPE_CHECKING:

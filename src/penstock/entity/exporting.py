@@ -30,11 +30,11 @@ from penstock.documents.events import event_json
 from penstock.durable import as_storage_error, like, make_folder, move_into_place, replace_file, sync_folder
 from penstock.errors import ConfigError, Corrupt
 from penstock.events import Event
-from penstock.journal.commit.catalog import Settings, load_state
+from penstock.journal import keys
+from penstock.journal.blocks import Block
+from penstock.journal.catalog import Settings, load_state
 from penstock.journal.log import TopicLog
 from penstock.journal.reading import TopicView
-from penstock.journal.storage import keys
-from penstock.journal.storage.block import Block
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -384,7 +384,7 @@ def _write_part(target: _Target, folder: Path, blocks: list[Block], after: int, 
 def _part_batch(block: Block, rows: range, schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
-    from penstock.journal.storage.to_arrow import record_batch
+    from penstock.journal.to_arrow import record_batch
 
     columns: dict[str, object] = {}
     texts: list[str | None] = []
@@ -530,7 +530,7 @@ def part_schema() -> pa.Schema:
     """The columns of Parquet and Arrow files: those of `read_arrow`, with bytes besides."""
     import pyarrow as pa
 
-    from penstock.journal.storage.to_arrow import arrow_schema
+    from penstock.journal.to_arrow import arrow_schema
 
     return arrow_schema().append(pa.field("payload_bytes", pa.binary())).append(pa.field("binary", pa.bool_()))
 

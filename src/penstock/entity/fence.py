@@ -24,11 +24,11 @@ from penstock.engine.contract import Engine, WriteTx
 from penstock.entity.outbox import WHOLE, LocalOutbox, Plan, Staged, ask_guards, stage
 from penstock.errors import Closed, ConfigError, FenceActive, FenceCancelled, ReadOnly
 from penstock.events import Draft, Receipt
-from penstock.journal.commit.catalog import Barrier
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.request import WriteRequest
+from penstock.journal import keys
+from penstock.journal.catalog import Barrier
+from penstock.journal.commit import Commit
 from penstock.journal.owners import is_alive, new_owner, retire_owner
-from penstock.journal.storage import keys
+from penstock.journal.writer import WriteRequest
 from penstock.names import is_whole
 from penstock.ticket import Ticket, wake
 

@@ -14,9 +14,8 @@ import msgspec
 
 from penstock.errors import ConfigError, Denied, PenstockError
 from penstock.events import Draft
-from penstock.journal.commit.prepare import prepare
-from penstock.journal.commit.request import WriteRequest
-from penstock.journal.storage.payload import encode_payload, is_binary
+from penstock.journal.prepare import encode_payload, is_binary, prepare
+from penstock.journal.writer import WriteRequest
 from penstock.names import check_kind, check_name
 from penstock.schema import encode_event, schema_of_type
 

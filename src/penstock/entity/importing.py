@@ -30,12 +30,11 @@ from penstock.entity.exporting import (
 )
 from penstock.errors import ConfigError, FenceActive
 from penstock.events import parse_id
-from penstock.journal.commit.catalog import ended_topic, load_state
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.copies import Copies, adopt_topic, append_copies
+from penstock.journal.blocks import Columns
+from penstock.journal.catalog import ended_topic, load_state
+from penstock.journal.commit import Commit, Copies, adopt_topic, append_copies
 from penstock.journal.log import TopicLog
 from penstock.journal.reading import TopicView
-from penstock.journal.storage.wire import Columns
 from penstock.limits import BLOCK_BYTES, MAX_PAYLOAD_BYTES
 from penstock.names import check_headers, check_kind, check_name, check_position, check_text
 

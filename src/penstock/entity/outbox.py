@@ -9,11 +9,10 @@ from msgspec.structs import replace
 
 from penstock.errors import ConfigError
 from penstock.events import Draft, Receipt
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.prepare import PreparedBatch, make_draft, prepare
-from penstock.journal.commit.request import WriteRequest
-from penstock.journal.commit.writer import Writer
+from penstock.journal.commit import Commit
 from penstock.journal.interrupts import Shield, is_inside
+from penstock.journal.prepare import PreparedBatch, make_draft, prepare
+from penstock.journal.writer import Writer, WriteRequest
 from penstock.names import check_name, is_whole
 from penstock.surface.outbox import Outbox
 from penstock.ticket import Ticket

@@ -36,8 +36,8 @@ import msgspec
 
 from penstock.errors import ConfigError
 from penstock.events import Event
-from penstock.journal.index.lookup import Piece
-from penstock.journal.storage.block import Block
+from penstock.journal.blocks import Block
+from penstock.journal.index.index import Piece
 from penstock.names import check_kind, is_whole
 from penstock.schema import Schema, decode_event, schema_of, schema_of_type, stored_version
 
@@ -506,8 +506,7 @@ def _column(block: Block, rows: Sequence[int], step: _Step) -> list[object] | No
 
 
 def _loose_event(kind: str, payload: bytes | str, headers: Mapping[str, str] | None, binary: bool) -> Event:
-    from penstock.journal.storage.block import build_wire
-    from penstock.journal.storage.wire import Columns
+    from penstock.journal.blocks import Columns, build_wire
 
     columns = Columns([kind], [payload.encode() if isinstance(payload, str) else bytes(payload)])
     if headers:

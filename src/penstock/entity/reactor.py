@@ -16,11 +16,11 @@ from penstock.clock import Seconds
 from penstock.entity.outbox import Plan, Staged, ask_guards
 from penstock.errors import ConfigError, FenceActive
 from penstock.events import Draft, Event
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.request import WriteRequest
+from penstock.journal.commit import Commit
 from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.reading import TopicView
 from penstock.journal.worker import TopicWorker
+from penstock.journal.writer import WriteRequest
 from penstock.names import check_name, is_whole
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from penstock.entity.states import (
     unpack_state,
 )
 from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
-from penstock.journal.commit.catalog import load_state
-from penstock.journal.commit.commit import Commit
+from penstock.journal.blocks import text_values
+from penstock.journal.catalog import load_state
+from penstock.journal.commit import Commit
 from penstock.journal.reading import TopicView
-from penstock.journal.storage.columns import text_values
 
 if TYPE_CHECKING:
     from penstock.journal.log import TopicLog

@@ -20,13 +20,13 @@ from penstock.engine.contract import Snapshot
 from penstock.entity.proof import EMPTY, EMPTY_SEGMENT, SEGMENT, CheckReport, InclusionProof, TreeRoot, path_to, root_of
 from penstock.errors import ConfigError, Corrupt, Unprovable
 from penstock.events import Event, Receipt
-from penstock.journal.commit.catalog import load_state, missing
-from penstock.journal.commit.commit import Commit
+from penstock.journal import keys
+from penstock.journal.blocks import Block
+from penstock.journal.catalog import load_state, missing
+from penstock.journal.commit import Commit
+from penstock.journal.leaves import kept_hash, kept_hashes, leaf_hash, leaf_of, leaves_of
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.files import check_sealed
-from penstock.journal.storage import keys
-from penstock.journal.storage.block import Block
-from penstock.journal.storage.leaves import kept_hash, kept_hashes, leaf_hash, leaf_of, leaves_of
 from penstock.names import check_position
 
 if TYPE_CHECKING:

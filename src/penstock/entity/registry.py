@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from penstock.entity.fence import Fences
 from penstock.entity.gate import Gates
 from penstock.entity.states import SNAPSHOT, StateCache
-from penstock.journal.storage.keys import topic_range
-from penstock.journal.upkeep.dropping import KeyRange
+from penstock.journal.dropping import KeyRange
+from penstock.journal.keys import topic_range
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore

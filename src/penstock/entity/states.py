@@ -16,14 +16,14 @@ from penstock.engine.contract import Snapshot, WriteTx
 from penstock.entity.projection import Declared, Projection, check_projection, folder_of
 from penstock.entity.streams import generation as generation_of
 from penstock.errors import Closed, ConfigError, PositionTrimmed
-from penstock.journal.commit.catalog import TopicState, load_record, load_state
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.request import WriteRequest
-from penstock.journal.index.lookup import Lookup
+from penstock.journal import keys
+from penstock.journal.catalog import TopicState, load_record, load_state
+from penstock.journal.commit import Commit
+from penstock.journal.index.index import Lookup
+from penstock.journal.keys import MAX_SEQ, prefix_end
 from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import EventFilter, TopicView
-from penstock.journal.storage import keys
-from penstock.journal.storage.keys import MAX_SEQ, prefix_end
+from penstock.journal.writer import WriteRequest
 from penstock.names import check_position, check_text
 
 P = TypeVar("P", bound=Projection)

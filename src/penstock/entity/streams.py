@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock.journal.commit.commit import Commit
-from penstock.journal.index.directory import drop_index
+from penstock.journal.commit import Commit
+from penstock.journal.index.runs import drop_index
 from penstock.journal.reading import TopicView
 from penstock.names import check_text
 

@@ -1,14 +1,17 @@
 """The log: topics of events in columnar blocks, one writer with group commit, cursors, subscriptions, transactions.
 
-    journal, topic, transaction, subscription, worker    what users hold
-    reading     one topic in one snapshot: blocks, events, searching
+    core        an open journal: its store, its writer, and what works on them
+    log         a topic's log, for the layers above; transaction, worker, following: what holds one
+    keys        what lies where in the engine's ordered map; blocks: the bytes of events
+    prepare     drafts to columns, in the caller's thread
+    writer      group commit; commit: one write transaction; catalog: what the writer knows of each topic
+    reading     one topic in one snapshot: blocks, events, searching; to_arrow, from_arrow: its columns
     cursors     how far each named consumer has come
+    bulk        events by the block, appended or staged; checking: blocks that came from elsewhere
+    upkeep      merging small blocks, retention, compaction; dropping: topics and their rows
+    waking      waking readers that wait, in this process and in others
     owners      processes that hold leases and fences, and whether they live
     interrupts  keeps Ctrl-C out of the middle of a commit
-    waking/     waking readers that wait, in this process and in others
-    storage/    what is stored and how: key layout, blocks, columns, Arrow
-    commit/     how events get into the store: prepare, group commit, dedup
-    upkeep/     merging small blocks, retention, compaction
     index/      the entity index behind `read(key=…)`: memtable, runs, merges
     sealed/     history in Parquet files of a lake
 

@@ -22,20 +22,17 @@ from penstock.clock import Clock, SystemClock
 from penstock.engine.contract import Engine
 from penstock.errors import Closed, ConfigError, Corrupt
 from penstock.events import Draft, Event
-from penstock.journal import interrupts
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.request import WriteRequest
-from penstock.journal.commit.writer import Writer
+from penstock.journal import interrupts, keys
+from penstock.journal.commit import Commit
 from penstock.journal.description import Description, Pressure
+from penstock.journal.dropping import DropReport, drop_topic
 from penstock.journal.index.index import EntityIndex
 from penstock.journal.index.indexer import Indexer
 from penstock.journal.moving import check_finished
 from penstock.journal.reading import find_event
-from penstock.journal.storage import keys
-from penstock.journal.upkeep.compaction import Hold, Trim, cursor_holds
-from penstock.journal.upkeep.dropping import DropReport, drop_topic
-from penstock.journal.upkeep.housekeeper import Housekeeper
-from penstock.journal.waking.signal import Hub
+from penstock.journal.upkeep import Hold, Housekeeper, Trim, cursor_holds
+from penstock.journal.waking import Hub
+from penstock.journal.writer import Writer, WriteRequest
 from penstock.limits import INDEX_RUN_EVENTS
 from penstock.names import check_name
 from penstock.observe.logs import Log

@@ -10,9 +10,9 @@ import msgspec
 from penstock.clock import from_ms
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
-from penstock.journal.commit.catalog import load_state
-from penstock.journal.commit.commit import Commit
-from penstock.journal.storage import keys
+from penstock.journal import keys
+from penstock.journal.catalog import load_state
+from penstock.journal.commit import Commit
 
 _moved = struct.Struct(">QQ")
 

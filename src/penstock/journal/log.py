@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.events import Draft, Event
-from penstock.journal.commit.catalog import load_record
-from penstock.journal.commit.prepare import FindCause, PreparedBatch, make_draft, prepare, prepare_one
+from penstock.journal import keys
+from penstock.journal.catalog import load_record
 from penstock.journal.cursors import read_cursor
-from penstock.journal.index.lookup import Lookup, entity_events
+from penstock.journal.index.index import Lookup, entity_events
+from penstock.journal.prepare import FindCause, PreparedBatch, make_draft, prepare, prepare_one
 from penstock.journal.reading import EVERYTHING, EventFilter, TopicView
-from penstock.journal.storage import keys
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore

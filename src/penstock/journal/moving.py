@@ -15,7 +15,7 @@ import msgspec
 from penstock.engine.base import END
 from penstock.engine.contract import Engine, Snapshot
 from penstock.errors import ConfigError, Corrupt
-from penstock.journal.storage import keys
+from penstock.journal import keys
 
 BATCH_BYTES = 4 << 20
 """What one commit of a copy holds."""

@@ -10,7 +10,9 @@ import msgspec
 from penstock.engine.contract import Snapshot
 from penstock.errors import Corrupt, PositionTrimmed
 from penstock.events import Event, parse_id
-from penstock.journal.commit.catalog import (
+from penstock.journal import keys
+from penstock.journal.blocks import Block
+from penstock.journal.catalog import (
     TopicRecord,
     TopicState,
     first_block,
@@ -21,8 +23,6 @@ from penstock.journal.commit.catalog import (
     open_block,
 )
 from penstock.journal.sealed.files import sealed_block_holding, sealed_blocks, sealed_blocks_back
-from penstock.journal.storage import keys
-from penstock.journal.storage.block import Block
 
 
 class Span(Protocol):

@@ -10,9 +10,8 @@ import msgspec
 from penstock.clock import seconds
 from penstock.documents.decoding import nearest
 from penstock.errors import ConfigError
-from penstock.journal.commit.catalog import Settings, TopicRecord, mark_aged, save_record
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.dedup import change_window
+from penstock.journal.catalog import Settings, TopicRecord, mark_aged, save_record
+from penstock.journal.commit import Commit, change_window
 from penstock.names import check_limit
 
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock.errors import Closed, ConfigError, StorageError
 from penstock.events import Event
 from penstock.journal import interrupts
-from penstock.journal.commit.commit import Commit
-from penstock.journal.following.selection import reading
+from penstock.journal.commit import Commit
+from penstock.journal.following import reading
 from penstock.journal.interrupts import Shield, is_inside
 from penstock.journal.log import read_view
 from penstock.journal.reading import TopicView, find_event
 
 if TYPE_CHECKING:
-    from penstock.journal.commit.exclusive import Exclusive
     from penstock.journal.core import JournalCore
+    from penstock.journal.writer import Exclusive
 
 T = TypeVar("T")
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from penstock.clock import Seconds, seconds
 from penstock.events import Event
-from penstock.journal.commit.commit import Commit
+from penstock.journal.commit import Commit
 from penstock.journal.cursors import move_cursor, read_cursor
-from penstock.journal.following.selection import Selection
+from penstock.journal.following import Selection
+from penstock.journal.keys import MAX_SEQ
 from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import EVERYTHING, TopicView
-from penstock.journal.storage.keys import MAX_SEQ
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_whole
 from penstock.observe.spans import handling

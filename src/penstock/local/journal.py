@@ -14,7 +14,7 @@ from penstock.entity.registry import EntityRegistry
 from penstock.events import Event
 from penstock.journal.core import JournalCore
 from penstock.journal.description import Description, Pressure
-from penstock.journal.upkeep.dropping import DropReport
+from penstock.journal.dropping import DropReport
 from penstock.local.backend import LocalBackend
 from penstock.local.topic import LocalTopic
 from penstock.names import check_name

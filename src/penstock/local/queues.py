@@ -8,7 +8,7 @@ from typing import TypeVar
 from penstock.documents.conditions import Where
 from penstock.errors import ConfigError
 from penstock.events import Event
-from penstock.journal.commit.commit import Commit
+from penstock.journal.commit import Commit
 from penstock.local.backend import LocalBackend, implements
 from penstock.names import check_consumer
 from penstock.observe.sample import FailedMessage

@@ -13,17 +13,17 @@ from penstock.entity.projection import Projection
 from penstock.entity.states import Freshness, project, project_if_changed
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt, parse_id
-from penstock.journal.commit.catalog import Settings
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.prepare import PreparedBatch, prepare_one
-from penstock.journal.commit.request import WriteRequest
+from penstock.journal import keys
+from penstock.journal.catalog import Settings
+from penstock.journal.commit import Commit
 from penstock.journal.cursors import TopicConsumer, drop_cursor, move_cursor, read_consumers, read_cursors
-from penstock.journal.following.selection import reading, select
+from penstock.journal.following import reading, select
 from penstock.journal.log import TopicLog
+from penstock.journal.prepare import PreparedBatch, prepare_one
 from penstock.journal.reading import TopicView
 from penstock.journal.settings import change_settings, checked_settings
-from penstock.journal.storage import keys
-from penstock.journal.upkeep.compaction import CompactReport, compact, compact_by_key
+from penstock.journal.upkeep import CompactReport, compact, compact_by_key
+from penstock.journal.writer import WriteRequest
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_consumer, check_limit, check_position, check_whole
 from penstock.observe.spans import sending
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.entity.rebuild import RebuildReport
     from penstock.entity.receipts import VerifyReport
     from penstock.entity.states import Watch
-    from penstock.journal.following.subscription import LocalSubscription
+    from penstock.journal.following import LocalSubscription
     from penstock.local.journal import LocalJournal
     from penstock.surface.arguments import DraftArguments, SettingsArguments
     from penstock.surface.subscription import OnLag
@@ -161,7 +161,7 @@ class LocalTopic(Topic):
         batch_rows: int = ARROW_BATCH_ROWS,
         payload: Literal["string", "binary"] = "string",
     ) -> Iterator[pa.RecordBatch]:
-        from penstock.journal.storage.to_arrow import read_batches
+        from penstock.journal.to_arrow import read_batches
 
         check_position(after, "after")
         check_limit(limit)
@@ -201,7 +201,7 @@ class LocalTopic(Topic):
         scope: str | None = None,
         where: Where | str | None = None,
     ) -> LocalSubscription:
-        from penstock.journal.following.subscription import LocalSubscription
+        from penstock.journal.following import LocalSubscription
 
         if after != "latest":
             check_position(after, "after")

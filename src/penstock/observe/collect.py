@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final, get_args
 import msgspec
 
 from penstock.errors import Corrupt, UnknownQueue
-from penstock.journal.commit.catalog import load_state, open_block
+from penstock.journal import keys
+from penstock.journal.blocks import stored_size
+from penstock.journal.catalog import load_state, open_block
 from penstock.journal.cursors import read_consumers
 from penstock.journal.reading import TopicView
-from penstock.journal.storage import keys
-from penstock.journal.storage.apart import stored_size
 from penstock.observe.pipelines import TOPIC as PIPELINES
 from penstock.observe.pipelines import FlowStatus, status
 from penstock.observe.sample import Finding, FindingKind, QueueSample, Sample, TopicSample

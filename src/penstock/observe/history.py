@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.errors import PenstockError
-from penstock.journal.storage import keys
+from penstock.journal import keys
 from penstock.limits import HISTORY_NAMES, HISTORY_ROW_BYTES
 from penstock.observe.pipelines import FlowStatus
 from penstock.observe.sample import QueueSample, Sample
 
 if TYPE_CHECKING:
     from penstock.engine.contract import Snapshot
-    from penstock.journal.commit.commit import Commit
+    from penstock.journal.commit import Commit
     from penstock.local.journal import LocalJournal
 
 STEP: Final = 5.0

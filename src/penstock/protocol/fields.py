@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.documents.events import base64_json, decode_binary
-from penstock.journal.commit.catalog import Settings
-from penstock.journal.storage.payload import encode_payload, is_binary
+from penstock.journal.catalog import Settings
+from penstock.journal.prepare import encode_payload, is_binary
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.retry import Retry
 

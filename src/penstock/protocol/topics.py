@@ -12,9 +12,9 @@ from penstock.documents.cloudevents import BATCH, BINARY, STRUCTURED
 from penstock.documents.events import DraftDocument, ReceiptDocument
 from penstock.errors import Conflict, FenceActive, PositionTrimmed, TopicInUse, UnknownTopic
 from penstock.events import Event
-from penstock.journal.commit.catalog import Settings
-from penstock.journal.upkeep.compaction import CompactReport
-from penstock.journal.upkeep.dropping import DropReport
+from penstock.journal.catalog import Settings
+from penstock.journal.dropping import DropReport
+from penstock.journal.upkeep import CompactReport
 from penstock.limits import MAX_POSITION
 from penstock.protocol.fields import SettingsFields
 from penstock.protocol.journal import E, Receipts

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.journal.commit.commit import Commit
+from penstock.journal.commit import Commit
 from penstock.queue.operations.settle import HeldMessage, extend, find_held, nack, release, stale
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.records import Lease

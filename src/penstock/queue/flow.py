@@ -15,7 +15,7 @@ import msgspec
 from penstock.clock import seconds, set_back_ms
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
-from penstock.journal.commit.commit import Commit
+from penstock.journal.commit import Commit
 from penstock.names import check_whole
 from penstock.queue.state import keys
 from penstock.units import parse_duration

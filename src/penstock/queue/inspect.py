@@ -20,7 +20,7 @@ from penstock.clock import from_ms
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, StaleDelivery
 from penstock.events import Event
-from penstock.journal.commit.catalog import TopicRecord, load_state
+from penstock.journal.catalog import TopicRecord, load_state
 from penstock.journal.reading import TopicView
 from penstock.observe.sample import FailedMessage
 from penstock.queue import metrics

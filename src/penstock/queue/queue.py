@@ -14,12 +14,11 @@ from penstock.clock import Seconds, to_ms
 from penstock.documents.decoding import nearest
 from penstock.errors import Closed, ConfigError, PenstockError
 from penstock.events import Draft, Receipt
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.prepare import FindCause, PreparedBatch, prepare_one
-from penstock.journal.commit.request import WriteRequest
+from penstock.journal.blocks import Columns
+from penstock.journal.commit import Commit
 from penstock.journal.log import TopicLog
-from penstock.journal.storage.payload import encode_payload, is_binary
-from penstock.journal.storage.wire import Columns
+from penstock.journal.prepare import FindCause, PreparedBatch, encode_payload, is_binary, prepare_one
+from penstock.journal.writer import WriteRequest
 from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
 from penstock.names import check_kind
 from penstock.observe.logs import Log

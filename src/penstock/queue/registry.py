@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.journal.commit.catalog import load_record
-from penstock.journal.commit.commit import Commit
+from penstock.journal.catalog import load_record
+from penstock.journal.commit import Commit
+from penstock.journal.keys import stored_name
 from penstock.journal.owners import new_owner, retire_owner
-from penstock.journal.storage.keys import stored_name
 from penstock.names import check_name
 from penstock.queue.policy import QueuePolicy, checked, refuse_mismatch
 from penstock.queue.run.upkeep import QueueUpkeep

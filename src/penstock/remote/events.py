@@ -10,7 +10,7 @@ import msgspec
 from penstock.clock import to_ms
 from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument, base64_json
 from penstock.events import Draft, Event, Receipt, parse_id
-from penstock.journal.commit.prepare import prepare
+from penstock.journal.prepare import prepare
 
 
 class DocumentRows:
@@ -64,8 +64,7 @@ class DocumentRows:
 
     def extract(self, row: int) -> bytes:
         """A block of this one event, for pickling."""
-        from penstock.journal.storage.block import build_block
-        from penstock.journal.storage.wire import Columns
+        from penstock.journal.blocks import Columns, build_block
 
         columns = Columns([self.kind(row)], [bytes(self.raw_payload(row))])
         columns.binary = [self.is_binary(row)]

@@ -34,7 +34,7 @@ from penstock.ticket import Ticket
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.journal.upkeep.dropping import DropReport
+    from penstock.journal.dropping import DropReport
     from penstock.observe.sample import Sample
     from penstock.surface.arguments import DraftArguments, PolicyArguments
     from penstock.surface.topic import Topic

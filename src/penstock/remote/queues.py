@@ -14,7 +14,7 @@ from penstock.documents.decoding import nearest
 from penstock.errors import Closed, ConfigError, PenstockError, StorageError
 from penstock.events import Draft, Receipt
 from penstock.journal.owners import this_host
-from penstock.journal.storage.payload import encode_payload, is_binary
+from penstock.journal.prepare import encode_payload, is_binary
 from penstock.observe.logs import Log
 from penstock.observe.tracing import trace_headers, with_trace
 from penstock.protocol import deliveries as operations

@@ -18,8 +18,8 @@ from urllib3.exceptions import HTTPError
 from penstock.documents.events import EventDocument
 from penstock.errors import Closed, ConfigError, PenstockError, StorageError
 from penstock.events import Event
-from penstock.journal.following.selection import Selection
-from penstock.journal.waking.signal import Signal
+from penstock.journal.following import Selection
+from penstock.journal.waking import Signal
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.names import check_whole
 from penstock.protocol.operation import SSE

@@ -12,12 +12,12 @@ from penstock.documents.events import DraftDocument
 from penstock.entity.projection import Projection, check_projection
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt, parse_id
-from penstock.journal.commit.catalog import Settings
-from penstock.journal.commit.prepare import make_draft
+from penstock.journal.catalog import Settings
 from penstock.journal.cursors import TopicConsumer
-from penstock.journal.following.selection import reading, select
+from penstock.journal.following import reading, select
+from penstock.journal.prepare import make_draft
 from penstock.journal.settings import checked_settings
-from penstock.journal.upkeep.compaction import CompactReport
+from penstock.journal.upkeep import CompactReport
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_consumer, check_limit, check_position, check_whole
 from penstock.protocol import topics as operations

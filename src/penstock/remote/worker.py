@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.clock import Seconds
 from penstock.errors import ConfigError, PositionTrimmed
 from penstock.events import Event
-from penstock.journal.following.selection import Selection
+from penstock.journal.following import Selection
 from penstock.journal.worker import BatchWorker
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.remote.subscription import RemoteSubscription

@@ -28,10 +28,10 @@ from penstock.engine.contract import Snapshot
 from penstock.engine.url import OBJECT_SCHEMES, parse_url
 from penstock.entity.declared import add_gates, load_gates
 from penstock.errors import Backpressure, ConfigError, Locked, NoStore, PenstockError, PositionTrimmed, StorageError
-from penstock.journal.commit.commit import Commit
+from penstock.journal.blocks import Block
+from penstock.journal.commit import Commit
 from penstock.journal.cursors import move_cursor
 from penstock.journal.reading import TopicView
-from penstock.journal.storage.block import Block
 from penstock.limits import SPARK_HOLD_SECONDS
 from penstock.local.journal import LocalJournal
 from penstock.spark.options import JournalPlace, ReadOptions, is_served

@@ -37,9 +37,9 @@ from pyspark.sql.types import StringType, StructType
 from penstock.documents.payloads import ParsedColumns, PayloadParser
 from penstock.errors import ConfigError, UnknownQueue
 from penstock.events import Draft, Event
-from penstock.journal.storage.block import Block
-from penstock.journal.storage.keys import MAX_SEQ
-from penstock.journal.storage.to_arrow import PayloadType, arrow_schema, joined, record_batch
+from penstock.journal.blocks import Block
+from penstock.journal.keys import MAX_SEQ
+from penstock.journal.to_arrow import PayloadType, arrow_schema, joined, record_batch
 from penstock.names import is_whole
 from penstock.spark.journals import SourceJournal, writing
 from penstock.spark.options import EVENT_COLUMNS, JournalPlace, Mode, ReadOptions

@@ -11,17 +11,16 @@ from urllib.parse import parse_qs
 
 from penstock.api import local, open_local
 from penstock.errors import ConfigError, StorageError
-from penstock.journal.commit.catalog import load_state
+from penstock.journal.catalog import load_state
 from penstock.journal.reading import TopicView
+from penstock.journal.sealed.columns import columns_text
 from penstock.journal.sealed.files import open_lake
-from penstock.journal.sealed.planning import Range
 from penstock.journal.sealed.report import FILE_EVENTS, Progress, SealReport
-from penstock.journal.sealed.sealing import WriteSegments, seal_topic
+from penstock.journal.sealed.sealing import Range, WriteSegments, seal_topic
 from penstock.journal.sealed.segments import Segment, load_segments
-from penstock.journal.sealed.tables.columns import columns_text
-from penstock.journal.sealed.tables.table import TableRequest
+from penstock.journal.sealed.tables import TableRequest
 from penstock.journal.sealed.writing import SealPlace, write_segment
-from penstock.journal.storage.to_arrow import arrow_schema
+from penstock.journal.to_arrow import arrow_schema
 from penstock.local.journal import LocalJournal
 from penstock.names import TableFormat, check_name, split_url
 from penstock.protocol.bulk import SealRequest

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice, pairwise
 
 from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
-from penstock.journal.storage.block import Block
+from penstock.journal.blocks import Block
 from penstock.protocol.bulk import (
     COMMIT_STAGED,
     DROP_STAGED,

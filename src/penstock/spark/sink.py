@@ -30,9 +30,8 @@ from pyspark.sql.types import StructType
 
 from penstock.entity.declared import load_gates, names_in, with_installed
 from penstock.errors import ConfigError, PenstockError, StorageError
-from penstock.journal.storage.from_arrow import BLOCK_PAYLOAD, blocks
-from penstock.journal.storage.pending import decode_pending
-from penstock.journal.storage.wire import Wire, encode_wire
+from penstock.journal.blocks import Wire, decode_pending, encode_wire
+from penstock.journal.from_arrow import BLOCK_PAYLOAD, blocks
 from penstock.limits import MAX_KEY_BYTES
 from penstock.spark.journals import journal_id, patiently, writing
 from penstock.spark.layout import SinkLayout

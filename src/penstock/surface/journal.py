@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.entity.importing import ImportReport
     from penstock.events import Event
     from penstock.journal.description import Description, Pressure
-    from penstock.journal.upkeep.dropping import DropReport
+    from penstock.journal.dropping import DropReport
     from penstock.local.transaction import Transaction
     from penstock.observe.sample import Sample
     from penstock.surface.arguments import PolicyArguments

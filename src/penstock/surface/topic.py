@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from penstock.entity.receipts import VerifyReport
     from penstock.entity.states import Freshness, Watch
     from penstock.events import Draft, Event, Receipt
-    from penstock.journal.commit.catalog import Settings
+    from penstock.journal.catalog import Settings
     from penstock.journal.cursors import TopicConsumer
-    from penstock.journal.upkeep.compaction import CompactReport
+    from penstock.journal.upkeep import CompactReport
     from penstock.surface.arguments import DraftArguments, SettingsArguments
     from penstock.surface.journal import Journal
     from penstock.surface.subscription import OnLag, Subscription

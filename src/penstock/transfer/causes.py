@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from penstock.engine.contract import Snapshot
 from penstock.events import parse_id
+from penstock.journal import keys
+from penstock.journal.blocks import Block
 from penstock.journal.reading import TopicView
-from penstock.journal.storage import keys
-from penstock.journal.storage.block import Block
 
 
 def topic_names(snap: Snapshot) -> list[str]:

@@ -12,9 +12,10 @@ from itertools import compress, groupby
 import msgspec
 
 from penstock.errors import ConfigError, PenstockError, QueueFull, StorageError
-from penstock.journal.bulk.appending import append_wires
-from penstock.journal.bulk.staging import (
+from penstock.journal.blocks import Wire, options_of
+from penstock.journal.bulk import (
     PreparedPiece,
+    append_wires,
     drop,
     publish,
     stage,
@@ -23,9 +24,7 @@ from penstock.journal.bulk.staging import (
     unpublished,
     wires_of,
 )
-from penstock.journal.commit.commit import Commit, read_mark
-from penstock.journal.storage.pending import options_of
-from penstock.journal.storage.wire import Wire
+from penstock.journal.commit import Commit, read_mark
 from penstock.limits import INLINE_BYTES, STEP_BYTES
 from penstock.local.journal import LocalJournal
 from penstock.queue.queue import LocalQueue

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from penstock.journal.commit.catalog import load_state, open_block
+from penstock.journal import keys
+from penstock.journal.blocks import stored_size
+from penstock.journal.catalog import load_state, open_block
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.files import sealed_start
 from penstock.journal.sealed.segments import load_segments
-from penstock.journal.storage import keys
-from penstock.journal.storage.apart import stored_size
 
 _UNPACKED = 3
 """How many bytes one of a Parquet file stands for, about."""

@@ -16,13 +16,9 @@ import msgspec
 from penstock.clock import from_ms
 from penstock.errors import ConfigError, Conflict, Denied
 from penstock.events import Draft
-from penstock.journal.commit.checked import find_duplicates
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.prepare import PreparedBatch
-from penstock.journal.storage.apart import stamp
-from penstock.journal.storage.block import Block, columns_of
-from penstock.journal.storage.pending import RowOptions, options_of
-from penstock.journal.storage.wire import Columns, Wire
+from penstock.journal.blocks import Block, Columns, RowOptions, Wire, columns_of, options_of, stamp
+from penstock.journal.commit import Commit, find_duplicates
+from penstock.journal.prepare import PreparedBatch
 from penstock.limits import BLOCK_EVENTS
 from penstock.queue.operations.push import push
 from penstock.queue.options import DeliveryOptions, check_rank, read_delivery_options

@@ -12,12 +12,10 @@ import msgspec
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import Corrupt
-from penstock.journal.commit.catalog import load_state
+from penstock.journal.blocks import Block, read_block, seal, unpack_signed, whole_value
+from penstock.journal.catalog import load_state
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.files import sealed_blocks
-from penstock.journal.storage.apart import whole_value
-from penstock.journal.storage.block import Block, read_block, seal
-from penstock.journal.storage.columns import unpack_signed
 
 _LENGTH = 4
 

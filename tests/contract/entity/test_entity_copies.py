@@ -17,7 +17,7 @@ from penstock import Draft, Journal, Projection
 from penstock import on as handles
 from penstock.entity import exporting
 from penstock.errors import ConfigError, Corrupt, FenceActive
-from penstock.journal.commit.catalog import load_record, load_state
+from penstock.journal.catalog import load_record, load_state
 
 Reopen = Callable[[Journal], Journal]
 FORMATS = ["jsonl", "parquet"]

@@ -20,7 +20,7 @@ from penstock import on as handles
 from penstock.entity import rebuild as rebuilding
 from penstock.entity.projection import folder_of
 from penstock.errors import Closed, ConfigError
-from penstock.journal.storage.keys import prefix_end
+from penstock.journal.keys import prefix_end
 
 Reopen = Callable[[Journal], Journal]
 
@@ -401,8 +401,8 @@ def test_payloads_are_told_apart_whatever_they_hold(topic: Topic) -> None:
 @on("memory")
 def test_a_poison_payload_is_named(journal: Journal, topic: Topic) -> None:
     from penstock.errors import PoisonMessage
-    from penstock.journal.commit.prepare import PreparedBatch
-    from penstock.journal.storage.wire import Columns
+    from penstock.journal.blocks import Columns
+    from penstock.journal.prepare import PreparedBatch
 
     columns = Columns(["deposited"] * 3, [b'{"amount":1}', b'{"amount":', b'{"amount":1}'])
     columns.key = ["a"] * 3

@@ -12,9 +12,9 @@ from penstock import Draft, InclusionProof, Journal, ManualClock, Topic, TreeRoo
 from penstock.entity import receipts
 from penstock.entity.proof import EMPTY, root_of
 from penstock.errors import ConfigError, Unprovable
-from penstock.journal.index.rows import build_copies
-from penstock.journal.storage import keys
-from penstock.journal.storage.block import columns_of, read_block
+from penstock.journal import keys
+from penstock.journal.blocks import columns_of, read_block
+from penstock.journal.index.runs import build_copies
 from penstock.local.journal import LocalJournal
 
 

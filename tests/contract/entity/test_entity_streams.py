@@ -11,9 +11,9 @@ from small_index import small_index
 
 from penstock import Draft, Journal, Topic
 from penstock.errors import ConfigError, Conflict, PositionTrimmed
-from penstock.journal.index.contents import worth_merging
-from penstock.journal.index.directory import Directory, Run, load_directory
-from penstock.journal.storage.block import Block
+from penstock.journal.blocks import Block
+from penstock.journal.index.indexer import worth_merging
+from penstock.journal.index.runs import Directory, Run, load_directory
 
 Reopen = Callable[[Journal], Journal]
 KEYS = ["a", "b", "aa", "\x00", "a\x00b", "ü", "k" * 400]
@@ -219,7 +219,7 @@ def test_a_look_up_that_had_to_ask_many_runs_has_them_merged(
     journal: Journal, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.journal.index.indexer.INDEX_CALM_SECONDS", 0.01)
-    monkeypatch.setattr("penstock.journal.index.contents.INDEX_FAN_IN", 100)
+    monkeypatch.setattr("penstock.journal.index.indexer.INDEX_FAN_IN", 100)
     for number in range(8):
         topic.append_many([Draft("e", number, key=key) for key in KEYS * 3])
         journal._core.indexer.index("orders")

@@ -13,11 +13,8 @@ from small_index import small_index
 
 from penstock import Draft, Journal, Receipt, Topic
 from penstock.errors import ConfigError
-from penstock.journal.storage import keys
-from penstock.journal.storage.block import build_block, read_block, seal
-from penstock.journal.storage.columns import CodedText
-from penstock.journal.storage.joining import select
-from penstock.journal.storage.wire import Columns, Wire
+from penstock.journal import keys
+from penstock.journal.blocks import CodedText, Columns, Wire, build_block, read_block, seal, select
 
 Reopen = Callable[[Journal], Journal]
 

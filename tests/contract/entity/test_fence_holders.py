@@ -14,9 +14,8 @@ from journals import DEADLINE, Place, eventually
 import penstock
 from penstock import Draft
 from penstock.errors import FenceActive
-from penstock.journal.storage import keys
-from penstock.journal.storage.block import build_wire
-from penstock.journal.storage.wire import Columns
+from penstock.journal import keys
+from penstock.journal.blocks import Columns, build_wire
 from penstock.transfer.publishing import Blocks, publish_blocks
 
 HOLDER = """

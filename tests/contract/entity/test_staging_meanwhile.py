@@ -14,7 +14,7 @@ from journals import Place, eventually, on, payloads
 from penstock import Draft, Event, Journal, Topic
 from penstock.entity import fence as holders
 from penstock.errors import Conflict, StorageError
-from penstock.journal.storage import keys
+from penstock.journal import keys
 
 
 @contextmanager

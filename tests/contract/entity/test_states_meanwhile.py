@@ -15,7 +15,7 @@ from penstock.entity import rebuild as rebuilding
 from penstock.entity import states
 from penstock.entity.states import StreamedState, StreamedStates, load_streamed, pack_state, save_streamed, states_topic
 from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
-from penstock.journal.commit.catalog import TopicRecord, load_record
+from penstock.journal.catalog import TopicRecord, load_record
 
 
 class Kinds(Projection):

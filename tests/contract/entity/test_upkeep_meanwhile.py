@@ -17,7 +17,7 @@ from penstock import on as handles
 from penstock.entity import importing, receipts
 from penstock.entity.proof import EMPTY, root_of
 from penstock.errors import ConfigError, Unprovable
-from penstock.journal.upkeep import compaction
+from penstock.journal import upkeep
 from penstock.local.journal import LocalJournal
 
 FORMATS = ["jsonl", "parquet"]
@@ -70,7 +70,7 @@ def test_a_state_is_void_as_soon_as_one_of_its_events_is_removed(topic: Topic, m
     assert topic.compact_keys() == 1  # of the positions so far
     topic.append("placed", 4, key="a")
     assert topic.project(Seen, "a") == Seen([1, 4])
-    request = compaction.WriteRequest
+    request = upkeep.WriteRequest
 
     def killed_at_the_end(apply: Any, **options: Any) -> Any:
         if not isinstance(apply, partial) and apply.__name__ == "end":
@@ -78,7 +78,7 @@ def test_a_state_is_void_as_soon_as_one_of_its_events_is_removed(topic: Topic, m
         return request(apply, **options)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(compaction, "WriteRequest", killed_at_the_end)
+        patch.setattr(upkeep, "WriteRequest", killed_at_the_end)
         topic.compact_keys()
     assert payloads(topic.read(key="a")) == [4] and topic.project(Seen, "a") == Seen([4])
 

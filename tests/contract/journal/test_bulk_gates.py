@@ -9,11 +9,9 @@ from bulk_steps import publish_in_steps
 
 from penstock import Draft
 from penstock.errors import Denied, StorageError
-from penstock.journal.bulk.staging import PreparedPiece, stage, staged_batches
-from penstock.journal.commit.request import WriteRequest
-from penstock.journal.storage.block import build_wire
-from penstock.journal.storage.pending import RowOptions, with_options
-from penstock.journal.storage.wire import Columns, Wire
+from penstock.journal.blocks import Columns, RowOptions, Wire, build_wire, with_options
+from penstock.journal.bulk import PreparedPiece, stage, staged_batches
+from penstock.journal.writer import WriteRequest
 from penstock.transfer.publishing import Blocks, BulkCommit, publish_blocks, publish_staged
 
 BATCH = b"0123456789abcdef"

@@ -10,12 +10,19 @@ from bulk_steps import publish_in_steps
 
 from penstock import Journal, ManualClock
 from penstock.errors import ConfigError, Conflict, FenceActive, PenstockError, QueueFull
-from penstock.journal.bulk.checking import checked_wire
-from penstock.journal.bulk.staging import PreparedPiece, stage, staged_batches
-from penstock.journal.commit.request import WriteRequest
-from penstock.journal.storage.block import build_wire
-from penstock.journal.storage.pending import PendingWire, RowOptions, decode_pending, with_options
-from penstock.journal.storage.wire import Columns, Wire, encode_wire
+from penstock.journal.blocks import (
+    Columns,
+    PendingWire,
+    RowOptions,
+    Wire,
+    build_wire,
+    decode_pending,
+    encode_wire,
+    with_options,
+)
+from penstock.journal.bulk import PreparedPiece, stage, staged_batches
+from penstock.journal.checking import checked_wire
+from penstock.journal.writer import WriteRequest
 from penstock.transfer.publishing import Blocks, BulkCommit, publish_blocks, publish_staged
 
 BATCH = b"0123456789abcdef"

@@ -10,13 +10,12 @@ import pytest
 from bulk_steps import publish_in_steps
 from journals import seqs
 
-import penstock.journal.bulk.staging as staging
+import penstock.journal.bulk as staging
 from penstock import Draft, Journal, ManualClock, Projection, Topic, on
 from penstock.errors import Conflict, Corrupt, QueueFull, StorageError
-from penstock.journal.bulk.staging import PreparedPiece, drop, publish, stage
-from penstock.journal.storage import keys
-from penstock.journal.storage.block import build_wire
-from penstock.journal.storage.wire import Columns, Wire
+from penstock.journal import keys
+from penstock.journal.blocks import Columns, Wire, build_wire
+from penstock.journal.bulk import PreparedPiece, drop, publish, stage
 from penstock.transfer.publishing import Blocks, BulkCommit, publish_blocks, publish_staged
 
 Reopen = Callable[[Journal], Journal]

@@ -8,12 +8,11 @@ from threading import Event, Thread
 from journals import Place, eventually, only, payloads
 
 from penstock import Journal, ManualClock, Topic
-from penstock.journal.commit.catalog import Settings
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.copies import adopt_topic
-from penstock.journal.commit.request import WriteRequest
+from penstock.journal import keys
+from penstock.journal.catalog import Settings
+from penstock.journal.commit import Commit, adopt_topic
 from penstock.journal.settings import change_settings
-from penstock.journal.storage import keys
+from penstock.journal.writer import WriteRequest
 from penstock.local.journal import LocalJournal
 
 

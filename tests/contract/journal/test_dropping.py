@@ -24,11 +24,9 @@ from penstock.errors import (
     UnknownQueue,
     UnknownTopic,
 )
-from penstock.journal.bulk.staging import PreparedPiece, publish, stage
-from penstock.journal.storage import keys
-from penstock.journal.storage.block import build_wire
-from penstock.journal.storage.wire import Columns
-from penstock.journal.upkeep import dropping
+from penstock.journal import dropping, keys
+from penstock.journal.blocks import Columns, build_wire
+from penstock.journal.bulk import PreparedPiece, publish, stage
 
 OTHERS = (keys.STORE, keys.NEXT_TOPIC, keys.TOPIC, keys.ENDED, keys.AGED, keys.MARK, keys.HISTORY, keys.COPYING)
 """Prefixes of keys that no topic's number follows."""
@@ -472,8 +470,8 @@ def test_housekeeping_clears_it_without_being_asked(journal: Journal) -> None:
 
 @on("sqlite")
 def test_an_index_being_built_leaves_nothing_behind(journal: Journal) -> None:
-    from penstock.journal.index.builder import Building
-    from penstock.journal.index.directory import NOTHING
+    from penstock.journal.index.indexer import Building
+    from penstock.journal.index.runs import NOTHING
 
     journal.topic("orders").append("x", key="k")
     number = number_of(journal, "orders")

@@ -19,9 +19,9 @@ from journals import DEADLINE, Place, eventually, on, payloads
 
 from penstock import Draft, Journal, Receipt, Ticket, Topic
 from penstock.errors import Backpressure, Closed, ConfigError, Conflict, StorageError
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.prepare import prepare
-from penstock.journal.commit.request import WriteRequest
+from penstock.journal.commit import Commit
+from penstock.journal.prepare import prepare
+from penstock.journal.writer import WriteRequest
 
 InThreads = Callable[..., threading.Thread]
 

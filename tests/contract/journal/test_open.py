@@ -20,8 +20,8 @@ import penstock
 from engines import KINDS
 from penstock import Draft, Journal, ManualClock
 from penstock.errors import Closed, ConfigError, Locked, ReadOnly
+from penstock.journal import keys
 from penstock.journal.core import StoreRecord
-from penstock.journal.storage import keys
 
 InThreads = Callable[..., threading.Thread]
 

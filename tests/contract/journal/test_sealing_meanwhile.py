@@ -11,9 +11,8 @@ from journals import Place, on, payloads
 from penstock import Draft, Journal
 from penstock.errors import ConfigError, UnknownTopic
 from penstock.journal.sealed import sealing
-from penstock.journal.sealed.planning import Range
 from penstock.journal.sealed.report import SealReport
-from penstock.journal.sealed.sealing import seal_topic
+from penstock.journal.sealed.sealing import Range, seal_topic
 from penstock.journal.sealed.segments import Segment
 from penstock.journal.sealed.writing import SealPlace, write_segment
 from penstock.local.journal import LocalJournal

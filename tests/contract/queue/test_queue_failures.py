@@ -9,8 +9,8 @@ from journals import eventually, on
 
 from penstock import Delivery, Journal, ManualClock, Queue, Retry
 from penstock.errors import ConfigError
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.request import WriteRequest
+from penstock.journal.commit import Commit
+from penstock.journal.writer import WriteRequest
 from penstock.limits import ATTEMPTS_KEPT, MAX_ATTEMPT_ERROR_BYTES, MAX_ERROR_BYTES, MAX_TRACEBACK_BYTES
 from penstock.queue.state import keys
 from penstock.surface.failure import Attempt

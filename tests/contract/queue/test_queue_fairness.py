@@ -11,7 +11,7 @@ from journals import DEADLINE, Place, eventually, on
 
 from penstock import Draft, Event, Journal, ManualClock, Queue
 from penstock.errors import ConfigError
-from penstock.journal.commit.request import WriteRequest
+from penstock.journal.writer import WriteRequest
 from penstock.queue.state.keys import flow_rows
 
 Start = Callable[..., threading.Thread]

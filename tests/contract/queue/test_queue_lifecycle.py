@@ -13,7 +13,7 @@ from journals import DEADLINE, Place, eventually, eventually_async, on
 
 from penstock import Delivery, Event, Journal, ManualClock
 from penstock.errors import ConfigError, StorageError
-from penstock.journal.commit.request import WriteRequest
+from penstock.journal.writer import WriteRequest
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.queue import LocalQueue
 

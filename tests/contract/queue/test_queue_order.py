@@ -11,7 +11,7 @@ import pytest
 
 from penstock import Draft, Journal, ManualClock, Queue, Retry
 from penstock.errors import ConfigError
-from penstock.journal.commit.commit import Commit
+from penstock.journal.commit import Commit
 from penstock.queue.operations.take import take
 from penstock.queue.run import waiting
 from penstock.queue.state import blocks

@@ -13,7 +13,7 @@ from journals import on
 import penstock
 from penstock import Draft, Journal, ManualClock, Queue
 from penstock.errors import ConfigError, PoisonMessage, QueueFull, StaleDelivery, UnknownQueue
-from penstock.journal.storage import block, keys
+from penstock.journal import blocks, keys
 
 Reopen = Callable[[Journal], Journal]
 
@@ -292,7 +292,7 @@ def _damage(journal: Journal, topic: str, first: int, change: Callable[[bytes], 
 
 
 def _with_payload(raw: bytes) -> Callable[[bytes], bytes]:
-    from penstock.journal.storage.block import read_block, seal
+    from penstock.journal.blocks import read_block, seal
 
     def change(value: bytes) -> bytes:
         wire = read_block(value, "jobs").wire
@@ -423,8 +423,8 @@ def test_sending_a_few_dead_letters_back_decodes_only_these(journal: Journal, mo
         for delivery in taken:
             tx.nack(delivery, dead=True)
     decoded: list[int] = []
-    original = block.texts_of
-    monkeypatch.setattr(block, "texts_of", lambda one: (decoded.append(one.count), original(one))[1])
+    original = blocks.texts_of
+    monkeypatch.setattr(blocks, "texts_of", lambda one: (decoded.append(one.count), original(one))[1])
     assert queue.redrive(limit=10) == 10
     assert sum(decoded) <= 100
     monkeypatch.undo()

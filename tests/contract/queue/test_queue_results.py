@@ -14,7 +14,7 @@ from journals import DEADLINE, Place, eventually, only
 import penstock
 from penstock import Delivery, Draft, Journal, ManualClock
 from penstock.errors import Closed, ConfigError, FenceActive, ReplyFailed
-from penstock.journal.storage.block import Block
+from penstock.journal.blocks import Block
 from penstock.queue.results.ticket import ResultTicket
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import penstock
 from penstock import Journal, Queue
-from penstock.journal.commit.commit import Commit
+from penstock.journal.commit import Commit
 from penstock.queue.inspect import inspecting
 from penstock.queue.queue import LocalQueue
 from penstock.queue.state import keys

@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock.errors import Corrupt
-from penstock.journal.storage import keys
+from penstock.journal import keys
 
 
 def filled(path: Path) -> None:

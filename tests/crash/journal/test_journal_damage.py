@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock import Draft, Journal, Topic
 from penstock.errors import Corrupt, PenstockError
-from penstock.journal.storage import keys
+from penstock.journal import keys
 
 SCHEMES = ("memory", "sqlite", "rocksdb", "file", "slatedb")
 

@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock import Delivery, Draft, Journal, ManualClock, Queue, Retry
 from penstock.errors import StorageError
-from penstock.journal.commit.request import WriteRequest
+from penstock.journal.writer import WriteRequest
 
 
 class Fault(Exception):

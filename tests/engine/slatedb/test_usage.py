@@ -11,7 +11,7 @@ import pytest
 from object_homes import Home
 
 from buffer.emulator import Emulator
-from penstock.journal.commit import writer as writer_module
+from penstock.journal import writer as writer_module
 from penstock.observe.gauges import gauges
 from waiting import eventually
 

@@ -20,7 +20,7 @@ from penstock import Draft
 from penstock.buffer import Consumer, Producer
 from penstock.errors import PenstockError
 from penstock.journal.sealed.sealing import seal_topic
-from penstock.journal.sealed.tables.table import TableRequest
+from penstock.journal.sealed.tables import TableRequest
 from torture.recorder import arm, armed_calls, mark
 
 SINGLE = ("jsonl", "parquet", "arrow", "csv")

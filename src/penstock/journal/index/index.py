@@ -8,21 +8,39 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from penstock.engine.contract import Engine, Snapshot
 from penstock.events import Event
-from penstock.journal.commit.catalog import Head, TopicRecord
-from penstock.journal.index.directory import FILTER, Run, run_key
-from penstock.journal.index.lookup import Lookup
-from penstock.journal.index.memtable import Memtable
-from penstock.journal.index.rows import BloomFilter
-from penstock.journal.reading import TopicView
+from penstock.journal import keys
+from penstock.journal.blocks import Block, text_values
+from penstock.journal.catalog import Head, TopicRecord, last_block, load_state, open_block
+from penstock.journal.index.memtable import Memtable, Newest, block_size
+from penstock.journal.index.runs import (
+    CAUSES,
+    CORRELATIONS,
+    ENTITIES,
+    FILTER,
+    BloomFilter,
+    Directory,
+    Run,
+    load_directory,
+    mark_seq,
+    prefix,
+    read_chunk,
+    read_marks,
+    run_key,
+    span_of,
+)
+from penstock.journal.reading import EventFilter, TopicView
+from penstock.limits import INDEX_FAN_IN, INDEX_MEMORY_BYTES, MERGED_BYTES
 
 if TYPE_CHECKING:
-    from penstock.journal.commit.commit import Commit
+    from penstock.journal.commit import Commit
+
 
 _FILTERS = 64
 """Run filters kept in memory."""
@@ -110,3 +128,318 @@ class EntityIndex:
                 while len(self._filters) > _FILTERS:
                     self._filters.popitem(last=False)
         return term in known
+
+
+# ── One look-up: an entity's events, its newest one, what an event caused, what belongs together ──
+# A look-up asks the runs (see `directory`), oldest first, then the memtable: the events that no run covers yet.
+# So it costs what the entity has, plus a few look-ups, however many events the topic has.
+
+
+Piece = tuple[Block, Sequence[int]]
+"""A block and some of its rows, in order of their positions."""
+
+
+class Lookup:
+    """One look-up in one topic. `open` it on a view; everything it finds is as of that view's snapshot."""
+
+    __slots__ = (
+        "_behind",
+        "_checked_version",
+        "_extra",
+        "_index",
+        "_limit",
+        "_name",
+        "_newest",
+        "_tail",
+        "_trimmed",
+        "_version",
+        "_view",
+        "directory",
+    )
+
+    def __init__(self, index: EntityIndex, name: str, version: int | None, tail: Memtable | None) -> None:
+        self._index = index
+        self._name = name
+        self._version = version
+        self._tail = tail
+        self._limit, self._checked_version, self._newest = tail.state if tail is not None else (0, None, None)
+
+    def open(self, view: TopicView, *, needed: int = keys.MAX_SEQ) -> Lookup:
+        """Brings what is in memory up to the snapshot, or at least through the position `needed`."""
+        self._view = view
+        self._behind = False
+        self._extra: Memtable | None = None
+        self.directory = directory = load_directory(view.snap, view.number, view.name)
+        state = load_state(view.snap, view.number, view.name)
+        self._trimmed = max(state.trimmed, view.hidden)
+        tail = self._tail
+        stale = tail is not None and tail.epoch != (view.number, directory.epoch)
+        if tail is None or stale or self._limit < max(directory.through, state.sealed):
+            self._begin(view, directory, tail, needed, state.trimmed)
+        elif self._limit < needed and (self._version is None or self._checked_version != self._version):
+            self._catch_up(view, tail, max(state.trimmed, state.compacted))
+            if directory.through > tail.base and self._version is not None:
+                self._index.cut(self._name, view.number, directory.through)
+        return self
+
+    def _begin(self, view: TopicView, directory: Directory, known: Memtable | None, needed: int, trimmed: int) -> None:
+        """Reads everything the runs do not cover."""
+        base = max(directory.through, trimmed)
+        tail = Memtable((view.number, directory.epoch), base)
+        if base >= needed:
+            self._tail, self._limit = tail, base
+            return
+        if _waiting_bytes(view, base) > INDEX_MEMORY_BYTES:
+            self._behind, self._tail, self._limit = True, tail, base
+            return
+        for block in view.blocks(base, keys.MAX_SEQ):
+            tail.add(block, block_size(block))
+        self._tail, self._limit = tail, tail.covered
+        if self._version is not None:
+            # The next look-up knows the newest block again, and does not read it for nothing.
+            rows = view.snap.scan(*keys.block_range(view.number), reverse=True)
+            newest = next(((key, len(value), value[-4:]) for key, value in rows), None)
+            tail.state = (tail.covered, self._version, newest)
+            self._index.adopt(self._name, known, tail)
+
+    def _catch_up(self, view: TopicView, tail: Memtable, reshaped: int) -> None:
+        """Reads what was committed since the tail was looked over; positions after `reshaped` have no holes."""
+        newer: list[tuple[Block, int]] = []
+        newest: Newest | None = None
+        blocks = view.snap.scan(*keys.block_range(view.number), reverse=True)
+        if (
+            self._newest is not None
+            and self._newest[1] >= MERGED_BYTES
+            and self._limit >= reshaped
+            and view.snap.get(keys.block_key(view.number, self._limit + 1)) is None
+        ):
+            # A large block is never merged with what follows: it need not be read to see that it is still the newest.
+            newest, blocks = self._newest, iter(())
+        for key, value in blocks:
+            seen = (key, len(value), value[-4:])
+            newest = newest or seen
+            if seen == self._newest:
+                break
+            block = open_block(view.snap, key, value, view.name)
+            if block.last <= self._limit:
+                break
+            newer.append((block, block_size(block)))
+            if block.first <= self._limit:
+                break
+        newer.reverse()
+        if self._version is not None and tail.extend(self._limit, newer, self._version, newest):
+            if newer:
+                self._limit = newer[-1][0].last
+            if tail.size > 2 * INDEX_MEMORY_BYTES:  # no indexer builds runs here: do not keep the whole topic in memory
+                self._index.forget(self._name)
+        elif newer:
+            # A transaction's own events concern no other caller; and what another thread has put into the memtable
+            # meanwhile may be newer than this snapshot.
+            self._extra = Memtable(tail.epoch, self._limit)
+            for block, size in newer:
+                self._extra.add(block, size)
+
+    # ── entities ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def events(self, key: str, after: int, through: int, *, reverse: bool = False) -> Iterator[Sequence[Event]]:
+        """The events of an entity in after < position ≤ through, some at a time, in order."""
+        after = max(after, self._trimmed)
+        if reverse:
+            yield from self._recent(key, after, through, reverse=True)
+            for block, rows in self._run_pieces(key, after, through, reverse=True):
+                yield [Event(block, row) for row in reversed(rows)]
+            return
+        for block, rows in self._run_pieces(key, after, through, reverse=False):
+            yield [Event(block, row) for row in rows]
+        yield from self._recent(key, after, through)
+
+    def pieces(self, key: str, after: int, through: int) -> Iterator[Piece]:
+        """The same, as rows of blocks, for those who read whole columns."""
+        after = max(after, self._trimmed)
+        yield from self._run_pieces(key, after, through, reverse=False)
+        block: Block | None = None
+        rows: list[int] = []
+        for event in chain.from_iterable(self._recent(key, after, through)):
+            if event._rows is not block:
+                if block is not None:
+                    yield block, rows
+                assert isinstance(event._rows, Block)  # what is recent was read from blocks
+                block, rows = event._rows, []
+            rows.append(event._row)
+        if block is not None:
+            yield block, rows
+
+    def newest(self, key: str, through: int = keys.MAX_SEQ) -> Event | None:
+        """The newest event of an entity at or before a position."""
+        for recent in self._recent(key, self._trimmed, through, reverse=True):
+            return recent[0]
+        for block, rows in self._run_pieces(key, self._trimmed, through, reverse=True):
+            if rows:
+                return Event(block, rows[-1])
+        return None
+
+    def _recent(self, key: str, after: int, through: int, *, reverse: bool = False) -> Iterable[list[Event]]:
+        """The events that no run covers, some at a time, in order, never none at all."""
+        after = max(after, self.directory.through)
+        if self._behind:
+            found = list(self._view.events(after, through, None, EventFilter(key=key)))
+            return [found[::-1] if reverse else found] if found else []
+        assert self._tail is not None
+        known = self._tail.of_key(key, after, min(through, self._limit), reverse=reverse)
+        if self._extra is None:
+            return known
+        newer = self._extra.of_key(key, max(after, self._limit), through, reverse=reverse)
+        return chain(newer, known) if reverse else chain(known, newer)
+
+    def _run_pieces(self, key: str, after: int, through: int, *, reverse: bool) -> Iterator[Piece]:
+        term = prefix(key)
+        runs = self.directory.runs
+        asked = 0
+        for run in reversed(runs) if reverse else runs:
+            if run.last <= after or run.first > through or "e" not in run.sections:
+                continue
+            if not self._index.may_hold(self._view.snap, self._view.number, run, term):
+                continue
+            asked += 1
+            if asked == INDEX_FAN_IN:
+                self._index.crowded(self._name)
+            chunks = self._chunks_back(run, term, key, through) if reverse else self._chunks(run, term, key, after)
+            for block, start, stop in chunks:
+                seqs = block.seqs
+                while start < stop and seqs[start] <= after:
+                    start += 1
+                while start < stop and seqs[stop - 1] > through:
+                    stop -= 1
+                if start < stop:
+                    yield block, range(start, stop)
+
+    def _chunks(self, run: Run, term: bytes, key: str, after: int) -> Iterator[tuple[Block, int, int]]:
+        """The chunks of a run that hold an entity's events after a position, with the rows that are the entity's.
+
+        An entity lies inside one chunk, or begins one and fills it and those that follow.
+        """
+        view = self._view
+        low = run_key(view.number, run.id, ENTITIES)
+        begin = low + term
+        if after >= run.first:
+            for stored, _ in view.snap.scan(begin, begin + (after + 2).to_bytes(8), reverse=True):
+                begin = stored
+                break
+        found = False
+        for _, value in view.snap.scan(begin, low + term + b"\xff" * 9):
+            found = True
+            block = read_chunk(value, view.name)
+            start, stop = span_of(block, key)
+            yield block, start, stop
+        if found:
+            return
+        for _, value in view.snap.scan(low, low + term, reverse=True):
+            block = read_chunk(value, view.name)
+            start, stop = span_of(block, key)
+            if start < stop:
+                yield block, start, stop
+            return
+
+    def _chunks_back(self, run: Run, term: bytes, key: str, through: int) -> Iterator[tuple[Block, int, int]]:
+        """The same from the newest back, at or before a position."""
+        view = self._view
+        low = run_key(view.number, run.id, ENTITIES)
+        for _, value in view.snap.scan(low, low + term + min(through + 1, keys.MAX_SEQ).to_bytes(8), reverse=True):
+            block = read_chunk(value, view.name)
+            start, stop = span_of(block, key)
+            if start < stop:
+                yield block, start, stop
+            if start > 0 or stop == 0:
+                return
+
+    def entities(self) -> Iterator[str]:
+        """Every entity of the topic, each once."""
+        seen: set[str] = set()
+        view = self._view
+        for run in self.directory.runs:
+            if "e" not in run.sections:
+                continue
+            low = run_key(view.number, run.id, ENTITIES)
+            for _, value in view.snap.scan(low, keys.prefix_end(low)):
+                block = read_chunk(value, view.name)
+                for key, seq in zip(text_values(block.wire.key, block.count), block.seqs, strict=True):
+                    if key is not None and key not in seen and seq > self._trimmed:
+                        seen.add(key)
+                        yield key
+        for tail, after, through in self._tails():
+            for key in tail.entities(after, through):
+                if key not in seen:
+                    seen.add(key)
+                    yield key
+
+    # ── causes and correlations ──────────────────────────────────────────────────────────────────────────────────────
+    def caused_by(self, id: str) -> Iterator[Event]:
+        """The events of this topic that an event caused, in order."""
+        yield from self._marked(CAUSES, id)
+        for tail, after, through in self._tails():
+            yield from tail.of_cause(id, after, through)
+
+    def correlated(self, id: str) -> Iterator[Event]:
+        """The events of this topic with a correlation id, in order."""
+        yield from self._marked(CORRELATIONS, id)
+        for tail, after, through in self._tails():
+            yield from tail.of_correlation(id, after, through)
+
+    def _tails(self) -> Iterator[tuple[Memtable, int, int]]:
+        after = max(self._trimmed, self.directory.through)
+        if self._behind:
+            for block in self._view.blocks(after, keys.MAX_SEQ):
+                part = Memtable((0, 0), after)
+                part.add(block, 0)
+                yield part, after, keys.MAX_SEQ
+        elif self._tail is not None:
+            yield self._tail, after, self._limit
+        if self._extra is not None:
+            yield self._extra, max(after, self._limit), keys.MAX_SEQ
+
+    def _marked(self, section: bytes, id: str) -> Iterator[Event]:
+        term, view = prefix(id), self._view
+        for run in self.directory.runs:
+            if section.decode() not in run.sections or run.last <= self._trimmed:
+                continue
+            low = run_key(view.number, run.id, section)
+            for seq in self._marked_in(low, term):
+                event = view.get(seq) if seq > self._trimmed else None
+                if event is not None:
+                    yield event
+
+    def _marked_in(self, low: bytes, term: bytes) -> Iterator[int]:
+        view = self._view
+        opening = low + term
+        for stored, _ in view.snap.scan(low, low + term + bytes(8), reverse=True):
+            opening = stored
+            break
+        for _, value in view.snap.scan(opening, low + term + b"\xff" * 9):
+            for mark in read_marks(value, view.name):
+                if mark[:-8] == term:
+                    yield mark_seq(mark)
+
+
+def _waiting_bytes(view: TopicView, base: int) -> int:
+    """How much of a topic no run covers, about."""
+    block = last_block(view.snap, view.number, view.name)
+    return 0 if block is None else (block.last - base) * (len(block.payload) // block.count + 64)
+
+
+def entity_events(
+    lookup: Lookup, wanted: EventFilter, after: int, limit: int | None, through: int, *, reverse: bool
+) -> Iterator[Event]:
+    """The events of one entity that a reader wants, in order."""
+    key, kinds, scope = wanted.key, wanted.kinds, wanted.scope
+    if not key:
+        return
+    left = keys.MAX_SEQ if limit is None else limit
+    for events in lookup.events(key, after, through, reverse=reverse):
+        if kinds is not None:
+            events = [event for event in events if event.kind in kinds]
+        if scope is not None:
+            events = [event for event in events if event.scope == scope]
+        if len(events) >= left:
+            yield from events[:left]
+            return
+        left -= len(events)
+        yield from events

@@ -12,42 +12,62 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from heapq import merge as merge_sorted
+from itertools import groupby
 
 from msgspec.structs import replace
 
-from penstock.engine.contract import Engine
+from penstock.engine.contract import Engine, Snapshot
 from penstock.errors import Closed, PenstockError
-from penstock.journal.commit.catalog import last_block, load_record, load_state
-from penstock.journal.commit.request import WriteRequest
-from penstock.journal.commit.writer import Writer
-from penstock.journal.index.builder import Building, Deletion
-from penstock.journal.index.contents import (
-    after_some,
-    are_enough,
-    blocks_of_a_run,
-    first_chunks,
-    until_few,
-    worth_merging,
-)
-from penstock.journal.index.directory import (
+from penstock.journal import keys
+from penstock.journal.blocks import Block, text_values
+from penstock.journal.catalog import last_block, load_record, load_state
+from penstock.journal.commit import Commit
+from penstock.journal.index.index import EntityIndex
+from penstock.journal.index.runs import (
     CAUSES,
     CORRELATIONS,
     ENTITIES,
+    FILTER,
+    STEP_ROWS,
+    BloomFilter,
+    Breathe,
+    Chunk,
     Directory,
+    Pages,
+    Row,
+    Run,
+    after,
+    chunks_of,
+    entities_of,
+    in_order,
     load_directory,
+    mark_chunks,
+    mark_of,
+    mark_seq,
+    marks_of,
+    parts_of,
+    prefix,
+    read_chunk,
+    read_marks,
+    rows_of,
+    rows_of_chunk,
     run_key,
+    save_directory,
 )
-from penstock.journal.index.index import EntityIndex
-from penstock.journal.index.merge import EntityMerge, MarkMerge
 from penstock.journal.reading import TopicView
-from penstock.journal.storage import keys
+from penstock.journal.writer import Writer, WriteRequest
 from penstock.limits import (
     INDEX_CALM_SECONDS,
+    INDEX_FAN_IN,
     INDEX_FILTER_TERMS,
     INDEX_MEMORY_BYTES,
     INDEX_RUN_BYTES,
     INDEX_RUN_EVENTS,
+    INDEX_STEP_BYTES,
 )
 from penstock.observe.logs import Log
 
@@ -349,3 +369,373 @@ class Indexer:
                 upto = after_some(snap, start, stop)
             deletion = Deletion(topic, record.number, run, start, upto or stop, upto is None)
             self._writer.run(WriteRequest(deletion, relaxed=True))
+
+
+# ── Writing a run of the entity index: announced, filled in steps, then listed or thrown away; and deleting old ones ──
+
+
+_ABANDONED_MS = 3_600_000
+"""A run whose writing began this long ago was given up."""
+
+Written = tuple[bytes, Chunk]
+"""A section and a chunk of it."""
+
+
+class Deletion:
+    """Removes a part of a run, and its number from the list of rubbish when it was the last part."""
+
+    def __init__(self, topic: str, number: int, run: int, start: bytes, stop: bytes, done: bool) -> None:
+        self._topic, self._number, self._run = topic, number, run
+        self._start, self._stop, self._done = start, stop, done
+
+    def __call__(self, commit: Commit) -> None:
+        if not commit.is_current(self._topic, self._number):
+            return
+        directory = load_directory(commit.tx, self._number, self._topic)
+        if self._run not in directory.rubbish:
+            return
+        commit.tx.delete_range(self._start, self._stop)
+        if self._done:
+            left = tuple(run for run in directory.rubbish if run != self._run)
+            save_directory(commit.tx, self._number, replace(directory, rubbish=left))
+
+
+class Building:
+    """A run being written: announced, filled in steps, then listed or thrown away."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        topic: str,
+        number: int,
+        directory: Directory,
+        positions: tuple[int, int],
+        level: int,
+    ) -> None:
+        self._writer = writer
+        self._topic = topic
+        self._number = number
+        self._epoch = directory.epoch
+        self._positions = positions
+        self._level = level
+        self._id = 0
+        self._size = 0
+        self._entities = 0
+        self._sections: set[str] = set()
+
+    def begin(self) -> bool:
+        """Takes a number; False when the index has changed too much since it was looked at."""
+        return bool(self._do(self._announce))
+
+    def _announce(self, commit: Commit) -> bool:
+        if not commit.is_current(self._topic, self._number):
+            return False
+        directory = load_directory(commit.tx, self._number, self._topic)
+        if directory.epoch != self._epoch:
+            return False
+        self._id = directory.next
+        stale = [run for run, since in directory.building if commit.now_ms - since > _ABANDONED_MS]
+        building = [one for one in directory.building if one[0] not in stale]
+        building.append((self._id, commit.now_ms))
+        save_directory(
+            commit.tx,
+            self._number,
+            replace(directory, next=self._id + 1, building=tuple(building), rubbish=(*directory.rubbish, *stale)),
+        )
+        return True
+
+    def skip(self, change: Callable[[Directory], Directory | None]) -> bool:
+        """Changes the directory without a run: there was nothing to index."""
+
+        def apply(commit: Commit) -> bool:
+            if not commit.is_current(self._topic, self._number):
+                return False
+            directory = load_directory(commit.tx, self._number, self._topic)
+            if directory.epoch != self._epoch:
+                return False
+            changed = change(directory)
+            if changed is not None:
+                save_directory(commit.tx, self._number, changed)
+            return changed is not None
+
+        return bool(self._do(apply))
+
+    def write(self, written: Sequence[Written]) -> None:
+        """Adds chunks."""
+        start = size = 0
+        for stop, (section, (_, value)) in enumerate(written, 1):
+            size += len(value)
+            self._sections.add(section.decode())
+            if size >= INDEX_STEP_BYTES or stop == len(written):
+                self._do(partial(self._put, written[start:stop]))
+                self._size += size
+                start, size = stop, 0
+
+    def _put(self, part: Sequence[Written], commit: Commit) -> None:
+        if not commit.is_current(self._topic, self._number):
+            return  # no housekeeper would ever clear it away
+        for section, (mark, value) in part:
+            commit.tx.put(run_key(self._number, self._id, section, mark), value)
+
+    def filter(self, entities: Collection[str], breathe: Breathe) -> None:
+        """Adds the filter of the entities, unless there are too many or none."""
+        if not 0 < len(entities) <= INDEX_FILTER_TERMS:
+            return
+        built = BloomFilter.sized(len(entities))
+        for count, entity in enumerate(entities):
+            built.add(prefix(entity))
+            if count % STEP_ROWS == 0:
+                breathe()
+        value = bytes(built)
+        self._entities = len(entities)
+
+        def put(commit: Commit) -> None:
+            if commit.is_current(self._topic, self._number):
+                commit.tx.put(run_key(self._number, self._id, FILTER), value)
+
+        self._do(put)
+
+    def publish(self, change: Callable[[Directory], Directory | None]) -> bool:
+        """Lists the run in the directory that `change` makes; throws it away when that is None."""
+        return bool(self._do(lambda commit: self._list(commit, change)))
+
+    def _list(self, commit: Commit, change: Callable[[Directory], Directory | None]) -> bool:
+        if not commit.is_current(self._topic, self._number):
+            return False
+        directory = load_directory(commit.tx, self._number, self._topic)
+        mine = any(run == self._id for run, _ in directory.building)
+        rest = replace(directory, building=tuple(one for one in directory.building if one[0] != self._id))
+        changed = change(rest) if mine and directory.epoch == self._epoch else None
+        if changed is None:
+            if self._id not in rest.rubbish:
+                rest = replace(rest, rubbish=(*rest.rubbish, self._id))
+            save_directory(commit.tx, self._number, rest)
+            return False
+        runs = changed.runs
+        if self._sections:
+            first, last = self._positions
+            level = max(self._level, _level(self._size))
+            run = Run(self._id, first, last, level, self._size, self._entities, "".join(sorted(self._sections)))
+            runs = tuple(sorted([*runs, run], key=lambda one: one.first))
+        save_directory(commit.tx, self._number, replace(changed, runs=runs))
+        return True
+
+    def _do(self, apply: Callable[[Commit], object]) -> object:
+        return self._writer.run(WriteRequest(apply, relaxed=True))
+
+
+def _level(size: int) -> int:
+    """The level that a run of a size would have reached by merging runs of the usual size."""
+    level, bound = 0, INDEX_FAN_IN * INDEX_RUN_BYTES
+    while size >= bound:
+        level, bound = level + 1, bound * INDEX_FAN_IN
+    return level
+
+
+# ── What goes into a run: which blocks make a first one, which neighbours become one, and the chunks of the first ──
+# No run is written here and nothing is waited for: `indexer` asks, `builder` writes.
+
+
+def blocks_of_a_run(blocks: Iterator[Block], breathe: Breathe) -> list[Block]:
+    """As many blocks as make one run: a few times the usual size when building is behind."""
+    found: list[Block] = []
+    size = 0
+    for block in blocks:
+        breathe()
+        found.append(block)
+        size += len(block.payload) + 48 * block.count
+        if size >= 4 * INDEX_RUN_BYTES:
+            break
+    return found
+
+
+def are_enough(blocks: Sequence[Block]) -> bool:
+    """Whether blocks are worth a run of their own."""
+    events = sum(block.count for block in blocks)
+    return events >= INDEX_RUN_EVENTS or sum(len(block.payload) for block in blocks) + 48 * events >= INDEX_RUN_BYTES
+
+
+def first_chunks(blocks: Sequence[Block], base: int, breathe: Breathe) -> tuple[list[Written], dict[str, None]]:
+    """The chunks of a first run, and its entities."""
+    parts: list[Pages] = []
+    causes: list[bytes] = []
+    correlations: list[bytes] = []
+    for block in blocks:
+        part = rows_of(block, breathe)
+        if block.first <= base:
+            part = after(part, base)
+        parts.extend(parts_of(part, breathe))
+        if block.wire.causation is not None:
+            causes.extend(marks_of(text_values(block.wire.causation, block.count), block.seqs))
+        if block.wire.correlation is not None:
+            correlations.extend(marks_of(text_values(block.wire.correlation, block.count), block.seqs))
+    entities: dict[str, None] = {}
+    written: list[Written] = []
+    out: list[Row] = []
+    for window in in_order(parts, breathe):
+        entities |= entities_of(window)
+        out += window
+        breathe()
+        written.extend((ENTITIES, chunk) for chunk in chunks_of(out, whole=False, breathe=breathe))
+    written.extend((ENTITIES, chunk) for chunk in chunks_of(out, whole=True, breathe=breathe))
+    for section, marks in ((CAUSES, causes), (CORRELATIONS, correlations)):
+        kept = sorted(mark for mark in marks if int.from_bytes(mark[-8:]) > base)
+        written.extend((section, chunk) for chunk in mark_chunks(kept))
+    return written, entities
+
+
+def worth_merging(runs: Sequence[Run], thorough: bool) -> Sequence[Run]:
+    """Neighbours that should become one run."""
+    if thorough:
+        return until_few(runs)
+    for level in sorted({run.level for run in runs}):
+        # A run of a lower level among them goes along: it would wait for neighbours that never come.
+        for within, group in groupby(runs, key=lambda run: run.level <= level):
+            stretch = list(group)
+            if within and sum(run.level == level for run in stretch) >= INDEX_FAN_IN:
+                return stretch
+    return ()
+
+
+def until_few(runs: Sequence[Run]) -> Sequence[Run]:
+    """The newest runs, as far back as they together weigh at least a quarter of the one before them."""
+    if len(runs) < 2:
+        return ()
+    start, size = len(runs) - 1, runs[-1].size
+    for place in range(len(runs) - 2, -1, -1):
+        if size * 4 >= runs[place].size:
+            start = place
+        size += runs[place].size
+    return runs[start:] if start < len(runs) - 1 else ()
+
+
+def after_some(snap: Snapshot, start: bytes, stop: bytes) -> bytes | None:
+    """A key before which there are a few megabytes; None when there is less."""
+    size = 0
+    for key, value in snap.scan(start, stop):
+        if size >= 4 * INDEX_STEP_BYTES:
+            return key
+        size += len(value) + len(key)
+    return None
+
+
+# ── Merging runs of the entity index, a step at a time, without ever holding much of them in memory ──
+# Each step reads in a snapshot of its own: runs do not change, and a snapshot held for the whole merge would keep the
+# engine from cleaning up behind it.
+
+
+_MARKS_STEP = 8192
+_WINDOW_BYTES = 128 << 10
+"""What is read of all runs together before they are merged, about."""
+
+
+class _Source:
+    """The chunks of one run, in order."""
+
+    def __init__(self, topic: int, run: Run, section: bytes) -> None:
+        self._low = run_key(topic, run.id, section)
+        self._at = self._low
+        self._stop = self._low + b"\xff" * 3  # a mark begins with its term's length, which is below 0xffff
+        self.done = False
+
+    def chunks(self, snap: Snapshot) -> Iterator[tuple[bytes, bytes]]:
+        """The chunks not yet read, with their marks; remembers how far the caller has come."""
+        for key, value in snap.scan(self._at, self._stop):
+            self._at = key + b"\0"
+            yield key[len(self._low) :], value
+        self.done = True
+
+
+class EntityMerge:
+    """The entities of several runs, as one."""
+
+    def __init__(
+        self, engine: Engine, topic: str, number: int, runs: Sequence[Run], trimmed: int, breathe: Breathe
+    ) -> None:
+        self._engine = engine
+        self._topic = topic
+        self._sources = [_Source(number, run, ENTITIES) for run in runs]
+        self._share = _WINDOW_BYTES // max(1, len(runs))
+        self._buffers: list[list[Row]] = [[] for _ in runs]
+        self._trimmed = trimmed
+        self._breathe = breathe
+        self._out: list[Row] = []
+
+    def steps(self) -> Iterator[tuple[list[Chunk], dict[str, None]]]:
+        """Chunks of the merged run and the entities in them, about a commit's worth at a time."""
+        while not self._finished():
+            chunks: list[Chunk] = []
+            entities: dict[str, None] = {}
+            size = 0
+            with self._engine.read() as snap:
+                while size < INDEX_STEP_BYTES and not self._finished():
+                    made = self._window(snap, entities)
+                    chunks.extend(made)
+                    size += sum(len(value) for _, value in made)
+            yield chunks, entities
+        rest = chunks_of(self._out, whole=True)
+        if rest:
+            yield rest, {}
+
+    def _finished(self) -> bool:
+        return all(source.done and not buffer for source, buffer in zip(self._sources, self._buffers, strict=True))
+
+    def _window(self, snap: Snapshot, entities: dict[str, None]) -> list[Chunk]:
+        """Merges what is certain: rows up to the smallest mark at which some run may go on."""
+        for source, buffer in zip(self._sources, self._buffers, strict=True):
+            if not buffer and not source.done:
+                size = 0
+                for _, value in source.chunks(snap):
+                    buffer.extend(rows_of_chunk(read_chunk(value, self._topic), self._breathe))
+                    self._breathe()
+                    size += len(value)
+                    if size >= self._share:
+                        break
+        bound = min(
+            (buffer[-1][0] for source, buffer in zip(self._sources, self._buffers, strict=True) if not source.done),
+            default=None,
+        )
+        window: list[Row] = []
+        for buffer in self._buffers:
+            count = len(buffer) if bound is None else bisect_right(buffer, bound, key=mark_of)
+            window += buffer[:count]
+            del buffer[:count]
+        window = after(window, self._trimmed)
+        window.sort(key=mark_of)
+        entities |= entities_of(window)
+        self._out += window
+        return chunks_of(self._out, whole=False, breathe=self._breathe)
+
+
+class MarkMerge:
+    """The causes or correlations of several runs, as one."""
+
+    def __init__(
+        self, engine: Engine, topic: str, number: int, section: bytes, runs: Sequence[Run], trimmed: int
+    ) -> None:
+        self._engine = engine
+        self._topic = topic
+        self._sources = [_Source(number, run, section) for run in runs]
+        self._trimmed = trimmed
+
+    def steps(self) -> Iterator[list[Chunk]]:
+        """Chunks of the merged run, some at a time."""
+        part: list[bytes] = []
+        for mark in merge_sorted(*[self._marks(source) for source in self._sources]):
+            if mark_seq(mark) > self._trimmed:
+                part.append(mark)
+            if len(part) == _MARKS_STEP:
+                yield list(mark_chunks(part))
+                part = []
+        if part:
+            yield list(mark_chunks(part))
+
+    def _marks(self, source: _Source) -> Iterator[bytes]:
+        while not source.done:
+            marks: list[bytes] = []
+            with self._engine.read() as snap:
+                for _, value in source.chunks(snap):
+                    marks.extend(read_marks(value, self._topic))
+                    if len(marks) >= _MARKS_STEP:
+                        break
+            yield from marks

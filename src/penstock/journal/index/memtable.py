@@ -18,9 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from penstock.events import Event
-from penstock.journal.storage.block import Block
-from penstock.journal.storage.columns import text_values
-from penstock.journal.storage.wire import Wire
+from penstock.journal.blocks import Block, Wire, text_values
 from penstock.limits import INDEX_MEMORY_BYTES, INDEX_RUN_EVENTS
 
 Positions = dict[str, bytearray]

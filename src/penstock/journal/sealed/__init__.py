@@ -2,9 +2,9 @@
 
 segments    the journal's record of which file holds which events, and who is sealing
 files       reading sealed files
-writing     one file: written, read back, compared, given its name
-report      what a seal did
-planning    which positions a seal puts into which file
-folder      a topic's folder in a lake: its marker, and files that became no segment
 sealing     `seal`: moves settled history into files, verified before the journal removes it
+writing     one file: written, read back, compared, given its name; the folder it lies in
+columns     fields of payloads as typed columns; files by the values of one
+tables      sealed files as a table that others read: delta, iceberg
+report      what a seal did, and what lies in the lakes
 """

@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, Corrupt, StorageError
+from penstock.journal.blocks import Block, read_block, select
 from penstock.journal.sealed.segments import Segment, SegmentFile, load_segments, load_segments_back
-from penstock.journal.storage.block import Block, read_block
-from penstock.journal.storage.joining import select
 from penstock.names import shown_url
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import fs
 
-    from penstock.journal.storage.wire import Wire
+    from penstock.journal.blocks import Wire
 
 _KEPT_SEGMENTS = 16
 _KEPT_BLOCKS = 8
@@ -281,7 +280,7 @@ def _wire_of(table: pa.Table) -> Wire:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from penstock.journal.storage.from_arrow import wire_of
+    from penstock.journal.from_arrow import wire_of
 
     batch = table.combine_chunks().to_batches()[0]
     columns = {name: batch.column(name) for name in ("kind", "key", "scope", "headers", "occurred_at")}
@@ -308,7 +307,7 @@ def _set_runs(wire: Wire, batch: pa.RecordBatch) -> None:
     import numpy as np
     import pyarrow as pa
 
-    from penstock.journal.storage.wire import set_runs
+    from penstock.journal.blocks import set_runs
 
     ids = batch.column("id")
     start = np.frombuffer(ids.buffers()[1], dtype=np.int32)[ids.offset]

@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.engine.contract import Snapshot, WriteTx
 from penstock.errors import Corrupt
-from penstock.journal.storage import keys
+from penstock.journal import keys
 from penstock.names import shown_url
 
 Pieces = tuple[tuple[int, int], ...]

@@ -14,8 +14,8 @@ import msgspec
 
 from penstock.clock import from_ms, set_back_ms
 from penstock.errors import ConfigError
-from penstock.journal.commit.catalog import load_state
-from penstock.journal.commit.commit import Commit
+from penstock.journal.catalog import load_state
+from penstock.journal.commit import Commit
 from penstock.queue.flow import forget_breakers, load_breaker, read_window, save_breaker
 from penstock.queue.operations.push import debounced_until
 from penstock.queue.policy import QueuePolicy, check_together, refuse_other_mode

@@ -9,10 +9,9 @@ import msgspec
 from penstock.clock import set_back_ms
 from penstock.errors import ConfigError, QueueFull
 from penstock.events import Receipt
-from penstock.journal.commit.checked import find_duplicates, remember_dedup
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.prepare import PreparedBatch
-from penstock.journal.storage.wire import Columns
+from penstock.journal.blocks import Columns
+from penstock.journal.commit import Commit, find_duplicates, remember_dedup
+from penstock.journal.prepare import PreparedBatch
 from penstock.queue.flow import forget_rows
 from penstock.queue.options import DeliveryOptions, check_rank
 from penstock.queue.results.reply import answer_failure, note_replies

@@ -14,8 +14,8 @@ import msgspec
 
 from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.request import WriteRequest
+from penstock.journal.commit import Commit
+from penstock.journal.writer import WriteRequest
 from penstock.queue.delivery import LeaseHandle
 from penstock.queue.inspect import View, viewing
 from penstock.queue.letters import GROUP, former_headers, origin, original_headers, original_options

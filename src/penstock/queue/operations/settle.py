@@ -17,7 +17,7 @@ from typing import Final, Literal
 import msgspec
 
 from penstock.errors import StaleDelivery
-from penstock.journal.commit.commit import Commit
+from penstock.journal.commit import Commit
 from penstock.journal.owners import is_alive
 from penstock.observe.logs import Log
 from penstock.queue import metrics

@@ -15,10 +15,10 @@ from penstock.clock import set_back_ms
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
 from penstock.events import Event, EventRows
-from penstock.journal.commit.catalog import TopicRecord
-from penstock.journal.commit.commit import Commit
+from penstock.journal.blocks import Block
+from penstock.journal.catalog import TopicRecord
+from penstock.journal.commit import Commit
 from penstock.journal.reading import TopicView
-from penstock.journal.storage.block import Block
 from penstock.queue.delivery import LeaseHandle
 from penstock.queue.flow import limiter_for
 from penstock.queue.operations.settle import EXPIRED, expire, give_up, give_up_dead_owners

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
-from penstock.journal.commit.catalog import TopicRecord
-from penstock.journal.commit.commit import Commit
+from penstock.journal.catalog import TopicRecord
+from penstock.journal.commit import Commit
 from penstock.journal.reading import TopicView
 from penstock.queue.results.reply import REPLY, answer_failure
 from penstock.queue.state.cache import QueueState

@@ -9,11 +9,10 @@ from uuid import uuid4
 import msgspec
 
 from penstock.errors import ConfigError
-from penstock.journal.commit.catalog import TopicRecord, save_record
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.prepare import PreparedBatch
-from penstock.journal.storage.payload import encode_payload, is_binary
-from penstock.journal.storage.wire import Columns
+from penstock.journal.blocks import Columns
+from penstock.journal.catalog import TopicRecord, save_record
+from penstock.journal.commit import Commit
+from penstock.journal.prepare import PreparedBatch, encode_payload, is_binary
 from penstock.limits import RESULT_TTL
 from penstock.names import check_name
 from penstock.queue.state.cache import QueueState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from penstock.journal.commit.commit import Commit
+from penstock.journal.commit import Commit
 from penstock.queue.operations.settle import EXPIRED, RETIRED, Reason, give_up
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState

@@ -17,9 +17,9 @@ from penstock.clock import Seconds, SystemClock, from_ms, seconds, set_back_ms
 from penstock.engine.contract import Snapshot
 from penstock.errors import Closed, ConfigError, Corrupt, FenceActive, PenstockError
 from penstock.events import Receipt
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.request import WriteRequest
-from penstock.journal.storage.wire import Columns
+from penstock.journal.blocks import Columns
+from penstock.journal.commit import Commit
+from penstock.journal.writer import WriteRequest
 from penstock.names import check_consumer, is_whole
 from penstock.observe.logs import Log
 from penstock.queue.inspect import inspecting

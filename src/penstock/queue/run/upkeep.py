@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.engine.contract import Snapshot
-from penstock.journal.commit.catalog import TopicRecord, load_state
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.request import WriteRequest
+from penstock.journal.catalog import TopicRecord, load_state
+from penstock.journal.commit import Commit
+from penstock.journal.keys import block_key
 from penstock.journal.reading import TopicView
-from penstock.journal.storage.keys import block_key
-from penstock.journal.upkeep.compaction import compact, one_step
-from penstock.journal.upkeep.thinning import Stored, ThinnedBlock, exchange, in_steps, stored_blocks, without
+from penstock.journal.upkeep import Stored, ThinnedBlock, compact, exchange, in_steps, one_step, stored_blocks, without
+from penstock.journal.writer import WriteRequest
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, QueueState, presences
 from penstock.queue.state.records import encode

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from penstock.clock import SystemClock
 from penstock.errors import Closed, OutcomeUnknown, PenstockError
-from penstock.journal.commit.request import WriteRequest
+from penstock.journal.writer import WriteRequest
 from penstock.observe.spans import received
 from penstock.queue import metrics
 from penstock.queue.delivery import LeaseHandle, release_in
@@ -24,7 +24,7 @@ from penstock.queue.operations.take import Request, Taken, take
 from penstock.surface.delivery import Delivery
 
 if TYPE_CHECKING:
-    from penstock.journal.commit.commit import Commit
+    from penstock.journal.commit import Commit
     from penstock.queue.queue import LocalQueue
 
 LONGEST_NAP = 1.0

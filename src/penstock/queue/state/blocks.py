@@ -12,12 +12,10 @@ from itertools import islice
 from penstock.engine.contract import Snapshot
 from penstock.errors import Corrupt
 from penstock.events import Event
-from penstock.journal.commit.catalog import load_state, open_block
-from penstock.journal.commit.commit import Commit
-from penstock.journal.storage import keys
-from penstock.journal.storage.block import NO_HEADERS, Block, columns_of
-from penstock.journal.storage.columns import CodedText, unpack_ints
-from penstock.journal.storage.wire import Columns
+from penstock.journal import keys
+from penstock.journal.blocks import NO_HEADERS, Block, CodedText, Columns, columns_of, unpack_ints
+from penstock.journal.catalog import load_state, open_block
+from penstock.journal.commit import Commit
 
 KEPT_BLOCKS = 128
 KEPT_BYTES = 8 << 20

@@ -14,9 +14,8 @@ import msgspec
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, UnknownQueue
-from penstock.journal.commit.catalog import TopicRecord, TopicState, load_state, save_record
-from penstock.journal.commit.commit import Commit
-from penstock.journal.commit.dedup import change_window
+from penstock.journal.catalog import TopicRecord, TopicState, load_state, save_record
+from penstock.journal.commit import Commit, change_window
 from penstock.journal.owners import this_host
 from penstock.journal.reading import TopicView
 from penstock.names import refuse_system

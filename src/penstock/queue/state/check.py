@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from penstock.engine.contract import Snapshot
-from penstock.journal.commit.catalog import TopicRecord
+from penstock.journal.catalog import TopicRecord
 from penstock.journal.reading import TopicView
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.engine.contract import Snapshot
-from penstock.journal.commit.commit import Commit
-from penstock.journal.storage.block import Block
+from penstock.journal.blocks import Block
+from penstock.journal.commit import Commit
 from penstock.limits import ATTEMPTS_KEPT, MAX_ATTEMPT_ERROR_BYTES
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import row_with_key

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.errors import Corrupt
-from penstock.journal.storage.keys import stored_name
+from penstock.journal.keys import stored_name
 
 QUEUE = b"qr"
 _shared = struct.Struct(">2sIc")

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from penstock.clock import from_ms
-from penstock.journal.storage.keys import StoredPosition, TopicNumber, stored_name
+from penstock.journal.keys import StoredPosition, TopicNumber, stored_name
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.state import keys
 from penstock.surface.delivery import NEVER as NEVER

@@ -15,7 +15,7 @@ except ImportError as error:  # pragma: no cover - the extra is there in develop
 @cache
 def schema_bytes(payload: object = "string") -> bytes:
     """The beginning of a stream."""
-    from penstock.journal.storage.to_arrow import arrow_schema
+    from penstock.journal.to_arrow import arrow_schema
 
     return bytes(arrow_schema(payload).serialize())
 

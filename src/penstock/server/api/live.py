@@ -24,9 +24,9 @@ from starlette.responses import Response
 from penstock.documents.events import event_json
 from penstock.errors import Closed, ConfigError, PositionTrimmed
 from penstock.events import Event
+from penstock.journal.keys import MAX_SEQ
 from penstock.journal.log import read_view
 from penstock.journal.reading import EVERYTHING, TopicView
-from penstock.journal.storage.keys import MAX_SEQ
 from penstock.protocol.operation import SSE
 from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
 from penstock.server.api.binding import Call, serves

@@ -12,8 +12,8 @@ from penstock.documents.cloudevents import BATCH, to_json
 from penstock.documents.events import event_json
 from penstock.errors import ConfigError, PenstockError, PositionTrimmed
 from penstock.events import Event
+from penstock.journal.keys import MAX_SEQ
 from penstock.journal.reading import TopicView
-from penstock.journal.storage.keys import MAX_SEQ
 from penstock.protocol.operation import ARROW, LINES, PAGE_BYTES
 from penstock.protocol.topics import READ_EVENTS, EventPage, ReadQuery
 from penstock.server.api import parameters

@@ -16,11 +16,11 @@ from penstock.documents.events import DraftDocument, EventDocument, event_docume
 from penstock.entity.causality import ancestors, effects
 from penstock.errors import Backpressure, ConfigError
 from penstock.events import Draft, Event, Receipt
-from penstock.journal.commit.catalog import Settings
+from penstock.journal.catalog import Settings
 from penstock.journal.cursors import read_consumer
+from penstock.journal.dropping import DropReport
 from penstock.journal.reading import TopicView
-from penstock.journal.upkeep.compaction import CompactReport
-from penstock.journal.upkeep.dropping import DropReport
+from penstock.journal.upkeep import CompactReport
 from penstock.names import check_consumer
 from penstock.observe.workers import keep_newest
 from penstock.protocol import journal as operations_of_journal

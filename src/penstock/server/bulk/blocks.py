@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from penstock.errors import ConfigError, PositionTrimmed
-from penstock.journal.commit.catalog import load_state
+from penstock.journal.catalog import load_state
 from penstock.journal.reading import TopicView
 from penstock.names import check_name
 from penstock.protocol import bulk as operations

@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from starlette.concurrency import run_in_threadpool
 
 from penstock.errors import ConfigError
-from penstock.journal.sealed.report import FILE_EVENTS, SealReport
-from penstock.journal.sealed.tables.listing import lake_summaries
+from penstock.journal.sealed.report import FILE_EVENTS, SealReport, lake_summaries
 from penstock.names import check_name, shown_url
 from penstock.protocol import bulk as operations
 from penstock.protocol.bulk import LakeList, LakesQuery, SealRequest
@@ -38,7 +37,7 @@ async def seal_topic(call: Call[None, SealRequest]) -> SealReport:
 
 def _seal_step(call: Call[None, SealRequest]) -> SealReport:
     from penstock.journal.sealed import sealing  # pyarrow is loaded by servers that seal
-    from penstock.journal.sealed.tables.table import TableRequest
+    from penstock.journal.sealed.tables import TableRequest
 
     wanted = call.body
     lake = call.service.lakes.get(shown_url(wanted.lake.rstrip("/")))

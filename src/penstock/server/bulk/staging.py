@@ -13,9 +13,9 @@ from starlette.concurrency import run_in_threadpool
 
 from penstock.engine.url import OBJECT_SCHEMES
 from penstock.errors import ConfigError
-from penstock.journal.bulk.checking import checked_wire
-from penstock.journal.bulk.staging import PreparedPiece, drop_job, staged_batches
-from penstock.journal.commit.commit import Commit
+from penstock.journal.bulk import PreparedPiece, drop_job, staged_batches
+from penstock.journal.checking import checked_wire
+from penstock.journal.commit import Commit
 from penstock.local.journal import LocalJournal
 from penstock.names import check_name, shown_url
 from penstock.protocol import bulk as operations

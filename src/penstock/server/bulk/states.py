@@ -23,7 +23,7 @@ from penstock.entity.states import (
     states_topic,
 )
 from penstock.errors import ConfigError
-from penstock.journal.commit.commit import Commit
+from penstock.journal.commit import Commit
 from penstock.limits import MAX_KEY_BYTES
 from penstock.names import check_name
 from penstock.protocol import bulk as operations

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from penstock.errors import ConfigError
 from penstock.events import Event
-from penstock.journal.commit.catalog import Settings
+from penstock.journal.catalog import Settings
 from penstock.names import is_system
 from penstock.observe.sample import Sample, TopicSample
 from penstock.server.api import parameters

@@ -32,7 +32,7 @@ from penstock.entity.states import (
     unpack_state,
 )
 from penstock.errors import ConfigError, PenstockError
-from penstock.journal.commit.commit import Commit
+from penstock.journal.commit import Commit
 from penstock.protocol.bulk import (
     FIND_STATES,
     MOST_STATES,

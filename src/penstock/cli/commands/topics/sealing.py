@@ -128,7 +128,7 @@ def _lakes(journal: Journal, topics: list[str]) -> list[LakeSummary]:
 
     if isinstance(journal, RemoteJournal):
         return lakes_served(journal, topics)
-    from penstock.journal.sealed.tables.listing import lake_summaries
+    from penstock.journal.sealed.report import lake_summaries
 
     with local(journal, "listing sealed history")._engine.read() as snap:
         return [one for name in topics for one in lake_summaries(snap, name)]

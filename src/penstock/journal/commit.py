@@ -1,0 +1,712 @@
+"""One write transaction of the journal: what all callers that commit together share.
+
+Group commit hands several calls' work to one `Commit`; a user's transaction owns one alone. Appending assigns positions
+and ids at once and gathers the events per topic (a `TopicAdditions`); `flush` writes each of them as one block.
+Nothing outside changes until the engine's transaction has ended well: only then `publish` moves the heads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from operator import lt
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.clock import set_back_ms
+from penstock.engine.contract import Snapshot, WriteTx
+from penstock.errors import ConfigError, Conflict, Corrupt, FenceActive
+from penstock.events import Receipt, format_id
+from penstock.journal import keys
+from penstock.journal.blocks import ID_BYTES, Columns, Wire, build_wire, join_columns
+from penstock.journal.catalog import (
+    Barrier,
+    Catalog,
+    Head,
+    Settings,
+    TopicRecord,
+    create_topic,
+    load_state,
+    mark_aged,
+    save_record,
+    save_state,
+    write_block,
+    write_blocks,
+)
+from penstock.journal.index.runs import build_copies
+from penstock.journal.leaves import keep_hashes, leaves
+from penstock.journal.prepare import PreparedBatch
+from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MAX_POSITION
+
+if TYPE_CHECKING:
+    from penstock.journal.index.memtable import Memtable, Newest
+
+
+_VERSION_BITS = 0x7 << 76 | 0x2 << 62
+_RANDOM_BITS = (1 << 80) - 1 & ~(0xF << 76 | 0x3 << 62 | 1 << 61)
+"""What is random in an id. The run's ids count up from there: the top bit of the counted part is free for the carry."""
+
+
+class EntityHistory(Protocol):
+    """What a commit asks of an entity's past."""
+
+    def generation(self, commit: Commit, head: Head, key: str) -> int:
+        """The position of an entity's newest event, this commit's events included."""
+        ...
+
+    memtables: dict[str, Memtable]
+    """The topics whose newest events are indexed in memory."""
+
+
+class LateRow(Protocol):
+    """What several operations of a commit may change in memory, and the commit writes once."""
+
+    def save(self, commit: Commit) -> None:
+        """Writes it into the commit's transaction."""
+        ...
+
+
+class TopicAdditions(msgspec.Struct, eq=False, weakref=False):
+    """The events one commit adds to one topic."""
+
+    head: Head
+    first: int
+    recorded_ms: int
+    base_id: int
+    parts: list[Columns]
+    """Each batch's columns, which are its caller's: they stay as they are, in case of a second try."""
+    count: int = 0
+    size: int = 0
+    newest: dict[str, int] | None = None
+    noted: int = 0
+    """How many of the parts are in `newest`, and how many events those have."""
+    noted_count: int = 0
+
+    def newest_of(self, key: str) -> int:
+        """The position of a key's newest event among these; 0 for none."""
+        if self.newest is None:
+            self.newest = {}
+        for part in self.parts[self.noted :]:
+            _note_newest(self.newest, part, self.first + self.noted_count)
+            self.noted += 1
+            self.noted_count += len(part.kinds)
+        return self.newest.get(key, 0)
+
+
+def _note_newest(newest: dict[str, int], columns: Columns, first: int) -> None:
+    """Writes down where events leave each entity."""
+    entities = columns.key
+    if entities is None:
+        return
+    if len(entities) > 1:
+        newest.update([(key, seq) for seq, key in enumerate(entities, first) if key is not None])
+    elif entities[0] is not None:
+        newest[entities[0]] = first
+
+
+class Commit:
+    """A write transaction under way, with its own view of every topic's end."""
+
+    __slots__ = (
+        "_indexing",
+        "_late",
+        "_new_heads",
+        "_reshaping",
+        "additions",
+        "catalog",
+        "entities",
+        "gathered",
+        "now_ms",
+        "touched",
+        "tx",
+    )
+
+    def __init__(self, catalog: Catalog, tx: WriteTx, now_ms: int, entities: EntityHistory) -> None:
+        self.catalog = catalog
+        self.entities = entities
+        self.additions: dict[str, TopicAdditions] = {}
+        """What is gathered, by topic."""
+        self._new_heads: dict[str, Head] = {}
+        self._reshaping = False
+        self._indexing: list[tuple[str, int, list[Wire | None], list[str | None] | None, Newest]] = []
+        """What the memtables are told when the transaction has ended well: never before it, and in its order."""
+        self.tx = tx
+        self.now_ms = now_ms
+        self.gathered = 0
+        """Changes gathered in memory, less the writes that `flush` made of them. Added to what the engine's
+        transaction counts, it says how much was changed so far: see `changes`."""
+        self._late: dict[LateRow, None] = {}
+        """What is written once, at the end, however often it changed meanwhile."""
+        self.touched: dict[str, int] = {}
+        """Topics whose waiters should look again after the commit, with how many events were added."""
+        if tx.foreign:
+            catalog.forget()
+            catalog.refresh_barrier(tx)
+
+    # ── changing ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def changes(self) -> int:
+        """Grows with every change, written or gathered: an operation that fails after it has grown spoils the whole."""
+        return self.tx.writes + self.gathered
+
+    def touch(self, row: LateRow) -> None:
+        """Says that a row has changed in memory (or is about to): it is written once, when the commit ends."""
+        self.gathered += 1
+        self._late[row] = None
+
+    # ── who may append ───────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def fenced(self) -> bool:
+        """Whether an exclusive fence keeps other callers from appending."""
+        barrier = self.catalog.barrier
+        if barrier is self.catalog.elsewhere:  # its process may have died without a word
+            before = self.tx.writes
+            self.catalog.refresh_barrier(self.tx)
+            self.gathered -= self.tx.writes - before  # what dead ones left may go, whatever becomes of the operation
+            barrier = self.catalog.barrier
+        return barrier is not None and not barrier.passing
+
+    def raise_barrier(self, barrier: Barrier) -> None:
+        """From here on only the barrier's owner appends: what came before is committed, what comes after is refused."""
+        self.catalog.barrier = barrier
+
+    def check_barrier(self, topic: str | None = None) -> None:
+        """FenceActive when another caller's fence is open; before several topics are appended to: without a name."""
+        if self.fenced:
+            assert self.catalog.barrier is not None
+            whose = f" of {self.catalog.barrier.owner}" if self.catalog.barrier.owner else ""
+            where = "" if topic is None else f" to {topic!r}"
+            raise FenceActive(
+                f"an exclusive fence{whose} is open: nothing else can be appended{where} until it has ended"
+            )
+
+    # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def head(self, name: str) -> Head | None:
+        """A topic's head, or None when it was never created."""
+        return self._new_heads.get(name) or self.catalog.heads.get(name) or self.catalog.load(self.tx, name)
+
+    def ensure(self, name: str) -> Head:
+        """A topic's head; the topic is created when it is not there."""
+        head = self.head(name)
+        if head is None:
+            head = self._new_heads[name] = create_topic(self.tx, name)
+        return head
+
+    def is_current(self, name: str, number: int) -> bool:
+        """Whether a topic that was looked at before is still there: not dropped, nor dropped and made anew."""
+        head = self.head(name)
+        return head is not None and head.number == number
+
+    def forget_topic(self, name: str) -> None:
+        """Says that this commit has removed a topic: nothing after it sees or adds to what it was."""
+        self.flush()
+        self._new_heads.pop(name, None)
+        self._indexing = [one for one in self._indexing if one[0] != name]
+        self._reshaping = True
+        self.catalog.forget()
+        self.touched.setdefault(name, 0)  # those who follow it look again
+
+    def latest(self, name: str) -> int:
+        """The highest position of a topic, this commit's events included."""
+        additions = self.additions.get(name)
+        if additions is not None:
+            return additions.first + additions.count - 1
+        head = self.head(name)
+        return head.latest if head else 0
+
+    def reshape(self) -> None:
+        """Says that this commit exchanges or removes blocks."""
+        self._note_reshaping()
+        self.exchange()
+
+    def _note_reshaping(self) -> None:
+        # Counted now, for later requests of this commit, and once more when it has ended: the housekeeper may have
+        # noted the number already and still read the blocks as they were before.
+        self.catalog.reshaped += 1
+        self._reshaping = True
+
+    def exchange(self) -> None:
+        """Says that this commit puts blocks in the place of others, with the same events."""
+        self.catalog.exchanged += 1
+
+    def begin(self, name: str) -> TopicAdditions:
+        """What this commit adds to a topic, from its first event on."""
+        head = self._new_heads.get(name) or self.catalog.heads.get(name) or self.ensure(name)
+        recorded_ms = head.recorded_ms
+        if self.now_ms > recorded_ms:
+            recorded_ms = self.now_ms
+        additions = self.additions[name] = TopicAdditions(
+            head, head.latest + 1, recorded_ms, next_id(head.last_id, recorded_ms), []
+        )
+        return additions
+
+    # ── appending ────────────────────────────────────────────────────────────────────────────────────────────────────
+    def append(self, name: str, batch: PreparedBatch) -> list[Receipt]:
+        """Adds a batch and says where its events will be; raises before anything is changed."""
+        columns = batch.columns
+        if self.catalog.barrier is not None and columns.kinds:
+            self.check_barrier(name)
+        if batch.dedups is not None or batch.cause_rows is not None:
+            return append_checked(self, name, batch)
+        if batch.expects is not None:
+            self.check_expects(name, columns.key or [], batch.expects, range(len(columns.kinds)))
+        elif not columns.kinds:
+            return []
+        return self.add(self.additions.get(name) or self.begin(name), columns, batch.size)
+
+    def append_one(self, name: str, batch: PreparedBatch) -> Receipt:
+        """The same for a batch of one event."""
+        return self.append(name, batch)[0]
+
+    def check(self, name: str, batch: PreparedBatch) -> None:
+        """Raises what appending a batch would raise, and changes nothing: for batches that succeed or fail together."""
+        if batch.expects is not None:
+            known, repeats = find_duplicates(self, name, batch.dedups or ())
+            fresh = [row for row in range(len(batch)) if row not in known and row not in repeats]
+            self.check_expects(name, batch.columns.key or [], batch.expects, fresh)
+
+    def add(self, additions: TopicAdditions, columns: Columns, size: int) -> list[Receipt]:
+        """Adds checked columns to what a topic gets, and says where they will be."""
+        offset, count = additions.count, len(columns.kinds)
+        name, seq, number = additions.head.name, additions.first + offset, additions.base_id + offset
+        if seq + count - 1 > MAX_POSITION:
+            raise topic_is_full(name, seq - 1, count)
+        additions.parts.append(columns)
+        additions.count = offset + count
+        additions.size += size
+        self.gathered += 1
+        correlations = columns.correlation
+        if correlations is None:
+            if count == 1:
+                return [Receipt(name, seq, number)]
+            return [Receipt(name, seq + row, number + row) for row in range(count)]
+        return [Receipt(name, seq + row, number + row, correlations[row]) for row in range(count)]
+
+    def check_expects(
+        self, name: str, entities: Sequence[str | None], expects: Sequence[int | None], rows: Sequence[int]
+    ) -> None:
+        """Every expectation is about the entity as it was before this batch."""
+        head = self._new_heads.get(name) or self.catalog.heads.get(name) or self.head(name)
+        for row in rows:
+            key, expected = entities[row], expects[row]
+            if expected is None or key is None:
+                continue
+            actual = self._newest(head, key) if head else 0
+            if actual != expected:
+                raise conflict(name, key, expected, actual)
+
+    def check_expected(self, name: str, key: str, expected: int) -> None:
+        """Conflict when an entity's newest event is at another position."""
+        actual = self.generation(name, key)
+        if actual != expected:
+            raise conflict(name, key, expected, actual)
+
+    # ── marks ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def get_mark(self, name: str) -> int | None:
+        return read_mark(self.tx, name)
+
+    def set_mark(self, name: str, value: int) -> None:
+        self.tx.put(keys.mark_key(name), value.to_bytes(8, signed=True))
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def generation(self, name: str, key: str) -> int:
+        head = self.head(name)
+        return self._newest(head, key) if head else 0
+
+    def _newest(self, head: Head, key: str) -> int:
+        """The position of an entity's newest event, as readers see it: not one that is too old by now."""
+        found = self.entities.generation(self, head, key)
+        if found and head.settings.max_age is not None:
+            from penstock.journal.reading import TopicView
+
+            record = TopicRecord(head.number, head.settings)
+            if found <= TopicView(self.tx, head.name, record, self.now_ms).hidden:
+                return 0
+        return found
+
+    def flush(self) -> None:
+        """Writes the gathered events into the transaction, so that its reads see them."""
+        before = self.tx.writes
+        while self._late:
+            self._late.popitem()[0].save(self)
+        for name, additions in self.additions.items():
+            count, head, first = additions.count, additions.head, additions.first
+            if not count:
+                continue
+            parts = additions.parts
+            columns = parts[0] if len(parts) == 1 else join_columns(parts)
+            part = (first, additions.recorded_ms, additions.base_id, columns)
+            if additions.size <= 4 * BLOCK_BYTES and count <= BLOCK_EVENTS:
+                key, value, wire = write_block(self.tx, head, self.catalog.exchanged, part)
+                if wire is None:
+                    self._note_reshaping()
+                wires = [wire]
+            else:
+                head.tail = None
+                key, value, wires = write_blocks(self.tx, head.number, part)
+            if head.settings.verified:
+                seqs, ids = range(first, first + count), range(additions.base_id, additions.base_id + count)
+                keep_hashes(self.tx, head.number, seqs, leaves(columns, seqs, ids, [additions.recorded_ms] * count))
+            if name in self.entities.memtables:
+                if wires[0] is None:
+                    wires = [build_wire(columns, first, additions.recorded_ms, additions.base_id)]
+                self._indexing.append((name, first - 1, wires, columns.key, (key, len(value), value[-4:])))
+            ended = Head(
+                name,
+                head.number,
+                head.settings,
+                first + count - 1,
+                additions.recorded_ms,
+                additions.base_id + count - 1,
+            )
+            ended.tail = head.tail
+            if head.newest is not None:
+                _note_newest(head.newest, columns, first)
+                ended.newest, ended.since = head.newest, head.since
+            self._new_heads[name] = ended
+            self.touched[name] = self.touched.get(name, 0) + count
+        self.additions.clear()
+        self.gathered -= self.tx.writes - before  # these were counted when they were gathered
+
+    def publish(self) -> None:
+        """The transaction has ended well: the writer's view of the topics follows."""
+        if self._reshaping:
+            self.catalog.reshaped += 1
+        if self._new_heads:
+            self.catalog.heads.update(self._new_heads)
+        for name, covered, wires, entities, newest in self._indexing:
+            memtable = self.entities.memtables.get(name)
+            if memtable is not None and not memtable.add_committed(name, covered, wires, entities, newest):
+                self.entities.memtables.pop(name, None)
+
+
+def read_mark(snap: Snapshot, name: str) -> int | None:
+    """A mark's number; None when it was never set."""
+    value = snap.get(keys.mark_key(name))
+    return None if value is None else int.from_bytes(value, signed=True)
+
+
+_randoms: list[int] = []
+# A forked child must not give out the ids its parent gives out.
+os.register_at_fork(after_in_child=_randoms.clear)
+
+
+def next_id(last_id: int, ms: int) -> int:
+    """The id of a run's first event: a UUIDv7 of time `ms`, above every id the topic has given out."""
+    try:
+        random = _randoms.pop()
+    except IndexError:  # from the system's supply by the kilobyte: a call for each would cost more than the id
+        supply = os.urandom(2560)
+        _randoms.extend([int.from_bytes(supply[at : at + 10]) for at in range(10, len(supply), 10)])
+        random = int.from_bytes(supply[:10])
+    if last_id >> 80 == ms:
+        return last_id + 1 + (random & 0xFFFFFF)
+    return ms << 80 | random & _RANDOM_BITS | _VERSION_BITS
+
+
+# ── Appends that ask the store first: dedup keys, causes that are drafts of the same batch ──
+
+
+def append_checked(commit: Commit, name: str, batch: PreparedBatch) -> list[Receipt]:
+    """Appends a batch; a draft whose dedup key is known gets its old receipt."""
+    columns, count = batch.columns, len(batch.columns.kinds)
+    known, repeats = find_duplicates(commit, name, batch.dedups or ())
+    fresh = [row for row in range(count) if row not in known and row not in repeats]
+    if batch.expects is not None:
+        commit.check_expects(name, columns.key or [], batch.expects, fresh)
+    receipts = dict(known)
+    if fresh:
+        additions = commit.additions.get(name) or commit.begin(name)
+        if len(fresh) < count or batch.cause_rows:  # the batch stays as it is, for a second try
+            columns = columns.pick(fresh)
+        if batch.cause_rows:
+            _link_causes(additions, columns, fresh, batch.cause_rows, known, repeats)
+        receipts.update(zip(fresh, commit.add(additions, columns, batch.size), strict=True))
+        for row in fresh:
+            dedup = None if batch.dedups is None else batch.dedups[row]
+            if dedup is not None:
+                _remember(commit, name, dedup, receipts[row], additions.recorded_ms)
+    for row, original in repeats.items():
+        receipts[row] = _as_duplicate(receipts[original])
+    return [receipts[row] for row in range(count)]
+
+
+def _link_causes(
+    additions: TopicAdditions,
+    columns: Columns,
+    fresh: Sequence[int],
+    cause_rows: dict[int, int],
+    known: dict[int, Receipt],
+    repeats: dict[int, int],
+) -> None:
+    """Turns 'the n-th draft of this batch' into ids, now that ids are known."""
+    place = {row: at for at, row in enumerate(fresh)}
+    first = additions.base_id + additions.count
+    causation, correlation = columns.causation, columns.correlation
+    assert causation is not None and correlation is not None
+    for row, cause in cause_rows.items():
+        if row not in place:
+            continue
+        cause = repeats.get(cause, cause)
+        if cause in known:
+            id, inherited = known[cause].id, known[cause].correlation_id
+        else:
+            id, inherited = format_id(first + place[cause]), correlation[place[cause]]
+        at = place[row]
+        causation[at] = id
+        correlation[at] = correlation[at] or inherited or id
+
+
+def find_duplicates(
+    commit: Commit, name: str, dedups: Sequence[str | None]
+) -> tuple[dict[int, Receipt], dict[int, int]]:
+    """The drafts appended before, with their receipts; those that repeat one of this batch, with its row."""
+    known: dict[int, Receipt] = {}
+    repeats: dict[int, int] = {}
+    first_row: dict[str, int] = {}
+    head = commit.head(name)
+    for row, dedup in enumerate(dedups):
+        if dedup is None:
+            continue
+        if dedup in first_row:
+            repeats[row] = first_row[dedup]
+            continue
+        first_row[dedup] = row
+        if head is not None:
+            window, recorded_ms = head.settings.dedup_window, max(commit.now_ms, head.recorded_ms)
+            original = find_original(commit.tx, head.number, window, dedup, recorded_ms, commit.now_ms)
+            if original is not None:
+                known[row] = Receipt(name, original.seq, int.from_bytes(original.id), original.correlation, True)
+    return known, repeats
+
+
+def remember_dedup(commit: Commit, name: str, dedup: str, receipt: Receipt) -> None:
+    """From now on a dedup key stands for an event that was appended without it."""
+    _remember(commit, name, dedup, receipt, max(commit.now_ms, commit.ensure(name).recorded_ms))
+
+
+def _remember(commit: Commit, name: str, dedup: str, receipt: Receipt, at_ms: int) -> None:
+    head = commit.ensure(name)
+    behind = commit.now_ms if commit.now_ms < at_ms else 0
+    original = Original(receipt.seq, receipt._number.to_bytes(16), at_ms, receipt.correlation_id, behind)
+    remember(commit.tx, head.number, head.settings.dedup_window, dedup, original)
+
+
+def topic_is_full(name: str, latest: int, count: int) -> ConfigError:
+    """The error of an append that has no positions left."""
+    return ConfigError(
+        f"topic {name!r} is at position {latest} of {MAX_POSITION}: {count} more events have no place in it; "
+        "append to a new topic"
+    )
+
+
+def conflict(name: str, key: str, expected: int, actual: int) -> Conflict:
+    """The error of an append that expected an entity to be elsewhere."""
+    return Conflict(
+        f"entity {key!r} of topic {name!r} is at position {actual}, not {expected}: read it again and decide anew",
+        expected=expected,
+        actual=actual,
+    )
+
+
+def _as_duplicate(receipt: Receipt) -> Receipt:
+    return Receipt(receipt.topic, receipt.seq, receipt._number, receipt.correlation_id, True)
+
+
+# ── Dedup keys: what a topic remembers of an event appended with one, for as long as the topic's window says ──
+# The keys lie in buckets of time at least as long as the window, so that two look-ups find any key that still counts,
+# and old ones go a bucket at a time. The time is the topic's recording time, which never goes back: a clock that does
+# cannot make a key unknown again. Nor does it make one known for longer than a window from then on: while the recording
+# time stands still, the clock's own time counts.
+
+
+_SHORTEST_BUCKET_MS = 60_000
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Original(msgspec.Struct, array_like=True, frozen=True):
+    """The event that was appended with a dedup key first."""
+
+    seq: int
+    id: bytes
+    recorded_ms: int
+    correlation: str | None = None
+    at_ms: int = 0
+    """The clock's own time, where the clock was set back behind the recording time; else 0."""
+
+
+_decoder = msgspec.msgpack.Decoder(Original)
+
+
+def _decode(value: bytes) -> Original:
+    try:
+        return _decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"the record of a dedup key does not decode: {error}") from error
+
+
+def _bucket(window: float | None, ms: int) -> int:
+    """Which bucket a time lies in; a topic that remembers for ever has one bucket, 0."""
+    return 0 if window is None else max(1, ms // max(_SHORTEST_BUCKET_MS, int(window * 1000)))
+
+
+def _counts(original: Original, window: float | None, now_ms: int) -> bool:
+    return window is None or now_ms - original.recorded_ms < window * 1000
+
+
+def find_original(
+    tx: WriteTx, topic: int, window: float | None, dedup: str, recorded_ms: int, now_ms: int
+) -> Original | None:
+    """The event a dedup key stands for, if the topic still remembers it, by its recording time and by the clock."""
+    newest = _bucket(window, recorded_ms)
+    for bucket in (newest, newest - 1) if newest else (0,):
+        key = keys.dedup_key(topic, bucket, dedup)
+        value = tx.get(key)
+        if value is not None:
+            original = _decode(value)
+            if _counts(original, window, recorded_ms):
+                at_ms = original.at_ms or original.recorded_ms
+                back = set_back_ms(at_ms, now_ms)
+                if back:
+                    tx.put(key, _encode(msgspec.structs.replace(original, at_ms=at_ms - back)))
+                if window is None or now_ms - at_ms < window * 1000:
+                    return original
+    return None
+
+
+def remember(tx: WriteTx, topic: int, window: float | None, dedup: str, original: Original) -> None:
+    tx.put(keys.dedup_key(topic, _bucket(window, original.recorded_ms), dedup), _encode(original))
+
+
+def forget_expired(tx: WriteTx, topic: int, window: float | None, now_ms: int) -> None:
+    """Removes the buckets in which no key can count any more."""
+    newest = _bucket(window, now_ms)
+    if newest <= 1:
+        return
+    start, stop = keys.dedup_range(topic, newest - 1)
+    if next(iter(tx.scan(start, stop)), None) is not None:
+        tx.delete_range(start, stop)
+
+
+def change_window(tx: WriteTx, topic: int, old: float | None, new: float | None, now_ms: int) -> None:
+    """Moves a topic's keys into the buckets of another window, so that none is forgotten by the change itself.
+
+    A key that no longer counts stays forgotten, also when the window grows.
+    """
+    shorter = new is not None and (old is None or new <= old)
+    if old == new or (shorter and _bucket(old, _FAR) == _bucket(new, _FAR)):
+        return
+    start, stop = keys.dedup_range(topic, keys.MAX_BUCKET)
+    known: dict[str, Original] = {}
+    for key, value in tx.scan(start, stop):
+        original = _decode(value)
+        if _counts(original, old, now_ms):
+            known[keys.dedup_text(key)] = original
+    tx.delete_range(start, stop)
+    for dedup, original in known.items():
+        if _counts(original, new, now_ms):
+            remember(tx, topic, new, dedup, original)
+
+
+_FAR = 1 << 60
+"""A time whose bucket tells windows of different bucket lengths apart."""
+
+
+# ── Events put into a topic as they were in another store: with their positions, ids and times ──
+# Only for copies: the topic must be empty, or hold the beginning of the same history.
+
+
+ID_BITS = 8 * ID_BYTES
+"""Of an id, those below its time."""
+
+
+class Copies:
+    """Events of another store: their positions, ids, times and everything else."""
+
+    __slots__ = ("columns", "ids", "seqs", "times")
+
+    def __init__(self, seqs: list[int], ids: list[int], times: list[int], columns: Columns) -> None:
+        self.seqs = seqs
+        self.ids = ids
+        self.times = times
+        self.columns = columns
+
+    @classmethod
+    def none(cls) -> Copies:
+        return cls([], [], [], Columns([], []))
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    def extend(self, other: Copies) -> None:
+        self.seqs.extend(other.seqs)
+        self.ids.extend(other.ids)
+        self.times.extend(other.times)
+        self.columns.extend(other.columns)
+
+    def drop_first(self, count: int) -> None:
+        del self.seqs[:count], self.ids[:count], self.times[:count]
+        self.columns = self.columns.slice(count, len(self.columns))
+
+
+def adopt_topic(commit: Commit, name: str, settings: Settings | None, start_over: bool = False) -> None:
+    """Creates a topic with another one's settings, unless it is there; one that is empty takes them over.
+
+    `start_over`: positions of a topic of this name that was dropped are given out again.
+    """
+    commit.flush()
+    head = commit.head(name)
+    if head is None:
+        if start_over:
+            commit.tx.delete(keys.ended_key(name))
+        commit._new_heads[name] = create_topic(commit.tx, name, settings)
+        if settings is not None:
+            mark_aged(commit.tx, name, settings)
+    elif settings is not None and not head.latest and head.settings != settings:
+        save_record(commit.tx, name, TopicRecord(head.number, settings))
+        mark_aged(commit.tx, name, settings)
+        head.settings = settings
+
+
+def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
+    """Adds events that follow position `latest`, in order; Conflict when the topic does not end there."""
+    commit.check_barrier(name)
+    commit.flush()
+    head = commit.ensure(name)
+    if head.latest != latest:
+        raise Conflict(
+            f"topic {name!r} ends at {head.latest}, not at {latest}: another writer appends to it while it is copied",
+            expected=latest,
+            actual=head.latest,
+        )
+    if rows.seqs[0] <= latest or rows.ids[0] <= head.last_id or rows.times[0] < head.recorded_ms:
+        raise ConfigError(f"event {rows.seqs[0]} of topic {name!r} does not follow what the topic holds")
+    _check_order(name, rows)
+    first, last = rows.seqs[0], rows.seqs[-1]
+    if last > MAX_POSITION:
+        raise topic_is_full(name, latest, len(rows))
+    holes = last - latest - len(rows)
+    if holes:
+        state = load_state(commit.tx, head.number, name)
+        if not latest:
+            state = replace(state, trimmed=first - 1)
+        if last - first + 1 > len(rows) or (latest and first > latest + 1):
+            state = replace(state, compacted=max(state.compacted, last))
+        save_state(commit.tx, head.number, replace(state, removed=state.removed + holes))
+    commit.tx.put(keys.block_key(head.number, first), build_copies(rows.columns, rows.seqs, rows.ids, rows.times))
+    if head.settings.verified:
+        keep_hashes(commit.tx, head.number, rows.seqs, leaves(rows.columns, rows.seqs, rows.ids, rows.times))
+    commit._new_heads[name] = Head(name, head.number, head.settings, last, rows.times[-1], rows.ids[-1])
+    commit.touched[name] = commit.touched.get(name, 0) + len(rows)
+
+
+def _check_order(name: str, rows: Copies) -> None:
+    """ConfigError unless positions and ids increase, and each id has the time at which its event was recorded."""
+    for what, numbers in (("position", rows.seqs), ("id", rows.ids)):
+        if not all(map(lt, numbers, numbers[1:])):
+            raise ConfigError(f"the {what}s of topic {name!r} do not increase from {rows.seqs[0]} to {rows.seqs[-1]}")
+    for seq, number, ms in zip(rows.seqs, rows.ids, rows.times, strict=True):
+        if number >> ID_BITS != ms:
+            raise ConfigError(f"event {seq} of topic {name!r} was recorded at another time than its id says")

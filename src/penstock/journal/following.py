@@ -1,0 +1,301 @@
+"""Subscriptions: a topic's history, then what comes, by reading the log whenever something new was signalled.
+
+A subscription keeps a position, not a channel, so nothing is lost between history and live, nothing comes twice, and a
+slow subscriber simply reads on from where it is. `on_lag` only matters to one that has caught up once. A topic that is
+dropped is waited for, as one that is not there yet: when it is made anew, a subscriber that had read all of it goes
+on, and one that was behind gets PositionTrimmed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from penstock.clock import to_ms
+from penstock.errors import Closed, ConfigError, Lagged
+from penstock.events import Event
+from penstock.journal import keys
+from penstock.journal.index.index import Lookup, entity_events
+from penstock.journal.reading import EventFilter, TopicView
+from penstock.limits import SUBSCRIPTION_BUFFER
+from penstock.names import check_limit, check_position, check_whole
+from penstock.surface.subscription import OnLag, Subscription
+
+if TYPE_CHECKING:
+    from penstock.documents.conditions import Where
+    from penstock.journal.log import TopicLog
+
+
+_READ_AHEAD = 1024
+
+
+class LocalSubscription(Subscription):
+    """Events after a position as they come: iterate it (also with `async for`), or ask for the `next` one."""
+
+    def __init__(
+        self,
+        log: TopicLog,
+        after: int | Literal["latest"] = 0,
+        *,
+        buffer: int = SUBSCRIPTION_BUFFER,
+        on_lag: OnLag = "catch_up",
+        selection: Selection | None = None,
+    ) -> None:
+        if on_lag not in ("catch_up", "raise", "drop"):
+            raise ConfigError(f'on_lag is "catch_up", "raise" or "drop", not {on_lag!r}')
+        check_whole(buffer, "buffer")
+        self._log = log
+        self._core = log.core
+        self._signal = log.core.hub.signal(log.name)
+        self._buffer = buffer
+        self._on_lag: OnLag = on_lag
+        self._ahead: deque[Event] = deque()
+        self._live = after == "latest"
+        self._position = log.latest if after == "latest" else after
+        self._selection = selection
+        self._read_through = self._position
+        """How far the topic was read; events in between that were not chosen are behind."""
+        self._closed = False
+        self._turn = threading.Lock()
+        self.missed = 0
+        """Events skipped so far, with on_lag="drop"."""
+
+    @property
+    def position(self) -> int:
+        """The position of the last event handed out (or skipped): subscribe after it to go on elsewhere."""
+        return self._position
+
+    def close(self) -> None:
+        """Ends the subscription; threads that wait in it get nothing more."""
+        self._closed = True
+        self._signal.notify()
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def _version(self) -> int:
+        return self._signal.version
+
+    def _wait(self, seen: int, left: float | None) -> None:
+        with self._core.hub:
+            self._signal.wait(seen, left)
+
+    async def _wait_async(self, seen: int, left: float | None) -> None:
+        with self._core.hub:
+            await self._signal.wait_async(seen, left)
+
+    def _ready(self, *, ask: bool) -> Event | None:
+        """The next event that is already stored. Threads that share a subscription take turns, each event to one."""
+        with self._turn:
+            if self._closed or (not self._ahead and not self._refill()):
+                return None
+            event = self._ahead.popleft()
+            self._position = event.seq
+            return event
+
+    def _refill(self) -> bool:
+        if self._core.closed:
+            raise Closed("the journal was closed under this subscription")
+        return self._refill_all() if self._selection is None else self._refill_chosen(self._selection)
+
+    def _refill_chosen(self, selection: Selection) -> bool:
+        """Reads on until something is chosen."""
+        most = max(self._buffer, _READ_AHEAD)
+        while not self._ahead and not self._closed:
+            start = max(self._position, self._read_through)
+            found, through = selection.select(self._log, start, most, self._begin)
+            if through == start:
+                self._live = True
+                return False
+            self._ahead.extend(found)
+            self._read_through = through
+            if not found:
+                self._position = through
+        return bool(self._ahead)
+
+    def _begin(self, view: TopicView | None) -> int:
+        """Where a search goes on: later when the subscriber may lag no further."""
+        if view is not None and self._on_lag != "catch_up" and self._live:
+            self._mind_the_lag(view)
+        return self._position
+
+    def _refill_all(self) -> bool:
+        with self._core.engine.read() as snap:
+            view = TopicView.open(snap, self._log.name, self._core.clock.now_ms())
+            if view is None:
+                self._live = True
+                return False
+            if self._on_lag != "catch_up" and self._live:
+                self._mind_the_lag(view)
+            view.check_not_trimmed(self._position)
+            self._ahead.extend(view.events(self._position, keys.MAX_SEQ, max(self._buffer, _READ_AHEAD)))
+        if not self._ahead:
+            self._live = True
+            return False
+        if len(self._ahead) < max(self._buffer, _READ_AHEAD):
+            self._live = True
+        return True
+
+    def _mind_the_lag(self, view: TopicView) -> None:
+        behind = view.latest() - max(self._position, view.began())
+        if behind <= self._buffer:
+            return
+        if self._on_lag == "drop":
+            self._skip_to(view, view.latest() - self._buffer)
+        else:
+            raise Lagged(
+                f"this subscriber of topic {self._log.name!r} is {behind} events behind (buffer {self._buffer}); "
+                f"subscribe again after {self._position} to go on without a gap",
+                last_seq=self._position,
+            )
+
+    def _skip_to(self, view: TopicView, position: int) -> None:
+        trimmed = view.trimmed()
+        if trimmed > self._position:  # compaction was faster still: these are gone for good
+            self.missed += trimmed - self._position
+            self._position = trimmed
+        if position > self._position:
+            self.missed += view.count_between(self._position, position)
+            self._position = position
+
+
+# ── Which events a reader or follower wants: by key, kind, scope, and by a condition ──
+
+
+SEARCHED = 4096
+"""Fewer positions than this are read block by block also for one entity: its index would cost more."""
+STEP = 65_536
+"""Positions that one snapshot is searched through: none is held long, however few events are chosen."""
+
+
+def event_filter(
+    key: str | None, kind: str | Sequence[str] | None, scope: str | None, key_prefix: str | None = None
+) -> EventFilter:
+    """A caller's wishes, checked."""
+    for text, what in ((key, "key"), (scope, "scope"), (key_prefix, "key_prefix")):
+        if text is not None and not isinstance(text, str):
+            raise ConfigError(f"{what} must be text, not {text!r:.80}")
+    if key is not None and key_prefix is not None:
+        raise ConfigError("give key= for one entity or key_prefix= for those whose key begins so, not both")
+    if kind is None:
+        return EventFilter(key, None, scope, key_prefix or None)
+    kinds = (kind,) if isinstance(kind, str) else tuple(kind) if isinstance(kind, Iterable) else (kind,)
+    for one in kinds:
+        if not isinstance(one, str):
+            raise ConfigError(f"kind must be text or several texts, not {kind!r:.80}")
+    return EventFilter(key, frozenset(kinds), scope, key_prefix or None)
+
+
+class EventQuery(msgspec.Struct, frozen=True):
+    """What a reader wants of a topic: which events, between which positions, how many."""
+
+    after: int
+    limit: int | None
+    through: int | None
+    wanted: EventFilter
+    since_ms: int | None
+    where: Where | None
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no event could be meant, whatever the topic holds."""
+        return self.limit == 0 or self.wanted.kinds == frozenset()
+
+    @property
+    def last(self) -> int:
+        """The last position that is meant."""
+        return keys.MAX_SEQ if self.through is None else self.through
+
+    def chosen(self, read: Callable[[int | None], Iterator[Event]]) -> Iterator[Event]:
+        """Those of what `read` finds that fulfil the condition; `read` is told how many to look for."""
+        return read(self.limit) if self.where is None else islice(filter(self.where, read(None)), self.limit)
+
+
+def reading(
+    after: int = 0,
+    limit: int | None = None,
+    *,
+    through: int | None = None,
+    key: str | None = None,
+    key_prefix: str | None = None,
+    kind: str | Sequence[str] | None = None,
+    scope: str | None = None,
+    since: datetime | None = None,
+    where: Where | str | None = None,
+) -> EventQuery:
+    """A reader's wishes, checked."""
+    check_position(after, "after")
+    check_limit(limit)
+    if through is not None:
+        check_position(through, "through")
+    wanted = event_filter(key, kind, scope, key_prefix)
+    return EventQuery(after, limit, through, wanted, None if since is None else to_ms(since, "since"), condition(where))
+
+
+def condition(where: Where | str | None) -> Where | None:
+    """A caller's condition, parsed."""
+    if where is None:
+        return None
+    from penstock.documents.conditions import Where
+
+    return where if isinstance(where, Where) else Where(where)
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """What a follower wants of a topic."""
+
+    wanted: EventFilter
+    where: Where | None
+
+    def select(
+        self, log: TopicLog, after: int, limit: int, begin: Callable[[TopicView | None], int] | None = None
+    ) -> tuple[list[Event], int]:
+        """The next chosen events after a position, and how far that went: one step of a search.
+
+        `begin` may say, once the topic (or that there is none) is seen, that the search begins later.
+        """
+        core = log.core
+        lookup = None if self.wanted.key is None else core.index.lookup(log.name)
+        with core.engine.read() as snap:
+            view = TopicView.open(snap, log.name, core.clock.now_ms())
+            if begin is not None:
+                after = max(after, begin(view))
+            latest = 0 if view is None else view.latest()
+            if view is None or after >= latest:
+                return [], after
+            view.check_not_trimmed(after)
+            through = latest if lookup is not None else min(latest, after + STEP)
+            events = list(self._events(view, after, through, limit, lookup))
+        return events, events[-1].seq if len(events) == limit else through
+
+    def _events(self, view: TopicView, after: int, through: int, limit: int, lookup: Lookup | None) -> Iterator[Event]:
+        """The chosen events between two positions; blocks that cannot hold one are not decoded."""
+        found: Iterator[Event]
+        if lookup is not None and through - after > SEARCHED:
+            found = entity_events(lookup.open(view), self.wanted, after, None, through, reverse=False)
+        else:
+            found = view.events(after, through, None, self.wanted)
+        return islice(found if self.where is None else filter(self.where, found), limit)
+
+
+def select(
+    key: str | None,
+    key_prefix: str | None,
+    kind: str | Sequence[str] | None,
+    scope: str | None,
+    where: Where | str | None,
+) -> Selection | None:
+    """A follower's wishes, checked; None for everything."""
+    wanted = event_filter(key, kind, scope, key_prefix)
+    if wanted.kinds is not None and not wanted.kinds:
+        raise ConfigError("a follower of no kind would never get an event: leave kind= out for all of them")
+    if wanted.everything and where is None:
+        return None
+    return Selection(wanted, condition(where))

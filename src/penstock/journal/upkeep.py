@@ -1,0 +1,708 @@
+"""The housekeeper: merging, retention and compaction by key, in a thread of its own that sleeps until there is work."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.clock import SystemClock, set_back_ms
+from penstock.engine.contract import Engine, Snapshot
+from penstock.errors import Closed, Corrupt, PenstockError
+from penstock.journal import keys
+from penstock.journal.blocks import Block, merge, select, stored_size, text_values
+from penstock.journal.catalog import (
+    Settings,
+    TopicState,
+    load_looks,
+    load_record,
+    load_state,
+    missing,
+    open_block,
+    save_state,
+)
+from penstock.journal.commit import Commit, forget_expired
+from penstock.journal.cursors import read_cursors
+from penstock.journal.dropping import DropRules, clear_dropped
+from penstock.journal.index.runs import drop_index, trim_index
+from penstock.journal.leaves import trim_hashes
+from penstock.journal.reading import TopicView
+from penstock.journal.sealed.segments import drop_segments
+from penstock.journal.writer import Writer, WriteRequest
+from penstock.limits import (
+    BLOCK_BYTES,
+    BLOCK_EVENTS,
+    EXCHANGE_BYTES,
+    MERGE_FAN_IN,
+    MERGED_BYTES,
+    RETENTION_BLOCKS,
+    RETENTION_BYTES,
+    RETENTION_SECONDS,
+    SMALL_BYTES,
+)
+from penstock.observe.logs import Log
+from penstock.units import in_parts
+
+log = Log("penstock.housekeeper")
+
+_ENOUGH = 4 * MERGE_FAN_IN * MERGE_FAN_IN
+"""How many events or commits have to come before a topic without special settings is looked at again.
+
+Rarely: a thread beside a busy writer waits for the interpreter's lock at every read, and slows the writer meanwhile.
+"""
+
+
+class Housekeeper:
+    """Does a topic's housekeeping after every few dozen commits to it."""
+
+    def __init__(self, engine: Engine, writer: Writer) -> None:
+        self._engine = engine
+        self._writer = writer
+        self._noted: dict[str, tuple[int, int]] = {}
+        self._demanding: set[str] = set()
+        """Topics whose settings ask for something every few dozen commits."""
+        self._merges: dict[str, int] = defaultdict(int)
+        self._due: set[str] = set()
+        self._wanted = threading.Event()
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self.chores: list[Callable[[str], None]] = []
+        """What the layers above do for a topic in passing, in the housekeeper's thread."""
+        self.holds: list[Hold] = []
+        """What retention and compaction by key wait for: messages that are not settled, not cursors."""
+        self.before_retention: list[Callable[[Commit, str, int], bool]] = []
+        """Called with the position through which retention wants to remove; True: there is more to do first."""
+        self.drop_rules = DropRules()
+        self._clearing = False
+        """Whether topics were dropped whose rows are still to be cleared away."""
+        self._aged: set[str] = set()
+        """Topics with a max_age: time alone makes them due."""
+        self._aged_checked_ms = self._swept_ms = writer.clock.now_ms()
+
+    def note(self, topic: str, events: int) -> None:
+        """A commit added events to a topic."""
+        commits, added = self._noted.get(topic, (_ENOUGH, 0))
+        commits, added = commits + 1, added + events
+        # Small commits are merged by the writer itself: unless a topic has settings to apply, there is little to do.
+        if commits % MERGE_FAN_IN == 0 and (added >= _ENOUGH or commits >= _ENOUGH or topic in self._demanding):
+            commits = added = 0
+            self.request(topic)
+        self._noted[topic] = commits, added
+
+    def request(self, topic: str) -> None:
+        """Asks for a topic's housekeeping soon."""
+        with self._lock:
+            if self._closed:
+                return
+            self._due.add(topic)
+            self._start()
+        self._wanted.set()
+
+    def request_clearing(self) -> None:
+        """Asks for the rows of dropped topics to be cleared away soon."""
+        with self._lock:
+            if self._closed:
+                return
+            self._clearing = True
+            self._start()
+        self._wanted.set()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="penstock-housekeeper", daemon=True)
+            self._thread.start()
+
+    def clear_dropped(self) -> None:
+        """Clears the rows of dropped topics away now."""
+        with self._turn:
+            clear_dropped(self._engine, self._writer, self.drop_rules, lambda: self._closed)
+
+    def maintain(self, topic: str, *, thorough: bool = False, index: Callable[[str], None] | None = None) -> None:
+        """Does one topic's housekeeping now, and `index`; thorough: merges even where it is hardly worth it.
+
+        Corrupt when something cannot be read, after the rest of it was done; `penstock doctor` and the metrics say so
+        from then on. It is tried again the next time: retention and compaction may have removed it by then.
+        """
+        unreadable: Corrupt | None = None
+        for work in (partial(self._merge_in_turn, thorough=thorough), partial(self._apply, thorough=thorough), index):
+            try:
+                if work is not None:
+                    work(topic)
+            except Corrupt as error:
+                unreadable = unreadable or error
+            except PenstockError:
+                raise  # the store's trouble, or the caller's
+            except Exception as error:
+                log.exception("housekeeping of topic %r failed", topic)
+                unreadable = unreadable or Corrupt(f"{type(error).__name__}: {error}", topic=topic)
+        self._note_unreadable(topic, "" if unreadable is None else str(unreadable))
+        if unreadable is not None:
+            raise unreadable
+
+    def _note_unreadable(self, topic: str, why: str) -> None:
+        """Notes in the store why a topic cannot be read, or that it can: where every process finds it."""
+
+        def note(commit: Commit) -> None:
+            head = commit.head(topic)
+            if head is not None:
+                state = load_state(commit.tx, head.number, topic)
+                save_state(commit.tx, head.number, replace(state, unreadable=why))
+
+        with suppress(Corrupt):  # a damaged record of a topic is found by the reader that wants it
+            with self._engine.read() as snap:
+                record = load_record(snap, topic)
+                known = why if record is None else load_state(snap, record.number, topic).unreadable
+            if known != why:
+                self._writer.run(WriteRequest(note, relaxed=True))
+
+    def _merge_in_turn(self, topic: str, thorough: bool) -> None:
+        with self._turn:
+            self._merge(topic, thorough)
+
+    def _apply(self, topic: str, thorough: bool) -> None:
+        """Applies a topic's settings, and does what else is done in passing."""
+        with self._turn:
+            freed, more = False, True
+            while more and not self._closed:
+                removed, more = self._writer.run(WriteRequest(lambda commit: self._retain(commit, topic), relaxed=True))
+                freed = freed or removed
+            if self._writer.run(WriteRequest(lambda commit: self._wants_newest_only(commit, topic), relaxed=True)):
+                freed = compact_by_key(self._engine, self._writer, topic, self.holds) > 0 or freed
+            if freed or thorough or self._sweep_is_due():
+                from penstock.journal.bulk import sweep_staged
+
+                freed = sweep_staged(self._engine, self._writer) or freed
+            if freed:
+                self._writer.reclaim()
+            for chore in self.chores:
+                chore(topic)
+
+    def _sweep_is_due(self) -> bool:
+        """Whether it is time again to look for what large batches have left."""
+        now = self._writer.clock.now_ms()
+        if 0 <= now - self._swept_ms < RETENTION_SECONDS * 1000:
+            return False
+        self._swept_ms = now
+        return True
+
+    def _merge(self, topic: str, thorough: bool) -> None:
+        """Merges the smallest blocks; and, when that has left enough middling ones, those."""
+        if thorough:
+            merge_tail(self._engine, self._writer, topic, below=MERGED_BYTES, fan_in=2)
+            return
+        small = merge_tail(self._engine, self._writer, topic, below=SMALL_BYTES)
+        # Without small blocks to merge, the commits since the last look left middling ones themselves.
+        self._merges[topic] += 1 if small else MERGE_FAN_IN
+        if self._merges[topic] >= MERGE_FAN_IN:
+            self._merges[topic] = 0
+            merge_tail(self._engine, self._writer, topic, below=MERGED_BYTES)
+
+    def begin(self) -> None:
+        """Finds the topics that need a look also when no process appends to them."""
+        with self._engine.read() as snap:
+            aged = _aged_topics(snap)
+            dropped = next(iter(snap.scan(keys.DROPPED, keys.prefix_end(keys.DROPPED))), None)
+        for topic in aged:
+            self._aged.add(topic)
+            self.request(topic)
+        if dropped is not None:  # a process that dropped it ended before all was cleared away
+            self.request_clearing()
+
+    def _retain(self, commit: Commit, topic: str) -> tuple[bool, bool]:
+        """Applies a topic's settings, a part at a time: whether space was freed, and whether there is more."""
+        head = commit.head(topic)
+        if head is None:
+            self._aged.discard(topic)
+            return False, False
+        settings = head.settings
+        limited = settings.max_age is not None or settings.max_events is not None or settings.max_bytes is not None
+        (self._demanding.add if limited or settings.by_key else self._demanding.discard)(topic)
+        (self._aged.discard if settings.max_age is None else self._aged.add)(topic)
+        freed = False
+        forget_expired(commit.tx, head.number, settings.dedup_window, max(commit.now_ms, head.recorded_ms))
+        if limited:
+            bound = retention_bound(commit, topic, settings, commit.now_ms)
+            if bound:
+                if any(prepare(commit, topic, bound) for prepare in self.before_retention):
+                    return False, True
+                step = one_step(commit, topic, bound)
+                report = compact(commit, topic, step, self.holds)
+                freed = report.removed > 0
+                if step < bound and report.stopped_at is None:
+                    return freed, True
+        return freed, False
+
+    def _wants_newest_only(self, commit: Commit, topic: str) -> bool:
+        """Whether a topic that keeps the newest event of every key has enough others."""
+        head = commit.head(topic)
+        if head is None or not head.settings.by_key:
+            return False
+        state = load_state(commit.tx, head.number, topic)
+        live = head.latest - state.removed
+        through, _ = held_back(commit, topic, head.latest, self.holds)
+        # As many new events as kept ones: each pass then costs no more than the appends that called for it.
+        return through > state.compacted and (through - state.compacted) * 2 >= live
+
+    def _nap(self) -> float | None:
+        """How long to sleep at the most; for ever when only commits of this process make work."""
+        if not self._aged and not self._engine.shared:
+            return None
+        return RETENTION_SECONDS if isinstance(self._writer.clock, SystemClock) else 0.02
+
+    def _check_aged(self) -> None:
+        """What was young enough at the last look may be too old by now."""
+        now = self._writer.clock.now_ms()
+        if not 0 <= now - self._aged_checked_ms < RETENTION_SECONDS * 1000:
+            self._aged_checked_ms = now
+            if self._engine.shared:  # another process may have given a topic its max_age, and have ended since
+                with self._engine.read() as snap:
+                    self._aged.update(_aged_topics(snap))
+            with self._lock:
+                self._due.update(self._aged)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._wanted.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait(self._nap())
+            self._wanted.clear()
+            if not self._try("topics with a max_age", self._check_aged):
+                return
+            if self._clearing and not self._closed:
+                self._clearing = False
+                if not self._try("the rows of dropped topics", self.clear_dropped):
+                    return
+            while not self._closed:
+                with self._lock:
+                    if not self._due:
+                        break
+                    topic = self._due.pop()
+                if not self._try(f"topic {topic!r}", partial(self.maintain, topic)):
+                    return
+            if self._closed:
+                return
+
+    def _try(self, what: str, work: Callable[[], None]) -> bool:
+        """Does something that may fail; False when the journal was closed meanwhile."""
+        try:
+            work()
+        except Closed:
+            return False
+        except PenstockError as error:
+            # Housekeeping is an optimisation: the next commits, which report their own failures, ask again.
+            log.warning("housekeeping of %s failed: %s", what, error)
+        except Exception:
+            log.exception("housekeeping of %s failed", what)
+        return True
+
+
+def _aged_topics(snap: Snapshot) -> list[str]:
+    """The names of the topics that have a max_age."""
+    return [keys.stored_name(key[1:]) for key, _ in snap.scan(keys.AGED, keys.prefix_end(keys.AGED))]
+
+
+# ── Removing history: a prefix on request, by retention in passing, or all but the newest event of every key ──
+
+
+_TRIES = 100
+"""How often blocks that have changed are read again before compaction by key leaves the rest to the next time."""
+SCAN_BYTES = 4 << 20
+"""How much is read in one snapshot."""
+
+_LOOKS_NOTED = 8
+"""How many looks of one `max_age` are noted while the clock is behind: it is kept to that part of itself."""
+
+Trim = Callable[[Commit, str, int], None]
+"""Hears that a topic's history is about to be removed through a position, needed or not."""
+Hold = Callable[[Commit, str], Iterable[tuple[str, int]]]
+"""Who still needs a topic's history and through which position they are done with it."""
+
+
+class CompactReport(msgspec.Struct, frozen=True):
+    """What a compaction did."""
+
+    removed: int = 0
+    """Events removed."""
+    remaining: int = 0
+    """Events still stored."""
+    latest: int = 0
+    """The topic's highest position; compaction never lowers it."""
+    stopped_at: str | None = None
+    """The consumer whose cursor held compaction back."""
+
+
+def cursor_holds(commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
+    """Every named cursor holds what it has not passed."""
+    head = commit.head(topic)
+    return read_cursors(commit.tx, head.number).items() if head else ()
+
+
+def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> CompactReport:
+    """Removes every event at or before `through`, or before the slowest holder."""
+    head = commit.head(topic)
+    if head is None:
+        return CompactReport()
+    through, stopped_at = held_back(commit, topic, min(through, head.latest), holds)
+    state = load_state(commit.tx, head.number, topic)
+    removed = 0
+    if through > state.trimmed:
+        removed = remove_blocks(commit, topic, head.number, state, through)
+        drop_segments(commit.tx, head.number, through)
+        trim_index(commit.tx, head.number, topic, through)
+        trim_hashes(commit.tx, head.number, through)
+        head.newest = None
+        state = msgspec.structs.replace(
+            state,
+            trimmed=through,
+            removed=state.removed + removed,
+            latest=head.latest,
+            recorded_ms=head.recorded_ms,
+            last_id=head.last_id.to_bytes(16),
+        )
+        save_state(commit.tx, head.number, state)
+    return CompactReport(removed, head.latest - state.removed, head.latest, stopped_at)
+
+
+def held_back(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> tuple[int, str | None]:
+    """How far a topic's history may be removed, and who does not let more of it go."""
+    stopped_at = None
+    for hold in holds:
+        for holder, done in hold(commit, topic):
+            if done < through:
+                through, stopped_at = done, holder
+    return through, stopped_at
+
+
+def one_step(commit: Commit, topic: str, through: int) -> int:
+    """How far one commit should remove a topic's history, so that no caller waits long behind it."""
+    view = TopicView.open(commit.tx, topic)
+    if view is None:
+        return through
+    low, _ = keys.block_range(view.number)
+    size = 0
+    for count, (key, value) in enumerate(commit.tx.scan(low, keys.block_key(view.number, through + 1))):
+        if count == RETENTION_BLOCKS or size > RETENTION_BYTES:
+            return keys.block_first(key) - 1
+        size += stored_size(value)
+    return through
+
+
+def remove_blocks(commit: Commit, topic: str, number: int, state: TopicState, through: int) -> int:
+    """Deletes whole blocks, and rewrites the one that `through` cuts; returns how many events are at or before it."""
+    view = TopicView.open(commit.tx, topic)
+    assert view is not None
+    removed = 0
+    if state.compacted > state.trimmed:  # positions have holes: count what is there
+        for block in view.blocks(0, through):
+            removed += block.row_after(through)
+    else:
+        removed = through - state.trimmed
+    if through <= state.sealed:  # sealed files stay as they are: what is trimmed of them is left out when they are read
+        commit.reshape()
+        return removed
+    # A block that begins right after the cut needs no look at the one before: damaged history can be removed too.
+    clean_cut = commit.tx.get(keys.block_key(number, through + 1)) is not None
+    boundary = None if clean_cut else view.block_holding(through)
+    low, _ = keys.block_range(number)
+    commit.reshape()
+    commit.tx.delete_range(low, keys.block_key(number, through + 1))
+    if boundary is not None and boundary.last > through:
+        rows = range(boundary.row_after(through), boundary.count)
+        commit.tx.put(keys.block_key(number, boundary.seq(rows[0])), select(boundary, rows))
+    return removed
+
+
+def retention_bound(commit: Commit, topic: str, settings: Settings, now_ms: int) -> int:
+    """Through which position a topic's settings want its history removed; whole blocks at a time. 0: nothing."""
+    view = TopicView.open(commit.tx, topic)
+    if view is None:
+        return 0
+    bound = 0
+    latest = commit.latest(topic)
+    if settings.max_events is not None:
+        bound = max(bound, latest - settings.max_events)
+    if settings.max_age is not None:
+        age_ms = int(settings.max_age * 1000)
+        bound = max(bound, view.position_before(now_ms - age_ms), _seen_bound(commit, topic, age_ms))
+    if settings.max_bytes is not None:
+        bound = max(bound, _bytes_bound(view, settings.max_bytes))
+    return bound
+
+
+def _seen_bound(commit: Commit, topic: str, age_ms: int) -> int:
+    """While the clock is behind a topic's recording time, which does not go back with it: through which position events
+    were there a `max_age` ago, as noted by earlier looks."""
+    now_ms, row, head = commit.now_ms, keys.aged_key(topic), commit.head(topic)
+    noted = load_looks(commit.tx, topic)
+    if head is None or head.recorded_ms <= now_ms:
+        if noted:
+            commit.tx.put(row, b"")
+        return 0
+    looks = [(at - set_back_ms(at, now_ms), last) for at, last in noted]
+    bound = max([last for at, last in looks if at < now_ms - age_ms], default=0)
+    kept = [one for one in looks if one[1] > bound]
+    if not kept or kept[-1][0] <= now_ms - age_ms // _LOOKS_NOTED:
+        kept.append((now_ms, head.latest))
+    if kept != noted:
+        commit.tx.put(row, msgspec.msgpack.encode(kept))
+    return bound
+
+
+def _bytes_bound(view: TopicView, limit: int) -> int:
+    """The last position that does not fit when the newest blocks may take `limit` bytes; the newest always stays."""
+    total = 0
+    for key, value in view.snap.scan(*keys.block_range(view.number), reverse=True):
+        newest = total == 0
+        total += stored_size(value)
+        if total > limit and not newest:
+            return open_block(view.snap, key, value, view.name).last
+    return 0
+
+
+def compact_by_key(engine: Engine, writer: Writer, topic: str, holds: Sequence[Hold]) -> int:
+    """Keeps only the newest event of every key (and every event without a key); returns how many went.
+
+    Nothing goes that a queue holds. The topic is read beside the writer, twice; each commit exchanges a few blocks.
+    """
+
+    def begin(commit: Commit) -> tuple[int, int, int]:
+        head = commit.head(topic)
+        if head is None:
+            return 0, 0, 0
+        sealed = load_state(commit.tx, head.number, topic).sealed
+        return head.number, sealed, held_back(commit, topic, head.latest, holds)[0]
+
+    number, at, through = writer.run(WriteRequest(begin, relaxed=True))
+    if through <= at:
+        return 0
+    newest = _newest_positions(engine, number, topic, at)
+    removed = tries = 0
+    while at < through and tries < _TRIES:
+        with engine.read() as snap:
+            thinned, reached = _newest_only(snap, number, topic, at, through, newest)
+        if thinned and not writer.run(WriteRequest(partial(_exchange, topic, number, thinned), relaxed=True)):
+            tries += 1  # merged or removed since they were read
+            continue
+        removed += sum(one.removed for one in thinned)
+        at, tries = reached, 0
+
+    def end(commit: Commit) -> None:
+        head = commit.head(topic)
+        if head is not None and head.number == number:
+            state = load_state(commit.tx, number, topic)
+            if state.compacted < through:
+                save_state(commit.tx, number, msgspec.structs.replace(state, compacted=through))
+
+    writer.run(WriteRequest(end, relaxed=True))
+    return removed
+
+
+def _exchange(topic: str, number: int, blocks: Sequence[ThinnedBlock], commit: Commit) -> bool:
+    return exchange(commit, topic, number, blocks)
+
+
+def _newest_positions(engine: Engine, number: int, topic: str, after: int) -> dict[str, int]:
+    """Where the newest event of every key lies."""
+    newest: dict[str, int] = {}
+    more = True
+    while more:
+        more = False
+        with engine.read() as snap:
+            scanned = 0
+            for _, value, block in stored_blocks(snap, number, topic, after + 1, keys.MAX_SEQ):
+                if scanned >= SCAN_BYTES:  # a snapshot held for long keeps the engine from cleaning up
+                    more = True
+                    break
+                newest.update(
+                    (key, seq)
+                    for key, seq in zip(text_values(block.wire.key, block.count), block.seqs, strict=True)
+                    if key is not None
+                )
+                scanned += stored_size(value)
+                after = block.last
+    return newest
+
+
+def _newest_only(
+    snap: Snapshot, number: int, topic: str, after: int, through: int, newest: dict[str, int]
+) -> tuple[list[ThinnedBlock], int]:
+    """The next blocks that have events whose keys come again, without them; and how far it came."""
+    thinned: list[ThinnedBlock] = []
+    size = scanned = 0
+    for stored in stored_blocks(snap, number, topic, after + 1, through):
+        block = stored[2]
+        if size >= EXCHANGE_BYTES or scanned >= SCAN_BYTES:
+            return thinned, block.first - 1
+        kept = [
+            row
+            for row, (key, seq) in enumerate(zip(text_values(block.wire.key, block.count), block.seqs, strict=True))
+            if key is None or seq > through or seq >= newest.get(key, 0)
+        ]
+        scanned += stored_size(stored[1])
+        if len(kept) < block.count:
+            thinned.append(without(stored, kept))
+            size += stored_size(stored[1])
+    return thinned, through
+
+
+# ── Taking single events out of stored blocks: read and rewritten beside the writer, exchanged a few blocks at a time
+
+
+Stored = tuple[bytes, bytes, Block]
+"""A block with its key and value in the store."""
+
+
+class ThinnedBlock(msgspec.Struct, frozen=True):
+    """A block as it is stored, and what is to lie in its place."""
+
+    key: bytes
+    value: bytes
+    last: int
+    removed: int
+    """How many events go."""
+    first: int
+    """Where the first one lies that stays; 0: none does."""
+    kept: bytes
+
+
+def stored_blocks(snap: Snapshot, number: int, topic: str, start: int, stop: int) -> Iterator[Stored]:
+    """The stored blocks with events in start … stop, ascending; Corrupt when one is missing between them.
+
+    What is rewritten here counts as compacted afterwards, and no check could tell a lost block from a removed one.
+    """
+    record = load_record(snap, topic)
+    if record is None or record.number != number:
+        return  # dropped since: its blocks are being cleared away, and none of them is lost
+    state = load_state(snap, number, topic)
+    whole = max(start - 1, state.trimmed, state.compacted, state.sealed)
+    low, _ = keys.block_range(number)
+    low = next((key for key, _ in snap.scan(low, keys.block_key(number, start + 1), reverse=True)), low)
+    for key, value in snap.scan(low, keys.block_key(number, stop + 1)):
+        block = open_block(snap, key, value, topic)
+        if block.last < start:
+            continue
+        if block.first > whole + 1:
+            raise missing(topic, whole + 1, block.first - 1)
+        whole = max(whole, block.last)
+        yield key, value, block
+
+
+def without(stored: Stored, kept: Sequence[int]) -> ThinnedBlock:
+    """A block of which only some rows stay."""
+    key, value, block = stored
+    first = block.seq(kept[0]) if kept else 0
+    return ThinnedBlock(key, value, block.last, block.count - len(kept), first, select(block, kept) if kept else b"")
+
+
+def in_steps(blocks: Sequence[ThinnedBlock]) -> Iterator[list[ThinnedBlock]]:
+    """As many at a time as one commit should exchange."""
+    return in_parts(blocks, lambda block: stored_size(block.value), EXCHANGE_BYTES)
+
+
+def exchange(commit: Commit, topic: str, number: int, part: Sequence[ThinnedBlock]) -> bool:
+    """Puts thinned blocks in the place of what was stored; False when that has changed since it was read."""
+    head, tx = commit.head(topic), commit.tx
+    if head is None or head.number != number or any(tx.get(one.key) != one.value for one in part):
+        return False
+    commit.reshape()
+    for one in part:
+        tx.delete(one.key)
+        if one.first:
+            tx.put(keys.block_key(number, one.first), one.kept)
+    drop_index(tx, number, topic)
+    head.newest = None
+    state = load_state(tx, number, topic)
+    changed = msgspec.structs.replace(
+        state,
+        removed=state.removed + sum(one.removed for one in part),
+        latest=head.latest,
+        recorded_ms=head.recorded_ms,
+        last_id=head.last_id.to_bytes(16),
+        compacted=max(state.compacted + 1, *(one.last for one in part)),  # another number: saved states are void by it
+    )
+    save_state(tx, number, changed)
+    return True
+
+
+# ── Merging small blocks of a topic's tail, in passing ──
+# One commit makes one block, so that many small commits leave many small blocks. When enough small neighbours have
+# gathered they become one: first the smallest among themselves, and when enough of the results have gathered, those. A
+# block of `MERGED_BYTES` or more is left alone. The reading and joining happens beside the writer; only the exchange
+# takes its turn, in a commit that need not be on disk (a lost merge loses nothing).
+
+
+_TAIL_BLOCKS = 16 * MERGE_FAN_IN
+_Stored = tuple[bytes, bytes]
+
+
+def merge_tail(engine: Engine, writer: Writer, topic: str, *, below: int, fan_in: int = MERGE_FAN_IN) -> int:
+    """Merges the trailing blocks smaller than `below` bytes if there are `fan_in` of them; returns how many were."""
+    noted = writer.catalog.reshaped
+    tail: list[_Stored] = []
+    with engine.read() as snap:
+        record = load_record(snap, topic)
+        if record is None:
+            return 0
+        for key, value in snap.scan(*keys.block_range(record.number), reverse=True):
+            if stored_size(value) >= below or len(tail) == _TAIL_BLOCKS:
+                break
+            tail.append((key, value))
+        if len(tail) < max(2, fan_in):
+            return 0
+        tail.reverse()
+        chunks = list(_chunks(snap, tail, topic))
+    merged = 0
+    for run, blocks in chunks:
+        joined = merge(blocks)
+        if writer.run(WriteRequest(_Exchange(run, joined, noted), len(joined), relaxed=True)):
+            merged += len(run)
+    return merged
+
+
+def _chunks(snap: Snapshot, run: list[_Stored], topic: str) -> Iterator[tuple[list[_Stored], list[Block]]]:
+    """Cuts a run where a merged block would grow past the usual size."""
+    chunk: list[_Stored] = []
+    blocks: list[Block] = []
+    size = events = 0
+    for key, value in run:
+        block = open_block(snap, key, value, topic)
+        if chunk and (size + len(value) > BLOCK_BYTES or events + block.count > BLOCK_EVENTS):
+            if len(chunk) > 1:
+                yield chunk, blocks
+            chunk, blocks, size, events = [], [], 0, 0
+        chunk.append((key, value))
+        blocks.append(block)
+        size += len(value)
+        events += block.count
+    if len(chunk) > 1:
+        yield chunk, blocks
+
+
+class _Exchange:
+    """Puts a merged block in the place of its parts, unless they have changed since they were read."""
+
+    def __init__(self, run: list[_Stored], joined: bytes, noted: int) -> None:
+        self._run = run
+        self._joined = joined
+        self._noted = noted
+
+    def __call__(self, commit: Commit) -> bool:
+        first, last = self._run[0][0], self._run[-1][0]
+        if commit.catalog.reshaped != self._noted and list(commit.tx.scan(first, last + b"\0")) != self._run:
+            return False
+        commit.exchange()
+        commit.tx.delete_range(first + b"\0", last + b"\0")
+        commit.tx.put(first, self._joined)
+        return True

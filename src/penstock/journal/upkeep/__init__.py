@@ -1,1 +1,0 @@
-"""What a journal does beside its writes: merging small blocks, retention, compaction."""

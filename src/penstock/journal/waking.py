@@ -1,0 +1,233 @@
+"""Waking those who wait for something new: in process at once, across processes within a few milliseconds.
+
+No waiter misses a wake-up: note a signal's `version`, look at the store, then `wait(version)`; it returns at once when
+anything was signalled since the note was made.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from penstock.limits import POLL_BLIND, POLL_FIRST, POLL_IDLE
+from penstock.ticket import wake_waiters
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from penstock.ticket import Waiter
+
+
+class Signal:
+    """A number that grows, and threads and event loops that wait for it to grow."""
+
+    __slots__ = ("__weakref__", "_waiters", "version")
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._waiters: list[Waiter] = []
+
+    def notify(self) -> None:
+        """Wakes all waiters."""
+        self.version += 1
+        if self._waiters:
+            wake_waiters((self._waiters,))
+
+    def wait(self, seen: int, timeout: float | None = None) -> bool:
+        """Waits until the version is another than `seen`; False after `timeout` seconds."""
+        if self.version != seen:
+            return True
+        lock = threading.Lock()
+        lock.acquire()
+        self._waiters.append(lock)
+        if self.version != seen or lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            return True
+        self._leave(lock)
+        return self.version != seen
+
+    async def wait_async(self, seen: int, timeout: float | None = None) -> bool:
+        """`wait` for an event loop."""
+        if self.version != seen:
+            return True
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        waiter = (loop, future)
+        self._waiters.append(waiter)
+        if self.version != seen:
+            return True
+        try:
+            # Not wait_for: in Python 3.11 it swallows a cancellation that meets the future's result.
+            done, _ = await asyncio.wait((future,), timeout=timeout)
+        finally:
+            self._leave(waiter)
+        return bool(done) or self.version != seen
+
+    def _leave(self, waiter: Waiter) -> None:
+        with suppress(ValueError):
+            self._waiters.remove(waiter)
+
+
+class Hub:
+    """One signal per topic, and a watcher that looks for other processes' commits while there are waiters."""
+
+    def __init__(self, changes: Callable[[], int] | None, location: str | None = None) -> None:
+        self.signals: WeakValueDictionary[str, Signal] = WeakValueDictionary()
+        """By topic, those that a caller holds: a name that was waited for once leaves nothing."""
+        self._changes = changes
+        self._location = location
+        self._files: FileWatch | None = None
+        self._lock = threading.RLock()  # a signal handler may stop a worker while its thread holds it
+        self._waiting = 0
+        self._wanted = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self.closed = False
+
+    def signal(self, topic: str) -> Signal:
+        with self._lock:  # of two that are made for one name, one would never be told
+            return self.signals.setdefault(topic, Signal())
+
+    def notify_all(self) -> None:
+        with self._lock:
+            held = list(self.signals.values())
+        for signal in held:
+            signal.notify()
+
+    def close(self) -> None:
+        """Wakes all waiters for good."""
+        with self._lock:
+            self.closed = True
+        self._wanted.set()
+        if self._files is not None:
+            self._files.interrupt()
+        self.notify_all()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join()
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+
+    def __enter__(self) -> Hub:
+        """While a block is entered, other processes' commits wake waiters here too."""
+        if self._changes is not None:
+            with self._lock:
+                self._waiting += 1
+                if self._waiting == 1:
+                    self._wanted.set()
+                if self._watcher is None and not self.closed:
+                    self._files = FileWatch(self._location)
+                    self._watcher = threading.Thread(
+                        target=self._watch, args=(self._files,), name="penstock-watcher", daemon=True
+                    )
+                    self._watcher.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._changes is not None:
+            with self._lock:
+                self._waiting -= 1
+                if not self._waiting and not self.closed:
+                    self._wanted.clear()
+
+    def _watch(self, files: FileWatch) -> None:
+        assert self._changes is not None
+        seen: int | None = -1  # a first look that fails is something new, too
+        while not self.closed:
+            self._wanted.wait()
+            try:
+                now = self._changes()
+            except Exception:  # closing, or a passing failure that the waiters' own reads will report
+                now = None
+            if now != seen:
+                seen = now
+                files.changed()
+                self.notify_all()
+            files.pause()
+
+
+# ── Noticing that a store's files were written to: the kernel says so (inotify, on Linux), elsewhere one has to look ──
+# A sign from here means "look again soon", no more: files are written before a commit can be seen, and not every write
+# is a commit. So a waiting reader looks at the store at growing intervals after a sign, and now and then without one.
+
+
+_IN_MODIFY = 0x2
+_IN_CREATE = 0x100
+_IN_MOVED_TO = 0x80
+_event = struct.Struct("iIII")
+
+
+class FileWatch:
+    """The pauses of a reader that waits for a store to change: short after a sign of a write, long without one."""
+
+    def __init__(self, location: str | None) -> None:
+        self._prefix = b""
+        self._signs = -1 if location is None else self._open_signs(Path(location))
+        self._stop, self._stopper = os.pipe()
+        self._longest = POLL_BLIND if self._signs < 0 else POLL_IDLE
+        self._pause = POLL_FIRST
+        self._poll = select.poll()
+        for descriptor in (self._signs, self._stop):
+            if descriptor >= 0:
+                self._poll.register(descriptor, select.POLLIN)
+
+    def _open_signs(self, path: Path) -> int:
+        """A descriptor that becomes readable when something is written there; -1 where there is no such thing."""
+        folder = path if path.is_dir() else path.parent
+        self._prefix = b"" if path.is_dir() else os.fsencode(path.name)
+        import ctypes  # only readers that wait need it
+
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            signs = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+            if signs < 0:
+                return -1
+            if libc.inotify_add_watch(signs, os.fsencode(folder), _IN_MODIFY | _IN_CREATE | _IN_MOVED_TO) < 0:
+                os.close(signs)
+                return -1
+        except (OSError, AttributeError):
+            return -1
+        return signs
+
+    def changed(self) -> None:
+        """The store has changed: more may follow at once."""
+        self._pause = POLL_FIRST
+
+    def pause(self) -> None:
+        """Waits until it is time to look again."""
+        for descriptor, _ in self._poll.poll(self._pause * 1000):
+            if descriptor == self._signs and self._was_for_us():
+                self._pause = POLL_FIRST
+                time.sleep(POLL_FIRST)  # what follows at once is one look, not many
+                return
+        self._pause = min(self._pause * 1.5, self._longest)
+
+    def _was_for_us(self) -> bool:
+        found = False
+        with suppress(BlockingIOError):
+            while True:
+                data, at = os.read(self._signs, 1 << 16), 0
+                while at < len(data):
+                    *_, length = _event.unpack_from(data, at)
+                    at += _event.size
+                    found = found or data[at : at + length].startswith(self._prefix)
+                    at += length
+        return found
+
+    def interrupt(self) -> None:
+        """Ends a pause under way, and all later ones at once."""
+        with suppress(OSError):
+            os.write(self._stopper, b"x")
+
+    def close(self) -> None:
+        for descriptor in (self._signs, self._stop, self._stopper):
+            if descriptor >= 0:
+                os.close(descriptor)

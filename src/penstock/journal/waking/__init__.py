@@ -1,1 +1,0 @@
-"""Waking readers that wait: in this process (`signal`), and in others when the store's files change (`file_watch`)."""
