@@ -9,7 +9,7 @@ import pytest
 
 import penstock
 from cli.commandline import Cli
-from penstock.cli.commands.topics import events
+from penstock.cli import topics
 from penstock.local.journal import LocalJournal
 from server.serving import serving
 
@@ -65,7 +65,7 @@ def test_lists_go_on_without_a_queue_that_is_dropped_meanwhile(cli: Cli, dropped
 def test_tail_goes_on_in_a_topic_made_anew(
     cli: Cli, orders: str, url: str, monkeypatch: pytest.MonkeyPatch, served: bool
 ) -> None:
-    newest = events._newest
+    newest = topics._newest
 
     def made_anew(*given: Any) -> list[penstock.Event]:
         found = newest(*given)
@@ -73,7 +73,7 @@ def test_tail_goes_on_in_a_topic_made_anew(
         journal.topic("orders").append_many([penstock.Draft("made anew", number) for number in range(30)])
         return found
 
-    monkeypatch.setattr(events, "_newest", made_anew)
+    monkeypatch.setattr(topics, "_newest", made_anew)
     with penstock.open(url) as journal, serving(journal) as server:
         words = ("--url", server.url) if served else ()
         said = cli("tail", "orders", "-f", "-n2", "--count", "5", "--json", *words)
@@ -83,13 +83,13 @@ def test_tail_goes_on_in_a_topic_made_anew(
 def test_tail_shows_what_comes_while_it_begins_once(
     cli: Cli, orders: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    newest = events._newest
+    newest = topics._newest
 
     def with_more(*given: Any) -> list[penstock.Event]:
         with penstock.open(url) as journal:
             journal.topic("orders").append("placed", "meanwhile")
         return newest(*given)
 
-    monkeypatch.setattr(events, "_newest", with_more)
+    monkeypatch.setattr(topics, "_newest", with_more)
     said = cli("tail", "orders", "-f", "-n2", "--count", "3", "--json")
     assert [event["seq"] for event in said.documents] == [9, 10, 11]

@@ -15,8 +15,8 @@ import pytest
 
 import penstock
 from cli.commandline import Cli
-from penstock.cli.commands.queues.repairing import _redrive_slowly
 from penstock.cli.main import run
+from penstock.cli.queues import _redrive_slowly
 from penstock.documents.conditions import Where
 from penstock.queue.operations.repair import Redriven
 from penstock.surface.queue import Queue
@@ -98,7 +98,7 @@ def test_top_shows_each_frame_as_it_comes_to_those_who_read_a_pipe(cli: Cli, mon
         seen.append(pipe.getvalue())
         return True
 
-    monkeypatch.setattr("penstock.cli.commands.operate.watching._sleep", wait)
+    monkeypatch.setattr("penstock.cli.watching._sleep", wait)
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(pipe, "utf-8"))
     assert run(["top"]) == 0
     assert b"emails" in seen[0]

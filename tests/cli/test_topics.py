@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from cli.commandline import Cli
-from penstock.cli.commands.topics.following import follow_topics
+from penstock.cli.following import follow_topics
 from penstock.clock import ManualClock
 from server.serving import Served, serving
 from waiting import eventually
@@ -191,7 +191,7 @@ def following(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         begun.set()
         return follow_topics(*args)
 
-    monkeypatch.setattr("penstock.cli.commands.topics.following.follow_topics", follow)
+    monkeypatch.setattr("penstock.cli.following.follow_topics", follow)
     return begun
 
 

@@ -4,7 +4,7 @@
     command.py   how a command is declared: Click's own decorators, the options every command shares, examples
     context.py   what every command is given: the journal, and ways to answer
     values.py    words as values: numbers, times, sizes, conditions, names of topics and queues (which shells complete)
-    commands/    one folder for what the commands are about, one module for a few of them
+    topics, queues, journals, …    the commands, a module for what they are about
 
 A command's module imports what it needs inside its functions: `penstock --help` and shell completion import them all.
 Results go to standard output, everything said beside them to standard error, so that pipes stay clean. With `--json`

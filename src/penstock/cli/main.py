@@ -17,44 +17,28 @@ from penstock.cli.context import CommandContext
 from penstock.cli.failure import Nothing
 
 SECTIONS: Final[dict[str, dict[str, str]]] = {
-    "Topics": {
-        "topics.events": "topics read tail show",
-        "topics.appending": "append",
-        "topics.graph": "graph",
-        "topics.rebuilding": "rebuild",
-    },
-    "Consumers": {"topics.cursors": "cursors lag seek forget"},
-    "What topics keep": {
-        "topics.keeping": "settings compact verify",
-        "topics.proving": "root proof check-proof",
-        "topics.sealing": "seal lake",
-    },
+    "Topics": {"topics": "topics read tail show", "appending": "append", "keeping": "graph rebuild"},
+    "Consumers": {"topics": "cursors lag seek forget"},
+    "What topics keep": {"keeping": "settings compact verify root proof check-proof seal lake"},
     "Queues": {
-        "queues.inspecting": "queues messages peek pending failed dead",
-        "queues.repairing": "redrive run-now discard move purge drop",
-        "queues.policy": "configure schedule",
-        "queues.pausing": "pause resume",
+        "queues": "queues messages peek pending failed dead redrive run-now discard move purge drop "
+        "configure schedule pause resume",
     },
-    "Messages and workers": {"queues.messages": "push take settle", "queues.working": "work workers"},
-    "Whole journals": {
-        "journals.info": "info backup",
-        "journals.copying": "export import",
-        "journals.moving": "copy restore",
-    },
-    "Pipelines and buffers": {"spark.pipelines": "run pipelines", "buffer.commands": "buffer"},
+    "Messages and workers": {"working": "push take settle work workers"},
+    "Whole journals": {"journals": "info backup export import copy restore"},
+    "Pipelines and buffers": {"pipelines": "run pipelines", "buffer": "buffer"},
     "Operating": {
-        "operate.watching": "top",
-        "operate.check": "check",
-        "operate.serving": "serve",
-        "operate.demo": "demo",
-        "operate.doctor": "doctor",
-        "operate.shell": "completion help",
+        "watching": "top check",
+        "serving": "serve",
+        "demo": "demo",
+        "doctor": "doctor",
+        "shell": "completion help",
     },
 }
-"""The commands by the module they are in, below `penstock.cli.commands`, in the order the overview shows them."""
+"""The commands by the module of `penstock.cli` they are in, in the order the overview shows them."""
 
 MODULES: Final = {
-    name: f"penstock.cli.commands.{module}"
+    name: f"penstock.cli.{module}"
     for modules in SECTIONS.values()
     for module, names in modules.items()
     for name in names.split()

@@ -1,8 +1,10 @@
 """Words of a command line as values: numbers, times, sizes, JSON, conditions, names. Click shows a function's name
-in capitals as the value's placeholder."""
+in capitals as the value's placeholder.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +17,7 @@ from penstock.units import parse_duration, parse_moment, parse_size
 
 if TYPE_CHECKING:
     from penstock.documents.conditions import Where
+
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., object])
@@ -138,3 +141,35 @@ def several(*names: str, help: str, **how: Any) -> Callable[[F], F]:
 
 
 the_headers = several("--header", "headers", metavar="NAME=VALUE", type=header, help="a header")
+
+
+# ── A user's own code by name: module:function, module:Class ──
+
+
+def load_named(path: str, what: str = "a handler", like: str = "shop.mail:send", also: tuple[type, ...] = ()) -> object:
+    """What `module:name` names, from this folder or the installed packages; UsageError says what is missing.
+
+    It is a function or a class, or one of the types `also` names.
+    """
+    import importlib
+
+    module_name, colon, name = path.partition(":")
+    if not module_name or not colon or not name:
+        raise click.UsageError(f"{what} is module:name, like {like}, not {path!r}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
+            raise click.UsageError(
+                f"there is no module {module_name!r} in this folder or among the installed packages"
+            ) from None
+        raise click.UsageError(f"{module_name} cannot be imported: {error}") from error
+    for part in name.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            raise click.UsageError(f"{module_name} has no {name}")
+    if not callable(found) and not isinstance(found, also):
+        raise click.UsageError(f"{path} is no function")
+    return found

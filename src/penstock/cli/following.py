@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.surface.journal import Journal
     from penstock.surface.subscription import Subscription
 
+
 TOPICS_SECONDS = 0.5
 """Seconds between two looks for topics that were made meanwhile."""
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.buffer.manifest import BufferPaths
     from penstock.buffer.store import ObjectStore
 
+
 F = TypeVar("F", bound=Callable[..., object])
 
 

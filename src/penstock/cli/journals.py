@@ -1,4 +1,4 @@
-"""Topics to files and back."""
+"""What a journal is, and a copy of it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,54 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.command import command
-from penstock.cli.commands.topics.selection import EventSelection, selecting
 from penstock.cli.context import CommandContext
+from penstock.cli.failure import DONE, FAILED
 from penstock.cli.progress import ProgressBar
+from penstock.cli.topics import EventSelection, selecting
 from penstock.cli.values import choice, position, some_topics
+from penstock.units import show_size
 
 if TYPE_CHECKING:
     from penstock.entity.exporting import CopyFormat
+
+
+@command("info", "penstock info --url shop.db")
+def info(context: CommandContext) -> None:
+    """Shows what the journal is: engine, place, size, durability."""
+    with context.journal(read_only=True) as journal:
+        described = journal.describe()
+        pressure = journal.pressure()
+    context.record(
+        {
+            "engine": described.engine,
+            "location": described.location,
+            "size": described.size_bytes if context.json else show_size(described.size_bytes),
+            "durability": described.durability,
+            "topics": len(described.topics),
+            "queues": len(described.queues),
+            "writer capacity": described.writer_capacity,
+            "writer queued": pressure.queued,
+            **({"objects": sum(described.objects.values())} if described.objects else {}),
+            **({"written by": described.writer} if described.writer else {}),
+        }
+    )
+
+
+@command(
+    "backup", "penstock backup /backups/shop-monday.db", "penstock backup s3://bucket/monday --url s3://bucket/shop"
+)
+@click.argument(
+    "destination", type=click.Path(), help="a path that does not exist yet; of a journal in a bucket also a url in it"
+)
+def backup(context: CommandContext, destination: str) -> None:
+    """Writes a consistent copy of the journal while it is in use."""
+    with context.journal(read_only=True) as journal:
+        journal.backup(destination)
+    context.record({"copied_to": destination})
+
+
+# ── Topics to files and back ──
+
 
 FORMATS = ("jsonl", "parquet", "arrow", "csv")
 format_option = choice("--format", " ".join(FORMATS), help="the format; without it, the file's ending says it")
@@ -131,3 +172,74 @@ def import_(
         else:
             report = journal.import_(place, topics=topics or None, progress=progress, start_over=start_over)
     context.record({"topics": report.topics, "imported": report.imported, "known_before": report.present})
+
+
+# ── A whole journal from one place to another ──
+
+
+@command(
+    "copy",
+    "penstock copy shop.db s3://bucket/shop",
+    "penstock copy s3://bucket/shop sqlite:shop.db",
+)
+@click.argument("source", help="the journal to copy: a path or an engine's url")
+@click.argument("target", help="a new place, on any engine")
+def copy(context: CommandContext, source: str, target: str) -> None:
+    """Copies a whole journal to a new place on any engine, while it is in use, and compares every row.
+
+    Positions, ids, cursors, queues, snapshots and marks come along. Until the copy is complete its place cannot be
+    opened; one that was interrupted goes on when the same command is run again.
+    """
+    from penstock.api import copy as copy_journal
+
+    with ProgressBar(context, "copied", unit="bytes") as progress:
+        report = copy_journal(source, target, progress=progress)
+    context.record(
+        {
+            "copied to": target,
+            "rows": report.rows,
+            "size": report.size_bytes if context.json else show_size(report.size_bytes),
+            "written": report.written,
+        }
+    )
+
+
+@command(
+    "restore",
+    "penstock restore /backups/monday.db --url shop.db",
+    "penstock restore s3://bucket/monday --url s3://bucket/shop-again",
+)
+@click.argument("backup", help="what `penstock backup` wrote: a path or an engine's url")
+def restore(context: CommandContext, backup: str) -> int:
+    """Makes the journal again out of a backup, on any engine, and reads all of it.
+
+    It goes where --url says, and overwrites nothing: move the journal that is there away first, or restore to a new
+    place. The backup stays as it is. Restoring that was interrupted goes on when the same command is run again. Exit
+    code 1 when the backup is damaged.
+    """
+    from penstock.api import copy as copy_journal
+    from penstock.cli.keeping import read_through
+
+    with ProgressBar(context, "restored", unit="bytes") as progress:
+        report = copy_journal(backup, context.place, progress=progress)
+    events, damaged = 0, {}
+    with context.journal(read_only=True) as journal:
+        for name in journal.topics():
+            count, problem = read_through(journal.topic(name))
+            events += count
+            if problem is not None:
+                damaged[name] = problem
+        queues = len(journal.queues())
+        topics = len(journal.topics())
+    context.record(
+        {
+            "restored to": context.place,
+            "topics": topics,
+            "queues": queues,
+            "events": events,
+            "rows": report.rows,
+            "size": report.size_bytes if context.json else show_size(report.size_bytes),
+            **({"damaged": damaged if context.json else "; ".join(map(": ".join, damaged.items()))} if damaged else {}),
+        }
+    )
+    return FAILED if damaged else DONE

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.observe.pipelines import FlowStatus
     from penstock.spark.pipeline.running import Runner
 
+
 _COLUMNS = ("Flow", "State", "Rows", "Rows/s", "Lag", "Batch", "Batch time", "Restarts", "Error")
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.events import Draft, Receipt
     from penstock.surface.topic import Topic
 
+
 LINES_ONLY = ("events", "kind_from", "key_from", "dedup_from")
 BATCH_BYTES = 4 << 20
 """Bytes of lines after which a batch is committed, however few lines they are."""

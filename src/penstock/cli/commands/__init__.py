@@ -1,1 +1,0 @@
-"""The commands, in folders by what they are about."""

@@ -1,1 +1,0 @@
-"""Commands about queues: their messages, policies and workers."""

@@ -1,1 +1,0 @@
-"""Commands about topics: their events, consumers and what they keep."""
