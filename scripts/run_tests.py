@@ -25,8 +25,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parent.parent
 PYTEST = [sys.executable, "-m", "pytest"]
 AT_A_TIME = 3
-AT_A_TIME_FAST = 8
-SERVERS = 4
+AT_A_TIME_FAST = 4
 """Pieces on their way at once: most tests wait for a disk or a process about as long as they compute."""
 FAST = "--fast"
 NO_TESTS = 5
@@ -65,11 +64,10 @@ def fast_pieces() -> list[Piece]:
     """What a person runs after every change: memory and SQLite only; no Spark, browser, emulator, kill or model."""
     folders = ("contract/queue", "contract/journal", "contract/entity", "cli")
     rest = tuple(f"--ignore=tests/{name}" for name in (*folders, "server"))
-    files = sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("tests/server/test_*.py"))
-    # A server takes a quarter of a second to start and end, in which it computes nothing.
-    server = [Piece(f"server {part + 1}", (FAST, *files[part::SERVERS]), 30) for part in range(SERVERS)]
-    others = [Piece(name, (FAST, f"tests/{name}"), 30) for name in folders]
-    return [*server, *others, Piece("the rest", (FAST, *rest), 30)]
+    return [
+        Piece("the rest", (FAST, *rest), 30),
+        *(Piece(name, (FAST, f"tests/{name}"), 30) for name in ("server", *folders)),
+    ]
 
 
 def pieces() -> list[Piece]:
