@@ -38,7 +38,8 @@ from penstock.transfer import objects as staged_objects
 from penstock.transfer.objects import StagingArea, area_of, folder_url, own_area
 from server.cutting import CuttingProxy
 from server.process import ServerProcess
-from server.serving import READ, TOKENS, WRITE, Served, serving, wait_until
+from server.serving import READ, TOKENS, WRITE, Served, serving
+from waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -430,7 +431,7 @@ def test_the_server_killed_at_every_stage_and_the_driver_run_again(folder: str) 
 
 
 def _restart_when(proxy: CuttingProxy, server: ServerProcess) -> None:
-    wait_until(lambda: proxy.cut)
+    eventually(lambda: proxy.cut)
     server.kill()
     server.start()
 
@@ -500,7 +501,7 @@ def test_a_stream_between_served_topics_is_exact_while_the_server_is_killed(
             return sink.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
 
         query = start()
-        wait_until(lambda: query.recentProgress or not query.isActive, 600)  # the second batch is on its way
+        eventually(lambda: query.recentProgress or not query.isActive)  # the second batch is on its way
         server.kill()
         server.start()
         query.awaitTermination(600)
