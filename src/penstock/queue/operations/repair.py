@@ -22,7 +22,7 @@ from penstock.queue.letters import GROUP, former_headers, origin, original_heade
 from penstock.queue.operations.groups import group_for
 from penstock.queue.operations.push import as_batch, forget_debounced, push, refuse_overflow
 from penstock.queue.operations.settle import expire_messages, over_budget
-from penstock.queue.operations.take import STEP, Request, TakeOperation, wake_due
+from penstock.queue.operations.take import STEP, Request, TakeOperation, absorb, wake_due
 from penstock.queue.options import DeliveryOptions
 from penstock.queue.results.removal import DISCARDED, answer_removed, answer_taken
 from penstock.queue.run.upkeep import remove_through
@@ -174,6 +174,8 @@ def run_now(commit: Commit, queue: QueueState, seqs: list[int], name: str | None
     latest = queue.latest(commit)
     groups = [group for group in queue.all_groups(commit.tx) if name is None or not queue.fanout or group.name == name]
     count = 0
+    for group in groups if queue.record.policy.debounce is not None else ():
+        _sort_in_all(commit, queue, group, latest)
     for seq in dict.fromkeys(seqs):
         if seq <= latest:
             count += max([_make_ready(commit, queue, group, seq) for group in groups], default=False)
@@ -191,20 +193,23 @@ def _make_ready(commit: Commit, queue: QueueState, group: Group, seq: int) -> bo
         message = special.row(seq)
     if message.key is not None and queue.record.policy.debounce is not None:
         forget_debounced(commit, queue, message.key, seq)
-        _sort_in_older(commit, queue, group, message.key, seq)
     group.requeue(commit, message)
     return True
 
 
-def _sort_in_older(commit: Commit, queue: QueueState, group: Group, key: str, before: int) -> None:
-    """Makes the older messages of a key ready whose time has come: they go before one that runs now."""
+def _sort_in_all(commit: Commit, queue: QueueState, group: Group, latest: int) -> None:
+    """Gives every message that waits, or did, a row: of a key's messages, older ones go before one that runs now."""
     while wake_due(commit, group, STEP):
         pass
+    if queue.traits.special <= group.record.absorbed:
+        return
     first = keys.special_key(group.topic, group.record.absorbed + 1)
-    for row, value in list(commit.tx.scan(first, keys.special_key(group.topic, before))):
+    for row, value in list(commit.tx.scan(first, keys.special_key(group.topic, latest + 1))):
         seq, special = keys.tail_seq(row), read_special(value, queue.name)
-        if special.key == key and special.due <= commit.now_ms and group.is_untouched(commit.tx, seq):
+        if special.key is not None and special.due <= commit.now_ms and group.is_untouched(commit.tx, seq):
             group.requeue(commit, special.row(seq))
+    while absorb(commit, queue, group, latest, STEP):
+        pass
 
 
 # ── moving ────────────────────────────────────────────────────────────────────────────────────────────────────────────
