@@ -35,16 +35,16 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 """Hundreds of tests start programs: where none may keep what it compiled, each spends 0.3 s of a core on that."""
 DOCS = ("docs", "test_examples.py")
 FOLDERS = {
-    "server": 100,
+    "server": 150,
     "engine": 120,
-    "model": 100,
-    "torture": 60,
+    "model": 130,
+    "torture": 80,
     "contract/engine": 60,
     "contract/journal": 60,
     "journal": 60,
     "cli": 60,
     "buffer": 50,
-    "crash": 50,
+    "crash": 60,
     "contract/queue": 40,
     "contract/entity": 40,
 }
@@ -76,9 +76,9 @@ def pieces() -> list[Piece]:
     pages = sorted(file.relative_to(ROOT) for file in ROOT.glob("tests/server/test_page*.py"))
     apart = {"server": tuple(f"--ignore={page}" for page in pages)}
     return [
-        Piece("Spark without a session", ("tests/spark", "-m", "not spark"), 180),
-        Piece("pages", tuple(map(str, pages)), 120),
-        Piece("Spark's session", ("tests/spark", "-m", "spark"), 150),
+        Piece("Spark without a session", ("tests/spark", "-m", "not spark"), 270),
+        Piece("pages", tuple(map(str, pages)), 150),
+        Piece("Spark's session", ("tests/spark", "-m", "spark"), 220),
         *(Piece(name, (f"tests/{name}", *apart.get(name, ())), budget) for name, budget in FOLDERS.items()),
         Piece("docs", tuple(f"tests/{name}" for name in DOCS), 80),
         Piece("the rest", ignored, 70),

@@ -15,8 +15,6 @@ from cluster import Cluster
 from buffer.emulator import Emulator
 from penstock.buffer import Consumer, Producer
 
-pytestmark = pytest.mark.nightly("spark-cluster")
-
 PRODUCERS = 3
 OBJECTS = 6
 ENTRIES = 50

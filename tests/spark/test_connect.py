@@ -42,6 +42,7 @@ def remote(tmp_path: Path, environ: dict[str, str]) -> Iterator[str]:
     port = _free_port()
     command = [SPARK / "bin" / "spark-submit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
     command += ["--master", "local[2]", "--conf", f"spark.connect.grpc.binding.port={port}"]
+    command += ["--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]
     command += ["--conf", "spark.ui.enabled=false", "--conf", f"spark.local.dir={tmp_path}", "spark-internal"]
     with (tmp_path / "connect.log").open("wb") as log:
         server = subprocess.Popen(command, env=environ, cwd=tmp_path, stdout=log, stderr=log)
@@ -75,7 +76,6 @@ def test_penstock_run_refuses_spark_connect(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.nightly("spark-programs")
 def test_topics_over_spark_connect(tmp_path: Path, environ: dict[str, str], remote: str) -> None:
     url = str(tmp_path / "shop.db")
     client = Path(__file__).with_name("connect_client.py")
