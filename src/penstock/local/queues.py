@@ -108,20 +108,21 @@ def purge_queue(at: LocalBackend, name: str) -> Removed:
 
 @implements(operations.PAUSE_QUEUE)
 def pause_queue(at: LocalBackend, name: str, wanted: PauseRequest) -> PauseAnswer:
-    def pause(commit: Commit, state: QueueState) -> PauseAnswer:
-        changed = groups.pause(commit, state, wanted.group)
-        return PauseAnswer(changed, groups.pauses(state.record))
-
-    return at.queue(name).change(pause)
+    return _change_pause(at, name, groups.pause, wanted)
 
 
 @implements(operations.RESUME_QUEUE)
 def resume_queue(at: LocalBackend, name: str, wanted: PauseRequest) -> PauseAnswer:
-    def resume(commit: Commit, state: QueueState) -> PauseAnswer:
-        changed = groups.resume(commit, state, wanted.group)
-        return PauseAnswer(changed, groups.pauses(state.record))
+    return _change_pause(at, name, groups.resume, wanted)
 
-    return at.queue(name).change(resume)
+
+def _change_pause(
+    at: LocalBackend, name: str, change: Callable[[Commit, QueueState, str | None], bool], wanted: PauseRequest
+) -> PauseAnswer:
+    def apply(commit: Commit, state: QueueState) -> PauseAnswer:
+        return PauseAnswer(change(commit, state, wanted.group), groups.pauses(state.record))
+
+    return at.queue(name).change(apply)
 
 
 # ── groups, schedules, consumers ─────────────────────────────────────────────────────────────────────────────────────

@@ -13,27 +13,12 @@ from penstock.errors import StaleDelivery, UnknownQueue
 from penstock.protocol.operation import Operation
 from penstock.protocol.topics import Limit
 from penstock.queue.inspect import PendingDelivery, QueueConsumer
-from penstock.surface.delivery import Outcome
+from penstock.surface.delivery import Outcome, TakeRequest
 
 
 class PendingQuery(msgspec.Struct, omit_defaults=True):
     group: Annotated[str | None, Meta(description="of this group only")] = None
     limit: Limit = None
-
-
-class TakeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Which messages to take, for whom and for how long."""
-
-    limit: int = 1
-    group: str = "default"
-    consumer: str | None = None
-    wait: float = 0
-    lease: float | None = None
-    newest: bool = False
-    host: str | None = None
-    """The consumer's machine, for those who look; the address that the request comes from, if not said."""
-    since: datetime | None = None
-    """When the consumer began."""
 
 
 class LeaveRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

@@ -38,7 +38,7 @@ from penstock.queue.run.waiting import take_waiting, take_waiting_async
 from penstock.queue.state.cache import QueueState, forget_presence
 from penstock.queue.token import fits, read_token
 from penstock.schema import DECLARED, brings_kind, schema_of_type
-from penstock.surface.delivery import Delivery, Outcome
+from penstock.surface.delivery import Delivery, Outcome, TakeRequest
 from penstock.surface.failure import NackOptions
 from penstock.ticket import Ticket
 
@@ -198,43 +198,24 @@ class LocalQueue:
         return self._log.prepare_many(drafts, find_cause), delivery
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    def take(
-        self,
-        limit: int,
-        group: str,
-        consumer: str | None,
-        lease: float | None,
-        newest: bool,
-        wait: float,
-        stopping: threading.Event | None = None,
-        since: datetime | None = None,
-    ) -> list[Delivery]:
-        lease_ms = None if lease is None else round(lease * 1000)
-        request = Request(limit, group, consumer, lease_ms, newest, self._registry.owner)
-        found = take_waiting(self, request, wait, stopping)
+    def take(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
+        found = take_waiting(self, self._request(wanted), wanted.wait, stopping)
         if found:
             self._counters.delivered.inc(len(found))
         return found
 
-    async def take_async(
-        self,
-        limit: int,
-        group: str,
-        consumer: str | None,
-        lease: float | None,
-        newest: bool,
-        wait: float,
-        stopping: threading.Event | None = None,
-        since: datetime | None = None,
-        host: str | None = None,
-    ) -> list[Delivery]:
-        lease_ms = None if lease is None else round(lease * 1000)
-        request = Request(limit, group, consumer, lease_ms, newest, self._registry.owner, host)
-        if host is not None and since is not None:
-            request.since_ms = max(0, to_ms(since, "since"))
-        found = await take_waiting_async(self, request, wait, stopping)
+    async def take_async(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
+        found = await take_waiting_async(self, self._request(wanted), wanted.wait, stopping)
         self._counters.delivered.inc(len(found))
         return found
+
+    def _request(self, wanted: TakeRequest) -> Request:
+        lease_ms = None if wanted.lease is None else round(wanted.lease * 1000)
+        owner = self._registry.owner
+        request = Request(wanted.limit, wanted.group, wanted.consumer, lease_ms, wanted.newest, owner, wanted.host)
+        if wanted.host is not None and wanted.since is not None:  # of a consumer elsewhere; of this process it is known
+            request.since_ms = max(0, to_ms(wanted.since, "since"))
+        return request
 
     def claim(
         self, limit: int, group: str, consumer: str | None, lease: float | None, min_idle: float

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.clock import Seconds, SystemClock, to_ms
 from penstock.documents.decoding import nearest
@@ -26,7 +27,6 @@ from penstock.protocol.deliveries import (
     ExtendRequest,
     LeaveRequest,
     NackRequest,
-    TakeRequest,
 )
 from penstock.protocol.fields import policy_of
 from penstock.protocol.messages import PUSH_MESSAGES, PushRequest
@@ -37,7 +37,7 @@ from penstock.queue.options import read_delivery_options
 from penstock.queue.policy import QueuePolicy
 from penstock.remote.events import draft_documents, event_of, receipt_of
 from penstock.schema import brings_kind
-from penstock.surface.delivery import Delivery, Outcome
+from penstock.surface.delivery import Delivery, Outcome, TakeRequest
 from penstock.surface.failure import NackOptions
 from penstock.surface.queue import Queue
 from penstock.ticket import Ticket
@@ -134,20 +134,10 @@ class RemoteQueue:
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def take(
-        self,
-        limit: int,
-        group: str,
-        consumer: str | None,
-        lease: float | None,
-        newest: bool,
-        wait: float,
-        stopping: threading.Event | None = None,
-        since: datetime | None = None,
-        taker: AsyncTaker | None = None,
+        self, wanted: TakeRequest, stopping: threading.Event | None = None, taker: AsyncTaker | None = None
     ) -> list[Delivery]:
-        host = None if consumer is None else this_host()
-        request = TakeRequest(limit, group, consumer, 0, lease, newest, host, since)
-        left, longest = wait, WAIT if stopping is None else WORKER_WAIT
+        left, longest = wanted.wait, WAIT if stopping is None else WORKER_WAIT
+        request = replace(wanted, host=None if wanted.consumer is None else this_host())
         while True:
             request.wait = min(left, longest)
             try:
@@ -163,27 +153,13 @@ class RemoteQueue:
             if found or left <= 0 or gone or (stopping is not None and stopping.is_set()):
                 return [self._taken(one) for one in found]
 
-    async def take_async(
-        self,
-        limit: int,
-        group: str,
-        consumer: str | None,
-        lease: float | None,
-        newest: bool,
-        wait: float,
-        stopping: threading.Event | None = None,
-        since: datetime | None = None,
-    ) -> list[Delivery]:
+    async def take_async(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
         """Cancelled, the request goes on without its caller: what it finds is given back."""
         import asyncio
 
         taker = AsyncTaker(self)
-
-        def take() -> list[Delivery]:
-            return taker.receive(self.take(limit, group, consumer, lease, newest, wait, stopping, since, taker))
-
         try:
-            return await asyncio.to_thread(take)
+            return await asyncio.to_thread(lambda: taker.receive(self.take(wanted, stopping, taker)))
         except asyncio.CancelledError:
             found = taker.leave()
             if found:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.protocol.operation import Operation
     from penstock.queue.operations.groups import Pause
     from penstock.queue.policy import QueuePolicy
-    from penstock.surface.delivery import Delivery, Outcome
+    from penstock.surface.delivery import Delivery, Outcome, TakeRequest
     from penstock.surface.failure import NackOptions
     from penstock.surface.queue import Queue
     from penstock.ticket import Ticket
@@ -82,31 +82,10 @@ class QueueBackend(Protocol):
         """Adds messages at consecutive positions, all or nothing."""
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    def take(
-        self,
-        limit: int,
-        group: str,
-        consumer: str | None,
-        lease: float | None,
-        newest: bool,
-        wait: float,
-        stopping: threading.Event | None = None,
-        since: datetime | None = None,
-    ) -> list[Delivery]:
-        """Messages under a lease; waits for the first up to `wait` seconds, or until `stopping` is set and `nudge` was
-        called. `since`: when the worker that takes began."""
+    def take(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
+        """Messages under a lease; waits for the first, or until `stopping` is set and `nudge` was called."""
 
-    async def take_async(
-        self,
-        limit: int,
-        group: str,
-        consumer: str | None,
-        lease: float | None,
-        newest: bool,
-        wait: float,
-        stopping: threading.Event | None = None,
-        since: datetime | None = None,
-    ) -> list[Delivery]:
+    async def take_async(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
         """`take` for an event loop. Cancelled, it leaves nothing taken."""
 
     def claim(

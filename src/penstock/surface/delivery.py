@@ -27,6 +27,21 @@ NEVER = (1 << 63) - 1
 """The deadline, in milliseconds, of a lease that lasts as long as its owner's process."""
 
 
+class TakeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Which messages to take, for whom and for how long."""
+
+    limit: int = 1
+    group: str = "default"
+    consumer: str | None = None
+    wait: float = 0
+    lease: float | None = None
+    newest: bool = False
+    host: str | None = None
+    """The consumer's machine, for those who look; the address that the request comes from, if not said."""
+    since: datetime | None = None
+    """When the consumer began."""
+
+
 class LeaseHold(Protocol):
     """What the deliveries of one lease have in common, wherever the lease is kept."""
 

@@ -46,7 +46,7 @@ from penstock.queue.results.reply import with_reply
 from penstock.queue.results.ticket import ResultTicket
 from penstock.queue.run.schedule import Schedule
 from penstock.schema import brings_kind, encode_event
-from penstock.surface.delivery import Delivery
+from penstock.surface.delivery import Delivery, TakeRequest
 from penstock.surface.receiving import Receiver
 
 if TYPE_CHECKING:
@@ -165,8 +165,9 @@ class Queue:
         """
         if group != DEFAULT_GROUP or consumer is not None:
             check_taker(group, consumer)
+        patience = seconds(wait, "wait") if wait else 0.0
         hold = None if lease is None else seconds(lease, "lease")
-        found = self._backend.take(1, group, consumer, hold, newest, seconds(wait, "wait") if wait else 0.0)
+        found = self._backend.take(TakeRequest(1, group, consumer, patience, hold, newest))
         return found[0] if found else None
 
     def take_many(
@@ -182,7 +183,8 @@ class Queue:
         """Up to `limit` messages, as many as there are; `wait`: how long to wait for the first."""
         check_taking(limit, group, consumer, "take_many")
         hold = None if lease is None else seconds(lease, "lease")
-        return self._backend.take(limit, group, consumer, hold, newest, seconds(wait, "wait")) if limit else []
+        wanted = TakeRequest(limit, group, consumer, seconds(wait, "wait"), hold, newest)
+        return self._backend.take(wanted) if limit else []
 
     async def take_async(
         self,
@@ -210,9 +212,8 @@ class Queue:
         """`take_many` for an event loop."""
         check_taking(limit, group, consumer, "take_many_async")
         hold = None if lease is None else seconds(lease, "lease")
-        if not limit:
-            return []
-        return await self._backend.take_async(limit, group, consumer, hold, newest, seconds(wait, "wait"))
+        wanted = TakeRequest(limit, group, consumer, seconds(wait, "wait"), hold, newest)
+        return await self._backend.take_async(wanted) if limit else []
 
     # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def ack_many(self, deliveries: Iterable[Delivery | str]) -> int:

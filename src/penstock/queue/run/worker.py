@@ -21,7 +21,7 @@ from penstock.names import check_whole
 from penstock.observe.logs import Log
 from penstock.observe.spans import ActiveSpan, handling
 from penstock.queue.run.middleware import Logging, Metrics, Middleware, Retries
-from penstock.surface.delivery import Delivery
+from penstock.surface.delivery import Delivery, TakeRequest
 from penstock.surface.worker import LOOP_GLANCE, Worker
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ class QueueWorker(Worker):
     def _take(self) -> list[Delivery]:
         group, consumer, lease = self._request
         limit = max(1, self._capacity - len(self._in_hand))
-        found = self._backend.take(limit, group, consumer, lease, False, IDLE, self._stopping, self._began)
+        wanted = TakeRequest(limit, group, consumer, IDLE, lease, since=self._began)
+        found = self._backend.take(wanted, self._stopping)
         with self._change:
             self._in_hand.update(found)
         return found
@@ -246,9 +247,8 @@ class QueueWorker(Worker):
                 if free <= 0:
                     await room.wait()
                     continue
-                found = await self._backend.take_async(
-                    free, group, consumer, lease, False, IDLE, self._stopping, self._began
-                )
+                wanted = TakeRequest(free, group, consumer, IDLE, lease, since=self._began)
+                found = await self._backend.take_async(wanted, self._stopping)
                 with self._change:
                     self._in_hand.update(found)
                 for delivery in found:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,7 +32,6 @@ from penstock.protocol.deliveries import (
     ExtendRequest,
     NackRequest,
     Settled,
-    TakeRequest,
 )
 from penstock.protocol.fields import PolicyFields, policy_changes
 from penstock.protocol.journal import EventList, Receipts
@@ -43,7 +43,7 @@ from penstock.server.api.binding import Call, answered, asked, serves
 from penstock.server.limits import FIRST_TAKEN, LONGEST_WAIT, MOST_TAKEN
 from penstock.server.problems import Refused
 from penstock.server.service import Service
-from penstock.surface.delivery import Delivery
+from penstock.surface.delivery import Delivery, TakeRequest
 from penstock.surface.failure import check_nack, failure_text
 from penstock.surface.queue import Queue, check_taking
 
@@ -228,10 +228,8 @@ async def _take_bounded(
     host = "" if wanted.host is None else check_text(wanted.host, "host")
     lease = None if wanted.lease is None else seconds(wanted.lease, "lease")
     while step:
-        patience = 0.0 if taken else wait
-        found = await queue.take_async(
-            step, wanted.group, wanted.consumer, lease, wanted.newest, patience, stopping, wanted.since, host
-        )
+        some = replace(wanted, limit=step, wait=0.0 if taken else wait, lease=lease, host=host)
+        found = await queue.take_async(some, stopping)
         taken += found
         size += sum(len(delivery.event.raw) for delivery in found)
         step = _next_step(step, found, taken, size, wanted.limit)
