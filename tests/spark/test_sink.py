@@ -275,3 +275,24 @@ def test_a_write_that_fails_in_a_task_says_so_in_one_sentence_and_writes_nothing
         said = {line for line in str(failure.value).splitlines() if line.startswith("penstock.errors.")}
         assert len(said) == 1 and says in said.pop(), str(failure.value)
     assert journal.topics() == [] and not list(tmp_path.glob("*.staging"))
+
+
+def test_windowed_totals_land_in_a_topic(
+    spark: SparkSession, url: str, journal: penstock.Journal, tmp_path: Path
+) -> None:
+    """In append mode: a window's total is written once, when the watermark has passed it."""
+    from pyspark.sql import functions as F
+
+    for minute in (0, 0, 1, 1, 1, 9):
+        journal.topic("orders").append("placed", {"amount": 2}, occurred_at=datetime(2026, 1, 1, 0, minute, tzinfo=UTC))
+    stream = spark.readStream.format("penstock").options(url=url, topic="orders", payloadSchema="amount INT").load()
+    windows = stream.withWatermark("occurred_at", "1 minute").groupBy(F.window("occurred_at", "1 minute"))
+    totals = windows.agg(F.sum("amount").alias("revenue")).select(
+        F.lit("revenue").alias("kind"),
+        F.col("window.start").alias("occurred_at"),
+        F.struct("revenue").alias("payload"),
+    )
+    writer = totals.writeStream.format("penstock").options(url=url, topic="revenue").outputMode("append")
+    writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start().awaitTermination(600)
+    found = {event.occurred_at.minute: event.payload["revenue"] for event in journal.topic("revenue").read()}
+    assert found == {0: 4, 1: 6}

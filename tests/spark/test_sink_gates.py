@@ -82,6 +82,14 @@ def test_a_batch_with_a_refused_row_writes_nothing(journal: penstock.Journal, ga
     assert numbers(journal, "alerts") == [0, 1, 2, 3, 4, 5]
 
 
+def test_a_batch_that_was_refused_is_written_once_it_may(url: str, journal: penstock.Journal, rule: str) -> None:
+    with pytest.raises(Denied, match=REFUSED):
+        write_batch({"url": url, "gates": rule}, 0, made(0, 7), topic="orders")
+    for _ in range(2):  # and only once
+        write_batch(url, 0, made(0, 7), topic="orders")
+    assert numbers(journal, "orders") == list(range(7))
+
+
 COLUMNS = StructType().add("kind", "string").add("payload", "string")
 
 
