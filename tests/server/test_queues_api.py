@@ -210,6 +210,14 @@ def test_failed_messages_are_shown_with_their_error(served: Served, journal: pen
     assert (failure["error"], failure["attempts"], failure["event"]["payload"]) == ("broken", 1, 1)
 
 
+@pytest.mark.parametrize(("path", "missing"), [("q/move", "nowhere"), ("q/redrive", "nowhere"), ("gone/purge", "gone")])
+def test_the_queue_that_is_missing_is_the_one_to_make(
+    served: Served, queue: penstock.Queue, path: str, missing: str
+) -> None:
+    answer = served.post(f"/v1/queues/{path}", {"to": "nowhere"} if path != "gone/purge" else None)
+    assert answer.status == 404 and answer.json["detail"].endswith(f"or PUT /v1/queues/{missing}")
+
+
 def test_claim_move_and_groups(served: Served, queue: penstock.Queue, journal: penstock.Journal) -> None:
     queue.push_many(range(3))
     (lost,) = take(served)

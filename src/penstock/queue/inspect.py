@@ -568,14 +568,8 @@ def length(queue: LocalQueue) -> int:
 
 
 # ── what was given up ────────────────────────────────────────────────────────────────────────────────────────────────
-def failed(queue: LocalQueue, name: str) -> Iterator[Event]:
-    """The messages that a group has given up, in order."""
-    with viewing(queue) as view:
-        yield from view.events(view.walk("failed", groups=[view.group(name)]))
-
-
 def failures(queue: LocalQueue, group: str = "default", after: int = 0) -> Iterator[FailedMessage]:
-    """The same beyond a position, with the reason each was given up for."""
+    """The messages beyond a position that a group has given up, in order, with the reason for each."""
     with viewing(queue) as view:
         for entry in view.walk("failed", after, [view.group(group)]):
             event, message = view.event(entry), entry.message

@@ -75,7 +75,10 @@ def asked(call: Call[Any, Any], operation: Operation[A]) -> A:
     try:
         answer = call.service.journal._backend.call(operation, *names, request=request)
     except UnknownQueue as unknown:
-        raise UnknownQueue(f"{unknown}, or PUT /v1/queues/{call.request.path_params.get('queue', '')}") from None
+        known = call.service.journal.queues()
+        other = msgspec.structs.asdict(request).get("to") if isinstance(request, msgspec.Struct) else None
+        missing = other if other is not None and names[0] in known else names[0]
+        raise UnknownQueue(f"{unknown}, or PUT /v1/queues/{missing}") from None
     if answer is None and operation.missing is not None:
         raise Refused(404, operation.missing, f"{names[0]!r} has no {names[-1][:80]!r}")
     return answer
