@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Generic, Literal, TypeVar
 
@@ -347,22 +347,28 @@ class Watch(Generic[P]):
 
     def next(self, timeout: Seconds | None = None) -> P | None:
         """The next state; None after `timeout` seconds without one, or when the watch is closed."""
-        clock = self._log.core.clock
-        deadline = None if timeout is None else clock.monotonic() + seconds(timeout, "timeout")
-        while not self._closed:
-            seen = self._signal.version
-            state = self._newest()
-            if state is not None:
-                return state
-            left = None if deadline is None else deadline - clock.monotonic()
-            if left is not None and left <= 0:
-                return None
-            with self._log.core.hub:
-                self._signal.wait(seen, left)
-        return None
+        waits = self._waits(timeout)
+        try:
+            while True:
+                seen, left = next(waits)
+                with self._log.core.hub:
+                    self._signal.wait(seen, left)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
     async def next_async(self, timeout: Seconds | None = None) -> P | None:
         """`next` for an event loop."""
+        waits = self._waits(timeout)
+        while True:
+            try:
+                seen, left = next(waits)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            with self._log.core.hub:
+                await self._signal.wait_async(seen, left)
+
+    def _waits(self, timeout: Seconds | None) -> Generator[tuple[int, float | None], None, P | None]:
+        """Returns what `next` does; yields before each wait the signal's version to wait past, and the seconds left."""
         clock = self._log.core.clock
         deadline = None if timeout is None else clock.monotonic() + seconds(timeout, "timeout")
         while not self._closed:
@@ -373,8 +379,7 @@ class Watch(Generic[P]):
             left = None if deadline is None else deadline - clock.monotonic()
             if left is not None and left <= 0:
                 return None
-            with self._log.core.hub:
-                await self._signal.wait_async(seen, left)
+            yield seen, left
         return None
 
     def __iter__(self) -> Iterator[P]:
