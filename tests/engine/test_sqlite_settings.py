@@ -19,7 +19,7 @@ def ask(connection: apsw.Connection, *names: str) -> dict[str, object]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> SqliteEngine:
-    engine = SqliteEngine.open(str(tmp_path / "store.db"))
+    engine = SqliteEngine(str(tmp_path / "store.db"))
     yield engine
     engine.close()
 
@@ -42,7 +42,7 @@ def test_the_writing_connection_has_every_setting(store: SqliteEngine) -> None:
 
 @pytest.mark.parametrize("read_only", [False, True])
 def test_every_reading_connection_only_reads_and_never_checkpoints(store: SqliteEngine, read_only: bool) -> None:
-    engine = SqliteEngine.open(str(store.location), read_only=True) if read_only else store
+    engine = SqliteEngine(str(store.location), read_only=True) if read_only else store
     with engine.read() as first, engine.read() as second:
         for connection in (first._connection, second._connection, engine._watcher):
             assert connection is not None
@@ -60,7 +60,7 @@ def test_a_commit_syncs_unless_it_is_relaxed_and_the_next_one_syncs_again(store:
 
 
 def test_a_store_that_need_not_survive_the_machine_never_syncs(tmp_path: Path) -> None:
-    engine = SqliteEngine.open(str(tmp_path / "fast.db"), durability="process")
+    engine = SqliteEngine(str(tmp_path / "fast.db"), durability="process")
     with engine.write() as tx:
         tx.put(b"k", b"v")
         assert ask(engine._writer, "synchronous") == {"synchronous": NORMAL}
@@ -71,7 +71,7 @@ def test_a_log_that_a_long_read_made_large_is_cut_when_it_starts_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.engine.sqlite.LOG_LIMIT_BYTES", 16 << 20)
-    engine = SqliteEngine.open(str(tmp_path / "store.db"))
+    engine = SqliteEngine(str(tmp_path / "store.db"))
     log = Path(f"{engine.location}-wal")
     with engine.read():
         for key in range(24):

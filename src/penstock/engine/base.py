@@ -5,21 +5,24 @@ files have lost their names.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
+from penstock.durable import move_into_place
 from penstock.engine.contract import MAX_KEY_BYTES, Durability, Engine, Snapshot
 from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError, ReadOnly, StorageError
 from penstock.units import in_parts
 
 END = b"\xff" * 600
 """Above every key an engine takes."""
+FORMAT_KEY = b"\xff" * 505
+"""Where databases that hold keys only say what they hold: longer than a key may be, so no scan reaches it."""
 COPY_BYTES = 8 << 20
 """What one commit of a copy holds."""
 
@@ -158,12 +161,19 @@ def check_key(key: bytes) -> None:
         raise ConfigError(f"a key has 1 to {MAX_KEY_BYTES} bytes, not {len(key)}: {bytes(key[:40])!r}")
 
 
-def other_format(where: object, found: bytes, wanted: bytes) -> ConfigError:
-    """What is said of a store that another version of penstock has written."""
-    return ConfigError(
-        f"{where} has the format {found.decode(errors='replace')!r}, this version of penstock reads "
-        f"{wanted.decode()!r}; use the version that made it, or copy its events over"
-    )
+def is_made(view: Snapshot, where: object, wanted: bytes, *, read_only: bool) -> bool:
+    """Whether a database holds a store of this format; ConfigError when it holds something else, or may not be made."""
+    found = view.get(FORMAT_KEY)
+    if found is not None and found != wanted:
+        raise ConfigError(
+            f"{where} has the format {found.decode(errors='replace')!r}, this version of penstock reads "
+            f"{wanted.decode()!r}; use the version that made it, or copy its events over"
+        )
+    if found is None and next(view.scan(b"", END), None) is not None:
+        raise ConfigError(f"{where} is a database of another program; give the store a place of its own")
+    if found is None and read_only:
+        raise ConfigError(f"{where} is empty, not a store; open it for writing once to make it one")
+    return found is not None
 
 
 def check_folder_name(folder: Path, store: str) -> None:
@@ -184,16 +194,30 @@ def check_only_own(folder: Path, store: str, is_own: Callable[[str], bool]) -> N
         )
 
 
-def check_backup_target(destination: str | os.PathLike[str]) -> Path:
-    """The absolute path of a backup that may be written there; makes its parent folder."""
+@contextmanager
+def backup_at(destination: str | os.PathLike[str]) -> Iterator[Path]:
+    """Where a backup is written: it gets its own name, on disk, when the block ends well, and is removed when not."""
     target = Path(destination).absolute()
     if target.exists() or target.is_symlink():
         raise ConfigError(f"{target} exists already; a backup never overwrites: give it a new name")
+    partial = target.with_name(target.name + ".partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        _remove(partial)
+        yield partial
+        move_into_place(partial, target)
     except OSError as error:
-        raise StorageError(f"the folder of {target} cannot be made: {error}") from error
-    return target
+        raise StorageError(f"the backup could not be written to {target}: {error}") from error
+    finally:
+        _remove(partial)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def transaction_is_over() -> Closed:
@@ -210,21 +234,11 @@ def copy_rows(snapshot: Snapshot, target: Engine) -> None:
     target.flush()
 
 
-# ── What the read transactions of memory, file, rocksdb and slatedb do the same way: beginning, ending, and refusing us
-# when they are over.
-#
-# Write transactions are of two shapes. Engines that commit by batch (those four) share `overlay.OverlayWrite`; SQLite
-# has transactions of its own, and `sqlite/transaction.py` wraps them. Either way the transaction counts its `writes`
-# itself, and its engine has `_begin`, `_commit` and `_end_turn`.
+# ── What the read transactions of memory, file, rocksdb and slatedb do the same way: begin, end, and refuse use
+# when they are over. SQLite has transactions of its own, for reading and for writing.
 
 
 V = TypeVar("V", bound=Snapshot)
-
-
-class Closable(Protocol):
-    """What a read transaction asks of its engine."""
-
-    _closed: bool
 
 
 class HeldRead(Generic[V]):
@@ -232,7 +246,7 @@ class HeldRead(Generic[V]):
 
     __slots__ = ("__weakref__", "_engine", "_view")
 
-    def __init__(self, engine: Closable, view: V) -> None:
+    def __init__(self, engine: BaseEngine, view: V) -> None:
         self._engine = engine
         self._view: V | None = view
 
@@ -265,9 +279,7 @@ class HeldRead(Generic[V]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

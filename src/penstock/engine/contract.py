@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from types import TracebackType
 from typing import ClassVar, Literal, Protocol, Self
 
 Durability = Literal["disk", "process"]
@@ -40,9 +39,7 @@ class ReadTx(Snapshot, Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 class WriteTx(Snapshot, Protocol):
@@ -77,9 +74,7 @@ class WriteTx(Snapshot, Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
 
 
 class Engine(ABC):
@@ -101,9 +96,8 @@ class Engine(ABC):
     read_only: bool
     durability: Durability
 
-    @classmethod
     @abstractmethod
-    def open(cls, path: str, *, read_only: bool = False, durability: Durability = "disk") -> Self:
+    def __init__(self, path: str, *, read_only: bool = False, durability: Durability = "disk") -> None:
         """Opens the store at `path`, making it when it is not there (read_only: ConfigError when it is not there)."""
 
     @abstractmethod

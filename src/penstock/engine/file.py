@@ -21,15 +21,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from penstock.durable import like, lock_file
 from penstock.engine.base import (
     END,
-    BaseEngine,
     HeldRead,
     OpenFiles,
-    check_backup_target,
+    backup_at,
     check_folder_name,
     check_only_own,
 )
@@ -54,7 +53,7 @@ from penstock.engine.file_log import (
     make_header,
     save_index,
 )
-from penstock.engine.overlay import OverlayWrite
+from penstock.engine.overlay import BatchEngine, OverlayWrite
 from penstock.engine.sorted_map import Frozen, SortedMap
 from penstock.errors import Closed, Corrupt, Locked, NoStore, OutcomeUnknown, PenstockError, StorageError
 
@@ -62,15 +61,11 @@ RESERVE_BYTES = 4 << 20, 64 << 20
 """The least and the most space reserved ahead of the end, an eighth of the file in between."""
 
 
-class FileEngine(BaseEngine):
+class FileEngine(BatchEngine):
     """A store in one append-only file, for one writing process and any number of reading ones."""
 
     scheme: ClassVar[str] = "file"
     shared: ClassVar[bool] = False
-
-    @classmethod
-    def open(cls, path: str, *, read_only: bool = False, durability: Durability = "disk") -> Self:
-        return cls(path, read_only=read_only, durability=durability)
 
     def __init__(
         self, path: str, *, read_only: bool = False, durability: Durability = "disk", disk: Disk | None = None
@@ -181,11 +176,10 @@ class FileEngine(BaseEngine):
 
     # writing
 
-    def write(self, *, sync: bool = True) -> OverlayWrite:
-        self._check_writable()
+    def _check_writable(self) -> None:
+        super()._check_writable()
         if self._broken is not None:
             raise self._broken
-        return OverlayWrite(self, sync)
 
     def _begin(self) -> tuple[Snapshot, bool]:
         self._take_turn()
@@ -275,8 +269,6 @@ class FileEngine(BaseEngine):
     def reclaim(self) -> None:
         """Copies what is live into a new file unless there is hardly any garbage."""
         self._check_writable()
-        if self._broken is not None:
-            raise self._broken
         try:
             self._upkeep.compact_if_over(self._index.live // 100 + 4096)
         except Cancelled:
@@ -316,42 +308,22 @@ class FileEngine(BaseEngine):
 
     def backup(self, destination: str | os.PathLike[str]) -> None:
         self._check_usable()
-        target = check_backup_target(destination)
         with self._lock:
             if self.read_only:
                 self._refresh()
             source, keys, seq = self._data, self._index.map.snapshot(), self._position.seq
-        partial = target.with_name(target.name + ".partial")
         try:
-            partial.mkdir(0o700, exist_ok=True)
-            with keys:
+            with backup_at(destination) as partial, keys:
+                partial.mkdir(0o700)
                 copy = Copy(self._disk, partial / "data", generation=1, base=seq)
                 copy.add_state(keys, source, lambda: self._closed)
-                copy.sync()
-            like(self._folder, partial)
-            self._disk.sync_folder(partial)
-            self._disk.rename(partial, target)
-            self._disk.sync_folder(target.parent)
+                like(self._folder, partial)
         except Cancelled:
             self._check_usable()
-        except OSError as error:
-            raise StorageError(f"the backup could not be written to {target}: {error}") from error
-        finally:
-            if partial.exists():
-                (partial / "data").unlink(missing_ok=True)
-                partial.rmdir()
 
     def _close(self) -> None:
-        if self._closed:
+        if not self._shut() or self.read_only:
             return
-        if os.getpid() != self._pid or self.read_only:
-            self._closed = True
-            return
-        self._take_turn()
-        try:
-            self._closed = True
-        finally:
-            self._end_turn()
         self._upkeep.wait()
         try:
             if self._broken is None and not self._lost:

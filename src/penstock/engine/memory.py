@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from penstock.engine.base import END, BaseEngine, HeldRead
+from penstock.engine.base import END, HeldRead
 from penstock.engine.contract import Durability, Snapshot
-from penstock.engine.overlay import OverlayWrite
+from penstock.engine.overlay import BatchEngine, OverlayWrite
 from penstock.engine.sorted_map import Frozen, SortedMap
 from penstock.errors import ConfigError, NoStore
 
@@ -38,37 +38,25 @@ class MemoryRead(HeldRead[Frozen[bytes]]):
         view.close()
 
 
-class MemoryEngine(BaseEngine):
+class MemoryEngine(BatchEngine):
     """A store in this process's memory: its own, or one shared by name with other engine objects."""
 
     scheme: ClassVar[str] = "memory"
     shared: ClassVar[bool] = False
 
-    @classmethod
-    def open(cls, path: str, *, read_only: bool = False, durability: Durability = "disk") -> Self:
-        if not path:
-            return cls(_MemoryStore(), read_only=read_only, durability=durability)
-        with _naming:
-            if path not in _named:
-                if read_only:
-                    raise NoStore(f"there is no store memory:{path}; open it for writing once to make it")
-                _named[path] = _MemoryStore()
-            return cls(_named[path], read_only=read_only, durability=durability)
-
-    def __init__(self, store: _MemoryStore, *, read_only: bool, durability: Durability) -> None:
+    def __init__(self, path: str, *, read_only: bool = False, durability: Durability = "disk") -> None:
         super().__init__(None, read_only=read_only, durability=durability)
-        self._store = store
+        with _naming:
+            if path and path not in _named and read_only:
+                raise NoStore(f"there is no store memory:{path}; open it for writing once to make it")
+            self._store = _named.setdefault(path, _MemoryStore()) if path else _MemoryStore()
         # Engine objects of one name take turns as the threads of one do.
-        self._turn = store.turn
+        self._turn = self._store.turn
 
     def read(self) -> MemoryRead:
         self._check_usable()
         with self._store.lock:
             return MemoryRead(self, self._store.map.snapshot())
-
-    def write(self, *, sync: bool = True) -> OverlayWrite:
-        self._check_writable()
-        return OverlayWrite(self, sync)
 
     def _begin(self) -> tuple[Snapshot, bool]:
         self._take_turn()

@@ -1,4 +1,4 @@
-"""The uncommitted changes of a write transaction, laid over a snapshot: for engines that commit by batch.
+"""Write transactions of engines that commit by batch: uncommitted changes, laid over a snapshot.
 
 A key is changed (put or deleted), or lies in a deleted range, or is the snapshot's. Ranges are kept sorted and apart,
 so that a scan can jump over them instead of walking through what was deleted.
@@ -6,12 +6,12 @@ so that a scan can jump over them instead of walking through what was deleted.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
-from penstock.engine.base import END, check_key, transaction_is_over
+from penstock.engine.base import END, BaseEngine, check_key, transaction_is_over
 from penstock.engine.contract import Snapshot
 
 
@@ -33,19 +33,61 @@ def laid_over(
         yield from below
 
 
-class Overlay:
-    """Changes over `base` that read like a store of their own."""
+class BatchEngine(BaseEngine):
+    """An engine that commits by batch: its write transactions collect their changes, and it writes them at the end."""
 
-    __slots__ = ("_order", "base", "changes", "ranges", "writes")
+    def write(self, *, sync: bool = True) -> OverlayWrite:
+        self._check_writable()
+        return OverlayWrite(self, sync)
 
-    def __init__(self, base: Snapshot) -> None:
-        self.base = base
+    @abstractmethod
+    def _begin(self) -> tuple[Snapshot, bool]:
+        """Waits for this thread's turn; the newest committed state, and whether another writer changed it."""
+
+    @abstractmethod
+    def _commit(self, changes: OverlayWrite) -> None:
+        """Makes the changes part of the store, all or none."""
+
+
+class OverlayWrite:
+    """A write transaction: changes that read like a store of their own, and are handed to their engine at the end."""
+
+    __slots__ = ("_base", "_engine", "_order", "changes", "foreign", "kept", "ranges", "relaxed", "writes")
+
+    def __init__(self, engine: BatchEngine, sync: bool) -> None:
+        self._engine = engine
+        self._base: Snapshot | None = None
+        """What the changes are laid over; None before the transaction has begun, and when it is over."""
         self.changes: dict[bytes, bytes | None] = {}
         """The newest value of every changed key; None for a deleted one."""
         self.ranges: list[tuple[bytes, bytes]] = []
         """Deleted ranges; `changes` holds only what happened to their keys afterwards."""
         self._order: list[bytes] | None = None
         self.writes = 0
+        self.foreign = False
+        self.relaxed = not sync
+        self.kept = False
+
+    def keep(self) -> None:
+        self.kept = True
+
+    def __enter__(self) -> Self:
+        self._base, self.foreign = self._engine._begin()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._base = None
+        try:
+            if kind is None:
+                self._engine._commit(self)
+                self._engine._acknowledge()
+        finally:
+            self._engine._end_turn()
+
+    def _usable(self) -> Snapshot:
+        if self._base is None:
+            raise transaction_is_over()
+        return self._base
 
     def put(self, key: bytes, value: bytes) -> None:
         check_key(key)
@@ -56,12 +98,14 @@ class Overlay:
         self._change(key, None)
 
     def _change(self, key: bytes, value: bytes | None) -> None:
+        self._usable()
         self.writes += 1
         if self._order is not None and key not in self.changes:
             insort(self._order, key)
         self.changes[key] = value
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
+        self._usable()
         self.writes += 1
         if start >= stop:
             return
@@ -80,31 +124,31 @@ class Overlay:
         self.ranges = kept
 
     def get(self, key: bytes) -> bytes | None:
-        try:
+        base = self._usable()
+        if key in self.changes:
             return self.changes[key]
-        except KeyError:
-            pass
         if self.ranges and self._in_range(key):
             return None
-        return self.base.get(key)
+        return base.get(key)
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        below = self._below(start, stop, reverse)
-        if not self.changes:
-            yield from below
-            return
-        order = self._sorted()
-        mine = order[bisect_left(order, start) : bisect_left(order, stop)]
-        if reverse:
-            mine.reverse()
-        # What a key held when the scan began: the caller may change keys behind it, and those must not come back.
-        values = [self.changes[key] for key in mine]
-        yield from laid_over(below, zip(mine, values, strict=True), reverse=reverse)
+        rows = self._below(self._usable(), start, stop, reverse)
+        if self.changes:
+            order = self._sorted()
+            mine = order[bisect_left(order, start) : bisect_left(order, stop)]
+            if reverse:
+                mine.reverse()
+            # What a key held when the scan began: the caller may change keys behind it, and those must not come back.
+            values = [self.changes[key] for key in mine]
+            rows = laid_over(rows, zip(mine, values, strict=True), reverse=reverse)
+        for row in rows:
+            yield row
+            self._usable()
 
-    def _below(self, start: bytes, stop: bytes, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
+    def _below(self, base: Snapshot, start: bytes, stop: bytes, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
         """The base's keys outside the deleted ranges."""
         for low, high in self._gaps(start, stop, reverse):
-            yield from self.base.scan(low, high, reverse=reverse)
+            yield from base.scan(low, high, reverse=reverse)
 
     def _gaps(self, start: bytes, stop: bytes, reverse: bool) -> list[tuple[bytes, bytes]]:
         gaps = []
@@ -128,93 +172,3 @@ class Overlay:
         if self._order is None:
             self._order = sorted(self.changes)
         return self._order
-
-
-class BatchEngine(Protocol):
-    """What `OverlayWrite` asks of an engine that commits by batch."""
-
-    def _begin(self) -> tuple[Snapshot, bool]:
-        """Waits for this thread's turn; the newest committed state, and whether another writer changed it."""
-        ...
-
-    def _commit(self, changes: OverlayWrite) -> None:
-        """Makes the changes part of the store, all or none."""
-        ...
-
-    def _acknowledge(self) -> None:
-        """Raises unless the store is where it was opened."""
-        ...
-
-    def _end_turn(self) -> None: ...
-
-
-class OverlayWrite(Overlay):
-    """A write transaction: an overlay that is handed to its engine when the block ends well."""
-
-    __slots__ = ("_engine", "_over", "foreign", "kept", "relaxed")
-
-    base: Snapshot
-
-    def __init__(self, engine: BatchEngine, sync: bool) -> None:
-        super().__init__(_NOTHING)
-        self._engine = engine
-        self._over = True
-        self.foreign = False
-        self.relaxed = not sync
-        self.kept = False
-
-    def keep(self) -> None:
-        self.kept = True
-
-    def __enter__(self) -> Self:
-        self.base, self.foreign = self._engine._begin()
-        self._over = False
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over = True
-        try:
-            if kind is None:
-                self._engine._commit(self)
-                self._engine._acknowledge()
-        finally:
-            self.base = _NOTHING
-            self._engine._end_turn()
-
-    def get(self, key: bytes) -> bytes | None:
-        if self._over:
-            raise transaction_is_over()
-        return super().get(key)
-
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        if self._over:
-            raise transaction_is_over()
-        for item in super().scan(start, stop, reverse=reverse):
-            yield item
-            if self._over:
-                raise transaction_is_over()
-
-    def _change(self, key: bytes, value: bytes | None) -> None:
-        if self._over:
-            raise transaction_is_over()
-        super()._change(key, value)
-
-    def delete_range(self, start: bytes, stop: bytes) -> None:
-        if self._over:
-            raise transaction_is_over()
-        super().delete_range(start, stop)
-
-
-class _Absent:
-    """The base of a transaction that has not begun, or is over."""
-
-    def get(self, key: bytes) -> bytes | None:
-        raise transaction_is_over()
-
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        raise transaction_is_over()
-
-
-_NOTHING = _Absent()

@@ -18,48 +18,41 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol
 
 import rocksdict
 
-from penstock.durable import like, move_into_place, sync_folder
+from penstock.durable import like, sync_folder
 from penstock.engine.base import (
-    END,
-    BaseEngine,
+    FORMAT_KEY,
     HeldRead,
     OpenFiles,
-    check_backup_target,
+    backup_at,
     check_folder_name,
     check_only_own,
     copy_rows,
-    other_format,
+    is_made,
     transaction_is_over,
 )
 from penstock.engine.contract import MAX_KEY_BYTES, Durability, Snapshot
-from penstock.engine.overlay import OverlayWrite
+from penstock.engine.overlay import BatchEngine, OverlayWrite
 from penstock.engine.rocksdb_log import EMPTY_KEY, Voucher, check_end, check_types, cut_torn_end
 from penstock.errors import ConfigError, Corrupt, Locked, NoStore, OutcomeUnknown, PenstockError, StorageError
 
 FORMAT = b"penstock rocksdb 1"
-FORMAT_KEY = b"\xff" * 505
-"""Longer than a key may be, so no scan reaches it: its bounds are cut to 501 bytes."""
 IDLE_READERS = 2
 """Secondary instances a reader keeps for its next snapshot."""
 ATTEMPTS = 20
 """How often a reader tries to open the files of a writer that is just changing them."""
 
 
-class RocksdbEngine(BaseEngine):
+class RocksdbEngine(BatchEngine):
     """A store in a RocksDB database, for one writing process; readers in other processes follow it."""
 
     scheme: ClassVar[str] = "rocksdb"
     shared: ClassVar[bool] = False
-
-    @classmethod
-    def open(cls, path: str, *, read_only: bool = False, durability: Durability = "disk") -> Self:
-        return cls(path, read_only=read_only, durability=durability)
 
     def __init__(self, path: str, *, read_only: bool = False, durability: Durability = "disk") -> None:
         self._folder = Path(path).absolute()
@@ -88,24 +81,30 @@ class RocksdbEngine(BaseEngine):
             check_only_own(self._folder, "rocksdb", _is_rocksdbs)
         note_use(self)
         try:
-            if read_only:
-                self._files = OpenFiles(str(self._folder))
-                secondary = self._open_secondary()
-                self._idle.append(secondary)
-                self._check_format(RocksdbView(secondary.db, self._name))
-            else:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                self._open_database()
-                self._check_format(RocksdbView(self._db, self._name))
-        except PenstockError:
+            with explained(self._name):
+                if read_only:
+                    self._open_to_read()
+                else:
+                    self._open_to_write()
+        except BaseException as error:
             self._abandon()
+            if isinstance(error, OSError):
+                raise StorageError(f"{self._name} cannot be opened: {error}") from error
             raise
-        except OSError as error:
-            self._abandon()
-            raise StorageError(f"{self._name} cannot be opened: {error}") from error
-        except Exception as error:
-            self._abandon()
-            raise explain(error, self._name) from error
+
+    def _open_to_read(self) -> None:
+        self._files = OpenFiles(str(self._folder))
+        secondary = self._open_secondary()
+        self._idle.append(secondary)
+        is_made(RocksdbView(secondary.db, self._name), self._folder, FORMAT, read_only=True)
+
+    def _open_to_write(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._open_database()
+        if not is_made(RocksdbView(self._db, self._name), self._folder, FORMAT, read_only=False):
+            self._db.put(FORMAT_KEY, FORMAT, self._synced)
+            sync_folder(self._folder)
+            sync_folder(self._folder.parent)
 
     def _open_database(self) -> None:
         self._db = open_database(self._folder)
@@ -114,20 +113,6 @@ class RocksdbEngine(BaseEngine):
         # What was in the log is in a file of its own and synced before the database is open.
         self._synced_sequence = self._db.latest_sequence_number()
         self._unflushed = self._refused = self._is_closed = False
-
-    def _check_format(self, view: RocksdbView) -> None:
-        found = view.get(FORMAT_KEY)
-        if found == FORMAT:
-            return
-        if found is not None:
-            raise other_format(self._folder, found, FORMAT)
-        if next(view.scan(b"", END), None) is not None:
-            raise ConfigError(f"{self._folder} is a RocksDB database of another program; give the store its own folder")
-        if self.read_only:
-            raise ConfigError(f"{self._folder} is empty, not a store; open it for writing once to make it one")
-        self._db.put(FORMAT_KEY, FORMAT, self._synced)
-        sync_folder(self._folder)
-        sync_folder(self._folder.parent)
 
     def _abandon(self) -> None:
         self._closed = True
@@ -159,7 +144,7 @@ class RocksdbEngine(BaseEngine):
 
     def read(self) -> RocksdbRead:
         self._check_usable()
-        try:
+        with explained(self._name):
             if self.read_only:
                 self._check_files()
                 instance = self._take_secondary()
@@ -170,10 +155,6 @@ class RocksdbEngine(BaseEngine):
                     self._check_database()
                     reading = RocksdbRead(self, PinnedRocksdbView(self._db, self._name), None)
                     self._reads.add(reading)
-        except PenstockError:
-            raise
-        except Exception as error:
-            raise explain(error, self._name) from error
         return reading
 
     def _take_secondary(self) -> Secondary:
@@ -204,10 +185,6 @@ class RocksdbEngine(BaseEngine):
         else:
             self._idle.append(instance)
 
-    def write(self, *, sync: bool = True) -> OverlayWrite:
-        self._check_writable()
-        return OverlayWrite(self, sync)
-
     def _begin(self) -> tuple[Snapshot, bool]:
         self._take_turn()
         try:
@@ -227,13 +204,9 @@ class RocksdbEngine(BaseEngine):
                     retryable=True,
                 )
             self._check_files()
-            try:
+            with explained(self._name):
                 self._close_database()
                 self._open_database()
-            except PenstockError:
-                raise
-            except Exception as error:
-                raise explain(error, self._name) from error
             self._foreign = True
 
     def _commit(self, changes: OverlayWrite) -> None:
@@ -321,11 +294,9 @@ class RocksdbEngine(BaseEngine):
         self._check_writable()
         force = rocksdict.CompactOptions()
         force.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force_optimized())
-        try:
+        with explained(self._name):
             self._db.flush()
             self._db.compact_range(None, None, force)
-        except Exception as error:
-            raise explain(error, self._name) from error
 
     def size(self) -> int:
         """Bytes of all files in the store's folder."""
@@ -340,24 +311,12 @@ class RocksdbEngine(BaseEngine):
 
     def backup(self, destination: str | os.PathLike[str]) -> None:
         self._check_usable()
-        target = check_backup_target(destination)
-        partial = target.with_name(target.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
+        with backup_at(destination) as partial, explained(self._name):
             if self.read_only:
                 self._copy_to(partial)
             else:
                 rocksdict.Checkpoint(self._db).create_checkpoint(str(partial))
             like(self._folder, partial)
-            move_into_place(partial, target)
-        except PenstockError:
-            raise
-        except OSError as error:
-            raise StorageError(f"the backup could not be written to {target}: {error}") from error
-        except Exception as error:
-            raise explain(error, self._name) from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
     def _rocksdb_objects(self) -> Iterable[object]:
         if not self._is_closed:
@@ -382,14 +341,12 @@ class RocksdbEngine(BaseEngine):
         with self._swap:
             for reading in list(self._reads):
                 reading.close()
-            try:
+            with explained(self._name):
                 try:
                     if not self._is_closed:
                         self._db.flush_wal(True)
                 finally:
                     self._abandon()
-            except Exception as error:
-                raise explain(error, self._name) from error
 
 
 def _is_rocksdbs(name: str) -> bool:
@@ -580,6 +537,17 @@ def explain(error: Exception, name: str) -> PenstockError:
     if isinstance(error, rocksdict.DbClosedError):
         return transaction_is_over()
     return StorageError(f"RocksDB refused on {name}: {text}")
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """What rocksdict raises as an error of ours; errors of ours and of the system pass as they are."""
+    try:
+        yield
+    except (PenstockError, OSError):
+        raise
+    except Exception as error:
+        raise explain(error, name) from error
 
 
 # ── Read transactions on a RocksDB database; its write transactions are `overlay.OverlayWrite` ──

@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 import apsw
 
-from penstock.durable import like, move_into_place, sync_file, sync_folder
-from penstock.engine.base import BaseEngine, OpenFiles, check_backup_target, check_key, transaction_is_over
+from penstock.durable import like, sync_file, sync_folder
+from penstock.engine.base import BaseEngine, OpenFiles, backup_at, check_key, transaction_is_over
 from penstock.engine.contract import MAX_KEY_BYTES, Durability
 from penstock.errors import Closed, ConfigError, Corrupt, NoStore, OutcomeUnknown, PenstockError, StorageError
 
@@ -51,10 +50,6 @@ class SqliteEngine(BaseEngine):
     scheme: ClassVar[str] = "sqlite"
     shared: ClassVar[bool] = True
 
-    @classmethod
-    def open(cls, path: str, *, read_only: bool = False, durability: Durability = "disk") -> Self:
-        return cls(path, read_only=read_only, durability=durability)
-
     def __init__(self, path: str, *, read_only: bool = False, durability: Durability = "disk", vfs: str = "") -> None:
         self._path = Path(path).absolute()
         self._file = str(self._path)
@@ -76,8 +71,9 @@ class SqliteEngine(BaseEngine):
 
     # opening
 
-    def _connect(self, flags: int) -> apsw.Connection:
+    def _connect(self, more: int = 0) -> apsw.Connection:
         name = self._file
+        flags = more | (apsw.SQLITE_OPEN_READONLY if self.read_only else apsw.SQLITE_OPEN_READWRITE)
         if self._immutable:
             name = self._path.as_uri() + "?immutable=1"
             flags |= apsw.SQLITE_OPEN_URI
@@ -87,7 +83,7 @@ class SqliteEngine(BaseEngine):
         return connection
 
     def _connect_reader(self) -> apsw.Connection:
-        connection = self._connect(apsw.SQLITE_OPEN_READONLY if self.read_only else apsw.SQLITE_OPEN_READWRITE)
+        connection = self._connect()
         run_all(connection, f"{CONNECT}; PRAGMA query_only=ON")
         return connection
 
@@ -118,7 +114,7 @@ class SqliteEngine(BaseEngine):
             raise ConfigError(f"{self._file} is a folder; a sqlite store is one file: name the file")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = self._connect(apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
+            self._writer = self._connect(apsw.SQLITE_OPEN_CREATE)
             try:
                 self._prepare_writer()
                 self._files = OpenFiles(self._file, str(self._log), self._index)
@@ -353,24 +349,17 @@ class SqliteEngine(BaseEngine):
 
     def backup(self, destination: str | os.PathLike[str]) -> None:
         self._check_usable()
-        target = check_backup_target(destination)
-        partial = target.with_name(target.name + ".partial")
-        partial.unlink(missing_ok=True)
-        try:
+        with backup_at(destination) as partial:
             partial.touch()
             like(self._path, partial)  # before there is anything in it
-            connection = self._connect(apsw.SQLITE_OPEN_READONLY if self.read_only else apsw.SQLITE_OPEN_READWRITE)
             try:
-                connection.execute("VACUUM INTO ?", (str(partial),))
-            finally:
-                connection.close(True)
-            move_into_place(partial, target)
-        except apsw.Error as error:
-            raise self._explain(error) from error
-        except OSError as error:
-            raise StorageError(f"the backup could not be written to {target}: {error}") from error
-        finally:
-            partial.unlink(missing_ok=True)
+                connection = self._connect()
+                try:
+                    connection.execute("VACUUM INTO ?", (str(partial),))
+                finally:
+                    connection.close(True)
+            except apsw.Error as error:
+                raise self._explain(error) from error
 
     def _close(self) -> None:
         if self._closed:
@@ -481,9 +470,7 @@ class SqliteRead(_SqliteTransaction):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -514,9 +501,7 @@ class SqliteWrite(_SqliteTransaction):
         self._execute = engine._writer_execute
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         engine = self._engine
         try:
             self._connection, self._execute = None, _refuse

@@ -106,13 +106,13 @@ def open_engine(
         from penstock.engine.slatedb.engine import SlatedbEngine
 
         assert issubclass(kind, SlatedbEngine)
-        return kind.open(path, read_only=read_only, durability=durability, options=options)
+        return kind(path, read_only=read_only, durability=durability, options=options)
     if options is not None and options != type(options)():
         raise ConfigError(
             f"linger, timeout, lease, takeover, standby and store_options are for journals in an object store "
             f"({', '.join(f'{name}:' for name in OBJECT_SCHEMES)}), not for {scheme}:"
         )
-    return kind.open(path, read_only=read_only, durability=durability)
+    return kind(path, read_only=read_only, durability=durability)
 
 
 def _engine_class(scheme: str) -> type[Engine]:

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import slatedb.uniffi as sl
+
 import penstock
+from penstock.engine.slatedb.bridge import call
+from penstock.engine.slatedb.database import collectable_age
 from penstock.engine.slatedb.engine import SlatedbEngine
 from penstock.errors import OutcomeUnknown, StorageError
 from penstock.local.journal import LocalJournal
-from waiting import eventually
+from waiting import DEADLINE, eventually
 
 T = TypeVar("T")
 
@@ -28,6 +32,22 @@ def insist(act: Callable[[], T]) -> T:
 
     eventually(given_something)
     return given[0]
+
+
+def collect(engine: Any, age_ms: int | None = None) -> None:
+    """Removes objects that no state refers to, as SlateDB does now and then: of a safe age, or of the age given."""
+    safe = age_ms is None
+    least = round(collectable_age(engine.options.lease) * 1000) if age_ms is None else age_ms
+    age = sl.GarbageCollectorDirectoryOptions(min_age_ms=least, dry_run=False)
+    options = sl.GarbageCollectorOptions(
+        manifest_options=age,
+        wal_options=age,
+        wal_fence_options=None if safe else age,
+        compacted_options=age,
+        compactions_options=age,
+        detach_options=None,
+    )
+    call(engine._place.admin().run_gc_once(options), DEADLINE)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import slatedb.uniffi as sl
-from object_homes import Home
+from object_homes import Home, collect
 
 import penstock
 from buffer.emulator import Emulator
@@ -97,7 +97,7 @@ def test_a_checkpoint_without_an_end_keeps_the_tables_of_a_backup(
         before = tables(engine)
         engine.reclaim()
         eventually(lambda: tables(engine) - before)  # the compactor's new run
-        engine.collect()
+        collect(engine, 0)
         assert before <= tables(engine)
     assert len(payloads(f"{bucket}/thursday", emulator.options, read_only=True)) == 500
 
@@ -135,7 +135,7 @@ def test_the_tables_of_a_backup_that_was_deleted_are_collected(
             with contextlib.suppress(StorageError):
                 journal.topic("more").append("k", 1)  # collection stops before the newest table
                 engine.reclaim()
-                engine.collect()
+                collect(engine, 0)
             return not before & tables(engine)
 
         def is_whole() -> bool:
@@ -170,7 +170,7 @@ def test_a_kill_amid_a_backup_leaves_nothing_for_good(
         journal.topic("t").append("k", 1)
         with monkeypatch.context() as patched, pytest.raises(Killed):
             patched.setattr(upkeep, *(("_complete", kill) if when == "after the clone" else ("call", kill)))
-            upkeep.clone(engine._place, upkeep.backup_place(engine._place, f"{bucket}/monday", engine.options), 30)
+            upkeep.clone(engine._place, upkeep.backup_place(engine._place, f"{bucket}/monday"), 30)
         assert len(endless_checkpoints(engine)) == (when == "after the clone")
         assert journal.describe().objects["backups"] == 1
         engine.reclaim()

@@ -14,7 +14,6 @@ import penstock
 from buffer.emulator import Emulator, free_port
 from penstock.engine.slatedb import database as place_module
 from penstock.engine.slatedb.database import ObjectOptions, Place, check_store
-from penstock.engine.slatedb.lease import LEASE_PATH
 from penstock.errors import ConfigError, Fenced, OutcomeUnknown, StorageError
 from waiting import DEADLINE, eventually
 
@@ -225,11 +224,11 @@ def test_opening_waits_for_a_store_that_comes_back(
     place = Place(behind.url, ObjectOptions(lease=0.5, store=behind.options))
     for writing, timeout, patient in ((True, DEADLINE, False), (False, DEADLINE, False), (True, 0.0, True)):
         proxy.refuse = Once(lambda method, path: True, 8)  # a request is made three times by itself
-        check_store(place, LEASE_PATH, writing=writing, timeout=timeout, patient=patient)
+        check_store(place, writing=writing, timeout=timeout, patient=patient)
         assert proxy.refuse.times == 0
     proxy.refuse = Once(lambda method, path: True, 8)
     with pytest.raises(StorageError) as caught:
-        check_store(place, LEASE_PATH, writing=True, timeout=0.0)
+        check_store(place, writing=True, timeout=0.0)
     assert caught.value.retryable and proxy.refuse.times > 0
 
 

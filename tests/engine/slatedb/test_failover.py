@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import slatedb.uniffi as sl
-from object_homes import Home
+from object_homes import Home, collect
 
 import penstock
 from penstock.engine.slatedb import engine as engine_module
@@ -155,7 +155,8 @@ def test_a_stopped_writer_woken_after_takeover_and_collection_acknowledges_nothi
         second = home.open(lease=1.0)  # waits for the lease: a stopped process is not found alive
         for number in range(20):
             second.topic("t").append("k", number)
-        collect(second, age_ms)
+        second._engine.reclaim()
+        collect(second._engine, age_ms)
         os.kill(writer.process.pid, signal.SIGCONT)
 
         assert writer.append("too late") == "Fenced"
@@ -168,27 +169,6 @@ def test_a_stopped_writer_woken_after_takeover_and_collection_acknowledges_nothi
     assert words(home.open()) == ["a", "b", *range(20), "last"]
 
 
-def collect(journal: Any, age_ms: int | None) -> None:
-    """Makes tables of the log and collects, by the engine's own ages or (None of them safe) everything."""
-    engine = journal._engine
-    assert isinstance(engine, SlatedbEngine)
-    engine.reclaim()
-    if age_ms is None:
-        engine.collect()
-        return
-    admin = sl.AdminBuilder(engine._place.path, engine._place.store).build()
-    age = sl.GarbageCollectorDirectoryOptions(min_age_ms=age_ms, dry_run=False)
-    call(
-        admin.run_gc_once(
-            sl.GarbageCollectorOptions(
-                manifest_options=age, wal_options=age, wal_fence_options=age, compacted_options=age,
-                compactions_options=age, detach_options=None,
-            )
-        ),
-        DEADLINE,
-    )  # fmt: skip
-
-
 def test_collection_removes_nothing_young(home: Home) -> None:
     journal = home.open()
     for number in range(10):
@@ -197,7 +177,7 @@ def test_collection_removes_nothing_young(home: Home) -> None:
     assert isinstance(engine, SlatedbEngine)
     before = {path for path, _ in engine._place.objects.sizes() if path.startswith(("wal/", "compacted/"))}
     engine.reclaim()
-    engine.collect()
+    collect(engine)
     after = {path for path, _ in engine._place.objects.sizes()}
     assert before <= after
 

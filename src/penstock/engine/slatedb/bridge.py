@@ -221,4 +221,4 @@ def explained(name: str, done: str) -> Iterator[None]:
     except sl.Error as error:
         raise explain(error, name) from error
     except TimedOut as error:
-        raise StorageError(f"{name} could not be {done} now: {error}", retryable=True) from error
+        raise StorageError(f"{name} could not be {done}: {error}; try again", retryable=True) from error

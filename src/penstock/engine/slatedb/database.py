@@ -22,7 +22,7 @@ from penstock.buffer.store import cloud_settings, open_cloud, probe_conditional_
 from penstock.engine.contract import Snapshot
 from penstock.engine.overlay import OverlayWrite
 from penstock.engine.slatedb.bridge import call
-from penstock.engine.slatedb.lease import FolderStore
+from penstock.engine.slatedb.lease import LEASE_PATH, FolderStore
 from penstock.errors import ConfigError, StorageError
 from penstock.limits import (
     LEASE_SECONDS,
@@ -58,11 +58,6 @@ _CAUSES = {"db": "database", "compactor": "compaction", "gc": "collection", "rea
 _KINDS = {"list_with_offset": "list", "list_with_delimiter": "list", "get_range": "get", "get_ranges": "get"}
 
 
-def make_cache() -> sl.DbCache:
-    """Memory for the blocks of tables, of a size chosen on purpose."""
-    return sl.DbCache.new_foyer_cache(sl.FoyerCacheOptions(max_capacity=OBJECT_CACHE_BYTES, shards=4))
-
-
 def collectable_age(lease: float) -> float:
     """The least age, in seconds, of what collection removes: many leases.
 
@@ -72,26 +67,15 @@ def collectable_age(lease: float) -> float:
     return max(COLLECT_SECONDS, TABLE_LEASES * lease)
 
 
-def open_database(
-    place: Place, cache: sl.DbCache, recorder: sl.DefaultMetricsRecorder | None, *, lease: float, timeout: float
-) -> sl.Db:
+def open_database(place: Place) -> sl.Db:
     """Opens the database for writing, which ends the writer before."""
     builder = sl.DbBuilder(place.path, place.store)
-    builder.with_settings(sl.Settings.from_json_string(_settings(lease, place.folder is not None)))
-    builder.with_db_cache(cache, 1)
-    if recorder is not None:
-        builder.with_metrics_recorder(recorder)
+    builder.with_settings(sl.Settings.from_json_string(_settings(place.options.lease, place.folder is not None)))
     builder.with_sst_block_size(sl.SstBlockSize.BLOCK64_KIB)
-    return call(builder.build(), timeout)
+    return _built(builder, place)
 
 
-def open_reader(
-    place: Place,
-    cache: sl.DbCache,
-    recorder: sl.DefaultMetricsRecorder | None,
-    timeout: float,
-    checkpoint: str | None = None,
-) -> sl.DbReader:
+def open_reader(place: Place, checkpoint: str | None = None) -> sl.DbReader:
     """The tables of a checkpoint, or the newest ones, standing still and without the log."""
     builder = sl.DbReaderBuilder(place.path, place.store)
     builder.with_options(
@@ -102,12 +86,16 @@ def open_reader(
             skip_wal_replay=True,
         )
     )
-    builder.with_db_cache(cache, 1)
-    if recorder is not None:
-        builder.with_metrics_recorder(recorder)
     pinned = checkpoint is not None
     builder.with_reader_mode(sl.ReaderMode.CHECKPOINT(checkpoint) if pinned else sl.ReaderMode.FOLLOW_LATEST())
-    return call(builder.build(), timeout)
+    return _built(builder, place)
+
+
+def _built(builder: Any, place: Place) -> Any:
+    builder.with_db_cache(place.cache, 1)
+    if place.recorder is not None:
+        builder.with_metrics_recorder(place.recorder)
+    return call(builder.build(), place.options.timeout)
 
 
 def flush_log(database: sl.Db, timeout: float) -> None:
@@ -150,13 +138,13 @@ def _seconds(value: float) -> str:
     return f"{round(value * 1000)}ms"
 
 
-def count_requests(recorder: sl.DefaultMetricsRecorder | None) -> dict[str, Counter[str]]:
+def count_requests(recorder: sl.DefaultMetricsRecorder) -> dict[str, Counter[str]]:
     """SlateDB's own requests since it was opened: cause → kind (put, get, head, list, delete, and bytes) → number.
 
     A put of the log is the database's to SlateDB; it is told apart here, because a commit is one.
     """
     found: dict[str, Counter[str]] = {}
-    for metric in recorder.metrics_by_name(_COUNT) if recorder is not None else ():
+    for metric in recorder.metrics_by_name(_COUNT):
         labels = {label.key: label.value for label in metric.labels}
         number = metric.value[0]
         if number:
@@ -164,8 +152,6 @@ def count_requests(recorder: sl.DefaultMetricsRecorder | None) -> dict[str, Coun
             kind = "put" if api.startswith("multipart") else _KINDS.get(api, api)
             cause = _CAUSES.get(labels["component"], labels["component"])
             found.setdefault(cause, Counter())[kind] += number
-    if recorder is None:
-        return found
     for cause, name in _BYTES.items():
         if number := sum(metric.value[0] for metric in recorder.metrics_by_name(name)):
             found.setdefault(cause, Counter())["bytes"] += number
@@ -207,11 +193,14 @@ log = logging.getLogger("penstock.engine.slatedb")
 
 
 class Place:
-    """Where a journal's objects lie."""
+    """Where a journal's objects lie, and how they are asked for."""
 
     def __init__(self, url: str, options: ObjectOptions, *, reading: bool = False) -> None:
         """`url` is s3://…, gs://…, az://…, or the path of a folder. One who only reads may ask for all of `timeout`."""
         self.url = url
+        self.options = options
+        self.name = url if "://" in url else f"slatedb:{url}"
+        """What people know it by."""
         self.objects: CloudStore | FolderStore
         if "://" not in url:
             self.folder: Path | None = Path(url)
@@ -244,6 +233,19 @@ class Place:
         quick = {"timeout": timedelta(seconds=patience), **options.store}
         self.objects = open_cloud(url, quick, retry)
 
+    @functools.cached_property
+    def cache(self) -> sl.DbCache:
+        """Memory for the blocks of tables, of a size chosen on purpose."""
+        return sl.DbCache.new_foyer_cache(sl.FoyerCacheOptions(max_capacity=OBJECT_CACHE_BYTES, shards=4))
+
+    @functools.cached_property
+    def recorder(self) -> sl.DefaultMetricsRecorder | None:
+        """Counts requests; a folder has none: they cost nothing, and registering counters takes as long as opening."""
+        return sl.DefaultMetricsRecorder() if self.folder is None else None
+
+    def admin(self) -> sl.Admin:
+        return sl.AdminBuilder(self.path, self.store).build()
+
 
 def _slatedb_store(scheme: str, bucket: str, options: Mapping[str, object]) -> sl.ObjectStore:
     url = f"{scheme}://{bucket}"
@@ -264,7 +266,7 @@ def _slatedb_store(scheme: str, bucket: str, options: Mapping[str, object]) -> s
         raise ConfigError(f"cannot open {url}: {error}") from error
 
 
-def check_store(place: Place, path: str, *, writing: bool, timeout: float, patient: bool = False) -> None:
+def check_store(place: Place, *, writing: bool, timeout: float, patient: bool = False) -> None:
     """Raises what is wrong with the bucket, the credentials or the endpoint; proves conditional puts when `writing`.
 
     SlateDB would ask a missing bucket, or one that refuses, again for ever. A store that is late or away is asked again
@@ -275,10 +277,11 @@ def check_store(place: Place, path: str, *, writing: bool, timeout: float, patie
     deadline = time.monotonic() + timeout
     while True:
         try:
-            if place.objects.read(path) is None:  # so is an object of a bucket that is not there; listing it tells
+            # An object of a bucket that is not there is None too; listing it tells.
+            if place.objects.read(LEASE_PATH) is None:
                 next(place.objects.list("manifest"), None)
             if writing:
-                probe_conditional_puts(place.objects, path)
+                probe_conditional_puts(place.objects, LEASE_PATH)
             return
         except StorageError as error:
             if not error.retryable:

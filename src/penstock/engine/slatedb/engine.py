@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import msgspec
 import slatedb.uniffi as sl
@@ -28,17 +28,16 @@ import slatedb.uniffi as sl
 from penstock.buffer.cloud import CloudStore
 from penstock.buffer.store import open_cloud
 from penstock.engine.base import (
-    END,
-    BaseEngine,
+    FORMAT_KEY,
     OpenFiles,
-    check_backup_target,
+    backup_at,
     check_folder_name,
     check_only_own,
     copy_rows,
-    other_format,
+    is_made,
 )
 from penstock.engine.contract import Durability, Snapshot
-from penstock.engine.overlay import OverlayWrite
+from penstock.engine.overlay import BatchEngine, OverlayWrite
 from penstock.engine.slatedb.bridge import TimedOut, call, explain, explained, log_moved
 from penstock.engine.slatedb.database import (
     ObjectOptions,
@@ -49,10 +48,9 @@ from penstock.engine.slatedb.database import (
     flush_log,
     flush_tables,
     make_batch,
-    make_cache,
     open_database,
 )
-from penstock.engine.slatedb.lease import LEASE_PATH, WriterLease, read_lease
+from penstock.engine.slatedb.lease import WriterLease, read_lease
 from penstock.engine.slatedb.reading import LOG_PATH, Follower, SlatedbRead, SlatedbView, warm_up
 from penstock.errors import Closed, ConfigError, Corrupt, Fenced, NoStore, OutcomeUnknown, PenstockError, StorageError
 from penstock.limits import TABLE_COMMITS, TABLE_SECONDS
@@ -61,22 +59,11 @@ from penstock.names import split_url
 log = logging.getLogger("penstock.engine.slatedb")
 
 
-class SlatedbEngine(BaseEngine):
+class SlatedbEngine(BatchEngine):
     """A store in a folder, as an object store would hold it; for tests and development, since nothing is fsynced."""
 
     scheme: ClassVar[str] = "slatedb"
     shared: ClassVar[bool] = False
-
-    @classmethod
-    def open(
-        cls,
-        path: str,
-        *,
-        read_only: bool = False,
-        durability: Durability = "disk",
-        options: ObjectOptions | None = None,
-    ) -> Self:
-        return cls(path, read_only=read_only, durability=durability, options=options)
 
     def __init__(
         self,
@@ -105,68 +92,57 @@ class SlatedbEngine(BaseEngine):
         self._database: sl.Db | None = None
         self._follower: Follower | None = None
         self._place = Place(url, self.options, reading=read_only)
-        # Registering its hundred counters takes as long as opening a folder, where requests cost nothing.
-        self._recorder = sl.DefaultMetricsRecorder() if remote else None
         check_folder(self._place, self.read_only)
         try:
-            if read_only:
-                self._open_to_read()
-            else:
-                self._open_to_write()
+            with explained(self._name, "opened"):
+                if read_only:
+                    self._open_to_read()
+                else:
+                    self._open_to_write()
             if not remote:
                 self._files = OpenFiles(url)
-        except BaseException as error:
+        except BaseException:
             self._closed = True
             self._let_go(patient=False)
-            if isinstance(error, sl.Error):
-                raise explain(error, self._name) from error
-            if isinstance(error, TimedOut):
-                raise StorageError(f"{self._name} could not be opened: {error}", retryable=True) from error
             raise
 
     # opening
 
     def _open_to_read(self) -> None:
-        check_store(self._place, LEASE_PATH, writing=False, timeout=self._timeout)
-        self._follower = Follower(self._place, self._name, make_cache(), self._recorder, self.options)
+        check_store(self._place, writing=False, timeout=self._timeout)
+        self._follower = Follower(self._place)
         self._follower.open()
-        is_made(self._follower.view(), self._name, self.read_only)
+        self._is_made(self._follower.view())
 
     def _open_to_write(self) -> None:
         standby = self.options.standby
-        check_store(self._place, LEASE_PATH, writing=True, timeout=self._timeout, patient=standby)
+        check_store(self._place, writing=True, timeout=self._timeout, patient=standby)
         lease = WriterLease(self._place.objects, self._name, self.options.lease)
-        cache = make_cache()
 
         def fetch_in_advance() -> None:
             if standby:
-                warm_up(self._place, cache, self._name, self._timeout)
+                warm_up(self._place)
 
         lease.acquire(
-            takeover=self.options.takeover,
-            standby=standby,
-            timeout=self._timeout,
-            meanwhile=fetch_in_advance,
+            takeover=self.options.takeover, standby=standby, timeout=self._timeout, meanwhile=fetch_in_advance
         )
         self._lease = lease
         lease.renew_until_released()
-        self._database = self._open_database(lease, cache)
+        self._database = self._open_database(lease)
         self._take_snapshot()
-        if not is_made(self._view, self._name, self.read_only):
+        if not self._is_made(self._view):
             put_format(self._database, FORMAT, self._timeout)
             self._take_snapshot()
         if not lease.was_given_back:
             self._tabling = threading.Thread(target=self._make_table_of_long_log, name="penstock-table", daemon=True)
             self._tabling.start()
 
-    def _open_database(self, lease: WriterLease, cache: sl.DbCache) -> sl.Db:
+    def _open_database(self, lease: WriterLease) -> sl.Db:
         """Opens it; twice where one that was opening it too moved the log on meanwhile."""
         moved = False
         while True:
             try:
-                return open_database(
-                    self._place, cache, self._recorder, lease=self.options.lease, timeout=self._timeout
-                )
+                return open_database(self._place)
             except sl.Error as error:
                 if not log_moved(error) or not lease.confirm(self._timeout):
                     raise
@@ -187,10 +163,6 @@ class SlatedbEngine(BaseEngine):
         reading = SlatedbRead(self, self._follower.view())  # which finds another store in the place of this one
         self._check_files()
         return reading
-
-    def write(self, *, sync: bool = True) -> OverlayWrite:
-        self._check_writable()
-        return OverlayWrite(self, sync)
 
     def _begin(self) -> tuple[Snapshot, bool]:
         self._take_turn()
@@ -317,7 +289,7 @@ class SlatedbEngine(BaseEngine):
         assert self._database is not None
         self._check_writer()
         with explained(self._name, "compacted"):
-            release_deleted(self._place, self.options, self._timeout)
+            release_deleted(self._place, self._timeout)
             compact(self._place, self._database, self._timeout)
 
     def writer(self) -> str | None:
@@ -331,13 +303,18 @@ class SlatedbEngine(BaseEngine):
 
         Causes are log (commits), database (tables, opening, reading), compaction, collection, lease, following.
         """
-        return {} if self._recorder is None else requests_by_cause(self._recorder, self._lease, self._follower)
-
-    def collect(self) -> None:
-        """Removes objects that no state refers to, except young ones; it also happens every ten minutes."""
-        self._check_writable()
-        with explained(self._name, "collected"):
-            collect(self._place, self.options.lease, self._timeout)
+        if self._place.recorder is None:
+            return {}
+        found: dict[str, dict[str, int]] = {
+            cause: dict(kinds) for cause, kinds in count_requests(self._place.recorder).items()
+        }
+        if self._lease is not None:
+            found["lease"] = {"put": self._lease.renewals + 1}
+        if self._follower is not None:
+            # SlateDB asks for each object of the log before it fetches it.
+            checks, reads = self._follower.log_checks, self._follower.log_reads
+            found["following"] = {"head": checks + reads, "get": reads}
+        return found
 
     def size(self) -> int:
         """Bytes of all objects, also of those that wait for collection."""
@@ -346,7 +323,12 @@ class SlatedbEngine(BaseEngine):
 
     def objects(self) -> dict[str, int]:
         self._check_usable()
-        return objects_by_purpose(self._place)
+        found: Counter[str] = Counter()
+        for path, _ in self._place.objects.sizes():
+            folder = path.partition("/")[0]
+            ours = path.rpartition("/")[0] if folder == "penstock" else folder
+            found[_PURPOSES.get(ours.removesuffix("/blocks"), "other")] += 1
+        return dict(found)
 
     def unstored_seconds(self) -> float:
         if self._database is None or self._closed or not self._unflushed:
@@ -370,13 +352,17 @@ class SlatedbEngine(BaseEngine):
         if isinstance(destination, str) and "://" in destination:
             self._back_up_beside(destination)
             return
-        with self.read() as snapshot:
-            back_up(snapshot, destination)
+        with self.read() as snapshot, backup_at(destination) as partial:
+            copy = SlatedbEngine(str(partial))
+            try:
+                copy_rows(snapshot, copy)
+            finally:
+                copy.close()
 
     def _back_up_beside(self, destination: str) -> None:
         if self._place.folder is not None:
             raise ConfigError(f"a backup of {self._name} goes into a folder, not to {destination!r}: give a path")
-        target = backup_place(self._place, destination, self.options)
+        target = backup_place(self._place, destination)
         if self.read_only:
             options = replace(self.options, takeover=False, standby=False)
             copy = type(self)(destination.partition(":")[2], options=options)
@@ -394,7 +380,16 @@ class SlatedbEngine(BaseEngine):
             assert self._database is not None
             flush_tables(self._database, self._timeout)
             clone(self._place, target, self._timeout)
-            release_deleted(self._place, self.options, self._timeout)
+            release_deleted(self._place, self._timeout)
+
+    def _is_made(self, view: Snapshot) -> bool:
+        """Whether the database holds a store; ConfigError when it holds something else, or half a backup."""
+        if view.get(FORMAT_KEY) == UNFINISHED:
+            raise ConfigError(
+                f"{self._name} is a backup that was interrupted, and holds part of its journal only: delete it and "
+                "back up again"
+            )
+        return is_made(view, self._name, FORMAT, read_only=self.read_only)
 
     def _close(self) -> None:
         if not self._shut():
@@ -468,12 +463,12 @@ class _Backup(msgspec.Struct):
 def compact(place: Place, database: sl.Db, timeout: float) -> None:
     """Asks SlateDB's compactor to merge all tables into one run, without waiting for it."""
     flush_tables(database, timeout)
-    admin = sl.AdminBuilder(place.path, place.store).build()
+    admin = place.admin()
     state = call(admin.read_compactor_state_view(), timeout)
     if state.compactions is not None and any(job.active for job in state.compactions.recent_compactions):
         return
     tables = state.manifest
-    if len(tables.l0) + len(tables.compacted) < 1:
+    if not tables.l0 and not tables.compacted:
         return
     sources: list[sl.SourceId] = [sl.SourceId.SST_VIEW(view.id) for view in tables.l0]
     sources += [sl.SourceId.SORTED_RUN(run.id) for run in tables.compacted]
@@ -481,26 +476,7 @@ def compact(place: Place, database: sl.Db, timeout: float) -> None:
     call(admin.submit_compaction(sl.CompactionSpec.TIERED(segment=b"", sources=sources, destination=target)), timeout)
 
 
-def collect(place: Place, lease: float, timeout: float) -> None:
-    """Removes what no state refers to and is older than many leases; SlateDB does the same every ten minutes."""
-    admin = sl.AdminBuilder(place.path, place.store).build()
-    age = sl.GarbageCollectorDirectoryOptions(min_age_ms=round(collectable_age(lease) * 1000), dry_run=False)
-    call(
-        admin.run_gc_once(
-            sl.GarbageCollectorOptions(
-                manifest_options=age,
-                wal_options=age,
-                wal_fence_options=None,
-                compacted_options=age,
-                compactions_options=age,
-                detach_options=None,
-            )
-        ),
-        timeout,
-    )
-
-
-def backup_place(source: Place, destination: str, options: ObjectOptions) -> Place:
+def backup_place(source: Place, destination: str) -> Place:
     """Where in the bucket of a journal a backup of it goes; ConfigError when it cannot go there."""
     there, here = split_url(destination), split_url(source.url)
     if (there.scheme, there.netloc) != (here.scheme, here.netloc):
@@ -508,7 +484,7 @@ def backup_place(source: Place, destination: str, options: ObjectOptions) -> Pla
             f"a backup of {source.url} goes into the same bucket ({here.scheme}://{here.netloc}/…) or into a folder, "
             f"not to {destination!r}: copy the journal there with penstock copy"
         )
-    target = Place(destination.rstrip("/"), options)
+    target = Place(destination.rstrip("/"), source.options)
     inside, outside = sorted((f"{target.path}/", f"{source.path}/"), key=len, reverse=True)
     if inside.startswith(outside):
         raise ConfigError(f"a backup has a place of its own, beside {source.url}, not {destination!r}")
@@ -526,9 +502,8 @@ def clone(source: Place, target: Place, timeout: float) -> None:
     note = f"{BACKUPS}/{uuid.uuid4().hex}"
     record = _Backup(target.url, [], int(time.time() * 1000))
     source.objects.put_if(note, msgspec.json.encode(record), None)
-    admin = sl.AdminBuilder(target.path, target.store).build()
     origin = sl.CloneSourceSpec(path=source.path, checkpoint=None, projection_range=None)
-    builder = admin.create_clone_builder_from_source(origin)
+    builder = target.admin().create_clone_builder_from_source(origin)
     builder.with_object_store(source.store)
     call(builder.build(), timeout)
     _complete(source, note, record, target, timeout)
@@ -536,22 +511,18 @@ def clone(source: Place, target: Place, timeout: float) -> None:
 
 def _complete(source: Place, note: str, record: _Backup, target: Place, timeout: float) -> None:
     """Notes the checkpoints that keep a backup's tables; its own first manifest names them."""
-    made = call(sl.AdminBuilder(target.path, target.store).build().read_manifest(None), timeout)
+    made = call(target.admin().read_manifest(None), timeout)
     held = [] if made is None else [(one.path, one.final_checkpoint_id) for one in made.external_dbs]
     record.checkpoints = [(path, id) for path, id in held if id is not None]
-    _store(source).put(note, msgspec.json.encode(record))
+    assert isinstance(source.objects, CloudStore), "only a bucket has backups beside a journal"
+    source.objects.put(note, msgspec.json.encode(record))
 
 
-def _store(place: Place) -> CloudStore:
-    assert isinstance(place.objects, CloudStore), "only a bucket has backups beside a journal"
-    return place.objects
-
-
-def release_deleted(place: Place, options: ObjectOptions, timeout: float) -> int:
-    """Lets go of the tables of backups that were deleted, so that collection frees them; how many backups those are."""
+def release_deleted(place: Place, timeout: float) -> None:
+    """Lets go of the tables of backups that were deleted, so that collection frees them."""
     if not isinstance(place.objects, CloudStore):
-        return 0
-    released = 0
+        return
+    options = place.options
     for path in list(place.objects.list(BACKUPS)):
         found = place.objects.get(path)
         if found is None:
@@ -572,31 +543,11 @@ def release_deleted(place: Place, options: ObjectOptions, timeout: float) -> int
             except sl.Error as error:
                 log.info("the checkpoint of a deleted backup in %s is gone already: %s", held, error)
         place.objects.delete([path])
-        released += 1
-    return released
-
-
-def back_up(snapshot: Snapshot, destination: str | os.PathLike[str]) -> None:
-    """Copies a snapshot into a folder that this engine opens; half a copy never has the folder's name."""
-    import shutil
-
-    target = check_backup_target(destination)
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        copy = SlatedbEngine(str(partial))
-        try:
-            copy_rows(snapshot, copy)
-        finally:
-            copy.close()
-        partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def log_is_long(place: Place, timeout: float) -> bool:
     """Whether opening would replay more objects of the log than a writer leaves between two tables."""
-    manifest = call(sl.AdminBuilder(place.path, place.store).build().read_manifest(None), timeout)
+    manifest = call(place.admin().read_manifest(None), timeout)
     after = 0 if manifest is None else manifest.replay_after_wal_id
     return place.objects.exists(LOG_PATH.format(after + TABLE_COMMITS))
 
@@ -606,8 +557,6 @@ def log_is_long(place: Place, timeout: float) -> bool:
 
 FORMAT = b"penstock slatedb 1"
 UNFINISHED = b"penstock slatedb backup, unfinished"
-FORMAT_KEY = b"\xff" * 505
-"""Longer than a key may be, so no scan reaches it: its bounds are cut to 501 bytes."""
 
 
 def check_folder(place: Place, read_only: bool) -> None:
@@ -621,24 +570,6 @@ def check_folder(place: Place, read_only: bool) -> None:
     check_only_own(folder, "slatedb", "penstock".__eq__)
     if read_only:
         raise NoStore(f"there is no store at {folder}; open it for writing once to make it")
-
-
-def is_made(view: Snapshot, name: str, read_only: bool) -> bool:
-    """Whether a database holds a store of this format; ConfigError when it holds something else."""
-    found = view.get(FORMAT_KEY)
-    if found == FORMAT:
-        return True
-    if found == UNFINISHED:
-        raise ConfigError(
-            f"{name} is a backup that was interrupted, and holds part of its journal only: delete it and back up again"
-        )
-    if found is not None:
-        raise other_format(name, found, FORMAT)
-    if next(view.scan(b"", END), None) is not None:
-        raise ConfigError(f"{name} is a SlateDB database of another program; give the journal its own place")
-    if read_only:
-        raise ConfigError(f"{name} is empty, not a store; open it for writing once to make it one")
-    return False
 
 
 def put_format(database: sl.Db, format: bytes, timeout: float) -> None:
@@ -655,9 +586,6 @@ def unfinished(database: sl.Db, timeout: float) -> Iterator[None]:
     put_format(database, FORMAT, timeout)
 
 
-# ── What a store costs: its objects by what they are for, its requests by their cause ──
-
-
 _PURPOSES = {
     "wal": "log",
     "compacted": "tables",
@@ -669,26 +597,3 @@ _PURPOSES = {
     "penstock": "lease",
 }
 """What the objects of a store are for, by the folder they lie in."""
-
-
-def objects_by_purpose(place: Place) -> dict[str, int]:
-    """How many objects a store has: log, tables, manifests …"""
-    found: Counter[str] = Counter()
-    for path, _ in place.objects.sizes():
-        folder = path.partition("/")[0]
-        ours = path.rpartition("/")[0] if folder == "penstock" else folder
-        found[_PURPOSES.get(ours.removesuffix("/blocks"), "other")] += 1
-    return dict(found)
-
-
-def requests_by_cause(
-    recorder: sl.DefaultMetricsRecorder, lease: WriterLease | None, follower: Follower | None
-) -> dict[str, dict[str, int]]:
-    """Requests since the store was opened: cause → kind → number."""
-    found: dict[str, dict[str, int]] = {cause: dict(kinds) for cause, kinds in count_requests(recorder).items()}
-    if lease is not None:
-        found["lease"] = {"put": lease.renewals + 1}
-    if follower is not None:
-        # SlateDB asks for each object of the log before it fetches it.
-        found["following"] = {"head": follower.log_checks + follower.log_reads, "get": follower.log_reads}
-    return found

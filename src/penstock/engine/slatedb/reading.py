@@ -26,8 +26,8 @@ import slatedb.uniffi as sl
 from penstock.engine.base import END, HeldRead
 from penstock.engine.contract import MAX_KEY_BYTES, Snapshot
 from penstock.engine.overlay import laid_over
-from penstock.engine.slatedb.bridge import TimedOut, call, explain, next_rows
-from penstock.engine.slatedb.database import SNAPSHOT_SECONDS, ObjectOptions, Place, open_reader
+from penstock.engine.slatedb.bridge import TimedOut, call, explained, next_rows
+from penstock.engine.slatedb.database import SNAPSHOT_SECONDS, Place, open_reader
 from penstock.engine.slatedb.lease import read_lease
 from penstock.engine.sorted_map import Frozen, SortedMap
 from penstock.errors import ConfigError, Corrupt, NoStore, PenstockError, StorageError
@@ -58,22 +58,12 @@ _ROW_OVERHEAD = 120
 class Follower:
     """Follows the writer of a journal, wherever it is."""
 
-    def __init__(
-        self,
-        place: Place,
-        name: str,
-        cache: sl.DbCache,
-        recorder: sl.DefaultMetricsRecorder | None,
-        options: ObjectOptions,
-    ) -> None:
+    def __init__(self, place: Place) -> None:
         self._place = place
-        self._name = name
-        self._cache = cache
-        self._recorder = recorder
-        self._timeout = options.timeout
-        self._hold = options.hold
+        self._name = place.name
+        self._timeout = place.options.timeout
         self._checkpoint: str | None = None
-        self._admin = sl.AdminBuilder(place.path, place.store).build()
+        self._admin = place.admin()
         self._lock = threading.Lock()
         self._rows: SortedMap[bytes | None] = SortedMap()
         self._numbers: dict[bytes, int] = {}
@@ -107,18 +97,13 @@ class Follower:
 
     def open(self) -> None:
         """Opens the newest tables; ConfigError when there is no store."""
-        try:
-            self._check_same()
-            manifest = call(self._admin.read_manifest(None), self._timeout)
-            if manifest is None:
-                raise NoStore(f"there is no store at {self._name}; open it for writing once to make it")
-            with self._lock:
-                self._open_tables(manifest)
-                self._read_log()
-        except sl.Error as error:
-            raise explain(error, self._name) from error
-        except TimedOut as error:
-            raise StorageError(f"{self._name} could not be opened: {error}", retryable=True) from error
+        self._check_same()
+        manifest = call(self._admin.read_manifest(None), self._timeout)
+        if manifest is None:
+            raise NoStore(f"there is no store at {self._name}; open it for writing once to make it")
+        with self._lock:
+            self._open_tables(manifest)
+            self._read_log()
 
     def view(self) -> LayeredView:
         """The newest state known, which is at most a pause old."""
@@ -155,16 +140,11 @@ class Follower:
         try:
             if self.replaced is not None:
                 raise self.replaced.with_traceback(None)
-            if thoroughly:
-                self._check_same()
-            self._catch_up()
+            with explained(self._name, "read"):
+                if thoroughly:
+                    self._check_same()
+                self._catch_up()
             self._seen, self._failed = begun, None
-        except sl.Error as error:
-            self._failed = explain(error, self._name)
-            raise self._failed from error
-        except TimedOut as error:
-            self._failed = StorageError(f"{self._name} could not be read: {error}; try again", retryable=True)
-            raise self._failed from error
         except PenstockError as error:
             self._failed = error
             raise
@@ -227,7 +207,7 @@ class Follower:
     def _open_tables(self, manifest: sl.VersionedManifest) -> None:
         """Opens the newest tables; they hold every commit up to a number, and rows up to it leave the map."""
         checkpoint, manifest = self._make_checkpoint(manifest)
-        reader = open_reader(self._place, self._cache, self._recorder, self._timeout, checkpoint)
+        reader = open_reader(self._place, checkpoint)
         self._held = commits_in(reader)
         self._newest = max(self._newest, self._held)
         if self._reader is not None:
@@ -237,7 +217,7 @@ class Follower:
         kept: SortedMap[bytes | None] = SortedMap()
         numbers: dict[bytes, int] = {}
         size = 0
-        for key, value in self._rows.scan(b"", b"\xff" * 600):
+        for key, value in self._rows.scan(b"", END):
             if self._numbers[key] > self._held:
                 kept.put(key, value)
                 numbers[key] = self._numbers[key]
@@ -251,7 +231,8 @@ class Follower:
 
     def _make_checkpoint(self, manifest: sl.VersionedManifest) -> tuple[str | None, sl.VersionedManifest]:
         """A checkpoint with this process's name that keeps the newest tables for a while, and its manifest."""
-        seconds = self._hold or (SNAPSHOT_SECONDS if self._place.folder is not None else 0)
+        hold = self._place.options.hold
+        seconds = hold or (SNAPSHOT_SECONDS if self._place.folder is not None else 0)
         if not seconds:
             return None, manifest
         name = f"penstock reader {socket.gethostname()} {os.getpid()}"
@@ -260,7 +241,7 @@ class Follower:
             made = call(self._admin.create_detached_checkpoint(options), min(self._timeout, HOLD_TIMEOUT))
             found = call(self._admin.read_manifest(made.manifest_id), self._timeout)
         except (sl.Error, TimedOut) as error:  # a reader's credentials need not allow writing
-            level = logging.WARNING if self._hold else logging.DEBUG
+            level = logging.WARNING if hold else logging.DEBUG
             log.log(level, "tables of %s are read without a checkpoint that keeps them: %s", self._name, error)
             return None, manifest
         return made.id, found or manifest
@@ -457,29 +438,21 @@ class SlatedbView:
     def get(self, key: bytes) -> bytes | None:
         if not key:  # SlateDB takes that for a mistake; no key is empty
             return None
-        try:
+        with explained(self._name, "read"):
             return call(self.source.get(key), self._timeout)  # type: ignore[no-any-return]
-        except sl.Error as error:
-            raise explain(error, self._name) from error
-        except TimedOut as error:
-            raise self._late(error) from error
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         start, stop = start[: MAX_KEY_BYTES + 1], stop[: MAX_KEY_BYTES + 1]
         if start >= stop:
             return
         bounds = sl.KeyRange(start=start or None, start_inclusive=True, end=stop, end_inclusive=False)
-        try:
+        with explained(self._name, "read"):
             iterator = call(self.source.scan_with_options(bounds, _ORDERS[reverse]), self._timeout)
             fetch = _Fetch(iterator, self._timeout)
             while not fetch.over and fetch.size < AHEAD_BYTES:
                 yield from fetch()
             if not fetch.over:
                 yield from _fetched_ahead(fetch)
-        except sl.Error as error:
-            raise explain(error, self._name) from error
-        except TimedOut as error:
-            raise self._late(error) from error
 
     def check_has_not_passed(self, newest: int) -> None:
         """Raises when the tables have moved on by themselves to commits that a view is not to show."""
@@ -489,9 +462,6 @@ class SlatedbView:
                 "after that: read again",
                 retryable=True,
             )
-
-    def _late(self, error: TimedOut) -> StorageError:
-        return StorageError(f"{self._name} could not be read: {error}; try again", retryable=True)
 
 
 class LayeredView:
@@ -546,22 +516,23 @@ class SlatedbRead(HeldRead[Snapshot]):
 # ── What a standby does while it waits for the lease, so that taking over has less left to fetch ──
 
 
-def warm_up(place: Place, cache: sl.DbCache, name: str, timeout: float) -> None:
-    """Has a thread bring what opening reads of the newest tables into `cache`: their indexes, first and last blocks.
+def warm_up(place: Place) -> None:
+    """Has a thread bring what opening reads of the newest tables into the cache: their indexes, first and last blocks.
 
     Connections to the store are made by that, too. A table that is made afterwards is not in it: no harm is done.
     """
-    threading.Thread(target=_warm_up, args=(place, cache, name, timeout), name="penstock-warm", daemon=True).start()
+    threading.Thread(target=_warm_up, args=(place,), name="penstock-warm", daemon=True).start()
 
 
-def _warm_up(place: Place, cache: sl.DbCache, name: str, timeout: float) -> None:
+def _warm_up(place: Place) -> None:
+    timeout = place.options.timeout
     try:
-        reader = open_reader(place, cache, None, timeout)
+        reader = open_reader(place)
         try:
-            view = SlatedbView(reader, name, timeout)
+            view = SlatedbView(reader, place.name, timeout)
             for reverse in (False, True):
                 next(view.scan(b"", END, reverse=reverse), None)
         finally:
             call(reader.shutdown(), timeout)
     except (sl.Error, TimedOut, StorageError) as error:  # taking over fetches it itself
-        log.info("nothing of %s is fetched in advance: %s", name, error)
+        log.info("nothing of %s is fetched in advance: %s", place.name, error)
