@@ -30,22 +30,51 @@ class _Chunk(Generic[V]):
         self.stamp = stamp
 
 
-class Frozen(Generic[V]):
+class _Sorted(Generic[V]):
+    """Chunks in order, and the first key of each."""
+
+    __slots__ = ("_chunks", "_firsts")
+
+    _firsts: list[bytes]
+    _chunks: list[_Chunk[V]]
+
+    def get(self, key: bytes) -> V | None:
+        """The value of a key, or None."""
+        at = bisect_right(self._firsts, key) - 1
+        if at < 0:
+            return None
+        chunk = self._chunks[at]
+        place = bisect_left(chunk.keys, key)
+        if place < len(chunk.keys) and chunk.keys[place] == key:
+            return chunk.values[place]
+        return None
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, V]]:
+        """start ≤ key < stop with their values; a map must not change meanwhile (scan a snapshot then)."""
+        firsts, chunks = self._firsts, self._chunks
+        if start >= stop or not chunks:
+            return
+        first = max(bisect_right(firsts, start) - 1, 0)
+        last = bisect_left(firsts, stop)
+        for at in range(last - 1, first - 1, -1) if reverse else range(first, last):
+            keys, values = chunks[at].keys, chunks[at].values
+            low, high = bisect_left(keys, start), bisect_left(keys, stop)
+            if reverse:
+                yield from zip(reversed(keys[low:high]), reversed(values[low:high]), strict=True)
+            else:
+                yield from zip(keys[low:high], values[low:high], strict=True)
+
+
+class Frozen(_Sorted[V]):
     """The map as it was when `SortedMap.snapshot` was called, until `close`."""
 
-    __slots__ = ("_chunks", "_firsts", "_map", "_stamp")
+    __slots__ = ("_map", "_stamp")
 
     def __init__(self, source: SortedMap[V], firsts: list[bytes], chunks: list[_Chunk[V]], stamp: int) -> None:
         self._map: SortedMap[V] | None = source
         self._firsts = firsts
         self._chunks = chunks
         self._stamp = stamp
-
-    def get(self, key: bytes) -> V | None:
-        return _get(self._firsts, self._chunks, key)
-
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, V]]:
-        return _scan(self._firsts, self._chunks, start, stop, reverse)
 
     def close(self) -> None:
         """Lets the map change its chunks in place again; from any thread, without the map's lock."""
@@ -64,14 +93,14 @@ class Frozen(Generic[V]):
             self.close()
 
 
-class SortedMap(Generic[V]):
+class SortedMap(_Sorted[V]):
     """An ordered map with snapshots."""
 
-    __slots__ = ("_chunks", "_count", "_firsts", "_list_stamp", "_now", "_open", "_released", "_shared")
+    __slots__ = ("_count", "_list_stamp", "_now", "_open", "_released", "_shared")
 
     def __init__(self) -> None:
-        self._firsts: list[bytes] = []
-        self._chunks: list[_Chunk[V]] = []
+        self._firsts = []
+        self._chunks = []
         self._count = 0
         self._now = 1
         self._list_stamp = 1
@@ -82,14 +111,6 @@ class SortedMap(Generic[V]):
 
     def __len__(self) -> int:
         return self._count
-
-    def get(self, key: bytes) -> V | None:
-        """The value of a key, or None."""
-        return _get(self._firsts, self._chunks, key)
-
-    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, V]]:
-        """start ≤ key < stop with their values; the map must not change meanwhile (scan a snapshot then)."""
-        return _scan(self._firsts, self._chunks, start, stop, reverse)
 
     def snapshot(self) -> Frozen[V]:
         """The map as it is now, unmoved by later changes."""
@@ -214,30 +235,3 @@ class SortedMap(Generic[V]):
         elif keys[0] != self._firsts[at]:
             self._own_lists()
             self._firsts[at] = keys[0]
-
-
-def _get(firsts: list[bytes], chunks: list[_Chunk[V]], key: bytes) -> V | None:
-    at = bisect_right(firsts, key) - 1
-    if at < 0:
-        return None
-    chunk = chunks[at]
-    place = bisect_left(chunk.keys, key)
-    if place < len(chunk.keys) and chunk.keys[place] == key:
-        return chunk.values[place]
-    return None
-
-
-def _scan(
-    firsts: list[bytes], chunks: list[_Chunk[V]], start: bytes, stop: bytes, reverse: bool
-) -> Iterator[tuple[bytes, V]]:
-    if start >= stop or not chunks:
-        return
-    first = max(bisect_right(firsts, start) - 1, 0)
-    last = bisect_left(firsts, stop)
-    for at in range(last - 1, first - 1, -1) if reverse else range(first, last):
-        keys, values = chunks[at].keys, chunks[at].values
-        low, high = bisect_left(keys, start), bisect_left(keys, stop)
-        if reverse:
-            yield from zip(reversed(keys[low:high]), reversed(values[low:high]), strict=True)
-        else:
-            yield from zip(keys[low:high], values[low:high], strict=True)

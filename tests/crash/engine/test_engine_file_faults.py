@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.contract import WriteTx
-from penstock.engine.file import FileEngine
-from penstock.engine.file_log import Disk
+from penstock.engine.file import Disk, FileEngine
 from penstock.errors import Closed, StorageError
 
 END = b"\xff" * 600

@@ -167,10 +167,10 @@ class WriterLease:
             if seen is None or found.version != seen.version:
                 renewed = seen is not None
                 seen, first_seen, late = found, self._clock(), False
-                if not standby and not takeover and not holder.released and (renewed or _runs_here(holder)):
+                if not standby and not takeover and not holder.released and (renewed or _works_here(holder)):
                     raise self._locked(holder)
             self.was_given_back = holder.released
-            free = holder.released or takeover or _died_here(holder)
+            free = holder.released or takeover or _state_here(holder) == ""
             if free or self._clock() - first_seen >= holder.seconds:
                 try:
                     if self._put(found.version, holder.epoch + 1):
@@ -182,7 +182,7 @@ class WriterLease:
                     self._sleep(self._record.seconds / RETRIES)
                     continue
                 if not standby and not takeover:
-                    raise self._locked(self._read() or holder)
+                    raise self._locked(read_lease(self._store, self._name) or holder)
                 continue
             left = first_seen + holder.seconds - self._clock()
             if not waited or (not late and left < holder.seconds * (1 - LATE_AT)):
@@ -225,10 +225,6 @@ class WriterLease:
             f"{self._name} is open for writing by {holder.who()}, and it has one writer at a time. Open it with "
             "read_only=True, wait for your turn with standby=True, or end that writer with takeover=True"
         )
-
-    def _read(self) -> LeaseRecord | None:
-        found = self._store.read(LEASE_PATH)
-        return None if found is None else _decode(found, self._name)
 
     # holding
 
@@ -275,7 +271,7 @@ class WriterLease:
 
     def _lose(self) -> None:
         try:
-            now = self._read()
+            now = read_lease(self._store, self._name)
         except (StorageError, Corrupt):
             now = None
         by = now.who() if now is not None else "its lease object is gone"
@@ -359,7 +355,8 @@ def _system() -> str:
 
 def _process_start(pid: int) -> str:
     """When a process began, which tells it from a later one of the same number; empty when there is none."""
-    return _stat(pid)[19] if _stat(pid) else ""
+    found = _stat(pid)
+    return found[19] if found else ""
 
 
 def _stat(pid: int) -> list[str]:
@@ -370,24 +367,19 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _died_here(holder: LeaseRecord) -> bool:
-    """Whether the holder was a process of this very system and is one no more."""
-    if not holder.system or holder.system != _system():
-        return False
-    if holder.pid == os.getpid() and holder.owner not in _held_here:
-        return True  # opening failed half-way, or a forked child's parent was this one
-    now = _stat(holder.pid)
-    return not now or now[0] in "ZX" or now[19] != holder.started
+def _works_here(holder: LeaseRecord) -> bool:
+    """Whether the holder is a process of this very system, neither ended nor stopped by a signal."""
+    return _state_here(holder) not in (None, "", "T", "t")
 
 
-def _runs_here(holder: LeaseRecord) -> bool:
-    """Whether the holder is a process of this very system and at work: not stopped by a signal."""
+def _state_here(holder: LeaseRecord) -> str | None:
+    """What the holder does if it is a process of this very system (else None): R, S, T for stopped, "" for ended."""
     if not holder.system or holder.system != _system():
-        return False
-    if holder.pid == os.getpid():
-        return holder.owner in _held_here
+        return None
+    if holder.pid == os.getpid():  # not held: opening failed half-way, or a forked child's parent was this one
+        return "R" if holder.owner in _held_here else ""
     now = _stat(holder.pid)
-    return bool(now) and now[0] not in "ZXTt" and now[19] == holder.started
+    return now[0] if now and now[0] not in "ZX" and now[19] == holder.started else ""
 
 
 # ── A folder as the place of a lease: conditional puts without a lock, which a stopped process would keep ──
