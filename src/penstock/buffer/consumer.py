@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from itertools import takewhile
 from time import monotonic, perf_counter
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 from zlib import crc32
 
@@ -254,17 +253,9 @@ class Consumer:
             if self._run is not None:
                 raise ConfigError("this consumer is running already")
             self._hand_out_again()
-            run = self._run = ConsumerRun(
-                self,
-                handler,
-                concurrency=concurrency,
-                ahead=ahead,
-                ordered=ordered,
-                until_empty=until_empty,
-                poll=seconds(poll, "poll"),
-                ack_interval=seconds(ack_interval, "ack_interval"),
-                on_corrupt=on_corrupt,
-            )
+            pauses = seconds(poll, "poll"), seconds(ack_interval, "ack_interval")
+            options = RunOptions(concurrency, ahead, ordered, until_empty, *pauses, on_corrupt)
+            run = self._run = ConsumerRun(self, handler, options)
         try:
             return run.run()
         finally:
@@ -360,17 +351,13 @@ class Consumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)
 
     def __repr__(self) -> str:
@@ -394,33 +381,29 @@ class RunReport(NamedTuple):
     fenced: Fenced | None  # set when another consumer took over
 
 
+class RunOptions(NamedTuple):
+    """How batches are read, handed over and acknowledged; see `Consumer.run`."""
+
+    concurrency: int
+    ahead: int
+    ordered: bool
+    until_empty: bool
+    poll: float
+    ack_interval: float
+    on_corrupt: Callable[[Descriptor, Corrupt], object] | None
+
+
 class ConsumerRun:
     """One call of `Consumer.run`."""
 
-    def __init__(
-        self,
-        consumer: Consumer,
-        handler: Callable[[Batch], object],
-        *,
-        concurrency: int,
-        ahead: int,
-        ordered: bool,
-        until_empty: bool,
-        poll: float,
-        ack_interval: float,
-        on_corrupt: Callable[[Descriptor, Corrupt], object] | None,
-    ) -> None:
-        if concurrency < 1 or ahead < 1:
-            raise ConfigError(f"concurrency and ahead must be at least 1, not {concurrency} and {ahead}")
+    def __init__(self, consumer: Consumer, handler: Callable[[Batch], object], options: RunOptions) -> None:
+        if options.concurrency < 1 or options.ahead < 1:
+            raise ConfigError(
+                f"concurrency and ahead must be at least 1, not {options.concurrency} and {options.ahead}"
+            )
         self._consumer = consumer
         self._handler = handler
-        self._concurrency = concurrency
-        self._ahead = ahead
-        self._ordered = ordered
-        self._until_empty = until_empty
-        self._poll = poll
-        self._ack_interval = ack_interval
-        self._on_corrupt = on_corrupt
+        self._options = options
         self._backoff = Backoff(first=0.05, most=2.0)
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)  # for the reader: fewer are unhandled
@@ -463,12 +446,12 @@ class ConsumerRun:
         acker = threading.Thread(target=self._guarded, args=(self._ack_loop,), name="penstock-ack", daemon=True)
         fetchers = [
             threading.Thread(target=self._guarded, args=(self._fetch_loop,), name=f"penstock-fetch-{n}", daemon=True)
-            for n in range(self._concurrency)
+            for n in range(self._options.concurrency)
         ]
         try:
             for thread in (acker, *fetchers, reader):
                 thread.start()
-            if self._ordered:
+            if self._options.ordered:
                 self._hand_over_in_order()
             else:
                 self._wait_for_end()
@@ -516,11 +499,11 @@ class ConsumerRun:
         while True:
             with self._lock:
                 # Read again when half of the room is free: a manifest read per batch would cost more than it saves.
-                while not self._stopping and self._unhandled > self._ahead // 2:
+                while not self._stopping and self._unhandled > self._options.ahead // 2:
                     self._room.wait()
                 if self._stopping:
                     return
-                room = self._ahead - self._unhandled
+                room = self._options.ahead - self._unhandled
             try:
                 found = self._consumer.next_descriptors(room)
                 failures = 0
@@ -537,7 +520,7 @@ class ConsumerRun:
                     self._next.extend(each.sequence for each in found)
                     self._unhandled += len(found)
                     self._work.notify(len(found))
-                elif self._until_empty:
+                elif self._options.until_empty:
                     if self._unhandled == 0:
                         self._exhausted = True
                         self._work.notify_all()
@@ -548,20 +531,20 @@ class ConsumerRun:
                         self._room.wait()
                     continue
             if not found:
-                self._stop_event.wait(self._poll)
+                self._stop_event.wait(self._options.poll)
 
     # ── fetching ──
 
     def _fetch_loop(self) -> None:
-        with _Caller(None if self._ordered else self._handler) as call:
+        with _Caller(None if self._options.ordered else self._handler) as call:
             while (descriptor := self._next_to_fetch()) is not None:
                 try:
                     batch = self._fetch(descriptor)
                 except Exception as error:
-                    if not self._ordered:
+                    if not self._options.ordered:
                         raise
                     batch = error  # raised when its turn comes, after everything before it was handled
-                if self._ordered:
+                if self._options.ordered:
                     with self._lock:
                         self._fetched[descriptor.sequence] = batch
                         if self._next and self._next[0] == descriptor.sequence:
@@ -584,9 +567,9 @@ class ConsumerRun:
             try:
                 return self._consumer.fetch(descriptor)
             except Corrupt as error:
-                if self._on_corrupt is None:
+                if self._options.on_corrupt is None:
                     raise
-                self._on_corrupt(descriptor, error)
+                self._options.on_corrupt(descriptor, error)
                 return None
             except StorageError as error:
                 if not error.retryable or self._stop_event.wait(self._backoff.delay(failures)):
@@ -647,7 +630,7 @@ class ConsumerRun:
             else:
                 failures = 0
                 self._acked = frontier
-                not_before = monotonic() + self._ack_interval
+                not_before = monotonic() + self._options.ack_interval
 
     def _ack_through(self, frontier: int) -> None:
         try:

@@ -100,7 +100,7 @@ def compress_entries(encoded: Buffer, *, checksum: bool = True) -> bytes:
     return compressed
 
 
-def seal_batch(encoded: Iterable[bytes], count: int, compression: Compression = "none") -> bytes:
+def seal_batch(encoded: Iterable[Buffer], count: int, compression: Compression = "none") -> bytes:
     """A whole batch object from the results of `encode_entries`, holding `count` entries altogether."""
     footer = batch_footer(count, compression)
     if compression == "none":
@@ -408,26 +408,12 @@ class Manifest:
             if through is not None and sequence > through:
                 return
             if may_be_mark(self.data, end):
-                begin = self._ranges_end(start, end)
+                _, begin = self._ranges(start, end, sequence)
                 if self._crc(begin, end) is not None:
                     begin += _CRC.size
                 mark = decode_mark(self.data, begin, end)
                 if mark is not None:
                     yield mark
-
-    def _ranges_end(self, start: int, end: int) -> int:
-        """Where an entry's last metadata range ends."""
-        data = self.data
-        offset: int = start + _HEAD.size + _HEAD.unpack_from(data, start)[1]
-        if offset + _LENGTH.size > end:
-            raise Corrupt("a location does not fit its manifest entry", offset=start)
-        ranges = _LENGTH.unpack_from(data, offset)[0]
-        offset += _LENGTH.size
-        for _ in range(ranges):
-            if offset + _RANGE.size > end:
-                raise Corrupt("a metadata range does not fit its manifest entry", offset=offset)
-            offset += _RANGE.size + _RANGE.unpack_from(data, offset)[2]
-        return offset
 
     def _crc(self, begin: int, end: int) -> int | None:
         """The checksum behind an entry's last range, if there is one."""
@@ -466,20 +452,27 @@ class Manifest:
         if offset != body:
             raise Corrupt(f"{body - offset} bytes are left over after the last manifest entry", offset=offset)
 
-    def _location(self, start: int, end: int) -> str:
-        size = _HEAD.unpack_from(self.data, start)[1]
+    def _location_end(self, start: int, end: int) -> int:
         begin = start + _HEAD.size
+        size: int = _HEAD.unpack_from(self.data, start)[1]
         if begin + size + _LENGTH.size > end:
             raise Corrupt(f"a location of {size} bytes does not fit its manifest entry", offset=begin)
+        return begin + size
+
+    def _location(self, start: int, end: int) -> str:
+        begin = start + _HEAD.size
         try:
-            return str(self.data[begin : begin + size], "utf-8")
+            return str(self.data[begin : self._location_end(start, end)], "utf-8")
         except UnicodeDecodeError as error:
             raise Corrupt("a manifest entry's location is not UTF-8", offset=begin + error.start) from None
 
     def _decode(self, start: int, end: int, sequence: int) -> Descriptor:
-        location = self._location(start, end)
-        data = self.data
-        offset = start + _HEAD.size + _HEAD.unpack_from(data, start)[1]
+        metadata, after = self._ranges(start, end, sequence)
+        return Descriptor(sequence, self._location(start, end), tuple(metadata), self._crc(after, end))
+
+    def _ranges(self, start: int, end: int, sequence: int) -> tuple[list[Metadata], int]:
+        """An entry's metadata, and where the last of it ends."""
+        data, offset = self.data, self._location_end(start, end)
         ranges = _LENGTH.unpack_from(data, offset)[0]
         offset += _LENGTH.size
         if ranges * _RANGE.size > end - offset:
@@ -494,7 +487,7 @@ class Manifest:
             if offset > end:
                 raise Corrupt(f"metadata range {index} of entry {sequence} is shorter than stated", offset=payload)
             metadata.append(Metadata(start_index, ingested_at_ms, bytes(data[payload:offset])))
-        return Descriptor(sequence, location, tuple(metadata), self._crc(offset, end))
+        return metadata, offset
 
 
 def parse_manifest(data: Buffer | None) -> Manifest:

@@ -156,6 +156,8 @@ def _parse(data: Buffer | None, path: str) -> Manifest:
 # ── Where a buffer's objects are: the manifest, the batches, and their shards ──
 
 
+RENEW_SHARE = 0.4
+"""The share of the collector's grace after which an object that no manifest names is uploaded again."""
 _SUFFIX = ".batch"
 _ULID_LENGTH = 26
 

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
-from types import TracebackType
 from typing import NamedTuple, Self, TypeAlias
 from zlib import crc32
 
@@ -27,7 +26,15 @@ from penstock.buffer.format import (
     encode_entries,
     load_zstandard,
 )
-from penstock.buffer.manifest import BufferPaths, ManifestObject, batch_time_ms, buffer_paths, shard_of, shard_paths
+from penstock.buffer.manifest import (
+    RENEW_SHARE,
+    BufferPaths,
+    ManifestObject,
+    batch_time_ms,
+    buffer_paths,
+    shard_of,
+    shard_paths,
+)
 from penstock.buffer.slabs import Slabs
 from penstock.buffer.store import ObjectStore, VersionConflict, open_store, probe_conditional_puts
 from penstock.clock import Clock, Seconds, SystemClock, seconds
@@ -38,9 +45,6 @@ from penstock.observe.metrics import REGISTRY, Registry
 from penstock.ticket import Ticket, wake
 
 Key = Callable[[bytes], bytes | str | int]
-
-#: An object that no manifest names is uploaded again after this share of the collector's grace.
-_RENEW_SHARE = 0.4
 
 
 class Producer:
@@ -102,7 +106,7 @@ class Producer:
             max_buffered=check_whole(max_buffered, "max_buffered"),
             uploads=check_whole(uploads, "uploads"),
             inflight_bytes=check_whole(inflight_bytes, "inflight_bytes"),
-            renew_after_ms=int(seconds(gc_grace, "gc_grace") * 1000 * _RENEW_SHARE),
+            renew_after_ms=int(seconds(gc_grace, "gc_grace") * 1000 * RENEW_SHARE),
         )
         self._lanes = self._pipeline.lanes
         for each in places:
@@ -202,17 +206,13 @@ class Producer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)
 
     def __repr__(self) -> str:

@@ -17,16 +17,14 @@ from zlib import crc32
 
 from penstock.buffer.backoff import Backoff, Contention
 from penstock.buffer.counters import BufferCounters
-from penstock.buffer.format import Compression, Mark, Metadata, batch_footer, compress_entries
-from penstock.buffer.manifest import BufferPaths, ManifestObject, batch_time_ms
+from penstock.buffer.format import Compression, Mark, Metadata, seal_batch
+from penstock.buffer.manifest import RENEW_SHARE, BufferPaths, ManifestObject, batch_time_ms
 from penstock.buffer.store import ObjectStore, VersionConflict, probe_conditional_puts
 from penstock.clock import Clock, SystemClock
 from penstock.errors import StorageError
 
 log = logging.getLogger("penstock.buffer")
 
-#: An object that no manifest names yet is uploaded again after this share of the collector's grace.
-_RENEW_SHARE = 0.4
 _COPIES = 8
 _PATIENCE = 60.0
 
@@ -57,7 +55,7 @@ class Publisher:
         self._store = store
         self._place = place
         self._clock = clock or SystemClock()
-        self._renew_after_ms = int(gc_grace * 1000 * _RENEW_SHARE)
+        self._renew_after_ms = int(gc_grace * 1000 * RENEW_SHARE)
         self._patience = patience
         self._pause = pause
         self._measures = BufferCounters()
@@ -66,8 +64,7 @@ class Publisher:
         self, block: memoryview, metadata: Sequence[Metadata], count: int, compression: Compression
     ) -> StagedObject:
         """Stores encoded entries as an object, to be published later."""
-        body = block if compression == "none" else compress_entries(block)
-        data = b"".join((body, batch_footer(count, compression)))
+        data = seal_batch((block,), count, compression)
         location = self._place.new_batch(self._clock.now_ms())
         self._store.put(location, data)
         self._measures.bytes_written.inc(len(data))

@@ -15,14 +15,14 @@ import secrets
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import unquote
 
 from penstock.buffer.slabs import Slabs
-from penstock.durable import lock_file
+from penstock.durable import as_storage_error, lock_file, make_folder, sync_folder
 from penstock.errors import ConfigError, StorageError
 from penstock.names import shown_url, split_url
 
@@ -165,7 +165,6 @@ def open_store(url: str | ObjectStore, options: Mapping[str, object] | None = No
 
 
 def _open_file(url: str, host: str, path: str, options: Mapping[str, object]) -> ObjectStore:
-
     if host not in ("", "localhost") or not path.startswith("/"):
         raise ConfigError(f"{shown_url(url)!r} must give an absolute path: file:///data/buffer has three slashes")
     if options:
@@ -293,8 +292,8 @@ class FileStore:
         self._root = Path(root).resolve()
         self.url = f"file://{self._root}"
         self.identity = self.url
-        with _file_errors("open", self.url, ""):
-            _make_directories(self._root)
+        with as_storage_error(f"open {self.url}"):
+            make_folder(self._root)
 
     def __reduce__(self) -> tuple[object, ...]:
         return FileStore, (str(self._root),)
@@ -308,7 +307,7 @@ class FileStore:
 
     def read(self, path: str, known: Stored | None = None) -> Stored | None:
         place = self._place(path)
-        with _file_errors("get", self.url, path):
+        with self._errors("get", path):
             version = self._version(place)
             if version is None:
                 return None
@@ -321,14 +320,13 @@ class FileStore:
 
     def put(self, path: str, data: bytes | memoryview) -> None:
         place = self._place(path)
-        with _file_errors("put", self.url, path):
-            temporary = self._write_temporary(place, data)
-            temporary.rename(place)
+        with self._errors("put", path):
+            self._write_temporary(place, data).rename(place)
             _sync_directory(place.parent)
 
     def put_if(self, path: str, data: bytes, version: Version | None) -> Version:
         place = self._place(path)
-        with _file_errors("put", self.url, path):
+        with self._errors("put", path):
             if self._version(place) != version:  # the lock would only tell us later
                 raise VersionConflict(path)
             # Written under the lock: only one of those who race can win, and the others would sync for nothing.
@@ -340,7 +338,7 @@ class FileStore:
                 return self._version(place)
 
     def list(self, prefix: str) -> Iterator[str]:
-        with _file_errors("list", self.url, prefix):
+        with self._errors("list", prefix):
             try:
                 found = list(os.scandir(self._place(prefix)))
             except FileNotFoundError:
@@ -361,7 +359,7 @@ class FileStore:
         return failed
 
     def sweep(self, prefix: str, older_than_ms: int) -> None:
-        with _file_errors("sweep", self.url, prefix), suppress(FileNotFoundError):
+        with self._errors("sweep", prefix), suppress(FileNotFoundError):
             for entry in os.scandir(self._place(prefix)):
                 if entry.name.startswith(".") and entry.name.endswith(_TEMPORARY):
                     with suppress(FileNotFoundError):  # renamed or swept by another meanwhile
@@ -371,19 +369,17 @@ class FileStore:
     def _place(self, path: str) -> Path:
         return self._root / check_path(path, "an object's path")
 
+    def _errors(self, verb: str, path: str) -> AbstractContextManager[None]:
+        return as_storage_error(f"{verb} {path} in {self.url}")
+
     def _load(self, place: Path, most: int | None = None) -> Stored | None:
-        with _file_errors("get", self.url, place.name):
-            try:
-                file = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
+        with self._errors("get", place.name), _opened(place) as file:
+            if file is None:
                 return None
-            try:
-                status = os.fstat(file)
-                if most is not None and status.st_size > most:
-                    raise too_large(self.url, place.name, status.st_size, most)
-                data = _read(file, status.st_size)
-            finally:
-                os.close(file)
+            status = os.fstat(file)
+            if most is not None and status.st_size > most:
+                raise too_large(self.url, place.name, status.st_size, most)
+            data = _read(file, status.st_size)
         return Stored(data, _tag(status, bytes(data[-_TAIL:])))
 
     def _version(self, place: Path) -> Version | None:
@@ -391,23 +387,18 @@ class FileStore:
 
         The inode and the time alone would not do: both can come round again within one tick of the clock.
         """
-        with _file_errors("get", self.url, place.name):
-            try:
-                file = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
+        with self._errors("get", place.name), _opened(place) as file:
+            if file is None:
                 return None
-            try:
-                status = os.fstat(file)
-                return _tag(status, os.pread(file, _TAIL, max(0, status.st_size - _TAIL)))
-            finally:
-                os.close(file)
+            status = os.fstat(file)
+            return _tag(status, os.pread(file, _TAIL, max(0, status.st_size - _TAIL)))
 
     def _write_temporary(self, place: Path, data: bytes | memoryview) -> Path:
         temporary = place.parent / f".{place.name}.{secrets.token_hex(8)}{_TEMPORARY}"
         try:
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         except FileNotFoundError:
-            _make_directories(place.parent)
+            make_folder(place.parent)
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             try:
@@ -422,6 +413,20 @@ class FileStore:
                 temporary.unlink()
             raise
         return temporary
+
+
+@contextmanager
+def _opened(place: Path) -> Iterator[int | None]:
+    """A file to read; None when it is not there."""
+    try:
+        file = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        yield file
+    finally:
+        os.close(file)
 
 
 def _tag(status: os.stat_result, tail: bytes) -> str:
@@ -453,23 +458,12 @@ def _locked(place: Path, how: int) -> Iterator[None]:
     try:
         file = lock_file(name, how)
     except FileNotFoundError:
-        _make_directories(place.parent)
+        make_folder(place.parent)
         file = lock_file(name, how)
     try:
         yield
     finally:
         os.close(file)
-
-
-def _make_directories(directory: Path) -> None:
-    """Creates the directory and makes every new name on the way to it durable."""
-    missing = []
-    while not directory.exists():
-        missing.append(directory)
-        directory = directory.parent
-    for each in reversed(missing):
-        each.mkdir(exist_ok=True)
-        _sync_directory(each.parent)
 
 
 class _DirectorySync:
@@ -488,11 +482,7 @@ class _DirectorySync:
             if self._done >= wanted:
                 return
             self._begun += 1
-            handle = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            sync_folder(self._directory)
             self._done = self._begun
 
 
@@ -502,16 +492,6 @@ os.register_at_fork(after_in_child=_syncs.clear)  # a thread that is not there a
 
 def _sync_directory(directory: Path) -> None:
     _syncs.setdefault(directory, _DirectorySync(directory)).sync()
-
-
-@contextmanager
-def _file_errors(verb: str, url: str, path: str) -> Iterator[None]:
-    try:
-        yield
-    except PermissionError as error:
-        raise StorageError(f"cannot {verb} {path} in {url}: {error}") from error
-    except OSError as error:
-        raise StorageError(f"cannot {verb} {path} in {url}: {error}", retryable=True) from error
 
 
 # ── Finding out whether a store honours conditional puts ──
