@@ -22,10 +22,8 @@ from penstock.observe.history import (
     between,
     combined,
     quantile_ms,
-    queue_series,
-    settle_series,
-    topic_series,
 )
+from penstock.observe.history import series as series_of
 from penstock.observe.sample import QueueSample, Sample, TopicSample
 from penstock.queue.state.records import GroupRecord, encode
 
@@ -68,10 +66,10 @@ def test_the_past_survives_a_restart(tmp_path: Path, engine: str) -> None:
         hour = history.over(3600, now)
         assert len(hour) == 60
         assert [row.at for row in hour] == [now - 60 * (59 - n) for n in range(60)]
-        assert {row.values[queue_series("jobs", "default")] for row in hour} == {(60, 60, 10, 0, 0, 0, 0, 2)}
+        assert {row.values[series_of("queue", "jobs", "default")] for row in hour} == {(60, 60, 10, 0, 0, 0, 0, 2)}
         day = history.over(86_400, now)
         assert [row.seconds for row in day] == [300] * 18
-        assert {row.values[topic_series("jobs")] for row in day} == {(300, 0, 0)}
+        assert {row.values[series_of("topic", "jobs")] for row in day} == {(300, 0, 0)}
         week = history.over(604_800, now)
         assert [(row.seconds, row.values["all"][0]) for row in week] == [(1800, 1800)] * 3
         # It goes on where it was, without a spike for what came while nobody counted.
@@ -196,7 +194,7 @@ def test_settle_times_are_kept_by_minute_and_survive_a_restart(tmp_path: Path) -
         history.add(dated(take_sample(journal), START + 120))
     with penstock.open(tmp_path / "j.db") as journal:
         first, second = History(journal).over(3600, START + 120)
-        series = settle_series("mails", "default")
+        series = series_of("settle", "mails", "default")
         assert sum(first.values[series]) == 100
         median, slowest = quantile_ms(first.values[series], 0.5), quantile_ms(first.values[series], 0.99)
         assert median is not None and 64 <= median <= 128
@@ -220,12 +218,12 @@ def test_the_busiest_series_have_room_and_the_others_are_unknown_not_zero(tmp_pa
             counts = {f"topic-{n}": 1_000 * n * minute for n in range(200)}
             history.add(sample(START + 60 * minute, minute, **counts))
         (row,) = History(journal).over(3600, START + 60)
-        assert row.cut and row.field(topic_series("topic-199"), 0) == 199_000
-        assert row.field(topic_series("topic-1"), 0) is None
+        assert row.cut and row.field(series_of("topic", "topic-199"), 0) == 199_000
+        assert row.field(series_of("topic", "topic-1"), 0) is None
         assert row.field("all", 0) == 1 + sum(1_000 * n for n in range(200))
         (whole,) = history.over(3600, START + 60)
-        assert whole.field(topic_series("topic-1"), 0) == 1_000
-        assert whole.field(topic_series("topic-0"), 0) == 0
+        assert whole.field(series_of("topic", "topic-1"), 0) == 1_000
+        assert whole.field(series_of("topic", "topic-0"), 0) == 0
 
 
 def test_names_that_are_gone_make_room_for_new_ones(tmp_path: Path) -> None:
@@ -238,7 +236,7 @@ def test_names_that_are_gone_make_room_for_new_ones(tmp_path: Path) -> None:
                 history.add(sample(START + 28_800 * hour + 60 * step, 2 * hour + step, **counts))
         assert len(history._names) <= HISTORY_NAMES
         row = History(journal).over(3600, START + 28_800 * hour + 60)[-1]
-        assert row.field(topic_series(f"topic-{hour}-7"), 0) == 500
+        assert row.field(series_of("topic", f"topic-{hour}-7"), 0) == 500
 
 
 def test_a_late_look_counts_as_a_minute(tmp_path: Path) -> None:
@@ -247,7 +245,7 @@ def test_a_late_look_counts_as_a_minute(tmp_path: Path) -> None:
         history.add(sample(START, 0))
         history.add(sample(START + 240, 400))
         (row,) = history.over(3600, START + 240)
-        assert row.values[topic_series("jobs")] == (100, 0, 0)
+        assert row.values[series_of("topic", "jobs")] == (100, 0, 0)
 
 
 def test_the_last_minutes_are_finer_while_somebody_looks(tmp_path: Path) -> None:
@@ -258,7 +256,7 @@ def test_the_last_minutes_are_finer_while_somebody_looks(tmp_path: Path) -> None
             history.add(sample(now + second, 180 + 2 * second, 10))
         rows = history.over(900, now + 60)
         assert [row.seconds for row in rows] == [60, 60, 60] + [5.0] * 11
-        assert {row.values[topic_series("jobs")][0] for row in rows[3:]} == {10}
+        assert {row.values[series_of("topic", "jobs")][0] for row in rows[3:]} == {10}
 
 
 def test_a_damaged_ring_begins_anew(tmp_path: Path) -> None:

@@ -58,19 +58,6 @@ def test_a_histogram_is_exact_under_threads(registry: Registry):
     }
 
 
-def test_quantiles_are_interpolated(registry: Registry):
-    histogram = registry.histogram("x", "x", (10.0, 20.0, 40.0))
-    assert math.isnan(histogram.read().quantile(0.5))
-    for value in (5, 15, 15, 15, 30, 100):
-        histogram.observe(value)
-    reading = histogram.read()
-    assert reading.quantile(0.5) == pytest.approx(10 + 10 * 2 / 3)
-    assert reading.quantile(0) == 0
-    assert reading.quantile(1) == 40
-    with pytest.raises(ConfigError):
-        reading.quantile(1.5)
-
-
 def test_time_measures_also_what_raises(registry: Registry):
     histogram = registry.histogram("x", "x")
     with pytest.raises(RuntimeError), histogram.time():
@@ -78,14 +65,13 @@ def test_time_measures_also_what_raises(registry: Registry):
     assert histogram.read().count == 1
 
 
-def test_gauges_keep_or_ask(registry: Registry):
-    gauge = registry.gauge("size", "x")
-    gauge.set(5)
+def test_gauges_keep_what_was_set_or_ask(registry: Registry):
+    registry.gauge("size", "x").set(5)
     assert registry.snapshot()["size"] == 5
     things = [1, 2, 3]
-    gauge.watch(lambda: len(things))
+    registry.watch("gauge", "things", "x", (), lambda: [((), len(things))])
     things.append(4)
-    assert registry.snapshot()["size"] == 4
+    assert registry.snapshot()["things"] == 4
 
 
 def test_labels_split_a_metric(registry: Registry):

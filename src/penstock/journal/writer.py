@@ -621,10 +621,11 @@ def _appended() -> list[tuple[tuple[str, ...], float]]:
     return [((topic,), float(count)) for topic, count in ROLL.total().appended.items()]
 
 
-REGISTRY.watch_counters("topic.appended", "events appended by this process", ("topic",), _appended)
-REGISTRY.watch_histogram("writer.commit_seconds", "how long commits took, sync included", _commit_seconds)
-REGISTRY.watch_histogram("writer.group_size", "operations that shared a commit", _group_sizes)
-REGISTRY.watch_counters(
+REGISTRY.watch("counter", "topic.appended", "events appended by this process", ("topic",), _appended)
+REGISTRY.watch("histogram", "writer.commit_seconds", "how long commits took, sync included", (), _commit_seconds)
+REGISTRY.watch("histogram", "writer.group_size", "operations that shared a commit", (), _group_sizes)
+REGISTRY.watch(
+    "counter",
     "writer.syncs",
     "commits that were on disk before a caller was told; the others were relaxed or durability is process",
     (),

@@ -8,11 +8,11 @@ from __future__ import annotations
 import shutil
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import msgspec
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from penstock.queue.policy import QueuePolicy
     from penstock.surface.queue import Queue
 
+
+T = TypeVar("T")
 
 COUNTED_LETTERS = 10_000
 """Letters of a dead-letter queue that several queues share whose origin is looked up."""
@@ -69,7 +71,7 @@ def take_sample(journal: LocalJournal) -> Sample:
         unreadable=unreadable,
     )
     sample.flows = flows_of(journal, topics)
-    sample.workers = _workers_of(journal, topics)
+    sample.workers = _reported(journal, topics.get(WORKERS), gave_up)
     sample.findings = examine(sample, sample.flows)
     return sample
 
@@ -164,8 +166,8 @@ class _JournalMemory(msgspec.Struct):
     """What samples of one journal need not look up again while it stays the same."""
 
     letters: dict[str, _CountedLetters] = {}
-    flows: tuple[TopicEnd, list[FlowStatus]] = ((0, 0), [])
-    workers: tuple[TopicEnd, list[WorkerFailure]] = ((0, 0), [])
+    reports: dict[str, tuple[TopicEnd, list[Any]]] = {}
+    """By topic: how far it was read, and what was in it."""
 
 
 _memories: weakref.WeakKeyDictionary[LocalJournal, _JournalMemory] = weakref.WeakKeyDictionary()
@@ -196,25 +198,19 @@ def _count_dead(journal: LocalJournal, target: str, groups: list[QueueSample], o
 
 
 def flows_of(journal: LocalJournal, topics: dict[str, TopicSample]) -> list[FlowStatus]:
-    """How pipelines stand, read again when one has reported."""
-    reports = topics.get(PIPELINES)
-    if reports is None:
-        return []
-    memory, end = _memory(journal), (reports.latest, reports.events)
-    if memory.flows[0] != end:
-        memory.flows = (end, status(journal))
-    return memory.flows[1]
+    """How pipelines stand."""
+    return _reported(journal, topics.get(PIPELINES), status)
 
 
-def _workers_of(journal: LocalJournal, topics: dict[str, TopicSample]) -> list[WorkerFailure]:
-    """Workers that gave up, read again when one has reported."""
-    reports = topics.get(WORKERS)
+def _reported(journal: LocalJournal, reports: TopicSample | None, read: Callable[[LocalJournal], list[T]]) -> list[T]:
+    """What is reported in a topic, read again when that has grown."""
     if reports is None:
         return []
-    memory, end = _memory(journal), (reports.latest, reports.events)
-    if memory.workers[0] != end:
-        memory.workers = (end, gave_up(journal))
-    return memory.workers[1]
+    memory, end = _memory(journal).reports, (reports.latest, reports.events)
+    known = memory.get(reports.name)
+    if known is None or known[0] != end:
+        known = memory[reports.name] = (end, read(journal))
+    return known[1]
 
 
 def _disk(journal: LocalJournal) -> tuple[int | None, int | None]:

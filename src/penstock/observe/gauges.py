@@ -204,7 +204,7 @@ def gauges(sample: Sample) -> Registry:
     """A sample as gauges; a registry of its own, so that what is gone is not reported for ever."""
     registry = Registry()
     for name, help, labels, values in GAUGES:
-        registry.watch_gauges(name, help, labels, partial(values, sample))
+        registry.watch("gauge", name, help, labels, partial(values, sample))
     return registry
 
 
@@ -242,4 +242,4 @@ def watch(journal: Journal, registry: Registry = REGISTRY) -> None:
 
     for name, help, labels, values in GAUGES:
         registry.forget(name)
-        registry.watch_gauges(name, help, labels, source(values))
+        registry.watch("gauge", name, help, labels, source(values))

@@ -87,24 +87,9 @@ class HistoryRow(msgspec.Struct, frozen=True):
         return found[at]
 
 
-def topic_series(topic: str) -> str:
-    return f"topic:{topic}"
-
-
-def consumer_series(topic: str, consumer: str) -> str:
-    return f"consumer:{topic}/{consumer}"
-
-
-def queue_series(queue: str, group: str) -> str:
-    return f"queue:{queue}/{group}"
-
-
-def settle_series(queue: str, group: str) -> str:
-    return f"settle:{queue}/{group}"
-
-
-def flow_series(key: str) -> str:
-    return f"flow:{key}"
+def series(kind: str, *names: str) -> str:
+    """What a series is called: of a topic, a topic's consumer, a queue's group, a flow."""
+    return f"{kind}:{'/'.join(names)}"
 
 
 # ── from samples to rows ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -114,21 +99,21 @@ def measured(sample: Sample, flows: Iterable[FlowStatus] = ()) -> Values:
     settled = 0
     sums = [0] * 6
     for topic in sample.topics.values():
-        found[topic_series(topic.name)] = (topic.latest, max(topic.lags.values(), default=0), topic.event_bytes)
+        found[series("topic", topic.name)] = (topic.latest, max(topic.lags.values(), default=0), topic.event_bytes)
         for consumer, lag in topic.lags.items():
-            found[consumer_series(topic.name, consumer)] = (lag,)
+            found[series("consumer", topic.name, consumer)] = (lag,)
     for groups in sample.queues.values():
         for group in groups:
             latest = sample.topics[group.name].latest if group.name in sample.topics else 0
             states = _states(group)
-            found[queue_series(group.name, group.group)] = (latest, group.settled, *states)
+            found[series("queue", group.name, group.group)] = (latest, group.settled, *states)
             if group.settle_times:
-                found[settle_series(group.name, group.group)] = _histogram(group.settle_times)
+                found[series("settle", group.name, group.group)] = _histogram(group.settle_times)
             settled += group.settled
             sums = [*map(sum, zip(sums[:5], states[:5], strict=True)), max(sums[5], states[5])]
     for flow in flows:
         batch_ms = round((flow.batch_seconds or 0.0) * 1000)
-        found[flow_series(flow.key)] = (flow.rows, flow.lag or 0, batch_ms, flow.rows_out)
+        found[series("flow", flow.key)] = (flow.rows, flow.lag or 0, batch_ms, flow.rows_out)
     found["all"] = (sum(topic.latest for topic in sample.topics.values()), settled, *sums)
     return found
 

@@ -19,9 +19,10 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from threading import get_ident
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from penstock.errors import ConfigError
 
@@ -53,26 +54,16 @@ class Counter:
 
 
 class Gauge:
-    """A number that is what it was last set to, or what a function says when asked."""
+    """A number that is what it was last set to."""
 
-    __slots__ = ("_source", "_value")
+    __slots__ = ("value",)
 
     def __init__(self) -> None:
-        self._value = 0.0
-        self._source: Callable[[], float] | None = None
+        self.value = 0.0
 
     def set(self, value: float) -> None:
         """Replaces the value."""
-        self._value = float(value)
-
-    def watch(self, source: Callable[[], float]) -> None:
-        """Asks `source` whenever the gauge is read, instead of keeping a value."""
-        self._source = source
-
-    @property
-    def value(self) -> float:
-        """The value now."""
-        return self._value if self._source is None else float(self._source())
+        self.value = float(value)
 
 
 class _Cell:
@@ -92,33 +83,13 @@ class Reading:
 
     def __init__(self, bounds: tuple[float, ...], counts: Sequence[int], total: float) -> None:
         self.bounds = bounds
-        self.cumulative: list[int] = []
-        running = 0
-        for count in counts:
-            running += count
-            self.cumulative.append(running)
-        self.count = running
+        self.cumulative = list(accumulate(counts))
+        self.count = self.cumulative[-1]
         self.sum = total
 
-    def quantile(self, share: float) -> float:
-        """The value below which `share` (0 to 1) of the observations lie, interpolated; nan when there are none."""
-        if not 0 <= share <= 1:
-            raise ConfigError(f"a quantile is between 0 and 1, not {share!r}")
-        if self.count == 0:
-            return math.nan
-        rank = share * self.count
-        index = next(i for i, seen in enumerate(self.cumulative) if seen >= rank and seen > 0)
-        if index == len(self.bounds):  # above the last bound nothing finer is known
-            return self.bounds[-1]
-        low = self.bounds[index - 1] if index else 0.0
-        before = self.cumulative[index - 1] if index else 0
-        inside = self.cumulative[index] - before
-        return low + (self.bounds[index] - low) * ((rank - before) / inside if inside else 0.0)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The reading as plain values: count, sum and the cumulative buckets."""
-        edges = [*self.bounds, math.inf]
-        return {"count": self.count, "sum": self.sum, "buckets": dict(zip(edges, self.cumulative, strict=True))}
+    def buckets(self) -> Iterator[tuple[float, int]]:
+        """Each bound, the last one infinite, with how many observations lie at or below it."""
+        return zip([*self.bounds, math.inf], self.cumulative, strict=True)
 
 
 class Histogram:
@@ -160,37 +131,9 @@ class Histogram:
 
 
 M = TypeVar("M", Counter, Gauge, Histogram)
+Kind = Literal["counter", "gauge", "histogram"]
 Source = Callable[[], "Iterable[tuple[tuple[str, ...], float | Reading]]"]
 """Says the values of a metric that is counted elsewhere."""
-
-
-class Family(Generic[M]):
-    """One metric by its labels: `labels(role="producer")` is the child that counts."""
-
-    def __init__(self, name: str, help: str, kind: str, labels: tuple[str, ...], make: Callable[[], M]) -> None:
-        self.name = name
-        self.kind = kind
-        self.help = help
-        self.label_names = labels
-        self._make: Callable[[], M] = make
-        self._children: dict[tuple[str, ...], M] = {}
-        self._lock = threading.Lock()
-
-    def labels(self, **values: str) -> M:
-        """The child for these label values, made on first use."""
-        if tuple(sorted(values)) != tuple(sorted(self.label_names)):
-            raise ConfigError(f"metric {self.name} has the labels {self.label_names}, not {tuple(values)}")
-        key = tuple(str(values[name]) for name in self.label_names)
-        child = self._children.get(key)
-        if child is None:
-            with self._lock:
-                child = self._children.setdefault(key, self._make())
-        return child
-
-    def readings(self) -> list[tuple[tuple[str, ...], float | Reading]]:
-        """Every child's value now, with its label values in the order of `label_names`."""
-        found = sorted(self._children.items(), key=lambda item: item[0])
-        return [(key, child.read() if isinstance(child, Histogram) else child.value) for key, child in found]
 
 
 class Watched:
@@ -208,11 +151,36 @@ class Watched:
         return sorted(self._source(), key=lambda item: item[0])
 
 
+class Family(Watched, Generic[M]):
+    """One metric by its labels: `labels(role="producer")` is the child that counts."""
+
+    def __init__(self, name: str, help: str, kind: str, labels: tuple[str, ...], make: Callable[[], M]) -> None:
+        super().__init__(name, help, kind, labels, self._values)
+        self._make: Callable[[], M] = make
+        self._children: dict[tuple[str, ...], M] = {}
+        self._lock = threading.Lock()
+
+    def labels(self, **values: str) -> M:
+        """The child for these label values, made on first use."""
+        if tuple(sorted(values)) != tuple(sorted(self.label_names)):
+            raise ConfigError(f"metric {self.name} has the labels {self.label_names}, not {tuple(values)}")
+        key = tuple(str(values[name]) for name in self.label_names)
+        child = self._children.get(key)
+        if child is None:
+            with self._lock:
+                child = self._children.setdefault(key, self._make())
+        return child
+
+    def _values(self) -> Iterable[tuple[tuple[str, ...], float | Reading]]:
+        children = list(self._children.items())
+        return [(key, child.read() if isinstance(child, Histogram) else child.value) for key, child in children]
+
+
 class Registry:
     """A set of metrics. `REGISTRY` is the process's own; give a fresh one to count a single producer or test apart."""
 
     def __init__(self) -> None:
-        self._families: dict[str, Family[Any] | Watched] = {}
+        self._families: dict[str, Watched] = {}
         self._lock = threading.Lock()
 
     def counters(self, name: str, help: str, labels: tuple[str, ...]) -> Family[Counter]:
@@ -253,30 +221,19 @@ class Registry:
             )
         return family
 
-    def watch_counters(self, name: str, help: str, labels: tuple[str, ...], source: Source) -> None:
-        """A counter whose values `source` says when asked: pairs of label values and a number."""
-        self._watch(Watched(name, help, "counter", labels, source))
-
-    def watch_gauges(self, name: str, help: str, labels: tuple[str, ...], source: Source) -> None:
-        """A gauge whose values `source` says when asked: pairs of label values and a number."""
-        self._watch(Watched(name, help, "gauge", labels, source))
-
-    def watch_histogram(self, name: str, help: str, source: Source) -> None:
-        """A histogram whose reading `source` says when asked."""
-        self._watch(Watched(name, help, "histogram", (), source))
-
-    def _watch(self, watched: Watched) -> None:
+    def watch(self, kind: Kind, name: str, help: str, labels: tuple[str, ...], source: Source) -> None:
+        """A metric whose values `source` says when asked: pairs of label values and a number, or a Reading."""
         with self._lock:
-            if watched.name in self._families:
-                raise ConfigError(f"metric {watched.name} exists already")
-            self._families[watched.name] = watched
+            if name in self._families:
+                raise ConfigError(f"metric {name} exists already")
+            self._families[name] = Watched(name, help, kind, labels, source)
 
     def forget(self, name: str) -> None:
         """Drops a metric; nothing happens when there is none."""
         with self._lock:
             self._families.pop(name, None)
 
-    def families(self) -> list[Family[Any] | Watched]:
+    def families(self) -> list[Watched]:
         """Every metric, by name."""
         return [self._families[name] for name in sorted(self._families)]
 
@@ -290,7 +247,11 @@ class Registry:
             for key, reading in family.readings():
                 labels = ",".join(f"{name}={value}" for name, value in zip(family.label_names, key, strict=True))
                 spelled = f"{family.name}{{{labels}}}" if labels else family.name
-                values[spelled] = reading.as_dict() if isinstance(reading, Reading) else reading
+                values[spelled] = (
+                    {"count": reading.count, "sum": reading.sum, "buckets": dict(reading.buckets())}
+                    if isinstance(reading, Reading)
+                    else reading
+                )
         return values
 
     def prometheus_text(self, without: Container[str] = ()) -> str:
@@ -305,7 +266,7 @@ class Registry:
             for key, reading in family.readings():
                 pairs = list(zip(family.label_names, key, strict=True))
                 if isinstance(reading, Reading):
-                    for bound, seen in zip([*reading.bounds, math.inf], reading.cumulative, strict=True):
+                    for bound, seen in reading.buckets():
                         lines.append(f"{name}_bucket{_labels([*pairs, ('le', _number(bound))])} {seen}")
                     lines.append(f"{name}_sum{_labels(pairs)} {_number(reading.sum)}")
                     lines.append(f"{name}_count{_labels(pairs)} {reading.count}")
@@ -329,25 +290,16 @@ class _Bridge:
         self._registry = registry
 
     def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import (
-            CounterMetricFamily,
-            GaugeMetricFamily,
-            HistogramMetricFamily,
-        )
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+        makers = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
         for family in self._registry.families():
             name = prometheus_name(family.name, "gauge")  # its client adds _total itself
-            exposed: Any
-            if family.kind == "counter":
-                exposed = CounterMetricFamily(name, family.help, labels=family.label_names)
-            elif family.kind == "gauge":
-                exposed = GaugeMetricFamily(name, family.help, labels=family.label_names)
-            else:
-                exposed = HistogramMetricFamily(name, family.help, labels=family.label_names)
+            exposed: Any = makers[family.kind](name, family.help, labels=family.label_names)
             for key, reading in family.readings():
                 if isinstance(reading, Reading):
-                    edges = [_number(bound) for bound in [*reading.bounds, math.inf]]
-                    exposed.add_metric(list(key), list(zip(edges, reading.cumulative, strict=True)), reading.sum)
+                    buckets = [(_number(bound), seen) for bound, seen in reading.buckets()]
+                    exposed.add_metric(list(key), buckets, reading.sum)
                 else:
                     exposed.add_metric(list(key), reading)
             yield exposed

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from penstock.errors import PoisonMessage
-from penstock.events import Draft, Event
+from penstock.events import Draft
+from penstock.observe.workers import newest_reports
 
 if TYPE_CHECKING:
     from penstock.surface.journal import Journal
@@ -34,8 +34,6 @@ State = Literal["pending", "starting", "running", "waiting", "done", "stopped", 
 
 LIVE: Final = frozenset({"pending", "starting", "running", "waiting"})
 """The states of a pipeline that runs."""
-
-_MOST_EVENTS = 5_000
 
 
 class FlowStatus(msgspec.Struct, kw_only=True):
@@ -96,16 +94,12 @@ def report(journal: Journal, statuses: Iterable[FlowStatus]) -> None:
 
 def status(journal: Journal, *, pipeline: str | None = None) -> list[FlowStatus]:
     """How every flow that ever ran over this journal stands, by name; or the flows of one pipeline."""
-    newest: dict[str, FlowStatus] = {}
-    seen: set[str] = set()
-    for event in journal.topic(TOPIC).read(limit=_MOST_EVENTS, reverse=True):
-        if event.key is None or event.key in seen:
-            continue
-        seen.add(event.key)
-        found = _status_of(event)
-        if found is not None and pipeline in (None, found.pipeline):
-            newest[event.key] = found
-    return [newest[key] for key in sorted(newest)]
+    flows = []
+    for at, found in newest_reports(journal.topic(TOPIC), KIND, FlowStatus):
+        found.reported_at = at
+        if pipeline in (None, found.pipeline):
+            flows.append(found)
+    return flows
 
 
 def forget(journal: Journal, pipeline: str) -> list[FlowStatus]:
@@ -122,13 +116,3 @@ def forget(journal: Journal, pipeline: str) -> list[FlowStatus]:
         for consumer in names & set(topic.cursors()):
             topic.forget(consumer)
     return flows
-
-
-def _status_of(event: Event) -> FlowStatus | None:
-    """What an event reports; None for one that does not (any program may append to a topic)."""
-    try:
-        found = msgspec.convert(event.payload, FlowStatus)
-    except (PoisonMessage, msgspec.ValidationError, UnicodeDecodeError):
-        return None
-    found.reported_at = event.recorded_at
-    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -19,9 +19,12 @@ from penstock.observe.logs import Log
 from penstock.surface.failure import failure_text
 
 if TYPE_CHECKING:
+    from penstock.events import Event
     from penstock.surface.journal import Journal
     from penstock.surface.topic import Topic
 
+
+T = TypeVar("T")
 
 TOPIC: Final = "penstock.workers"
 GAVE_UP: Final = "worker.gave_up"
@@ -87,22 +90,28 @@ def gave_up(journal: Journal) -> list[WorkerFailure]:
     topic = journal.topic(TOPIC)
     if not topic.latest:
         return []
-    newest: dict[str, WorkerFailure | None] = {}
-    for event in topic.read(limit=_MOST_EVENTS, reverse=True):
-        if event.key is None or event.key in newest:
-            continue
-        newest[event.key] = None
-        if event.kind == GAVE_UP:
-            try:
-                found = msgspec.convert(event.payload, WorkerFailure)
-            except (PoisonMessage, msgspec.ValidationError):
-                continue  # any program may append to a topic
-            found.at = event.recorded_at
-            newest[event.key] = found
-    return [found for _, found in sorted(newest.items()) if found is not None]
+    failures = []
+    for at, found in newest_reports(topic, GAVE_UP, WorkerFailure):
+        found.at = at
+        failures.append(found)
+    return failures
 
 
 # ── Topics in which programs report how they do: the newest event of a key counts, older ones are compacted away ──
+
+
+def newest_reports(topic: Topic, kind: str, type: type[T]) -> list[tuple[datetime, T]]:
+    """What the newest event of each key reports, and when, by key; without keys whose newest one is of another kind."""
+    newest: dict[str, Event] = {}
+    for event in topic.read(limit=_MOST_EVENTS, reverse=True):
+        if event.key is not None:
+            newest.setdefault(event.key, event)
+    found = []
+    for _, event in sorted(newest.items()):
+        if event.kind == kind:
+            with suppress(PoisonMessage, msgspec.ValidationError):  # any program may append to a topic
+                found.append((event.recorded_at, msgspec.convert(event.payload, type)))
+    return found
 
 
 def keep_newest(topic: Topic) -> None:

@@ -16,18 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.errors import ConfigError
-from penstock.observe.history import (
-    BUCKETS,
-    COUNTS,
-    FIELDS,
-    HistoryRow,
-    consumer_series,
-    flow_series,
-    quantile_ms,
-    queue_series,
-    settle_series,
-    topic_series,
-)
+from penstock.observe.history import BUCKETS, COUNTS, FIELDS, HistoryRow, quantile_ms
+from penstock.observe.history import series as series_of
 from penstock.observe.pipelines import status
 from penstock.protocol.operation import JSON
 from penstock.server.api.queues import queue_of
@@ -173,10 +163,10 @@ def queue_charts(request: Request, service: Service) -> Response:
     queue = queue_of(request, service)
     rows = rows_of(request, service)
     group = request.query_params.get("group") or "default"
-    series = queue_series(queue.name, group)
+    series = series_of("queue", queue.name, group)
     rates = drawn(rows, [("pushed", series, "pushed"), ("settled", series, "settled")])
     ages = drawn(rows, [("oldest", series, "oldest")])
-    settling = settle_times(rows, settle_series(queue.name, group))
+    settling = settle_times(rows, series_of("settle", queue.name, group))
     return _answer({"states": _states(rows, series), "rates": rates, "ages": ages, "settling": settling})
 
 
@@ -184,9 +174,9 @@ def queue_charts(request: Request, service: Service) -> Response:
 def topic_charts(request: Request, service: Service) -> Response:
     topic = existing(request, service)
     rows = rows_of(request, service)
-    rates = drawn(rows, [("events", topic_series(topic.name), "appended")])
-    lags = [(name, consumer_series(topic.name, name), "lag") for name in sorted(topic.cursors())]
-    written = written_bytes(rows, topic_series(topic.name))
+    rates = drawn(rows, [("events", series_of("topic", topic.name), "appended")])
+    lags = [(name, series_of("consumer", topic.name, name), "lag") for name in sorted(topic.cursors())]
+    written = written_bytes(rows, series_of("topic", topic.name))
     return _answer({"rates": rates, "bytes": written, "lags": highest(drawn(rows, lags))})
 
 
@@ -196,7 +186,7 @@ def pipeline_charts(request: Request, service: Service) -> Response:
     names = [flow.key for flow in status(service.journal)]
 
     def lines(field: str) -> ChartData:
-        return highest(drawn(rows, [(name, flow_series(name), field) for name in names]))
+        return highest(drawn(rows, [(name, series_of("flow", name), field) for name in names]))
 
     read, written = lines("rows"), lines("rows_out")
     return _answer({"rates": read, "written": written, "lags": lines("lag"), "batches": lines("batch_ms")})
