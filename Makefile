@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.ready
 EXTRAS := all
 
 .DEFAULT_GOAL := help
-.PHONY: help run test nightly test-fast check format torture bench docs dist clean
+.PHONY: help run test nightly test-fast coverage check format torture bench docs dist clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +36,12 @@ nightly: $(STAMP) $(VENV)/.azurite  ## what make test leaves to the night, whole
 
 test-fast: $(STAMP)  ## under 45 s: memory and SQLite, no Spark, no browser, no kills
 	@$(PY) scripts/run_tests.py --fast $(ARGS)
+
+coverage: $(STAMP) $(VENV)/.azurite  ## which branches of src make test takes, or some tests: make coverage ARGS=tests/cli
+	@rm -rf out/coverage* && mkdir -p out
+	@-$(PY) -m coverage run scripts/run_tests.py $(ARGS)
+	@$(PY) -m coverage combine --quiet
+	@$(PY) -m coverage report
 
 check: $(STAMP)  ## lint, format check, types, layers
 	@$(PY) -m ruff check .

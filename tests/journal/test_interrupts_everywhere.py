@@ -169,6 +169,7 @@ def test_a_signal_at_any_line_hangs_nobody_and_leaves_nothing_half_done(
             before = totals(journal)
             interrupter = Interrupter(at, signal.SIGINT if at % 2 else signal.SIGTERM)
             signal.alarm(60)
+            tracing = sys.gettrace()
             sys.settrace(interrupter)
             try:
                 WORK[work](journal)
@@ -176,7 +177,7 @@ def test_a_signal_at_any_line_hangs_nobody_and_leaves_nothing_half_done(
             except Stopped:
                 stopped = True
             finally:
-                sys.settrace(None)
+                sys.settrace(tracing)
             fired = bool(interrupter.where)
             assert stopped == fired, interrupter.where
             assert signal.getsignal(signal.SIGINT) is handler, interrupter.where

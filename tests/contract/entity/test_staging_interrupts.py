@@ -86,13 +86,14 @@ def test_a_signal_at_any_line_leaves_no_fence_open_and_nothing_to_be_written_twi
         at += step
         told: list[Any] = []
         interrupter = Interrupter(at, signal.SIGINT)
+        tracing = sys.gettrace()
         sys.settrace(interrupter)
         try:
             work(journal, told.append)
         except Stopped:
             pass
         finally:
-            sys.settrace(None)
+            sys.settrace(tracing)
         where, now = interrupter.where, journal.topic("t").latest
         if not where:
             break
