@@ -143,6 +143,7 @@ def fill_queues(journal: Journal, size: int) -> None:
     ranked = journal.queue("ranked", priority=True)
     for priority in range(3):
         ranked.push_many([{"n": number} for number in range(size // 3)], priority=priority)
+    journal.queue("waiting").push_many(range(size), delay=1_000)
     failing = journal.queue("failing", max_attempts=1, lease=100_000)
     failing.push_many(range(few + 20))
     lost = journal.queue("lost", max_attempts=1, dead_letter="letters", lease=100_000)

@@ -29,17 +29,20 @@ Rows (`t`: the topic's number, `g`: a group's; everything big-endian):
     qt t n g who    a consumer: when it was last seen, since when, on which machine
     qg t g g        the group: frontier, counters, next times
     qg t g l n      a lease: a run of positions or a list of messages, with a deadline
-    qg t g e seq    a message that is not where a plain queue would have it; beside it one of
-    qg t g y p seq    ready, by priority, then position
-    qg t g u lane seq ready, in its lane, in a queue with fair share
+    qg t g r seq    a message that is ready, and not where a plain queue would have it; beside it one of
+    qg t g y p seq    by priority, then position
+    qg t g u lane seq in its lane, in a queue with fair share
     qg t g z n seq    the first of each lane, by the lane's turn; and those that were handed out before, by theirs
-    qg t g w due seq  waiting for its time
-    qg t g h key seq  held behind an unsettled message of its key
-    qg t g f seq      failed
+    qg t g s seq    a message that waits for its time; beside it
+    qg t g w due seq  by that time
+    qg t g k seq    a message that is held behind an unsettled one of its key; beside it
+    qg t g h key seq  by that key
+    qg t g f seq    a message that has failed
+    qg t g e seq    a message in any of these four states, as older stores have it until upkeep comes by
     qg t g t seq    a message's failed attempts, and the traceback of the last; see `FailureTrail`
-    qg t g p from   a run of held messages without `e` rows: its end and how many are left; see `state/group`
+    qg t g p from   a run of held messages without rows of their own: its end and how many are left; see `state/group`
     qg t g b key    an ordering key that is busy
-    qg t g v from   a range of positions above the frontier that are taken: handed out, or in `e`, already
+    qg t g v from   a range of positions above the frontier that are taken: handed out, or have a row, already
 
     qf t g q        the window of the queue's own rate; flow control goes on counting after a purge
     qf t g r key    the window of a key's rate
@@ -48,7 +51,8 @@ Rows (`t`: the topic's number, `g`: a group's; everything big-endian):
     qf t * o key    what a throttle let through last; `*`: of all groups, because pushes are for all of them
     qf t * u key    what a debounce holds back
 
-Invariants: an unsettled position is above the frontier and not taken, or in exactly one lease, in exactly one `e` row,
-or in exactly one run. Rows and the group's counters change in the same commit; `state/check` says whether they agree. A
-lease may be lost in a power cut (its messages are then delivered again); an acknowledgement, once returned, may not.
+Invariants: an unsettled position is above the frontier and not taken, or in exactly one lease, in exactly one row of
+its own, or in exactly one run. Rows and the group's counters change in the same commit; `state/check` says whether they
+agree. A lease may be lost in a power cut (its messages are then delivered again); an acknowledgement, once returned,
+may not.
 """

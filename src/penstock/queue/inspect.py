@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import groupby, islice
@@ -35,6 +35,7 @@ from penstock.queue.state.records import (
     FAILED,
     HELD,
     NEVER,
+    READY,
     UNTOUCHED,
     WAITING,
     Lease,
@@ -55,8 +56,6 @@ STATES: Final[tuple[MessageState, ...]] = get_args(MessageState)
 PRESENT = 30.0
 """Seconds after its last take for which a consumer counts as active; twice that and it is gone."""
 HOLDS = 10
-READY_SAMPLE = 1000
-"""Ready messages that `oldest_age` looks at: with priorities, the oldest need not be the first."""
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -188,10 +187,10 @@ class View:
         self.overdue = state.overdue_through(snap, now)
         """Messages up to here have outlived their ttl: they are gone, unless they are in flight or have failed."""
 
-    def walk(
-        self, wanted: MessageState | None = None, after: int = 0, groups: Iterable[Group] | None = None
-    ) -> Iterator[Entry]:
-        """The messages beyond a position that are not settled, by position, then group; those in one state, or all."""
+    def walk(self, *states: MessageState, after: int = 0, groups: Iterable[Group] | None = None) -> Iterator[Entry]:
+        """The messages beyond a position that are not settled, by position, then group; those in some states, or
+        all."""
+        wanted = states or STATES
         chosen = self.state.all_groups(self.snap) if groups is None else groups
         walks = [self._walk_group(group, wanted, after) for group in chosen]
         return heapq.merge(*walks, key=lambda one: (one.seq, one.label or "")) if len(walks) > 1 else walks[0]
@@ -212,22 +211,24 @@ class View:
 
     def available(self) -> Iterator[Event]:
         """The messages that no group has in flight or has given up."""
+        if not self.state.fanout:
+            yield from self.events(self.walk("ready", "delayed"))
+            return
         for _, same in groupby(self.walk(), lambda one: one.seq):
             entries = list(same)
             if all(one.state in ("ready", "delayed") for one in entries):
                 yield from self.events(entries)
 
-    def _walk_group(self, group: Group, wanted: MessageState | None, after: int) -> Iterator[Entry]:
+    def _walk_group(self, group: Group, wanted: Collection[str], after: int) -> Iterator[Entry]:
         label = group.name if group.number else None if self.state.fanout else "default"
         sources: list[Iterator[Entry]] = []
-        if wanted in (None, "in_flight"):
+        if "in_flight" in wanted:
             sources.append(self._in_flight(group, after))
-        if wanted == "failed":
-            rows = self.snap.scan(*group.rows(keys.FAILED, after)) if group.record.failed else ()
-            found = (group.find(self.snap, keys.tail_seq(key)) for key, _ in rows)
-            sources.append(self._parked(group, label, (one for one in found if one is not None), wanted))
-        elif wanted != "in_flight":
-            sources.append(self._parked(group, label, group.parked(self.snap, None, after), wanted))
+        if "failed" in wanted:
+            failed = group.parked(self.snap, None, after, [FAILED])
+            sources.append(Entry(one.seq, "failed", group, label, one) for one in failed)
+        if "ready" in wanted or "delayed" in wanted:
+            sources.append(self._parked(group, label, wanted, max(after, self.overdue)))
             sources.append(self._untouched(group, label, wanted, max(after, self.overdue)))
         return heapq.merge(*sources, key=lambda one: one.seq)
 
@@ -241,20 +242,21 @@ class View:
         for seq, number, lease, index in sorted(held, key=lambda one: one[0]):
             yield Entry(seq, "in_flight", group, lease.label, lease.message(index), None, lease, number, index)
 
-    def _parked(
-        self, group: Group, label: str | None, messages: Iterable[MessageRow], wanted: MessageState | None
-    ) -> Iterator[Entry]:
-        """Messages with a row of their own, or in a run."""
-        for message in messages:
+    def _parked(self, group: Group, label: str | None, wanted: Collection[str], after: int) -> Iterator[Entry]:
+        """Messages that are ready or delayed, and have a row of their own or are in a run."""
+        states = [READY, HELD] if "ready" in wanted else []
+        if "delayed" in wanted or 0 < group.record.next_due <= self.now:
+            states.append(WAITING)
+        for message in group.parked(self.snap, None, after, states):
             late = message.state == WAITING and message.due > self.now
-            state: MessageState = "failed" if message.state == FAILED else "delayed" if late else "ready"
-            if wanted in (None, state) and (state == "failed" or message.seq > self.overdue):
+            state: MessageState = "delayed" if late else "ready"
+            if state in wanted:
                 yield Entry(message.seq, state, group, label, message)
 
-    def _untouched(self, group: Group, label: str | None, wanted: MessageState | None, after: int) -> Iterator[Entry]:
+    def _untouched(self, group: Group, label: str | None, wanted: Collection[str], after: int) -> Iterator[Entry]:
         """Messages above the frontier; where one has a delay or a priority that is not sorted in, a row says so."""
         snap, state = self.snap, self.state
-        if wanted == "delayed":
+        if "ready" not in wanted:
             for seq, special in self.unabsorbed(group, self.latest):
                 event = state.blocks.event(snap, seq) if seq > after and special.due > self.now else None
                 if event is not None:
@@ -267,7 +269,7 @@ class View:
                 found = None if plain else state.special(snap, group, seq)
                 if found is None:
                     yield Entry(seq, "ready", group, label, _PLAIN, Event(block, at))
-                elif wanted is None or found.due <= self.now:
+                elif found.due <= self.now or "delayed" in wanted:
                     late: MessageState = "delayed" if found.due > self.now else "ready"
                     yield Entry(seq, late, group, label, found.row(seq), Event(block, at))
 
@@ -302,16 +304,15 @@ class View:
         """What would be taken from a group, in that order."""
         snap, now, busy = self.snap, self.now, Counter[str]()
         most = self.state.policy.max_in_flight_per_key
-        ranked: list[tuple[int, int]] = []
-        for key, _ in snap.scan(*group.rows(keys.READY)):
-            priority, seq = keys.split_ready(key)
-            ranked.append((-priority, seq))
-        if group.record.ready > len(ranked):  # those that wait for their lane's turn go after the others
-            yield from (seq for _, seq in sorted(ranked) if seq > self.overdue)
+        rows = snap.scan(*group.rows(keys.READY)) if group.record.ready else ()
+        ready = ((-priority, seq) for priority, seq in (keys.split_ready(key) for key, _ in rows))
+        if group.record.ready and any(snap.scan(*group.rows(keys.TURN))):
+            # those that wait for their lane's turn go after the others
+            yield from (seq for _, seq in ready if seq > self.overdue)
             yield from group.in_turn(snap, self.overdue)
-            ranked.clear()
+        ranked: list[tuple[int, int]] = []
         for key, _ in snap.scan(*group.due_rows(now)):
-            message = group.find(snap, keys.tail_seq(key))
+            message = group.placed(snap, WAITING, keys.tail_seq(key))
             if message is not None and message.key is not None:
                 under_way = group.occupants(snap, message.key)
                 if message.seq not in under_way:  # a debounce held it back; now it is behind those of its key
@@ -324,7 +325,7 @@ class View:
         ranked += [(-one.priority, seq) for seq, one in specials if one.priority and one.due <= now]
 
         def plain() -> Iterator[tuple[int, int]]:
-            for entry in self._untouched(group, None, "ready", self.overdue):
+            for entry in self._untouched(group, None, ("ready",), self.overdue):
                 key = None if entry.event is None else entry.event.key
                 if entry.message.priority:
                     continue
@@ -334,7 +335,7 @@ class View:
                     busy[key] += 1
                 yield 0, entry.seq
 
-        for _, seq in heapq.merge(sorted(ranked), plain()):
+        for _, seq in heapq.merge(ready, sorted(ranked), plain()):
             if seq > self.overdue:
                 yield seq
 
@@ -401,7 +402,7 @@ def messages(
         if fanout and named and group is not None:
             groups = [one for one in groups if one.number and one.name == group]
         previous = 0
-        for entry in view.walk(state, after, groups):
+        for entry in view.walk(*(() if state is None else (state,)), after=after, groups=groups):
             event = view.event(entry)
             if event is None or (entry.lease is not None and group not in (None, entry.label)):
                 continue
@@ -546,10 +547,7 @@ def _oldest_ready(view: View, group: Group) -> int | None:
     """When the oldest ready message was recorded."""
     snap, overdue = view.snap, view.overdue
     seqs = [start for start, _ in islice(group.untouched(snap, view.latest, overdue), 1)]
-    ready = (keys.tail_seq(key) for key, _ in islice(snap.scan(*group.rows(keys.READY)), READY_SAMPLE))
-    seqs += (seq for seq in ready if seq > overdue)
-    if group.record.ready:
-        seqs += islice(group.in_turn(snap, overdue), READY_SAMPLE)
+    seqs += [message.seq for message in islice(group.parked(snap, None, overdue, [READY]), 1)]
     event = view.state.blocks.event(snap, min(seqs)) if seqs else None
     return None if event is None else int(event._rows.recorded_ms(event._row))
 
@@ -571,7 +569,7 @@ def length(queue: LocalQueue) -> int:
 def failures(queue: LocalQueue, group: str = "default", after: int = 0) -> Iterator[FailedMessage]:
     """The messages beyond a position that a group has given up, in order, with the reason for each."""
     with viewing(queue) as view:
-        for entry in view.walk("failed", after, [view.group(group)]):
+        for entry in view.walk("failed", after=after, groups=[view.group(group)]):
             event, message = view.event(entry), entry.message
             if event is not None:
                 at, trail = _moment(message.last_ms), entry.group.trail(view.snap, message)

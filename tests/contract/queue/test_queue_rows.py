@@ -12,9 +12,10 @@ from penstock.journal.commit import Commit
 from penstock.queue.inspect import inspecting
 from penstock.queue.queue import LocalQueue
 from penstock.queue.state import keys
+from penstock.queue.state.cache import QueueState
 from penstock.queue.state.check import check_queue
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import FAILED, READY, TAKEN, WAITING, MessageRow
+from penstock.queue.state.records import FAILED, READY, TAKEN, WAITING, MessageRow, encode
 
 
 def problems(queue: Queue) -> list[str]:
@@ -75,8 +76,15 @@ CHANGES: dict[str, tuple[Callable[[Commit, Group], object], str]] = {
         "ready is 7, counted 1",
     ),
     "an index row too few": (
-        lambda commit, group: commit.tx.delete(group.row(keys.FAILED, 3)),
-        "message 3 has no index row",
+        lambda commit, group: commit.tx.delete(keys.ready_key(group.prefix, keys.FRONT, 5)),
+        "message 5 has no index row",
+    ),
+    "a row of another state": (
+        lambda commit, group: (
+            commit.tx.put(group.row(keys.PLACES[FAILED], 5), encode(group.find(commit.tx, 5))),
+            commit.tx.delete(group.row(keys.PLACES[READY], 5)),
+        ),
+        "message 5 does not lie where its state 0 says",
     ),
     "an index row too many": (
         lambda commit, group: commit.tx.put(keys.ready_key(group.prefix, 0, 2), b""),
@@ -121,3 +129,35 @@ def test_a_group_that_was_never_added_has_given_nothing_up(journal: Journal) -> 
     delivery.nack(error="broken")
     assert [one.event.seq for one in queue.failures("audit")] == [event.seq for event in queue.failed("audit")] == [1]
     assert list(queue.failures("nobody")) == list(queue.failed("nobody")) == []
+
+
+def test_messages_of_an_older_store_are_found_and_put_by_their_state_in_passing(journal: Journal, queue: Queue) -> None:
+    own = queue._backend
+    assert isinstance(own, LocalQueue)
+
+    def make_older(commit: Commit, state: QueueState) -> None:
+        group = state.group(commit.tx, 0)
+        for message in list(group.parked(commit.tx)):
+            commit.tx.delete(group.row(keys.PLACES[message.state], message.seq))
+            commit.tx.put(group.row(keys.UNSORTED, message.seq), encode(message))
+            if message.state == FAILED:
+                commit.tx.put(group.row(keys.PLACES[FAILED], message.seq), b"")
+        group.record.sorted = 0
+        commit.touch(group)
+
+    states = {one.seq: one.state for one in queue.messages()}
+    own.change(make_older)
+    assert {one.seq: one.state for one in queue.messages()} == states and problems(queue) == []
+    assert [one.event.seq for one in queue.failures()] == [3] and [event.seq for event in queue.peek(3)] == [5, 6]
+    front = queue.take()
+    assert front is not None and front.event.seq == 5
+    front.release()
+    assert queue.discard([4]) == 1 and queue.redrive() == 1
+    journal.maintain()
+    with inspecting(own) as (snap, state):
+        assert state.group(snap, 0).record.sorted
+        assert not any(snap.scan(*state.group(snap, 0).rows(keys.UNSORTED)))
+    assert problems(queue) == []
+    assert {one.seq: one.state for one in queue.messages()} == {
+        1: "in_flight", 2: "ready", 3: "ready", 5: "ready", 6: "ready",
+    }  # fmt: skip

@@ -307,7 +307,7 @@ def _set_lease_back(lease: Lease, now: int) -> bool:
 
 def _set_waits_back(commit: Commit, group: Group, now: int) -> None:
     for key, _ in list(commit.tx.scan(*group.rows(keys.WAITING))):
-        message = group.find(commit.tx, keys.tail_seq(key))
+        message = group.placed(commit.tx, WAITING, keys.tail_seq(key))
         assert message is not None
         back = set_back_ms(message.since_ms, now)
         if back:

@@ -296,7 +296,7 @@ class TakeOperation:
 
     def _take_ready(self, seq: int) -> int:
         group, tx = self.group, self.commit.tx
-        message = group.find(tx, seq)
+        message = group.placed(tx, READY, seq)
         assert message is not None
         event = self.blocks.event(tx, seq)
         if event is None:
@@ -524,7 +524,7 @@ def wake_due(commit: Commit, group: Group, step: int) -> bool:
     tx = commit.tx
     due = list(islice(tx.scan(*group.due_rows(commit.now_ms)), step))
     for key, _ in due:
-        message = group.find(tx, keys.tail_seq(key))
+        message = group.placed(tx, WAITING, keys.tail_seq(key))
         assert message is not None
         group.requeue(commit, message)
     commit.touch(group)

@@ -8,8 +8,8 @@ from penstock.journal.commit import Commit
 from penstock.queue.operations.settle import EXPIRED, RETIRED, Reason, give_up
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
-from penstock.queue.state.group import Group
-from penstock.queue.state.records import FAILED, UNTOUCHED, MessageRow, read_special
+from penstock.queue.state.group import PARKED, UNFINISHED, Group
+from penstock.queue.state.records import UNTOUCHED, MessageRow, read_special
 from penstock.surface.failure import FailureText
 
 GIVE_UP_STEP = 64
@@ -34,15 +34,14 @@ def _give_up_placed(
     commit: Commit, queue: QueueState, group: Group, through: int, reason: Reason, looked: Looked
 ) -> tuple[int, bool]:
     """Those that have a row of their own; returns how many more may be given up, and whether there are more to see."""
-    record, step = group.record, GIVE_UP_STEP
-    if reason != RETIRED and not record.ready + record.waiting + record.held:
-        return step, False  # only failed ones are left
-    parked = group.parked(commit.tx, through, looked.get(group.number, 0))
+    step = GIVE_UP_STEP
+    states = PARKED if reason == RETIRED else UNFINISHED
+    parked = group.parked(commit.tx, through, looked.get(group.number, 0), states)
     seen = [message.seq for message in islice(parked, LOOK_STEP)]
     for seq in seen:
         looked[group.number] = seq
         message = group.find(commit.tx, seq)  # giving up others may have made it ready
-        if message is None or (message.state == FAILED and reason != RETIRED):
+        if message is None:
             continue
         failure = FailureText(message.error, group.trail(commit.tx, message).traceback)
         give_up(commit, queue, group, message, reason, failure)

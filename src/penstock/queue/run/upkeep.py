@@ -141,6 +141,7 @@ class QueueUpkeep:
             if snap.get(keys.queue_key(topic)) is None:
                 return
         looked: Looked = {}
+        self._repeat(lambda commit: self._sort_rows(commit, topic))
         self._repeat(lambda commit: self._expire(commit, topic, looked))
         standing = self._find_standing(topic)
         self._repeat(lambda commit: self._remove(commit, topic, standing))
@@ -154,6 +155,12 @@ class QueueUpkeep:
         """Commits a step again and again, until it says that there is no more to do."""
         while self._core.writer.run(WriteRequest(step, relaxed=True)):
             pass
+
+    def _sort_rows(self, commit: Commit, topic: str) -> bool:
+        """Puts some messages of an older store where they are found by their state; True when there are more."""
+        queue = self._cache.find(commit, topic)
+        groups = () if queue is None else queue.all_groups(commit.tx)
+        return any(group.sort_rows(commit, CLEAR_ROWS) for group in groups)
 
     # ── what is settled from the beginning on ────────────────────────────────────────────────────────────────────────
     def _find_standing(self, topic: str) -> Standing:

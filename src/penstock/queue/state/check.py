@@ -13,7 +13,7 @@ from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import FAILED, HELD, NEVER, READY, WAITING, MessageRow, read_message
 
-_INDEXES = (keys.READY, keys.LANE, keys.TURN, keys.WAITING, keys.HELD, keys.FAILED)
+_ORDERS = (keys.READY, keys.LANE, keys.TURN, keys.WAITING, keys.HELD)
 
 
 def check_queue(snap: Snapshot, queue: QueueState) -> list[str]:
@@ -32,7 +32,8 @@ class _GroupCheck:
         self._snap = snap
         self._group = group
         self._record = group.record
-        self._rows = {message.seq: message for message in self._own_rows()}
+        self._placed = list(self._own_rows())
+        self._rows = {message.seq: message for message in self._placed}
         self._runs = dict(group.run_members(snap))
         self._leases = dict(group.leases(snap))
         self._flying = {
@@ -48,8 +49,8 @@ class _GroupCheck:
         yield from self._trails()
 
     def _own_rows(self) -> Iterator[MessageRow]:
-        for _, value in self._scan(keys.MESSAGE):
-            yield read_message(value, self._group.queue.name)
+        for kind in (*keys.PLACES, *(() if self._record.sorted else (keys.UNSORTED,))):
+            yield from (read_message(value, self._group.queue.name) for _, value in self._scan(kind) if value)
 
     def _scan(self, tag: bytes) -> Iterator[tuple[bytes, bytes]]:
         return iter(self._snap.scan(*self._group.rows(tag)))
@@ -57,7 +58,7 @@ class _GroupCheck:
     def _places(self) -> Iterator[str]:
         """Every message is in one place: untouched, in a lease, in a row of its own, or in a run."""
         held = [lease.seq(index) for lease in self._leases.values() for index in lease.held()]
-        found = Counter([*held, *self._rows, *self._runs])
+        found = Counter([*held, *(message.seq for message in self._placed), *self._runs])
         yield from (f"message {seq} is in {count} places" for seq, count in found.items() if count > 1)
         latest = TopicView(self._snap, self._group.queue.name, TopicRecord(self._group.topic)).latest()
         for seq in found:
@@ -95,15 +96,17 @@ class _GroupCheck:
                 yield f"next_{name} is {said}, and one is at {min(times)}"
 
     def _indexes(self) -> Iterator[str]:
-        """Every message with a row of its own has the index rows of its state, and there are no others."""
+        """Every message with a row of its own has the rows of its state, and there are no others."""
         expected: dict[bytes, bytes] = {}
         for message in self._rows.values():
-            if message.lane is None:
-                expected[self._group.index_key(message)] = b""
-            else:
+            if message.lane is not None:
                 expected[keys.lane_key(self._group.prefix, message.lane, message.seq)] = b""
+            elif message.state != FAILED:
+                expected[self._group.order_key(message)] = b""
+            if self._record.sorted and self._group.placed(self._snap, message.state, message.seq) != message:
+                yield f"message {message.seq} does not lie where its state {message.state} says"
         firsts = {first for _, (_, first) in self._lane_rows()}
-        stored = {row: value for tag in _INDEXES for row, value in self._scan(tag)}
+        stored = {row: value for tag in _ORDERS for row, value in self._scan(tag)}
         for row in expected.keys() - stored.keys():
             yield f"message {keys.tail_seq(row)} has no index row {row!r}"
         for row in stored.keys() - expected.keys():

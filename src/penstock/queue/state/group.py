@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -61,6 +62,10 @@ if TYPE_CHECKING:
 
 UNDER_WAY: Final = (READY, WAITING, TAKEN)
 """The states in which a message keeps others of its ordering key waiting."""
+PARKED: Final = (READY, WAITING, HELD, FAILED)
+"""The states in which a message has a row of its own, or, held, is in a run."""
+UNFINISHED: Final = (READY, WAITING, HELD)
+"""Those of them in which it may still be delivered."""
 LONGEST_LANE = 200
 """Bytes of a lane's name that are kept as they are: a header may be longer than a row's key."""
 TURN_STEP = 32
@@ -176,21 +181,62 @@ class Group:
     # ── where a message is ───────────────────────────────────────────────────────────────────────────────────────────
     def find(self, snap: Snapshot, seq: int) -> MessageRow | None:
         """The message at a position and the place it is in; None when it is settled or a lease holds it."""
-        value = snap.get(self.prefix + keys.MESSAGE + seq.to_bytes(8))
-        if value is not None:
-            return read_message(value, self.queue.name)
+        for state in PARKED:
+            if self.counted(state) and (message := self.placed(snap, state, seq)) is not None:
+                return message
         if self.record.runs and (stretch := self._stretch(snap, seq)) is not None:
             return MessageRow(seq, HELD, key=stretch[0])
         return MessageRow(seq, UNTOUCHED) if self.is_untouched(snap, seq) else None
 
-    def parked(self, snap: Snapshot, through: int | None = None, after: int = 0) -> Iterator[MessageRow]:
+    def counted(self, state: int) -> int:
+        """How many messages are in a state."""
+        record = self.record
+        return (record.ready, record.waiting, record.held, record.failed)[state]
+
+    def placed(self, snap: Snapshot, state: int, seq: int) -> MessageRow | None:
+        """The message at a position that has a row of its own in a state."""
+        value = snap.get(self.prefix + keys.PLACES[state] + seq.to_bytes(8))
+        if value:
+            return read_message(value, self.queue.name)
+        if self.record.sorted or not (value := snap.get(self.row(keys.UNSORTED, seq))):
+            return None
+        message = read_message(value, self.queue.name)
+        return message if message.state == state else None
+
+    def parked(
+        self, snap: Snapshot, through: int | None = None, after: int = 0, states: Collection[int] = PARKED
+    ) -> Iterator[MessageRow]:
         """Messages with a row of their own, and those of runs, ascending, read as they are asked for."""
-        scan = snap.scan(*self.rows(keys.MESSAGE, after, through))
-        rows = (read_message(value, self.queue.name) for _, value in scan)
-        if not self.record.runs:
-            return rows
-        members = (MessageRow(seq, HELD, key=key) for seq, key in self.run_members(snap, through, after))
-        return heapq.merge(rows, members, key=lambda message: message.seq)
+        sources = [self._rows_of(snap, state, through, after) for state in states if self.counted(state)]
+        if self.record.runs and HELD in states:
+            sources.append(MessageRow(seq, HELD, key=key) for seq, key in self.run_members(snap, through, after))
+        return heapq.merge(*sources, key=lambda message: message.seq) if len(sources) != 1 else iter(sources[0])
+
+    def _rows_of(self, snap: Snapshot, state: int, through: int | None, after: int) -> Iterator[MessageRow]:
+        """Messages that have a row of their own in a state."""
+
+        def read(kind: bytes) -> Iterator[MessageRow]:
+            scan = snap.scan(*self.rows(kind, after, through))
+            return (read_message(value, self.queue.name) for _, value in scan if value)
+
+        if self.record.sorted:
+            return read(keys.PLACES[state])
+        unsorted = (message for message in read(keys.UNSORTED) if message.state == state)
+        return heapq.merge(read(keys.PLACES[state]), unsorted, key=lambda message: message.seq)
+
+    def sort_rows(self, commit: Commit, step: int) -> bool:
+        """Puts some messages of an older store by their state; True when there are more."""
+        if self.record.sorted:
+            return False
+        some = list(islice(commit.tx.scan(*self.rows(keys.UNSORTED)), step))
+        for key, value in some:
+            message = read_message(value, self.queue.name)
+            commit.tx.delete(key)
+            commit.tx.put(self.row(keys.PLACES[message.state], message.seq), value)
+        if len(some) < step:
+            commit.touch(self)
+            self.record.sorted = 1
+        return not self.record.sorted
 
     def is_untouched(self, snap: Snapshot, seq: int) -> bool:
         """Whether a position waits untouched for this group."""
@@ -321,11 +367,11 @@ class Group:
         record, state = self.record, message.state
         message.lane = self._lane_for(commit, message, lane) if state == READY else None
         message.due = message.due if state == WAITING else 0
-        commit.tx.put(self.row(keys.MESSAGE, message.seq), encode(message))
+        commit.tx.put(self.row(keys.PLACES[state], message.seq), encode(message))
         if message.lane is not None:
             self._join_lane(commit, message.lane, message.seq)
-        else:
-            commit.tx.put(self.index_key(message), b"")
+        elif state != FAILED:
+            commit.tx.put(self.order_key(message), b"")
         if state == READY:
             record.ready += 1
         elif state == WAITING:
@@ -345,11 +391,13 @@ class Group:
         if state == HELD and record.runs and (stretch := self._stretch(commit.tx, message.seq)) is not None:
             self._leave_run(commit, message.seq, *stretch)
         else:
-            commit.tx.delete(self.row(keys.MESSAGE, message.seq))
+            commit.tx.delete(self.row(keys.PLACES[state], message.seq))
+            if not record.sorted:
+                commit.tx.delete(self.row(keys.UNSORTED, message.seq))
             if message.lane is not None:
                 self._leave_lane(commit, message.lane, message.seq)
-            else:
-                commit.tx.delete(self.index_key(message))
+            elif state != FAILED:
+                commit.tx.delete(self.order_key(message))
         if state == READY:
             record.ready -= 1
         elif state == WAITING:
@@ -361,18 +409,16 @@ class Group:
         else:
             record.failed -= 1
 
-    def index_key(self, message: MessageRow) -> bytes:
-        """The row that finds a message by its state."""
+    def order_key(self, message: MessageRow) -> bytes:
+        """The row that puts a message in order among those of its state; one that has failed has none."""
         if message.state == READY:
             if message.turn:
                 return keys.turn_key(self.prefix, message.turn, message.seq)
             return keys.ready_key(self.prefix, message.priority, message.seq)
         if message.state == WAITING:
             return keys.waiting_key(self.prefix, message.due, message.seq)
-        if message.state == HELD:
-            return keys.held_key(self.prefix, message.key or "", message.seq)
-        assert message.state == FAILED
-        return self.row(keys.FAILED, message.seq)
+        assert message.state == HELD
+        return keys.held_key(self.prefix, message.key or "", message.seq)
 
     # ── ordering keys ────────────────────────────────────────────────────────────────────────────────────────────────
     def occupants(self, snap: Snapshot, key: str) -> list[int]:
@@ -416,7 +462,7 @@ class Group:
         if self.record.held:
             for row, end in snap.scan(*keys.held_range(self.prefix, key)):
                 seq = keys.tail_seq(row)
-                return MessageRow(seq, HELD, key=key) if end else self.find(snap, seq)
+                return MessageRow(seq, HELD, key=key) if end else self.placed(snap, HELD, seq)
         return None
 
     # ── runs of held messages ────────────────────────────────────────────────────────────────────────────────────────
@@ -632,8 +678,8 @@ class Group:
         """How many messages up to a position are neither in flight nor given up: those that outlived their ttl."""
         if not through:
             return 0
-        rows = snap.scan(*self.rows(keys.MESSAGE, 0, through))
-        count = sum(read_message(value, self.queue.name).state != FAILED for _, value in rows)
+        unfinished = [state for state in UNFINISHED if self.counted(state)]
+        count = sum(1 for state in unfinished for _ in self._rows_of(snap, state, through, 0))
         for start, end, left in self.runs(snap, through):
             count += left if end <= through else sum(1 for _ in self.run_members(snap, through, start - 1))
         return count + sum(end - start + 1 for start, end in self.untouched(snap, through))
@@ -651,7 +697,7 @@ class Group:
     def floor(self, snap: Snapshot) -> int:
         """Every position up to here is settled for this group."""
         floor = self.passed()
-        for kind in (keys.MESSAGE, keys.RUN):
+        for kind in (*keys.PLACES, keys.UNSORTED, keys.RUN):
             for key, _ in snap.scan(*self.rows(kind)):
                 floor = min(floor, keys.tail_seq(key) - 1)
                 break

@@ -30,9 +30,13 @@ _SHARED = b"qt"
 _GROUP = b"qg"
 _FLOW = b"qf"
 
-RECORD, LEASE, MESSAGE, TRAIL, RUN, TAKEN, BUSY = b"g", b"l", b"e", b"t", b"p", b"v", b"b"
-READY, LANE, TURN, WAITING, HELD, FAILED = b"y", b"u", b"z", b"w", b"h", b"f"
-"""The kinds of a group's rows; those of the second line find messages by their state."""
+RECORD, LEASE, TRAIL, RUN, TAKEN, BUSY = b"g", b"l", b"t", b"p", b"v", b"b"
+PLACES = b"r", b"s", b"k", b"f"
+"""Messages with a row of their own, by state: ready, waiting, held, failed."""
+UNSORTED = b"e"
+"""The same without regard to their state, as stores had them."""
+READY, LANE, TURN, WAITING, HELD = b"y", b"u", b"z", b"w", b"h"
+"""The kinds of a group's rows; those of the last line order messages of one state."""
 
 
 # ── the queue ──────────────────────────────────────────────────────────────────────────────────────────────────────
