@@ -12,6 +12,7 @@ from penstock.entity.declared import gate as gate
 from penstock.entity.exporting import ExportReport as ExportReport
 from penstock.entity.fence import Fence as Fence
 from penstock.entity.importing import ImportReport as ImportReport
+from penstock.entity.outbox import Outbox as Outbox
 from penstock.entity.projection import Projection as Projection
 from penstock.entity.projection import on as on
 from penstock.entity.proof import CheckReport as CheckReport
@@ -33,7 +34,6 @@ from penstock.journal.description import Pressure as Pressure
 from penstock.journal.dropping import DropReport as DropReport
 from penstock.journal.moving import CopyReport as CopyReport
 from penstock.journal.upkeep import CompactReport as CompactReport
-from penstock.local.transaction import Transaction as Transaction
 from penstock.observe import metrics as metrics
 from penstock.observe import pipelines as pipelines
 from penstock.observe import tracing as tracing
@@ -53,10 +53,10 @@ from penstock.schema import event as event
 from penstock.schema import upcast as upcast
 from penstock.surface.delivery import Delivery as Delivery
 from penstock.surface.journal import Journal as Journal
-from penstock.surface.outbox import Outbox as Outbox
 from penstock.surface.queue import Queue as Queue
 from penstock.surface.subscription import Subscription as Subscription
 from penstock.surface.topic import Topic as Topic
+from penstock.surface.transaction import Transaction as Transaction
 from penstock.surface.worker import Worker as Worker
 from penstock.ticket import Ticket as Ticket
 

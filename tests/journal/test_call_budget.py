@@ -89,7 +89,7 @@ def check(called: list[str], calls: int, modules: int) -> None:
 def test_append(journal: Journal) -> None:
     topic = journal.topic("t")
     topic.append("k", {"a": 1})
-    check(usual_calls(lambda _: topic.append("k", {"a": 1})), calls=34, modules=15)
+    check(usual_calls(lambda _: topic.append("k", {"a": 1})), calls=35, modules=15)
 
 
 def test_push(journal: Journal) -> None:
@@ -128,13 +128,13 @@ def test_append_with_an_expectation(journal: Journal) -> None:
     def work(_: object) -> None:
         newest.append(topic.append("deposited", {"amount": 1}, key="known", expect=newest[-1]).seq)
 
-    check(usual_calls(work), calls=55, modules=20)
+    check(usual_calls(work), calls=56, modules=20)
 
 
 def test_append_with_an_expectation_about_a_new_entity(journal: Journal) -> None:
     topic, number = journal.topic("t"), count()
     topic.append("deposited", {"amount": 1}, key="first", expect=0)
-    check(usual_calls(lambda _: topic.append("k", {"a": 1}, key=f"new {next(number)}", expect=0)), calls=72, modules=26)
+    check(usual_calls(lambda _: topic.append("k", {"a": 1}, key=f"new {next(number)}", expect=0)), calls=73, modules=26)
 
 
 def test_append_with_an_expectation_about_an_entity_in_a_run(journal: Journal) -> None:
@@ -148,7 +148,7 @@ def test_append_with_an_expectation_about_an_entity_in_a_run(journal: Journal) -
         entity = next(number)
         topic.append("k", {"a": 1}, key=f"old {entity}", expect=entity + 1)
 
-    check(usual_calls(work), calls=91, modules=30)
+    check(usual_calls(work), calls=92, modules=30)
 
 
 def test_project_with_one_new_event(journal: Journal) -> None:
@@ -159,7 +159,7 @@ def test_project_with_one_new_event(journal: Journal) -> None:
     def prepare() -> None:
         topic.append("deposited", {"amount": 1}, key="k")
 
-    check(usual_calls(lambda _: topic.project(Balance, "k"), prepare), calls=71, modules=23)
+    check(usual_calls(lambda _: topic.project(Balance, "k"), prepare), calls=72, modules=23)
 
 
 def test_flow_control_that_is_not_used_is_not_called(journal: Journal) -> None:

@@ -11,14 +11,17 @@ import msgspec
 import pytest
 
 from penstock.errors import ConfigError, PenstockError, StorageError
-from penstock.protocol.journal import JournalDocument, PressureDocument
+from penstock.journal.description import Pressure
+from penstock.protocol.journal import JournalDocument
 from penstock.protocol.topics import APPEND_EVENTS
 from penstock.remote.client import Client
 from penstock.remote.journal import RemoteJournal
 
 LOGIN_PAGE = b"<!doctype html><title>Log in</title>"
-PRESSURE = PressureDocument(0, 1)
-ABOUT = msgspec.json.encode(JournalDocument("1", "id", "memory", None, 0, "disk", False, [], [], 1, PRESSURE))
+PRESSURE = Pressure(0, 1)
+ABOUT = msgspec.json.encode(
+    JournalDocument("memory", None, 0, "disk", False, [], [], 1, version="1", id="id", pressure=PRESSURE)
+)
 SOON = 60.0
 
 

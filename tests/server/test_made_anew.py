@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
 import penstock
 from penstock.errors import ConfigError, PositionTrimmed, StorageError
-from penstock.local.topic import LocalTopic
+from penstock.journal import to_arrow
 from penstock.remote import reading as remote_reading
-from penstock.remote.topic import RemoteTopic
 from penstock.server.api import reading
 from server.serving import Served
 from server.test_live import Stream
@@ -98,23 +98,26 @@ def test_a_read_of_several_pieces_says_that_the_rest_is_gone(
     journal.topic("orders").append_many(drafts("placed", 60))
     pieces = 0
 
-    check = reading._check_not_dropped
+    def meanwhile(read: Callable[..., Any]) -> Callable[..., Any]:
+        def piece(*given: Any) -> Any:
+            nonlocal pieces
+            pieces += 1
+            if pieces == 3:
+                act(journal)
+            return read(*given)
 
-    def meanwhile(topic: LocalTopic, after: int) -> None:
-        nonlocal pieces
-        pieces += 1
-        if pieces == 2:
-            act(journal)
-        check(topic, after)
+        return piece
 
-    monkeypatch.setattr(reading, "_check_not_dropped", meanwhile)
+    monkeypatch.setattr(reading.WantedEvents, "page", meanwhile(reading.WantedEvents.page))
+    monkeypatch.setattr(reading.WantedEvents, "rows", meanwhile(reading.WantedEvents.rows))
+    monkeypatch.setattr(to_arrow, "read_batches", meanwhile(to_arrow.read_batches))
     monkeypatch.setattr(reading, "STREAM_EVENTS", 10)
     monkeypatch.setattr(reading, "STREAM_ROWS", 10)
     told = StorageError if how == "Arrow" else PositionTrimmed  # an Arrow stream can only break off
     found: list[int] = []
     with penstock.open(served.url) as remote, pytest.raises(told):
         found.extend(_read(remote.topic("orders"), how))
-    assert pieces >= 2 and max(found, default=0) <= 60
+    assert pieces >= 3 and max(found, default=0) <= 60
 
 
 @pytest.mark.parametrize("kind", [None, "made anew"])
@@ -146,9 +149,9 @@ def test_a_worker_whose_topic_is_dropped_under_a_batch_waits(
     topic.append("placed", 1)
     got: list[int] = []
     refused, enough = threading.Event(), threading.Event()
-    commit = RemoteTopic.commit
+    commit = penstock.Topic.commit
 
-    def told(topic: RemoteTopic, consumer: str, seq: int) -> None:
+    def told(topic: penstock.Topic, consumer: str, seq: int) -> None:
         try:
             commit(topic, consumer, seq)
         except ConfigError:
@@ -162,7 +165,7 @@ def test_a_worker_whose_topic_is_dropped_under_a_batch_waits(
         if got[-1] == 2:
             enough.set()
 
-    monkeypatch.setattr(RemoteTopic, "commit", told)
+    monkeypatch.setattr(penstock.Topic, "commit", told)
     with penstock.open(served.url) as remote, remote.topic("orders").worker("billing", handle, restarts=0):
         assert refused.wait(60)
         topic.append("made anew", 1)

@@ -128,14 +128,14 @@ def test_what_is_submitted_during_a_flush_comes_after_what_was_submitted_before(
         assert go.wait(DEADLINE)
         done.append(1)
 
-    remote._submit(first)
+    remote._backend.submit(first)
     flush = threading.Thread(target=remote.flush)
     assert begun.wait(DEADLINE)
     flush.start()
-    pool = remote._pool
+    pool = remote._backend._pool
     assert pool is not None
     eventually(lambda: pool._work_queue.qsize() or pool._shutdown)  # the flush waits
-    second = remote._submit(lambda: done.append(2))
+    second = remote._backend.submit(lambda: done.append(2))
     go.set()
     second.result(DEADLINE)
     flush.join(DEADLINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import penstock
 from penstock import Draft, Projection, on
 from penstock.errors import ConfigError
+from penstock.journal.reading import EventQuery
 from server.serving import Served
 
 
@@ -41,14 +43,14 @@ def test_a_state_of_an_entity_that_is_gone_is_none(
     fill(journal)
     with penstock.open(served.url) as remote:
         topic = remote.topic("orders")
-        read = topic.read
+        read = topic._at.read
 
-        def compacted_before(*given: Any, **chosen: Any) -> Any:
-            if not chosen.get("reverse"):
+        def compacted_before(query: EventQuery) -> Iterator[penstock.Event]:
+            if not query.reverse:
                 journal.topic("orders").compact(3)
-            return read(*given, **chosen)
+            return read(query)
 
-        monkeypatch.setattr(topic, "read", compacted_before)
+        monkeypatch.setattr(topic._at, "read", compacted_before)
         assert topic.project_if_changed(Kinds, "a", 2) == (0, None)
         assert topic.project(Kinds, "a") is None
 

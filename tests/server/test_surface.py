@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 import penstock
 from penstock.errors import ConfigError
 from penstock.remote.journal import RemoteJournal
-from penstock.surface import arguments
+from penstock.server.limits import USUAL_EVENTS
 from server.serving import Served
 from waiting import eventually
 
@@ -36,14 +34,6 @@ def test_what_is_held_is_of_the_public_classes_in_both_homes(home: str, request:
     assert isinstance(topic, penstock.Topic) and isinstance(queue, penstock.Queue)
     assert isinstance(delivery, penstock.Delivery) and delivery.queue.name == "emails" and delivery.poison is None
     assert topic.journal is journal and queue.journal is journal
-
-
-def calls_of(surface: type) -> list[str]:
-    return sorted(
-        name
-        for name, value in vars(surface).items()
-        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property))
-    )
 
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -85,41 +75,6 @@ def test_a_worker_over_http_takes_ahead_and_has_middleware(remote: penstock.Jour
     assert seen == [0, 1, 2, 3, 4] and len(queue) == 0
 
 
-@pytest.mark.parametrize("surface", [penstock.Journal, penstock.Topic])
-def test_both_homes_take_the_arguments_of_the_surface(surface: type, journal: penstock.Journal) -> None:
-    homes = [home for home in concrete(surface) if home.__module__.startswith("penstock.")]
-    assert len(homes) == 2
-    for home in homes:
-        for name in calls_of(surface):
-            declared, own = getattr(surface, name), getattr(home, name)
-            if inspect.isfunction(declared) and name != "configure":
-                assert arguments_of(own) == arguments_of(declared), (home, name)
-
-
-def arguments_of(function: Callable[..., Any]) -> set[str]:
-    """The names it takes; those of a typed dictionary of arguments one by one."""
-    names: set[str] = set()
-    for name, parameter in inspect.signature(function).parameters.items():
-        unpacked = re.fullmatch(r"Unpack\[(\w+)\]", str(parameter.annotation))
-        names |= {name} if unpacked is None else set(getattr(arguments, unpacked[1]).__annotations__)
-    return names
-
-
-def concrete(surface: type) -> list[type]:
-    import penstock.api
-    import penstock.queue.queue
-    import penstock.remote.journal  # noqa: F401
-
-    found = []
-    open_ones = [surface]
-    while open_ones:
-        for kind in open_ones.pop().__subclasses__():
-            open_ones.append(kind)
-            if not kind.__subclasses__() and not kind.__name__.endswith("Elsewhere"):
-                found.append(kind)
-    return found
-
-
 def test_a_correlation_spans_topics_in_both_homes(journal: penstock.Journal, remote: penstock.Journal) -> None:
     first = journal.topic("orders").append("placed", {"n": 1})
     journal.topic("payments").append("paid", {"n": 1}, cause=first)
@@ -139,6 +94,17 @@ def test_causes_and_effects_of_other_correlations_are_found_in_both_homes(
         (event,) = home.topic("payments").read()
         assert [one.id for one in home.topic("orders").ancestors(event)] == [second.id, first.id], home
         assert list(home.topic("orders").ancestors("nobody")) == list(home.topic("orders").effects("nobody")) == []
+
+
+def test_a_correlation_that_fills_several_pages_is_whole_over_http(
+    journal: penstock.Journal, remote: penstock.Journal
+) -> None:
+    topic = journal.topic("orders")
+    first = topic.append("placed")
+    topic.append_many([penstock.Draft("noted", n, cause=first.id) for n in range(2 * USUAL_EVENTS)])
+    for home in (journal, remote):
+        assert [event.seq for event in home.correlated(first.id)] == list(range(1, 2 * USUAL_EVENTS + 2)), home
+        assert [event.seq for event in home.topic("orders").effects(first)] == list(range(2, 2 * USUAL_EVENTS + 2))
 
 
 def test_an_event_from_afar_can_be_pickled(journal: penstock.Journal, remote: penstock.Journal) -> None:

@@ -330,7 +330,7 @@ def test_a_defect_is_logged_and_not_shown(
     def broken(*args: object) -> None:
         raise RuntimeError("secret details")
 
-    monkeypatch.setattr("penstock.server.api.topics.topic_of", broken)
+    monkeypatch.setattr("penstock.local.backend.LocalBackend.log", broken)
     answer = served.get("/v1/topics/t")
     assert (answer.status, answer.json["error"]) == (500, "InternalError")
     assert b"secret" not in answer.data and "secret details" in caplog.text

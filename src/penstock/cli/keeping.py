@@ -142,9 +142,9 @@ def _read_events(topic: Topic) -> tuple[int, str | None]:
 
 def _verify_problem(topic: Topic) -> str | None:
     """What is wrong with a topic's hashes and sealed files."""
-    from penstock.local.topic import LocalTopic
+    from penstock.local.journal import LocalJournal
 
-    if not isinstance(topic, LocalTopic):  # a topic is verified where its store is
+    if not isinstance(topic.journal, LocalJournal):  # a topic is verified where its store is
         return None
     try:
         report = topic.verify()

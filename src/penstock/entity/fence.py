@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from msgspec.structs import replace
 
 from penstock.engine.contract import Engine, WriteTx
-from penstock.entity.outbox import WHOLE, LocalOutbox, Plan, Staged, ask_guards, stage
+from penstock.entity.outbox import WHOLE, Outbox, Plan, Staged, ask_guards, stage
 from penstock.errors import Closed, ConfigError, FenceActive, FenceCancelled, ReadOnly
 from penstock.events import Draft, Receipt
 from penstock.journal import keys
@@ -35,6 +35,7 @@ from penstock.ticket import Ticket, wake
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
     from penstock.surface.arguments import DraftArguments
+    from penstock.surface.journal import Journal
     from penstock.surface.topic import Topic
 
 
@@ -261,9 +262,9 @@ class Fence:
         self._check((staged,), len(self))
         return self._hidden.add((staged,), batch=False)
 
-    def outbox(self) -> LocalOutbox:
+    def outbox(self) -> Outbox:
         """An outbox whose `submit` goes through this fence; integer causes count its own drafts."""
-        return FencedOutbox(self._core, self)
+        return FencedOutbox(self._core.journal, self)
 
     def commit(self) -> list[Receipt]:
         """Appends everything submitted, in one transaction, and resolves the tickets; one receipt each, in order.
@@ -322,11 +323,11 @@ class Fence:
         Plan(self._core, staged, before=before)
 
 
-class FencedOutbox(LocalOutbox):
+class FencedOutbox(Outbox):
     """An outbox whose batches stay hidden until its fence commits."""
 
-    def __init__(self, core: JournalCore, fence: Fence) -> None:
-        super().__init__(core)
+    def __init__(self, journal: Journal, fence: Fence) -> None:
+        super().__init__(journal)
         self._fence = fence
 
     def flush(self) -> list[Receipt]:

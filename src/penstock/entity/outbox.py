@@ -1,9 +1,15 @@
-"""Outboxes: drafts gathered locally, for any topics, and appended as one atomic batch."""
+"""Drafts for several topics that one commit appends together: in outboxes, and under fences and reactors.
+
+A `Plan` is checked and encoded in the caller's thread; only what needs the store (expected generations, dedup keys,
+the ids of causes staged earlier) is left to the commit. Drafts keep the order they were staged in. Neighbours for one
+topic form a segment; every expectation is checked before the first segment is appended, so that it is about the
+entity as it was before the batch, and so that a refusal changes nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from msgspec.structs import replace
 
@@ -14,7 +20,6 @@ from penstock.journal.interrupts import Shield, is_inside
 from penstock.journal.prepare import PreparedBatch, make_draft, prepare
 from penstock.journal.writer import Writer, WriteRequest
 from penstock.names import check_name, is_whole
-from penstock.surface.outbox import Outbox
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -22,62 +27,6 @@ if TYPE_CHECKING:
     from penstock.surface.arguments import DraftArguments
     from penstock.surface.journal import Journal
     from penstock.surface.topic import Topic
-
-
-class LocalOutbox(Outbox):
-    """An outbox of a journal in this process."""
-
-    def __init__(self, core: JournalCore) -> None:
-        self._core = core
-        self._staged: list[Staged] = []
-
-    def __len__(self) -> int:
-        return len(self._staged)
-
-    def __repr__(self) -> str:
-        return f"<outbox with {len(self._staged)} drafts for {self._core!r}>"
-
-    def stage(self, topic: Topic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> int:
-        """Adds a draft and returns its index, which a later draft may name as its `cause`. Nothing is written yet."""
-        self._staged.append(stage(self._core.journal, topic, kind, payload, draft))
-        return len(self._staged) - 1
-
-    def clear(self) -> None:
-        """Drops everything staged."""
-        self._staged.clear()
-
-    def flush(self) -> list[Receipt]:
-        """Appends everything staged, all or nothing; one receipt each, in order. On an error it stays staged."""
-        if not self._staged:
-            return []
-        plan = self._plan()
-        with WHOLE:  # what is committed must not be staged still: a second flush would append it again
-            receipts = self._core.writer.run(WriteRequest(plan.apply, plan.size))
-            self._staged.clear()
-        return receipts
-
-    def submit(self) -> Ticket[list[Receipt]]:
-        """Hands everything staged over as one batch and is empty again at once."""
-        if not self._staged:
-            ticket: Ticket[list[Receipt]] = Ticket()
-            ticket.resolve([])
-            return ticket
-        plan = self._plan()
-        ticket = self._core.writer.submit(WriteRequest(plan.apply, plan.size))
-        self._staged.clear()
-        return ticket
-
-    def _plan(self) -> Plan:
-        self._core.check_open()
-        ask_guards(self._core.guards, self._staged)
-        return Plan(self._core, self._staged)
-
-
-# ── Drafts for several topics that one commit appends together: under outboxes, fences and reactors ──
-# A `Plan` is checked and encoded in the caller's thread; only what needs the store (expected generations, dedup keys,
-# the ids of causes staged earlier) is left to the commit. Drafts keep the order they were staged in. Neighbours for one
-# topic form a segment; every expectation is checked before the first segment is appended, so that it is about the
-# entity as it was before the batch, and so that a refusal changes nothing.
 
 
 WHOLE = Shield(lambda frame: not is_inside(frame, (Writer._park.__code__,)))
@@ -93,6 +42,76 @@ def stage(journal: Journal, topic: Topic | str, kind: object, payload: object, d
     if not isinstance(topic, str) and topic.journal is not journal:
         raise ConfigError(f"topic {name!r} belongs to another journal")
     return name, make_draft(kind, payload, draft)
+
+
+class Outbox:
+    """Gathers drafts for any topics of a journal and appends them together. Not shared between threads.
+
+    As a context manager it flushes on a clean exit and drops what is staged on an exception.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._staged: list[Staged] = []
+
+    def __repr__(self) -> str:
+        return f"<outbox with {len(self._staged)} drafts for {self._journal!r}>"
+
+    def __len__(self) -> int:
+        return len(self._staged)
+
+    def stage(self, topic: Topic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> int:
+        """Adds a draft and returns its index, which a later draft may name as its `cause`. Nothing is written yet."""
+        self._staged.append(stage(self._journal, topic, kind, payload, draft))
+        return len(self._staged) - 1
+
+    def clear(self) -> None:
+        """Drops everything staged."""
+        self._staged.clear()
+
+    def flush(self) -> list[Receipt]:
+        """Appends everything staged, all or nothing; one receipt each, in order. On an error it stays staged."""
+        return self._journal._backend.append_staged(self._staged) if self._staged else []
+
+    def submit(self) -> Ticket[list[Receipt]]:
+        """Hands everything staged over as one batch and is empty again at once."""
+        ticket = self._journal._backend.submit_staged(self._staged)
+        self._staged.clear()
+        return ticket
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            self.flush()
+        else:
+            self.clear()
+
+
+def append_staged(core: JournalCore, staged: list[Staged]) -> list[Receipt]:
+    """Appends drafts, all or nothing, and empties the list; on an error they stay in it."""
+    plan = _checked_plan(core, staged)
+    with WHOLE:  # what is committed must not be staged still: a second flush would append it again
+        receipts = core.writer.run(WriteRequest(plan.apply, plan.size))
+        staged.clear()
+    return receipts
+
+
+def submit_staged(core: JournalCore, staged: Sequence[Staged]) -> Ticket[list[Receipt]]:
+    """Hands drafts over as one batch."""
+    if not staged:
+        ticket: Ticket[list[Receipt]] = Ticket()
+        ticket.resolve([])
+        return ticket
+    plan = _checked_plan(core, staged)
+    return core.writer.submit(WriteRequest(plan.apply, plan.size))
+
+
+def _checked_plan(core: JournalCore, staged: Sequence[Staged]) -> Plan:
+    core.check_open()
+    ask_guards(core.guards, staged)
+    return Plan(core, staged)
 
 
 def ask_guards(guards: Iterable[Guard], staged: Sequence[Staged]) -> None:

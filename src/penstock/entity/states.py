@@ -22,7 +22,7 @@ from penstock.journal.commit import Commit
 from penstock.journal.index.index import Lookup
 from penstock.journal.keys import MAX_SEQ, prefix_end
 from penstock.journal.log import TopicLog, read_view
-from penstock.journal.reading import EventFilter, TopicView
+from penstock.journal.reading import EventQuery, TopicView
 from penstock.journal.writer import WriteRequest
 from penstock.names import check_position, check_text
 
@@ -430,7 +430,7 @@ def verify_states(log: TopicLog, projection: type[P]) -> list[str | None]:
             if not is_valid(saved, folder.declared, topic):
                 continue
             by_key, through = (None if key is None else lookup), min(saved.generation, MAX_SEQ)
-            events = read_view(view, 0, None, through, EventFilter(key), None, reverse=False, lookup=by_key)
+            events = read_view(view, EventQuery(key, through=through), by_key)
             folded = pack_state(folder.fold_events(projection(), events))
             try:
                 same = unpack_state(projection, saved.state) == unpack_state(projection, folded)

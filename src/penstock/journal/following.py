@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
-
-import msgspec
 
 from penstock.clock import to_ms
 from penstock.errors import Closed, ConfigError, Lagged
 from penstock.events import Event
 from penstock.journal import keys
-from penstock.journal.index.index import Lookup, entity_events
-from penstock.journal.reading import EventFilter, TopicView
+from penstock.journal.index.index import entity_events
+from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.names import check_limit, check_position, check_whole
 from penstock.surface.subscription import OnLag, Subscription
@@ -45,7 +43,7 @@ class LocalSubscription(Subscription):
         *,
         buffer: int = SUBSCRIPTION_BUFFER,
         on_lag: OnLag = "catch_up",
-        selection: Selection | None = None,
+        wanted: EventQuery = EVERYTHING,
     ) -> None:
         if on_lag not in ("catch_up", "raise", "drop"):
             raise ConfigError(f'on_lag is "catch_up", "raise" or "drop", not {on_lag!r}')
@@ -58,7 +56,7 @@ class LocalSubscription(Subscription):
         self._ahead: deque[Event] = deque()
         self._live = after == "latest"
         self._position = log.latest if after == "latest" else after
-        self._selection = selection
+        self._wanted = wanted
         self._read_through = self._position
         """How far the topic was read; events in between that were not chosen are behind."""
         self._closed = False
@@ -103,14 +101,14 @@ class LocalSubscription(Subscription):
     def _refill(self) -> bool:
         if self._core.closed:
             raise Closed("the journal was closed under this subscription")
-        return self._refill_all() if self._selection is None else self._refill_chosen(self._selection)
+        return self._refill_all() if self._wanted.everything else self._refill_chosen()
 
-    def _refill_chosen(self, selection: Selection) -> bool:
+    def _refill_chosen(self) -> bool:
         """Reads on until something is chosen."""
         most = max(self._buffer, _READ_AHEAD)
         while not self._ahead and not self._closed:
             start = max(self._position, self._read_through)
-            found, through = selection.select(self._log, start, most, self._begin)
+            found, through = search(self._log, self._wanted, start, most, self._begin)
             if through == start:
                 self._live = True
                 return False
@@ -175,50 +173,7 @@ STEP = 65_536
 """Positions that one snapshot is searched through: none is held long, however few events are chosen."""
 
 
-def event_filter(
-    key: str | None, kind: str | Sequence[str] | None, scope: str | None, key_prefix: str | None = None
-) -> EventFilter:
-    """A caller's wishes, checked."""
-    for text, what in ((key, "key"), (scope, "scope"), (key_prefix, "key_prefix")):
-        if text is not None and not isinstance(text, str):
-            raise ConfigError(f"{what} must be text, not {text!r:.80}")
-    if key is not None and key_prefix is not None:
-        raise ConfigError("give key= for one entity or key_prefix= for those whose key begins so, not both")
-    if kind is None:
-        return EventFilter(key, None, scope, key_prefix or None)
-    kinds = (kind,) if isinstance(kind, str) else tuple(kind) if isinstance(kind, Iterable) else (kind,)
-    for one in kinds:
-        if not isinstance(one, str):
-            raise ConfigError(f"kind must be text or several texts, not {kind!r:.80}")
-    return EventFilter(key, frozenset(kinds), scope, key_prefix or None)
-
-
-class EventQuery(msgspec.Struct, frozen=True):
-    """What a reader wants of a topic: which events, between which positions, how many."""
-
-    after: int
-    limit: int | None
-    through: int | None
-    wanted: EventFilter
-    since_ms: int | None
-    where: Where | None
-
-    @property
-    def nothing(self) -> bool:
-        """Whether no event could be meant, whatever the topic holds."""
-        return self.limit == 0 or self.wanted.kinds == frozenset()
-
-    @property
-    def last(self) -> int:
-        """The last position that is meant."""
-        return keys.MAX_SEQ if self.through is None else self.through
-
-    def chosen(self, read: Callable[[int | None], Iterator[Event]]) -> Iterator[Event]:
-        """Those of what `read` finds that fulfil the condition; `read` is told how many to look for."""
-        return read(self.limit) if self.where is None else islice(filter(self.where, read(None)), self.limit)
-
-
-def reading(
+def event_query(
     after: int = 0,
     limit: int | None = None,
     *,
@@ -228,19 +183,42 @@ def reading(
     kind: str | Sequence[str] | None = None,
     scope: str | None = None,
     since: datetime | None = None,
+    reverse: bool = False,
     where: Where | str | None = None,
 ) -> EventQuery:
-    """A reader's wishes, checked."""
+    """A reader's arguments, checked."""
     check_position(after, "after")
     check_limit(limit)
     if through is not None:
         check_position(through, "through")
-    wanted = event_filter(key, kind, scope, key_prefix)
-    return EventQuery(after, limit, through, wanted, None if since is None else to_ms(since, "since"), condition(where))
+    for text, what in ((key, "key"), (scope, "scope"), (key_prefix, "key_prefix")):
+        if text is not None and not isinstance(text, str):
+            raise ConfigError(f"{what} must be text, not {text!r:.80}")
+    if key is not None and key_prefix is not None:
+        raise ConfigError("give key= for one entity or key_prefix= for those whose key begins so, not both")
+    return EventQuery(
+        key,
+        key_prefix or None,
+        None if kind is None else _kinds(kind),
+        scope,
+        _condition(where),
+        after,
+        keys.MAX_SEQ if through is None else through,
+        limit,
+        None if since is None else to_ms(since, "since"),
+        reverse,
+    )
 
 
-def condition(where: Where | str | None) -> Where | None:
-    """A caller's condition, parsed."""
+def _kinds(kind: str | Sequence[str]) -> frozenset[str]:
+    kinds = (kind,) if isinstance(kind, str) else tuple(kind) if isinstance(kind, Iterable) else (kind,)
+    for one in kinds:
+        if not isinstance(one, str):
+            raise ConfigError(f"kind must be text or several texts, not {kind!r:.80}")
+    return frozenset(kinds)
+
+
+def _condition(where: Where | str | None) -> Where | None:
     if where is None:
         return None
     from penstock.documents.conditions import Where
@@ -248,54 +226,45 @@ def condition(where: Where | str | None) -> Where | None:
     return where if isinstance(where, Where) else Where(where)
 
 
-class Selection(msgspec.Struct, frozen=True):
-    """What a follower wants of a topic."""
-
-    wanted: EventFilter
-    where: Where | None
-
-    def select(
-        self, log: TopicLog, after: int, limit: int, begin: Callable[[TopicView | None], int] | None = None
-    ) -> tuple[list[Event], int]:
-        """The next chosen events after a position, and how far that went: one step of a search.
-
-        `begin` may say, once the topic (or that there is none) is seen, that the search begins later.
-        """
-        core = log.core
-        lookup = None if self.wanted.key is None else core.index.lookup(log.name)
-        with core.engine.read() as snap:
-            view = TopicView.open(snap, log.name, core.clock.now_ms())
-            if begin is not None:
-                after = max(after, begin(view))
-            latest = 0 if view is None else view.latest()
-            if view is None or after >= latest:
-                return [], after
-            view.check_not_trimmed(after)
-            through = latest if lookup is not None else min(latest, after + STEP)
-            events = list(self._events(view, after, through, limit, lookup))
-        return events, events[-1].seq if len(events) == limit else through
-
-    def _events(self, view: TopicView, after: int, through: int, limit: int, lookup: Lookup | None) -> Iterator[Event]:
-        """The chosen events between two positions; blocks that cannot hold one are not decoded."""
-        found: Iterator[Event]
-        if lookup is not None and through - after > SEARCHED:
-            found = entity_events(lookup.open(view), self.wanted, after, None, through, reverse=False)
-        else:
-            found = view.events(after, through, None, self.wanted)
-        return islice(found if self.where is None else filter(self.where, found), limit)
-
-
-def select(
+def follower_query(
     key: str | None,
     key_prefix: str | None,
     kind: str | Sequence[str] | None,
     scope: str | None,
     where: Where | str | None,
-) -> Selection | None:
-    """A follower's wishes, checked; None for everything."""
-    wanted = event_filter(key, kind, scope, key_prefix)
-    if wanted.kinds is not None and not wanted.kinds:
+) -> EventQuery:
+    """A follower's arguments, checked."""
+    wanted = event_query(key=key, key_prefix=key_prefix, kind=kind, scope=scope, where=where)
+    if wanted.nothing:
         raise ConfigError("a follower of no kind would never get an event: leave kind= out for all of them")
-    if wanted.everything and where is None:
-        return None
-    return Selection(wanted, condition(where))
+    return wanted
+
+
+def search(
+    log: TopicLog,
+    wanted: EventQuery,
+    after: int,
+    limit: int,
+    begin: Callable[[TopicView | None], int] | None = None,
+) -> tuple[list[Event], int]:
+    """The next wanted events after a position, and how far that went: one step of a search.
+
+    `begin` may say, once the topic (or that there is none) is seen, that the search begins later.
+    """
+    core = log.core
+    lookup = None if wanted.key is None else core.index.lookup(log.name)
+    with core.engine.read() as snap:
+        view = TopicView.open(snap, log.name, core.clock.now_ms())
+        if begin is not None:
+            after = max(after, begin(view))
+        latest = 0 if view is None else view.latest()
+        if view is None or after >= latest:
+            return [], after
+        view.check_not_trimmed(after)
+        through = latest if lookup is not None else min(latest, after + STEP)
+        if lookup is not None and through - after > SEARCHED:
+            found = entity_events(lookup.open(view), wanted, after, None, through, reverse=False)
+        else:
+            found = view.events(after, through, None, wanted)
+        events = list(islice(wanted.fulfilled(found), limit))
+    return events, events[-1].seq if len(events) == limit else through

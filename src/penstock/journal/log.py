@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.events import Draft, Event
-from penstock.journal import keys
 from penstock.journal.catalog import load_record
 from penstock.journal.cursors import read_cursor
 from penstock.journal.index.index import Lookup, entity_events
 from penstock.journal.prepare import FindCause, PreparedBatch, make_draft, prepare, prepare_one
-from penstock.journal.reading import EVERYTHING, EventFilter, TopicView
+from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
@@ -88,37 +87,23 @@ class TopicLog:
 
         return self.ask(behind, 0)
 
-    def read(
-        self,
-        after: int = 0,
-        limit: int | None = None,
-        through: int = keys.MAX_SEQ,
-        wanted: EventFilter = EVERYTHING,
-        since_ms: int | None = None,
-        reverse: bool = False,
-    ) -> Iterator[Event]:
-        """Streams the wanted events after a position, of one snapshot that is taken when the first is asked for."""
-        lookup = None if wanted.key is None else self.core.index.lookup(self.name)
+    def read(self, query: EventQuery = EVERYTHING) -> Iterator[Event]:
+        """Streams the wanted events of one snapshot, which is taken when the first is asked for."""
+        lookup = None if query.key is None else self.core.index.lookup(self.name)
         with self.core.engine.read() as snap:
             view = TopicView.open(snap, self.name, self.core.clock.now_ms())
             if view is not None:
-                yield from read_view(view, after, limit, through, wanted, since_ms, reverse, lookup)
+                yield from read_view(view, query, lookup)
 
 
-def read_view(
-    view: TopicView,
-    after: int,
-    limit: int | None,
-    through: int,
-    wanted: EventFilter,
-    since_ms: int | None,
-    reverse: bool,
-    lookup: Lookup | None = None,
-) -> Iterator[Event]:
-    """The events a `read` wants from one view of a topic; those of one entity through its index."""
+def read_view(view: TopicView, query: EventQuery, lookup: Lookup | None = None) -> Iterator[Event]:
+    """The wanted events of one view of a topic; those of one entity through its index."""
+    after, limit = query.after, query.rows_wanted
     view.check_not_trimmed(after)
-    if since_ms is not None:
-        after = max(after, view.position_before(since_ms))
+    if query.since_ms is not None:
+        after = max(after, view.position_before(query.since_ms))
     if lookup is not None:
-        return entity_events(lookup.open(view), wanted, after, limit, through, reverse=reverse)
-    return view.events(after, through, limit, wanted, reverse=reverse)
+        found = entity_events(lookup.open(view), query, after, limit, query.through, reverse=query.reverse)
+    else:
+        found = view.events(after, query.through, limit, query, reverse=query.reverse)
+    return query.fulfilled(found)

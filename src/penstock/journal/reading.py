@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
@@ -24,6 +25,9 @@ from penstock.journal.catalog import (
 )
 from penstock.journal.sealed.files import sealed_block_holding, sealed_blocks, sealed_blocks_back
 
+if TYPE_CHECKING:
+    from penstock.documents.conditions import Where
+
 
 class Span(Protocol):
     """Something that holds the events of some positions."""
@@ -35,20 +39,57 @@ class Span(Protocol):
 S = TypeVar("S", bound=Span)
 
 
-class EventFilter(msgspec.Struct, frozen=True):
-    """Which events a reader wants besides their positions."""
+class EventQuery(msgspec.Struct, frozen=True):
+    """Which events of a topic are wanted: what every read, subscription, worker, page and Spark's task says it with."""
 
     key: str | None = None
+    key_prefix: str | None = None
     kinds: frozenset[str] | None = None
     scope: str | None = None
-    key_prefix: str | None = None
+    where: Where | None = None
+    after: int = 0
+    through: int = keys.MAX_SEQ
+    limit: int | None = None
+    since_ms: int | None = None
+    reverse: bool = False
 
     @property
     def everything(self) -> bool:
-        return self.key is None and self.kinds is None and self.scope is None and self.key_prefix is None
+        """Whether all events between its positions are wanted."""
+        return (
+            self.key is None
+            and self.key_prefix is None
+            and self.kinds is None
+            and self.scope is None
+            and self.where is None
+        )
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no event could be meant, whatever the topic holds."""
+        return self.limit == 0 or self.kinds == frozenset()
+
+    def matches(self, event: Event) -> bool:
+        """Whether an event is wanted, wherever it stands."""
+        return (
+            (self.kinds is None or event.kind in self.kinds)
+            and (self.key is None or event.key == self.key)
+            and (self.key_prefix is None or (event.key or "").startswith(self.key_prefix))
+            and (self.scope is None or event.scope == self.scope)
+            and (self.where is None or self.where.matches(event))
+        )
+
+    def fulfilled(self, found: Iterator[Event]) -> Iterator[Event]:
+        """Those of the events in wanted rows for which the condition holds; as many as are wanted."""
+        return found if self.where is None else islice(filter(self.where, found), self.limit)
+
+    @property
+    def rows_wanted(self) -> int | None:
+        """How many wanted rows to look for: all of them where a condition is to be asked."""
+        return self.limit if self.where is None else None
 
     def rows(self, block: Block, start: int, stop: int) -> Sequence[int]:
-        """The wanted rows among start … stop-1 of a block."""
+        """The wanted rows among start … stop-1 of a block; `where` is still to be asked of them."""
         rows: Sequence[int] = range(start, stop)
         if self.kinds is not None:
             codes = {code for code, kind in enumerate(block.wire.kinds) if kind in self.kinds}
@@ -75,7 +116,7 @@ class EventFilter(msgspec.Struct, frozen=True):
         return rows
 
 
-EVERYTHING = EventFilter()
+EVERYTHING = EventQuery()
 
 
 class TopicView:
@@ -252,7 +293,7 @@ class TopicView:
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def events(
-        self, after: int, through: int, limit: int | None, wanted: EventFilter = EVERYTHING, *, reverse: bool = False
+        self, after: int, through: int, limit: int | None, wanted: EventQuery = EVERYTHING, *, reverse: bool = False
     ) -> Iterator[Event]:
         """The wanted events, streamed."""
         after = max(after, self.hidden)

@@ -11,7 +11,7 @@ from penstock.errors import Closed, ConfigError, StorageError
 from penstock.events import Event
 from penstock.journal import interrupts
 from penstock.journal.commit import Commit
-from penstock.journal.following import reading
+from penstock.journal.following import event_query
 from penstock.journal.interrupts import Shield, is_inside
 from penstock.journal.log import read_view
 from penstock.journal.reading import TopicView, find_event
@@ -125,18 +125,12 @@ class HeldWriter:
 
     def read(self, topic: str, **read: Any) -> Iterator[Event]:
         """Reads a topic with this transaction's own appends in it."""
-        commit = self.flushed()
+        commit, query = self.flushed(), event_query(**read)
         view = TopicView.open(commit.tx, topic, commit.now_ms)
-        return iter(list(self._read(view, topic, **read)))
-
-    def _read(self, view: TopicView | None, topic: str, *, reverse: bool = False, **read: Any) -> Iterator[Event]:
-        wish = reading(**read)
-        if view is None or wish.nothing:
+        if view is None or query.nothing:
             return iter(())
-        lookup = None if wish.wanted.key is None else self.core.index.lookup_within(topic)
-        return wish.chosen(
-            lambda limit: read_view(view, wish.after, limit, wish.last, wish.wanted, wish.since_ms, reverse, lookup)
-        )
+        lookup = None if query.key is None else self.core.index.lookup_within(topic)
+        return iter(list(read_view(view, query, lookup)))
 
     def _check_thread(self, exclusive: Exclusive) -> None:
         if exclusive.thread != threading.get_ident():

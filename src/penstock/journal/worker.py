@@ -13,10 +13,9 @@ from penstock.clock import Seconds, seconds
 from penstock.events import Event
 from penstock.journal.commit import Commit
 from penstock.journal.cursors import move_cursor, read_cursor
-from penstock.journal.following import Selection
-from penstock.journal.keys import MAX_SEQ
+from penstock.journal.following import search
 from penstock.journal.log import TopicLog, read_view
-from penstock.journal.reading import EVERYTHING, TopicView
+from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_whole
 from penstock.observe.spans import handling
@@ -44,7 +43,7 @@ class BatchWorker(Worker):
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
         restarts: int = WORKER_RESTARTS,
-        selection: Selection | None = None,
+        wanted: EventQuery = EVERYTHING,
     ) -> None:
         super().__init__(f"{topic}:{consumer}", journal, handler, restarts)
         check_whole(batch, "batch")
@@ -53,7 +52,7 @@ class BatchWorker(Worker):
         self._handler = handler
         self._batch = batch
         self._idle = seconds(idle, "idle")
-        self._selection = selection
+        self._wanted = wanted
         self._runner: asyncio.Runner | None = None
 
     @contextmanager
@@ -97,7 +96,7 @@ class TopicWorker(BatchWorker):
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
         restarts: int = WORKER_RESTARTS,
-        selection: Selection | None = None,
+        wanted: EventQuery = EVERYTHING,
     ) -> None:
         super().__init__(
             log.core.journal,
@@ -107,7 +106,7 @@ class TopicWorker(BatchWorker):
             batch=batch,
             idle=idle,
             restarts=restarts,
-            selection=selection,
+            wanted=wanted,
         )
         self._log = log
         self._committed = self._passed = -1
@@ -122,7 +121,7 @@ class TopicWorker(BatchWorker):
             events = self._next_events()
             if events:
                 self._handle(events)
-                self._move_cursor(max(self._passed, events[-1].seq) if self._selection is not None else events[-1].seq)
+                self._move_cursor(max(self._passed, events[-1].seq) if not self._wanted.everything else events[-1].seq)
                 continue
             with hub:
                 # The wait is for other processes' sake bounded; commits of this one signal at once.
@@ -132,28 +131,28 @@ class TopicWorker(BatchWorker):
 
     def _next_events(self) -> list[Event]:
         """The next batch after the cursor, which others may have moved; what is not chosen is passed over."""
-        log, selection = self._log, self._selection
+        log = self._log
         nothing: list[Event] = []
         start, events = log.ask(self._cursor_and_events, (0, nothing))
-        if selection is None:
+        if self._wanted.everything:
             return events
         if start == self._committed:
             start = max(start, self._passed)
         else:
             self._committed = self._passed = start
         while not events and not self._stopping.is_set():
-            events, through = selection.select(log, start, self._batch, partial(_beginning, start))
+            events, through = search(log, self._wanted, start, self._batch, partial(_beginning, start))
             if through == start:
                 break
             start = self._passed = through
         return events
 
     def _cursor_and_events(self, view: TopicView) -> tuple[int, list[Event]]:
-        """The cursor, and without a selection what follows it, of one moment."""
+        """The cursor, and what follows it where everything is wanted, of one moment."""
         start = read_cursor(view.snap, view.number, self._consumer) or 0
-        if self._selection is not None:
+        if not self._wanted.everything:
             return start, []
-        return start, list(read_view(view, start, self._batch, MAX_SEQ, EVERYTHING, None, reverse=False))
+        return start, list(read_view(view, EventQuery(after=start, limit=self._batch)))
 
     def _move_cursor(self, seq: int) -> None:
         name = self._topic

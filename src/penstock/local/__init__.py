@@ -1,7 +1,10 @@
-"""A journal in this process: the classes a user holds, each assembled from parts of the layers below.
+"""A journal in this process: what the handles of `penstock.surface` stand on.
 
-A `JournalCore` (`penstock.journal.core`) owns the store and its writer. `LocalJournal` holds one, the `QueueRegistry`
-and the `EntityRegistry` over it; `LocalTopic` holds the `TopicLog` of its name; `Transaction` holds a `HeldWriter` and
-the `QueueChanges` made under it. What users see is said in `penstock.surface`, docstrings included; a served journal
-(`penstock.remote`) is the other home of the same surface.
+    backend       the store and the registries over it; a topic's hot paths
+    topics        what the operations on topics and on the whole journal do
+    queues        what the operations on queues do
+    journal       the journal whose store this process opens
+
+A `JournalCore` (`penstock.journal.core`) owns the store and its writer; `LocalBackend` holds one, and over it the
+`QueueRegistry` and the `EntityRegistry`. An operation that a server is asked for runs the same function.
 """

@@ -1,20 +1,57 @@
-"""A journal's operations in this process: each is a function, found by the operation it implements."""
+"""A journal's store in this process: what its handles stand on.
+
+An operation of the protocol is a function here, found by the operation it implements (`local.topics`, `local.queues`);
+those who ask over HTTP run the same one. What is hot, streams or waits are methods.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from sys import modules
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
+from penstock.clock import Seconds
+from penstock.entity.outbox import Staged, append_staged, submit_staged
+from penstock.entity.projection import Projection
+from penstock.entity.registry import EntityRegistry
+from penstock.entity.states import Freshness, project, project_if_changed
+from penstock.entity.streams import generation
+from penstock.events import Draft, Event, Receipt, parse_id
+from penstock.journal import keys
+from penstock.journal.catalog import Settings
+from penstock.journal.commit import Commit
+from penstock.journal.core import JournalCore
+from penstock.journal.log import TopicLog
+from penstock.journal.prepare import prepare_one
+from penstock.journal.reading import EventQuery, TopicView
+from penstock.journal.writer import WriteRequest
+from penstock.names import check_name
+from penstock.observe.spans import sending
+from penstock.queue.registry import QueueRegistry
+
 if TYPE_CHECKING:
-    from penstock.journal.core import JournalCore
+    import pyarrow as pa
+
+    from penstock.entity.rebuild import Progress, RebuildReport
+    from penstock.journal.description import Description, Pressure
+    from penstock.journal.following import LocalSubscription
+    from penstock.journal.worker import TopicWorker
+    from penstock.local.journal import LocalJournal
+    from penstock.observe.sample import Sample
     from penstock.protocol.operation import Operation
     from penstock.queue.queue import LocalQueue
-    from penstock.queue.registry import QueueRegistry
+    from penstock.surface.arguments import DraftArguments
+    from penstock.surface.journal import Journal
+    from penstock.surface.queue import Queue
+    from penstock.surface.subscription import OnLag
+    from penstock.surface.topic import Topic
+    from penstock.ticket import Ticket
 
 A = TypeVar("A")
 F = TypeVar("F", bound=Callable[..., Any])
+P = TypeVar("P", bound=Projection)
 
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
 """By the operation's name: a function of the backend, the names in the path, and the request, if there is one."""
@@ -30,18 +67,41 @@ def implements(operation: Operation[Any]) -> Callable[[F], F]:
     return register
 
 
+def _implementation(name: str) -> Callable[..., Any]:
+    """What an operation does. Those on queues are loaded when the first is asked for: most commands need none."""
+    if name not in IMPLEMENTATIONS:
+        import penstock.local.topics
+
+        if name not in IMPLEMENTATIONS:
+            import penstock.local.queues  # noqa: F401
+    return IMPLEMENTATIONS[name]
+
+
 class LocalBackend:
     """Runs operations on the store itself."""
 
-    def __init__(self, core: JournalCore, queues: QueueRegistry) -> None:
+    def __init__(self, journal: LocalJournal, core: JournalCore) -> None:
+        self._journal = journal
         self.core = core
-        self.queues = queues
+        self.clock = core.clock
+        self.workers = core.workers
+        self.entities = EntityRegistry(core)
+        self.queues = QueueRegistry(core, self._handle_on)
+
+    def __repr__(self) -> str:
+        return repr(self.core)
+
+    @property
+    def id(self) -> str:
+        return self.core.id
+
+    @property
+    def closed(self) -> bool:
+        return self.core.closed
 
     def call(self, operation: Operation[A], *names: str, request: msgspec.Struct | None = None) -> A:
         """An operation's answer; `names` are those in its path."""
-        import penstock.local.queues  # noqa: F401 - what it implements: loaded when first asked for
-
-        implementation = IMPLEMENTATIONS[operation.name]
+        implementation = _implementation(operation.name)
         found: A = implementation(self, *names) if request is None else implementation(self, *names, request)
         return found
 
@@ -49,6 +109,184 @@ class LocalBackend:
         """The answer to a look-up; None when there is no such thing."""
         return self.call(operation, *names)
 
+    def store(self, what: str, instead: str) -> LocalBackend:
+        return self
+
+    def open_core(self) -> JournalCore:
+        """The core, which must not be closed."""
+        self.core.check_open()
+        return self.core
+
+    # ── topics and queues ────────────────────────────────────────────────────────────────────────────────────────────
+    def topic(self, name: str) -> LocalTopic:
+        return LocalTopic(self, name)
+
+    def log(self, name: str) -> TopicLog:
+        """A topic's log."""
+        return TopicLog(self.core, check_name(name))
+
+    def open_queue(self, journal: Journal, name: str, policy: Mapping[str, object], create: bool) -> Queue:
+        self.core.check_open()
+        return self.queues.queue(name, policy, create=create).handle
+
+    def _handle_on(self, queue: LocalQueue) -> Queue:
+        from penstock.surface.queue import Queue
+
+        return Queue(self._journal, queue)
+
     def queue(self, name: str) -> LocalQueue:
         """A queue that must be there."""
         return self.queues.existing(name)
+
+    # ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def append_staged(self, staged: list[Staged]) -> list[Receipt]:
+        return append_staged(self.core, staged)
+
+    def submit_staged(self, staged: list[Staged]) -> Ticket[list[Receipt]]:
+        return submit_staged(self.core, staged)
+
+    def correlated(self, correlation_id: str) -> Iterator[Event]:
+        from penstock.entity.causality import correlated
+
+        return correlated(self.core, correlation_id)
+
+    # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def pressure(self) -> Pressure:
+        return self.core.pressure()
+
+    def describe(self) -> Description:
+        return self.core.describe(self.queues.names(), self.queues.paused(), self.entities.gates.describe())
+
+    def stats(self) -> Sample:
+        from penstock.observe.collect import take_sample
+
+        return take_sample(self._journal)
+
+    def flush(self) -> None:
+        self.core.flush()
+
+    def close(self) -> None:
+        self.core.close()
+
+
+class LocalTopic:
+    """What a `Topic` of a journal in this process stands on: the topic's log, and what event sourcing makes of it."""
+
+    __slots__ = ("_core", "_states", "_writer", "log", "name")
+
+    def __init__(self, backend: LocalBackend, name: str) -> None:
+        self.name = name
+        self._core = backend.core
+        self._writer = backend.core.writer
+        self._states = backend.entities.states
+        self.log = TopicLog(backend.core, name)
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def append(self, kind: object, payload: object, draft: DraftArguments) -> Receipt:
+        span = sending(self.name, "append", None, draft.get("headers")) if "opentelemetry.trace" in modules else None
+        try:
+            if draft or self._core.guards:
+                batch = self.log.prepare(kind, payload, draft)
+            else:
+                batch = prepare_one(kind, payload)
+            return self._writer.run(WriteRequest(Commit.append, batch.size, (self.name, batch)))[0]
+        finally:
+            if span is not None:
+                span.end()
+
+    def append_many(self, drafts: Iterable[Draft]) -> list[Receipt]:
+        rows = list(drafts)
+        span = sending(self.name, "append", len(rows)) if "opentelemetry.trace" in modules else None
+        try:
+            batch = self.log.prepare_many(rows)
+            self._core.indexer.make_room(self.name)
+            return self._writer.run(WriteRequest(Commit.append, batch.size, (self.name, batch)))
+        finally:
+            if span is not None:
+                span.end()
+
+    def submit(self, kind: object, payload: object, draft: DraftArguments, *, patient: bool) -> Ticket[Receipt]:
+        batch = self.log.prepare(kind, payload, draft)
+        return self._writer.submit(WriteRequest(Commit.append_one, batch.size, (self.name, batch)), patient=patient)
+
+    def submit_many(self, drafts: Iterable[Draft], *, patient: bool) -> Ticket[list[Receipt]]:
+        batch = self.log.prepare_many(drafts)
+        return self._writer.submit(WriteRequest(Commit.append, batch.size, (self.name, batch)), patient=patient)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def latest(self) -> int:
+        return self.log.latest
+
+    def oldest(self) -> int:
+        return self.log.oldest
+
+    def length(self) -> int:
+        return self.log.ask(TopicView.count, 0)
+
+    def settings(self) -> Settings:
+        return self.log.ask(lambda view: view.record.settings, Settings())
+
+    def read(self, query: EventQuery) -> Iterator[Event]:
+        return self.log.read(query)
+
+    def read_arrow(
+        self, after: int, limit: int | None, through: int | None, rows: int, payload: Literal["string", "binary"]
+    ) -> Iterator[pa.RecordBatch]:
+        from penstock.journal.to_arrow import read_batches
+
+        end = keys.MAX_SEQ if through is None else through
+        core = self._core
+        return read_batches(core.engine, self.name, after, limit, end, rows, payload, core.clock.now_ms())
+
+    def get(self, seq: int) -> Event | None:
+        return self.log.get(seq)
+
+    def find(self, id: str) -> Event | None:
+        number = parse_id(id)
+        return None if number is None else self.log.ask(lambda view: view.find(number), None)
+
+    def subscribe(
+        self, after: int | Literal["latest"], buffer: int, on_lag: OnLag, wanted: EventQuery
+    ) -> LocalSubscription:
+        from penstock.journal.following import LocalSubscription
+
+        return LocalSubscription(self.log, after, buffer=buffer, on_lag=on_lag, wanted=wanted)
+
+    def worker(
+        self,
+        topic: Topic,
+        consumer: str,
+        handler: Callable[[list[Event]], object],
+        batch: int,
+        idle: Seconds,
+        restarts: int,
+        wanted: EventQuery,
+    ) -> TopicWorker:
+        from penstock.journal.worker import TopicWorker
+
+        return TopicWorker(self.log, consumer, handler, batch=batch, idle=idle, restarts=restarts, wanted=wanted)
+
+    # ── event sourcing ───────────────────────────────────────────────────────────────────────────────────────────────
+    def generation(self, key: str) -> int:
+        return generation(self.log, key)
+
+    def project(self, projection: type[P], key: str | None, freshness: Freshness) -> P | None:
+        return project(self.log, self._states, projection, key, freshness)[1]
+
+    def project_if_changed(self, projection: type[P], key: str | None, generation: int) -> tuple[int, P | None] | None:
+        return project_if_changed(self.log, self._states, projection, key, generation)
+
+    def rebuild(self, projection: type[P], *, whole: bool, progress: Progress | None) -> RebuildReport:
+        from penstock.entity.rebuild import rebuild
+
+        return rebuild(self.log, self._states, projection, whole=whole, progress=progress)
+
+    def ancestors(self, event: Event | Receipt | str) -> Iterator[Event]:
+        from penstock.entity.causality import ancestors
+
+        return ancestors(self._core, event)
+
+    def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
+        from penstock.entity.causality import effects
+
+        return effects(self._core, event)

@@ -12,8 +12,7 @@ from penstock.errors import Conflict, FenceActive, PositionTrimmed, QueueFull, U
 from penstock.journal.sealed.report import FILE_EVENTS, LakeSummary, SealReport
 from penstock.limits import MAX_KEY_BYTES
 from penstock.names import TableFormat
-from penstock.protocol.operation import BLOCKS, STAGED, Operation
-from penstock.protocol.topics import After, Count
+from penstock.protocol.operation import BLOCKS, STAGED, After, Count, Operation
 
 JOURNAL_HEADER = "X-Penstock-Journal"
 """On an answer of blocks: the id of the journal they are from."""

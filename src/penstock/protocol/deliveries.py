@@ -10,8 +10,7 @@ from msgspec import Meta
 
 from penstock.documents.events import EventDocument
 from penstock.errors import StaleDelivery, UnknownQueue
-from penstock.protocol.operation import Operation
-from penstock.protocol.topics import Limit
+from penstock.protocol.operation import Limit, Operation
 from penstock.queue.inspect import PendingDelivery, QueueConsumer
 from penstock.surface.delivery import Outcome, TakeRequest
 

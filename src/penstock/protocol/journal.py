@@ -2,54 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from penstock.documents.events import DraftDocument, ReceiptDocument
 from penstock.errors import Conflict, FenceActive, QueueFull
 from penstock.events import Event
+from penstock.journal.description import Description, Pressure
 from penstock.observe.sample import Sample
-from penstock.protocol.operation import SSE, Operation, Role
+from penstock.protocol.operation import SSE, Limit, Operation, Role
 
 E = TypeVar("E")
 """An event: an `Event` here, a document on the wire."""
 
 
-class PressureDocument(msgspec.Struct):
-    """How far the writer is behind."""
-
-    queued: int
-    capacity: int
-
-
-class JournalDocument(msgspec.Struct):
+class JournalDocument(Description, kw_only=True, frozen=True):
     """What a served journal is."""
 
     version: str
     """Of the server's penstock."""
     id: str
     """The store's own: the same wherever, and under whatever address, the store is served."""
-    engine: str
-    location: str | None
-    size_bytes: int
-    durability: str
-    read_only: bool
-    topics: list[str]
-    queues: list[str]
-    writer_capacity: int
-    pressure: PressureDocument
-    gates: dict[str, list[str]] = {}
-    paused: list[str] = []
-    """Queues that hand nothing out, and QUEUE/GROUP where only a group is paused."""
-    requests: dict[str, dict[str, int]] = {}
-    """Of a journal in an object store: requests since it was opened, cause → kind → number."""
-    objects: dict[str, int] = {}
-    """How many objects the store holds of it, by what they are for."""
-    unstored_seconds: float = 0.0
-    """For how long a commit that no caller waited for is in the writer's memory only."""
-    writer: str | None = None
-    """Who holds its lease."""
+    pressure: Pressure
     staging: list[str] = []
     """Places in object stores from which blocks of new events are fetched: `stage_object`."""
     lakes: list[str] = []
@@ -72,8 +48,15 @@ class Receipts(msgspec.Struct):
     receipts: list[ReceiptDocument]
 
 
-class EventList(msgspec.Struct, Generic[E]):
+class CausesQuery(msgspec.Struct, omit_defaults=True):
+    after: Annotated[str | None, Meta(description="the `next` of the page before")] = None
+    limit: Limit = None
+
+
+class EventList(msgspec.Struct, Generic[E], omit_defaults=True):
     events: list[E]
+    next: str | None = None
+    """Where there are more events than fit: ask again with after=… set to it."""
 
 
 DESCRIBE_JOURNAL = Operation(
@@ -120,6 +103,7 @@ READ_CORRELATED = Operation(
     "/correlated/{correlation}",
     "Every event of a correlation, of all topics, in the order they were recorded",
     role="read",
+    query=CausesQuery,
     answer=EventList[Event],
 )
 READ_ANCESTORS = Operation(
@@ -128,6 +112,7 @@ READ_ANCESTORS = Operation(
     "/ancestors/{event}",
     "The event with an id, then its cause, its cause's cause, … in whichever topics they are",
     role="read",
+    query=CausesQuery,
     answer=EventList[Event],
 )
 READ_EFFECTS = Operation(
@@ -136,6 +121,7 @@ READ_EFFECTS = Operation(
     "/effects/{event}",
     "What the event with an id caused directly, in whichever topics that is",
     role="read",
+    query=CausesQuery,
     answer=EventList[Event],
 )
 

@@ -13,9 +13,8 @@ from penstock.errors import QueueFull, UnknownQueue
 from penstock.events import Event
 from penstock.observe.sample import FailedMessage
 from penstock.protocol.journal import EventList, Receipts
-from penstock.protocol.operation import WRITTEN, Operation
+from penstock.protocol.operation import WRITTEN, After, Count, Limit, Operation
 from penstock.protocol.queues import QUEUE, GroupQuery
-from penstock.protocol.topics import After, Count, Limit
 from penstock.queue.inspect import ListedMessage, MessageState, QueueMessage
 from penstock.surface.failure import Attempt
 

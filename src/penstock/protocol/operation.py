@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 from urllib.parse import quote, urlencode
 
 import msgspec
+from msgspec import Meta
 
 from penstock.documents.events import EventDocument
 from penstock.errors import PenstockError
 from penstock.events import Event
+from penstock.limits import MAX_POSITION
 
 A = TypeVar("A", covariant=True)
 
@@ -39,6 +41,12 @@ PREFIX = "/v1"
 
 WITH_SLASHES = frozenset(("consumer", "group", "schedule", "correlation"))
 """Names in paths that may contain slashes; they come last."""
+
+
+Count = Annotated[int, Meta(ge=0, le=MAX_POSITION)]
+"""A position, or a number of things."""
+After = Annotated[Count, Meta(description="the position to go on from, exclusive")]
+Limit = Annotated[Count | None, Meta(description="how many at the most")]
 
 
 class Operation(Generic[A]):

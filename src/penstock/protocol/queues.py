@@ -9,8 +9,7 @@ from msgspec import Meta, UnsetType
 
 from penstock.errors import PolicyMismatch, UnknownQueue
 from penstock.protocol.fields import PolicyFields
-from penstock.protocol.operation import Operation
-from penstock.protocol.topics import Count
+from penstock.protocol.operation import Count, Operation
 from penstock.queue.inspect import QueueStats
 from penstock.queue.operations.groups import Pause
 from penstock.queue.operations.repair import LettersLeft

@@ -15,18 +15,11 @@ from penstock.events import Event
 from penstock.journal.catalog import Settings
 from penstock.journal.dropping import DropReport
 from penstock.journal.upkeep import CompactReport
-from penstock.limits import MAX_POSITION
 from penstock.protocol.fields import SettingsFields
 from penstock.protocol.journal import E, Receipts
-from penstock.protocol.operation import ARROW, JSON, LINES, SSE, Operation
-
-Count = Annotated[int, Meta(ge=0, le=MAX_POSITION)]
-"""A position, or a number of things."""
+from penstock.protocol.operation import ARROW, JSON, LINES, SSE, After, Count, Limit, Operation
 
 TIME = "a time (ISO 8601), or how long ago: 15m, 1h, 7d"
-
-After = Annotated[Count, Meta(description="the position to go on from, exclusive")]
-Limit = Annotated[Count | None, Meta(description="how many at the most")]
 
 
 class FilterQuery(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -1,15 +1,14 @@
-"""A journal on another machine: `penstock.open("http://…")` gives the surface of a local one, where it makes sense.
+"""A journal at the other end of a url: what the handles of `penstock.surface` stand on.
 
     client        requests over kept connections, problems turned back into the errors they were
+    backend       operations as requests; submissions in the background
+    topic, queues                the hot paths of topics and queues as requests
+    reading, subscription        reading in pages, lines or Arrow batches; following, resumed where it broke off
+    worker, rebuilding, sealing  handlers over topics; states folded here; sealing step by step
     events        events, receipts and drafts out of documents, and into them
-    journal, topic                       the surface; local_only: the part of it that is refused
-    queues/       queues, deliveries, their workers
-    reading       reading a topic in pages, lines or Arrow batches
-    subscription  following a topic: server-sent events, resumed where they broke off
-    worker        handlers over topics
+    journal       the journal that a server serves
 
-What needs the store itself is not here: transactions, fences, gates, backups, maintenance. Those raise ConfigError that
-says what to do instead. Everything is bounded by a timeout; a request that may or may not have been done says so.
+Everything is bounded by a timeout; a request that may or may not have been done says so.
 """
 
 from __future__ import annotations

@@ -1,23 +1,50 @@
-"""A journal's operations at the other end of a url: each is a request."""
+"""A journal at the other end of a url: what its handles stand on. Each operation is a request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from penstock.clock import Clock, SystemClock
 from penstock.documents.events import EventDocument
-from penstock.errors import ReadOnly
-from penstock.observe.sample import FailedMessage
+from penstock.entity.outbox import Staged
+from penstock.errors import Closed, ConfigError, ReadOnly
+from penstock.events import Event, Receipt
+from penstock.journal.description import Description, Pressure
+from penstock.observe.sample import FailedMessage, Sample
+from penstock.protocol import journal as operations
+from penstock.protocol.fields import policy_fields, policy_of
+from penstock.protocol.journal import CausesQuery, EventList, JournalDocument
 from penstock.protocol.messages import FailureDocument, MessageDocument
 from penstock.protocol.operation import Operation, converted
-from penstock.protocol.queues import RedriveRequest
+from penstock.protocol.queues import OPEN_QUEUE, READ_QUEUE, RedriveRequest
+from penstock.protocol.topics import DROP_TOPIC
 from penstock.queue.inspect import QueueMessage
+from penstock.queue.policy import checked, refuse_mismatch
 from penstock.remote.client import Client
-from penstock.remote.events import event_of
+from penstock.remote.events import draft_document, event_of, receipt_of
+from penstock.remote.queues import RemoteQueue
+from penstock.remote.topic import RemoteTopic
+from penstock.ticket import Ticket
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from penstock.remote.subscription import RemoteSubscription
+    from penstock.surface.journal import Journal
+    from penstock.surface.queue import Queue
+    from penstock.surface.worker import Worker
 
 A = TypeVar("A")
+T = TypeVar("T")
+
+SUBMITTERS = 1
+"""Threads that carry submissions without a waiter; one, so that they are written in the order they were made."""
 
 
 class RemoteBackend:
@@ -26,11 +53,30 @@ class RemoteBackend:
     def __init__(self, client: Client, *, read_only: bool) -> None:
         self.client = client
         self.read_only = read_only
+        self.clock: Clock = SystemClock()
+        self.closed = False
+        self.workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+        self.subscriptions: weakref.WeakSet[RemoteSubscription] = weakref.WeakSet()
+        self._queues: dict[str, RemoteQueue] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._submitting = threading.Lock()
+        self._submitted_last = False
+        """Whether `close` has begun to wait for the submissions there are: no more are taken."""
+        try:
+            self.id = self._about().id  # a wrong address or token is found now
+        except BaseException:
+            client.close()  # no caller can: there is no journal to close
+            raise
+
+    def __repr__(self) -> str:
+        return f"<journal at {self.client.url}{' (closed)' if self.closed else ''}>"
 
     def call(self, operation: Operation[A], *names: str, request: msgspec.Struct | None = None, wait: float = 0.0) -> A:
         """An operation's answer; `names` are those in its path. `wait`: how long the server may take."""
-        if operation.method != "GET" and not _changes_nothing(request):
+        if operation.method != "GET" and operation.role != "read" and not _changes_nothing(request):
             self.check_writable()
+        if operation is DROP_TOPIC:
+            self._queues.pop(names[0], None)  # a queue of this name is made anew when it is asked for
         query, body = (request, None) if operation.query is not None else (None, request)
         answer: A = _read(self.client.call(operation, *names, query=query, body=body, wait=wait))
         return answer
@@ -44,6 +90,133 @@ class RemoteBackend:
         """ReadOnly when the journal was opened so."""
         if self.read_only:
             raise ReadOnly("this journal was opened with read_only=True")
+
+    def store(self, what: str, instead: str) -> NoReturn:
+        raise ConfigError(f"{what} is not served over http: {instead}")
+
+    # ── topics and queues ────────────────────────────────────────────────────────────────────────────────────────────
+    def topic(self, name: str) -> RemoteTopic:
+        return RemoteTopic(self, name)
+
+    def open_queue(self, journal: Journal, name: str, policy: Mapping[str, object], create: bool) -> Queue:
+        known = self._queues.get(name)
+        if known is None or policy or not create:
+            wanted = checked(policy, name)
+            if self.read_only or not create:
+                found = self.call(READ_QUEUE, name)
+                refuse_mismatch(name, policy_of(found.policy), wanted)
+            else:
+                self.call(OPEN_QUEUE, name, request=policy_fields(wanted))
+            known = self._queues.setdefault(name, RemoteQueue(journal, self, name))
+        return known.handle
+
+    # ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def append_staged(self, staged: list[Staged]) -> list[Receipt]:
+        receipts = self._append_several(staged)()
+        staged.clear()
+        return receipts
+
+    def submit_staged(self, staged: list[Staged]) -> Ticket[list[Receipt]]:
+        return self.submit(self._append_several(staged))
+
+    def _append_several(self, staged: list[Staged]) -> Callable[[], list[Receipt]]:
+        """What sends drafts as one batch; they are checked and encoded now."""
+        self.client.check_open()
+        self.check_writable()
+        documents = [draft_document(draft, topic) for topic, draft in staged]
+
+        def send() -> list[Receipt]:
+            answer = self.client.call(operations.APPEND_SEVERAL, body=documents)
+            return [receipt_of(document) for document in answer.receipts]
+
+        return send if documents else list
+
+    def correlated(self, correlation_id: str) -> Iterator[Event]:
+        return self.causes(operations.READ_CORRELATED, correlation_id)
+
+    def causes(self, operation: Operation[EventList[Event]], name: str) -> Iterator[Event]:
+        """The events of an answer that comes in pages."""
+        query = CausesQuery()
+        while True:
+            page = self.call(operation, name, request=query)
+            yield from page.events
+            if page.next is None:
+                return
+            query = CausesQuery(after=page.next)
+
+    # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _about(self) -> JournalDocument:
+        return self.client.call(operations.DESCRIBE_JOURNAL)
+
+    def pressure(self) -> Pressure:
+        return self._about().pressure
+
+    def describe(self) -> Description:
+        """What the served journal is; its location is the server's url."""
+        about = self._about()
+        own = msgspec.structs.replace(about, location=self.client.url, read_only=about.read_only or self.read_only)
+        return msgspec.convert(own, Description, from_attributes=True)
+
+    def stats(self) -> Sample:
+        return self.client.call(operations.READ_STATS)
+
+    def flush(self) -> None:
+        if self._pool is not None:
+            self.submit(_nothing).result()  # behind all the others, which one thread carries
+        self.client.call(operations.FLUSH_JOURNAL)
+
+    # ── in the background ────────────────────────────────────────────────────────────────────────────────────────────
+    def submit(self, work: Callable[[], T]) -> Ticket[T]:
+        """Does something in the background; the ticket says how it went."""
+        self.client.check_open()
+        ticket: Ticket[T] = Ticket()
+
+        def carry() -> None:
+            try:
+                ticket.resolve(work())
+            except BaseException as error:
+                ticket.fail(error)
+
+        with self._submitting:
+            if self._submitted_last:
+                raise Closed("the journal is closed")
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(SUBMITTERS, "penstock-remote")
+            self._pool.submit(carry)
+        return ticket
+
+    def _drain_pool(self) -> None:
+        with self._submitting:
+            self._submitted_last = True
+            pool = self._pool
+        if pool is not None:
+            pool.shutdown(wait=True)
+
+    def close(self) -> None:
+        """Stops workers, sends what was submitted, lets go of the connections. A second call does nothing."""
+        if self.closed:
+            return
+        if self.client.inherited:  # a forked child: the threads, the submissions and the connections are the parent's
+            self.closed = True
+            self.client.close()
+            return
+        failures: list[BaseException] = []
+        for worker in list(self.workers):
+            try:
+                worker.stop()
+            except Exception as error:
+                failures.append(error)
+        self._drain_pool()
+        self.closed = True
+        for subscription in list(self.subscriptions):
+            subscription._journal_closed()
+        self.client.close()
+        if failures:
+            raise failures[0]
+
+
+def _nothing() -> None:
+    """What is submitted to learn when all before it is done."""
 
 
 def _changes_nothing(request: object) -> bool:

@@ -43,7 +43,8 @@ from penstock.surface.queue import Queue
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
-    from penstock.remote.journal import RemoteJournal
+    from penstock.remote.backend import RemoteBackend
+    from penstock.surface.journal import Journal
 
 A = TypeVar("A")
 
@@ -74,15 +75,15 @@ class ServedLease(msgspec.Struct, eq=False):
 class RemoteQueue:
     """What a `Queue` of a served journal stands on."""
 
-    def __init__(self, journal: RemoteJournal, name: str) -> None:
-        self._journal = journal
+    def __init__(self, journal: Journal, backend: RemoteBackend, name: str) -> None:
+        self._backend = backend
         self.name = name
         self.handle = Queue(journal, self)
 
     def _call(
         self, operation: Operation[A], *names: str, request: msgspec.Struct | None = None, wait: float = 0.0
     ) -> A:
-        return self._journal._backend.call(operation, self.name, *names, request=request, wait=wait)
+        return self._backend.call(operation, self.name, *names, request=request, wait=wait)
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _document(self) -> QueueDocument:
@@ -119,10 +120,10 @@ class RemoteQueue:
         return self._push(push_request(self.name, [payload], {**options, **own}, many=False))[0]
 
     def submit(self, payload: object, options: Mapping[str, object]) -> Ticket[Receipt]:
-        self._journal._check_writable()
+        self._backend.check_writable()
         # Made here: the caller's trace context does not follow into another thread.
         request = push_request(self.name, [payload], options, many=False)
-        return self._journal._submit(lambda: self._push(request)[0])
+        return self._backend.submit(lambda: self._push(request)[0])
 
     def push_many(self, payloads: list[object], options: Mapping[str, object]) -> list[Receipt]:
         return self._push(push_request(self.name, payloads, options, many=True))

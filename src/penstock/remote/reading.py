@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from urllib3.exceptions import HTTPError
 
+from penstock.clock import from_ms
 from penstock.documents.events import EventDocument
 from penstock.errors import ConfigError, PositionTrimmed
 from penstock.events import Event
+from penstock.journal.keys import MAX_SEQ
+from penstock.journal.reading import EventQuery
 from penstock.protocol import topics as operations
 from penstock.protocol.operation import ARROW, LINES
 from penstock.protocol.problems import Problem, error_of_problem
@@ -35,6 +38,32 @@ class _FailureLine(msgspec.Struct):
 
 _decode_event = msgspec.json.Decoder(EventDocument).decode
 _decode_failure = msgspec.json.Decoder(_FailureLine).decode
+
+
+def wire_filter(query: EventQuery) -> dict[str, Any]:
+    """Which events are wanted, beyond positions, as query parameters."""
+    return {
+        "key": query.key,
+        "key_prefix": query.key_prefix,
+        "kind": sorted(query.kinds or ()),
+        "scope": query.scope,
+        "where": None if query.where is None else query.where.text,
+    }
+
+
+def read_events(backend: RemoteBackend, topic: str, query: EventQuery) -> Iterator[Event]:
+    """The wanted events: a stream, or pages where few are wanted or the newest come first."""
+    asked = ReadQuery(
+        after=query.after,
+        through=None if query.through == MAX_SEQ else query.through,
+        since=None if query.since_ms is None else from_ms(query.since_ms).isoformat(),
+        limit=query.limit,
+        reverse=query.reverse,
+        **wire_filter(query),
+    )
+    if query.reverse or (query.limit is not None and query.limit <= PAGE):
+        return read_pages(backend, topic, asked)
+    return read_lines(backend.client, topic, asked)
 
 
 def read_pages(backend: RemoteBackend, topic: str, query: ReadQuery) -> Iterator[Event]:

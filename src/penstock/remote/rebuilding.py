@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.entity.projection import Projection, check_projection, folder_of
 from penstock.entity.rebuild import Progress, RebuildReport
 from penstock.entity.states import StreamedState, pack_state
+from penstock.journal.reading import EventQuery
 from penstock.protocol.bulk import FOLD_TOPIC, MOST_STATES, REPLACE_STATES, RebuiltStatesRequest
 from penstock.remote.client import Client
 from penstock.units import in_parts
@@ -69,7 +70,7 @@ def rebuild_served(
 ) -> RebuildReport:
     """Folds every event of a served topic and saves the states, when all are folded; until then they are in memory."""
     check_projection(projection)
-    saving = RemoteStateSaving(topic._client, topic.name, projection)
+    saving = RemoteStateSaving(topic.backend.client, topic.name, projection)
     through, total = saving.of.through, saving.of.events
     if not through:
         return RebuildReport(0, 0, 0)
@@ -77,7 +78,7 @@ def rebuild_served(
     states: dict[str | None, list[Any]] = {}
     """State, newest position, first position; by key."""
     done = 0
-    events = topic.read(through=through)
+    events = topic.read(EventQuery(through=through))
     while some := list(islice(events, _EVENTS_AT_ONCE)):
         done += len(some)
         for key, own in _by_key(some, whole).items():

@@ -15,7 +15,7 @@ _STEP_SECONDS = 3_600.0
 
 def seal_served(journal: RemoteJournal, topic: str, wanted: SealRequest, progress: Progress | None) -> SealReport:
     """Asks the server to seal, and again while something is left; the report is that of all steps together."""
-    journal._check_writable()
+    journal._backend.check_writable()
     check_name(topic)
     done: SealReport | None = None
     while True:

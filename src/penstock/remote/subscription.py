@@ -9,16 +9,17 @@ from __future__ import annotations
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import urllib3
+from msgspec.structs import replace
 from urllib3.exceptions import HTTPError
 
 from penstock.documents.events import EventDocument
 from penstock.errors import Closed, ConfigError, PenstockError, StorageError
 from penstock.events import Event
-from penstock.journal.following import Selection
+from penstock.journal.reading import EVERYTHING, EventQuery
 from penstock.journal.waking import Signal
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.names import check_whole
@@ -26,6 +27,7 @@ from penstock.protocol.operation import SSE
 from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
 from penstock.remote.client import lines_of
 from penstock.remote.events import event_of
+from penstock.remote.reading import wire_filter
 from penstock.surface.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -50,16 +52,16 @@ class RemoteSubscription(Subscription):
         *,
         buffer: int = SUBSCRIPTION_BUFFER,
         on_lag: str = "catch_up",
-        selection: Selection | None = None,
+        wanted: EventQuery = EVERYTHING,
     ) -> None:
         if on_lag != "catch_up":
             raise ConfigError(f'over http a subscription catches up: on_lag is "catch_up", not {on_lag!r}')
         check_whole(buffer, "buffer")
         self._topic = topic
-        self._position = topic.latest if after == "latest" else after
+        self._position = topic.latest() if after == "latest" else after
         self._received = self._position
         self._size = buffer
-        self._filters = filters_of(selection)
+        self._wanted = wanted
         self._ahead: deque[Event] = deque()
         self._signal = Signal()
         self._room = threading.Condition()
@@ -69,7 +71,7 @@ class RemoteSubscription(Subscription):
         self._thread: threading.Thread | None = None
         self.missed = 0
         """Always 0: over http nothing is skipped."""
-        topic.journal._subscriptions.add(self)
+        topic.backend.subscriptions.add(self)
 
     @property
     def position(self) -> int:
@@ -111,7 +113,8 @@ class RemoteSubscription(Subscription):
             if not self._ahead and self._failure is not None:
                 raise self._failure
             if not self._ahead and ask:
-                self._ahead.extend(self._topic.read(self._position, min(self._size, 1000), **self._filters))
+                wanted = replace(self._wanted, after=self._position, limit=min(self._size, 1000))
+                self._ahead.extend(self._topic.read(wanted))
             while self._ahead:
                 event = self._ahead.popleft()
                 if event.seq > self._position:  # what a read found, the stream brings again
@@ -122,7 +125,7 @@ class RemoteSubscription(Subscription):
         return None
 
     def _check_ended(self) -> None:
-        if self._topic.journal.closed and self._failure is not None:
+        if self._topic.backend.closed and self._failure is not None:
             raise self._failure
 
     def _journal_closed(self) -> None:
@@ -174,10 +177,10 @@ class RemoteSubscription(Subscription):
 
     def _read(self) -> None:
         """Reads one connection until it ends."""
-        answer = self._topic._client.stream(
+        answer = self._topic.backend.client.stream(
             FOLLOW_TOPIC,
             self._topic.name,
-            query=LiveQuery(after=self._received, **live_filters(self._filters)),
+            query=LiveQuery(after=self._received, **wire_filter(self._wanted)),
             accept=SSE,
             timeout=SILENCE,
         )
@@ -214,24 +217,3 @@ class RemoteSubscription(Subscription):
             self._received = event.seq
             self._ahead.append(event)
         self._signal.notify()
-
-
-def filters_of(selection: Selection | None) -> dict[str, Any]:
-    """A selection as the arguments of `Topic.read`."""
-    if selection is None:
-        return {}
-    wanted = selection.wanted
-    kinds = None if wanted.kinds is None else sorted(wanted.kinds)
-    return {
-        "key": wanted.key,
-        "key_prefix": wanted.key_prefix,
-        "kind": kinds,
-        "scope": wanted.scope,
-        "where": selection.where,
-    }
-
-
-def live_filters(filters: dict[str, Any]) -> dict[str, Any]:
-    """The same as they travel."""
-    where = filters.get("where")
-    return {**filters, "kind": filters.get("kind") or [], "where": None if where is None else where.text}

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from penstock.clock import Seconds
 from penstock.errors import ConfigError, PositionTrimmed
 from penstock.events import Event
-from penstock.journal.following import Selection
+from penstock.journal.reading import EVERYTHING, EventQuery
 from penstock.journal.worker import BatchWorker
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.remote.subscription import RemoteSubscription
 
 if TYPE_CHECKING:
     from penstock.remote.topic import RemoteTopic
+    from penstock.surface.topic import Topic
 
 GLANCE = 0.1
 """Seconds between two looks at whether the worker should stop."""
@@ -26,14 +27,15 @@ class RemoteTopicWorker(BatchWorker):
 
     def __init__(
         self,
-        topic: RemoteTopic,
+        remote: RemoteTopic,
+        topic: Topic,
         consumer: str,
         handler: Callable[[list[Event]], object],
         *,
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
         restarts: int = WORKER_RESTARTS,
-        selection: Selection | None = None,
+        wanted: EventQuery = EVERYTHING,
     ) -> None:
         super().__init__(
             topic.journal,
@@ -43,15 +45,16 @@ class RemoteTopicWorker(BatchWorker):
             batch=batch,
             idle=idle,
             restarts=restarts,
-            selection=selection,
+            wanted=wanted,
         )
-        self._remote = topic
+        self._remote = remote
+        self._followed = topic
 
     def _work(self) -> None:
         while not self._stopping.is_set():
-            start = self._remote.cursor(self._consumer) or 0
+            start = self._followed.cursor(self._consumer) or 0
             size = max(self._batch, 128)
-            with RemoteSubscription(self._remote, start, buffer=size, selection=self._selection) as subscription:
+            with RemoteSubscription(self._remote, start, buffer=size, wanted=self._wanted) as subscription:
                 self._follow(subscription, start)
 
     def _follow(self, subscription: RemoteSubscription, committed: int) -> None:
@@ -60,7 +63,7 @@ class RemoteTopicWorker(BatchWorker):
             try:
                 events = self._gathered(subscription)
             except PositionTrimmed:
-                if (self._remote.cursor(self._consumer) or 0) == committed:
+                if (self._followed.cursor(self._consumer) or 0) == committed:
                     raise  # by compaction
                 return
             if events:
@@ -69,7 +72,7 @@ class RemoteTopicWorker(BatchWorker):
             if through > committed:
                 committed = through
                 with suppress(ConfigError):  # what it has read is not there: the topic was dropped while it worked
-                    self._remote.commit(self._consumer, committed)
+                    self._followed.commit(self._consumer, committed)
 
     def _gathered(self, subscription: RemoteSubscription) -> list[Event]:
         """The next events, no more than a batch; none when none came for a moment."""

@@ -1,8 +1,8 @@
 """What a handle stands on: a journal's store in this process, or a server that has it.
 
-A `Queue` checks what it is given, once, and asks its backend. Most of what it asks is an operation of the protocol:
-`call` runs its implementation here (`penstock.local`) or sends it (`penstock.remote`). The rest, what is hot or waits,
-are methods, which both homes write.
+A handle checks what it is given, once, and asks its backend. Most of what it asks is an operation of the protocol:
+`call` runs its implementation here (`penstock.local`) or sends it (`penstock.remote`). The rest, what is hot, streams
+or waits, are methods, which both homes write.
 """
 
 from __future__ import annotations
@@ -11,33 +11,173 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
     from typing import Literal
+    from weakref import WeakSet
 
     import msgspec
+    import pyarrow as pa
 
-    from penstock.clock import Seconds
-    from penstock.events import Receipt
+    from penstock.clock import Clock, Seconds
+    from penstock.entity.outbox import Staged
+    from penstock.entity.projection import Projection
+    from penstock.entity.rebuild import Progress, RebuildReport
+    from penstock.entity.states import Freshness
+    from penstock.events import Draft, Event, Receipt
+    from penstock.journal.catalog import Settings
+    from penstock.journal.description import Description, Pressure
+    from penstock.journal.reading import EventQuery
+    from penstock.local.backend import LocalBackend
+    from penstock.observe.sample import Sample
     from penstock.protocol.operation import Operation
     from penstock.queue.operations.groups import Pause
     from penstock.queue.policy import QueuePolicy
+    from penstock.surface.arguments import DraftArguments
     from penstock.surface.delivery import Delivery, Outcome, TakeRequest
     from penstock.surface.failure import NackOptions
+    from penstock.surface.journal import Journal
     from penstock.surface.queue import Queue
+    from penstock.surface.subscription import OnLag, Subscription
+    from penstock.surface.topic import Topic
+    from penstock.surface.worker import Worker
     from penstock.ticket import Ticket
 
 A = TypeVar("A")
+P = TypeVar("P", bound="Projection")
 
 
 class Backend(Protocol):
     """Where a journal is."""
+
+    clock: Clock
+    workers: WeakSet[Worker]
+    """Those that are stopped when the journal is closed."""
+
+    @property
+    def id(self) -> str:
+        """The store's own name."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
 
     def call(self, operation: Operation[A], *names: str, request: msgspec.Struct | None = None) -> A:
         """An operation's answer; `names` are those in its path."""
 
     def find(self, operation: Operation[A], *names: str) -> A | None:
         """The answer to a look-up; None when there is no such thing."""
+
+    def store(self, what: str, instead: str) -> LocalBackend:
+        """The store itself; ConfigError when it is at a server: `what` is not served, and what to do `instead`."""
+
+    def topic(self, name: str) -> TopicBackend:
+        """What a topic's handle stands on."""
+
+    def open_queue(self, journal: Journal, name: str, policy: Mapping[str, object], create: bool) -> Queue:
+        """The handle of a queue, which is made when it is not there and may be."""
+
+    def append_staged(self, staged: list[Staged]) -> list[Receipt]:
+        """Appends drafts for several topics, all or nothing, and empties the list; on an error they stay in it."""
+
+    def submit_staged(self, staged: list[Staged]) -> Ticket[list[Receipt]]:
+        """The same with a ticket; the list stays as it is."""
+
+    def correlated(self, correlation_id: str) -> Iterator[Event]:
+        """Every event of a correlation, in the order they were recorded."""
+
+    def pressure(self) -> Pressure:
+        """How many submissions wait for the writer."""
+
+    def describe(self) -> Description:
+        """What the journal is."""
+
+    def stats(self) -> Sample:
+        """Every topic and queue with its backlogs and lags."""
+
+    def flush(self) -> None:
+        """Returns when everything submitted so far is on disk."""
+
+    def close(self) -> None:
+        """Stops workers, finishes what is pending, lets go of the store or the connections."""
+
+
+class TopicBackend(Protocol):
+    """A topic's hot paths, streams and folds. Positions, names and queries are checked already, drafts are not."""
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def append(self, kind: object, payload: object, draft: DraftArguments) -> Receipt:
+        """Appends an event and returns when it is durable."""
+
+    def append_many(self, drafts: Iterable[Draft]) -> list[Receipt]:
+        """Appends events at consecutive positions, all or nothing."""
+
+    def submit(self, kind: object, payload: object, draft: DraftArguments, *, patient: bool) -> Ticket[Receipt]:
+        """`append` with a ticket; where the writer is behind, `patient` waits and others get Backpressure."""
+
+    def submit_many(self, drafts: Iterable[Draft], *, patient: bool) -> Ticket[list[Receipt]]:
+        """`append_many` with a ticket."""
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def latest(self) -> int:
+        """The highest position ever assigned."""
+
+    def oldest(self) -> int:
+        """The first position still stored."""
+
+    def length(self) -> int:
+        """How many events are stored."""
+
+    def settings(self) -> Settings:
+        """What the topic keeps and for how long."""
+
+    def read(self, query: EventQuery) -> Iterator[Event]:
+        """Streams the wanted events of one state of the topic."""
+
+    def read_arrow(
+        self, after: int, limit: int | None, through: int | None, rows: int, payload: Literal["string", "binary"]
+    ) -> Iterator[pa.RecordBatch]:
+        """Streams events as record batches of up to so many rows."""
+
+    def get(self, seq: int) -> Event | None:
+        """The event at a position, or None."""
+
+    def find(self, id: str) -> Event | None:
+        """The event with an id, or None."""
+
+    def subscribe(self, after: int | Literal["latest"], buffer: int, on_lag: OnLag, wanted: EventQuery) -> Subscription:
+        """Follows the topic."""
+
+    def worker(
+        self,
+        topic: Topic,
+        consumer: str,
+        handler: Callable[[list[Event]], object],
+        batch: int,
+        idle: Seconds,
+        restarts: int,
+        wanted: EventQuery,
+    ) -> Worker:
+        """A worker over the topic of a handle."""
+
+    # ── event sourcing ───────────────────────────────────────────────────────────────────────────────────────────────
+    def generation(self, key: str) -> int:
+        """The position of an entity's newest event."""
+
+    def project(self, projection: type[P], key: str | None, freshness: Freshness) -> P | None:
+        """An entity's state, or the whole topic's."""
+
+    def project_if_changed(self, projection: type[P], key: str | None, generation: int) -> tuple[int, P | None] | None:
+        """None when the entity is still at `generation`, else its generation now and its state."""
+
+    def rebuild(self, projection: type[P], *, whole: bool, progress: Progress | None) -> RebuildReport:
+        """Folds every entity anew and saves the states."""
+
+    def ancestors(self, event: Event | Receipt | str) -> Iterator[Event]:
+        """The event, then its cause, its cause's cause, …"""
+
+    def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
+        """What an event caused directly."""
 
 
 class QueueBackend(Protocol):

@@ -1,69 +1,80 @@
-"""What every journal is, wherever its store is."""
+"""A journal: what a program holds, wherever the store is."""
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Self, Unpack
 
+from penstock.entity.outbox import Outbox
+from penstock.names import check_name
+from penstock.protocol import journal as operations
+from penstock.protocol.topics import DROP_TOPIC, LIST_TOPICS, DropTopicQuery
+from penstock.surface.topic import Topic
+
 if TYPE_CHECKING:
-    from penstock.clock import Clock
     from penstock.entity.exporting import CopyFormat, ExportReport
     from penstock.entity.fence import Fence
     from penstock.entity.importing import ImportReport
     from penstock.events import Event
     from penstock.journal.description import Description, Pressure
     from penstock.journal.dropping import DropReport
-    from penstock.local.transaction import Transaction
+    from penstock.journal.moving import CopyReport
     from penstock.observe.sample import Sample
     from penstock.surface.arguments import PolicyArguments
     from penstock.surface.backend import Backend
-    from penstock.surface.outbox import Outbox
     from penstock.surface.queue import Queue
-    from penstock.surface.topic import Topic
-    from penstock.surface.worker import Worker
+    from penstock.surface.transaction import Transaction
+
+USE_OUTBOX = "use outbox() for one atomic batch, or run the program where the store is"
+
+# What few programs call is imported when it is called: a command line starts a good deal sooner without it.
 
 
-class Journal(ABC):
+class Journal:
     """A set of topics and queues in one store, with one commit order; `penstock.open` gives one.
 
     Thread-safe; close it, or use it as a context manager. A journal served elsewhere has the same surface; what needs
     the store itself (transactions, fences, backups, …) raises ConfigError there.
     """
 
-    clock: Clock
     _backend: Backend
     """What the journal's handles stand on."""
 
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.clock = backend.clock
+
+    def __repr__(self) -> str:
+        return repr(self._backend)
+
     @property
-    @abstractmethod
     def id(self) -> str:
         """The store's own name: the same wherever, and under whatever address, the store is opened."""
+        return self._backend.id
 
     @property
-    @abstractmethod
     def closed(self) -> bool:
         """Whether it was closed."""
+        return self._backend.closed
 
     # ── topics and queues ────────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def topic(self, name: str) -> Topic:
         """A handle on a topic; the topic exists from its first append."""
+        return Topic(self, check_name(name))
 
-    @abstractmethod
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
+        return self._backend.call(LIST_TOPICS).topics
 
-    @abstractmethod
     def drop_topic(self, name: str, force: bool = False) -> DropReport:
         """Removes a topic and everything that belongs to it; a topic of this name made later is another one.
 
         TopicInUse when it has cursors, sealed files or a queue; `force` drops it with them. UnknownTopic when there is
         none. It is gone when this returns; its rows are cleared away in passing, or by `maintain`.
         """
+        return self._backend.call(DROP_TOPIC, check_name(name), request=DropTopicQuery(force))
 
-    @abstractmethod
     def queue(self, name: str, *, create: bool = True, **policy: Unpack[PolicyArguments]) -> Queue:
         """A queue over the topic of that name; it is made on first use. See `QueuePolicy` for what may be given.
 
@@ -71,70 +82,103 @@ class Journal(ABC):
 
         A policy that differs from the stored one raises PolicyMismatch; `queue.configure` changes it.
         """
+        from penstock.surface.queue import named
 
-    @abstractmethod
-    def _add_worker(self, worker: Worker) -> None:
-        """Has a worker stopped when the journal is closed."""
+        return self._backend.open_queue(self, check_name(name, "queue"), named(policy), create)
 
-    @abstractmethod
     def queues(self) -> list[str]:
         """The names of all queues, sorted."""
+        from penstock.protocol.queues import LIST_QUEUES
+
+        return self._backend.call(LIST_QUEUES).queues
 
     # ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def outbox(self) -> Outbox:
         """Gathers drafts for any topics locally and appends them as one atomic batch."""
+        return Outbox(self)
 
-    @abstractmethod
     def transaction(self) -> Transaction:
         """All or nothing across topics and queues, with its own writes visible inside. In this process only."""
+        from penstock.surface.transaction import Transaction
 
-    @abstractmethod
+        return Transaction(self, self._backend.store("a transaction", USE_OUTBOX))
+
     def fence(self, *, exclusive: bool = True) -> Fence:
         """Hides what is submitted through it until it commits. `exclusive`: no other caller appends meanwhile.
 
         In this process only.
         """
+        return self._backend.store("a fence", USE_OUTBOX).entities.fences.open(exclusive=exclusive)
 
-    @abstractmethod
     def mark(self, name: str) -> int | None:
         """The newest committed value of a mark (see `Transaction.set_mark`). In this process only."""
+        instead = "marks belong to transactions, which run where the store is"
+        return self._backend.store("a mark", instead).core.mark(name)
 
-    @abstractmethod
     def correlated(self, correlation_id: str) -> Iterator[Event]:
         """Every event of a correlation, of all topics, in the order they were recorded."""
+        return self._backend.correlated(correlation_id)
 
-    @abstractmethod
     def graph(self, correlation_id: str) -> str:
         """What caused what within a correlation, as a Mermaid flowchart."""
+        from penstock.entity.causality import mermaid
+
+        return mermaid(self.correlated(correlation_id))
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def pressure(self) -> Pressure:
         """How many submissions wait for the writer."""
+        return self._backend.pressure()
 
-    @abstractmethod
     def describe(self) -> Description:
         """What this journal is: engine, place, size, durability, topics, queues, gates."""
+        return self._backend.describe()
 
-    @abstractmethod
     def stats(self) -> Sample:
         """Every topic and queue with its backlogs and lags, at one time; of a served journal with rates as well."""
+        return self._backend.stats()
 
-    @abstractmethod
     def flush(self) -> None:
         """Returns when everything submitted so far is on disk, whatever the durability."""
+        self._backend.flush()
 
-    @abstractmethod
     def maintain(self) -> None:
         """Does all housekeeping now: merges small blocks, applies retention. It also happens in passing."""
+        self._backend.call(operations.MAINTAIN_JOURNAL)
 
     # ── copies ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def backup(self, destination: str | os.PathLike[str]) -> None:
-        """Writes a consistent copy while the journal is in use; the same engine opens it. In this process only."""
+        """Writes a consistent copy while the journal is in use; the same engine opens it.
 
-    @abstractmethod
+        A journal in a bucket takes a path, or a url in the same bucket. In this process only.
+        """
+        store = self._backend.store("a backup", "run `penstock backup` where the store is")
+        store.open_core().engine.backup(destination)
+
+    def copy_to(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        store_options: Mapping[str, object] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> CopyReport:
+        """Copies the whole journal into a new place on any engine, while it is in use, and compares every row.
+
+        Positions, ids, cursors, queues, snapshots and marks come along; the copy is the state at its end. One that was
+        interrupted goes on when called again. `progress` is told how many of how many bytes are done. In this process
+        only.
+        """
+        from penstock.engine.slatedb.database import ObjectOptions
+        from penstock.engine.url import open_engine
+        from penstock.journal.moving import copy_store
+
+        core = self._backend.store("a copy", "run `penstock copy` where the store is").open_core()
+        target = open_engine(url, options=None if store_options is None else ObjectOptions(store=store_options))
+        try:
+            return copy_store(core.engine, self.id, target, progress)
+        finally:
+            target.close()
+
     def export(
         self,
         path: str | os.PathLike[str],
@@ -145,10 +189,14 @@ class Journal(ABC):
     ) -> ExportReport:
         """Writes topics (all, unless named) into a folder, as JSON Lines or Parquet; run again, it goes on.
 
+        A path that ends with .jsonl, .parquet, .arrow or .csv is a file, and takes the one topic that is named.
         `progress` is called now and then with how many of how many events are done. In this process only.
         """
+        from penstock.entity.exporting import export
 
-    @abstractmethod
+        store = self._backend.store("an export", "run `penstock export` where the store is")
+        return export(store.open_core(), path, topics=topics, format=format, progress=progress)
+
     def import_(
         self,
         path: str | os.PathLike[str],
@@ -159,17 +207,22 @@ class Journal(ABC):
     ) -> ImportReport:
         """Reads what `export` wrote into topics of the same names: the same positions, ids, times and causes.
 
+        A file's events go to the one topic that is named, which may have another name.
         Events that are there already, from an import that was interrupted, are skipped. `start_over`: a name whose
         topic was dropped gets its positions from the export, though they were given out before. In this process only.
         """
+        from penstock.entity.importing import import_
+
+        store = self._backend.store("an import", "run `penstock import` where the store is")
+        return import_(store.open_core(), path, topics=topics, progress=progress, start_over=start_over)
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def close(self) -> None:
         """Stops workers, commits what is pending, lets go of the store. A second call does nothing.
 
         When a worker had failed, its failure is raised here, after everything is closed.
         """
+        self._backend.close()
 
     def __enter__(self) -> Self:
         return self

@@ -501,7 +501,7 @@ class Queue:
             lease=lease,
             middleware=middleware,
         )
-        self.journal._add_worker(worker)
+        self.journal._backend.workers.add(worker)
         return worker
 
     def every(

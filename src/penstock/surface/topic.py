@@ -1,15 +1,25 @@
-"""What every topic is, wherever its journal is."""
+"""A topic: what a program holds to append to a log and to read it, wherever the journal is."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
 
+from penstock.clock import to_ms
+from penstock.errors import ConfigError
+from penstock.events import parse_id
+from penstock.journal.cursors import TopicConsumer
+from penstock.journal.following import event_query, follower_query
+from penstock.journal.settings import checked_settings
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
+from penstock.names import check_consumer, check_limit, check_position, check_text, check_whole
+from penstock.protocol import topics as operations
+from penstock.protocol.fields import SettingsFields
+from penstock.protocol.topics import CompactRequest, CursorChange, CursorDocument, PositionQuery
 
 if TYPE_CHECKING:
+    import msgspec
     import pyarrow as pa
 
     from penstock.clock import Seconds
@@ -21,66 +31,82 @@ if TYPE_CHECKING:
     from penstock.entity.states import Freshness, Watch
     from penstock.events import Draft, Event, Receipt
     from penstock.journal.catalog import Settings
-    from penstock.journal.cursors import TopicConsumer
+    from penstock.journal.log import TopicLog
     from penstock.journal.upkeep import CompactReport
+    from penstock.protocol.operation import Operation
     from penstock.surface.arguments import DraftArguments, SettingsArguments
     from penstock.surface.journal import Journal
     from penstock.surface.subscription import OnLag, Subscription
     from penstock.surface.worker import Worker
     from penstock.ticket import Ticket
 
+A = TypeVar("A")
 P = TypeVar("P", bound="Projection")
 
+SET_GATES = "set it in the process that serves the journal"
 
-class Topic(ABC):
+
+class Topic:
     """A log: events in order, from position 1. A cheap handle; the topic exists from its first append."""
 
-    journal: Journal
-    name: str
+    def __init__(self, journal: Journal, name: str) -> None:
+        self.journal = journal
+        self.name = name
+        self._at = journal._backend.topic(name)
+
+    def __repr__(self) -> str:
+        return f"<topic {self.name!r} of {self.journal!r}>"
+
+    def _call(self, operation: Operation[A], *names: str, request: msgspec.Struct | None = None) -> A:
+        """What an operation on this topic answers."""
+        return self.journal._backend.call(operation, self.name, *names, request=request)
+
+    def _log(self, what: str, instead: str) -> TopicLog:
+        """The topic in its store; ConfigError when that is at a server, which says what to do instead."""
+        return self.journal._backend.store(what, instead).log(self.name)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def append(self, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> Receipt:
         """Appends one event and returns when it is durable. Keyword arguments are those of `Draft`."""
+        return self._at.append(kind, payload, draft)
 
-    @abstractmethod
     def append_many(self, drafts: Iterable[Draft]) -> list[Receipt]:
         """Appends events at consecutive positions, all or nothing; one receipt each, in order."""
+        return self._at.append_many(drafts)
 
-    @abstractmethod
     def submit(self, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
         """Hands an event over and returns a ticket at once; waits only when the writer's capacity is full."""
+        return self._at.submit(kind, payload, draft, patient=True)
 
-    @abstractmethod
     def submit_many(self, drafts: Iterable[Draft]) -> Ticket[list[Receipt]]:
         """Hands a batch over: `append_many` with a ticket."""
+        return self._at.submit_many(drafts, patient=True)
 
-    @abstractmethod
     def try_submit(self, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
         """Like `submit`, but raises Backpressure(retry_after) instead of waiting when the writer is behind."""
+        return self._at.submit(kind, payload, draft, patient=False)
 
-    @abstractmethod
     def try_submit_many(self, drafts: Iterable[Draft]) -> Ticket[list[Receipt]]:
         """Like `submit_many`, but raises Backpressure(retry_after) instead of waiting."""
+        return self._at.submit_many(drafts, patient=False)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @property
-    @abstractmethod
     def latest(self) -> int:
         """The highest position ever assigned (0: none); compaction never lowers it."""
+        return self._at.latest()
 
     @property
-    @abstractmethod
     def oldest(self) -> int:
         """The first position still stored (0: none)."""
+        return self._at.oldest()
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return self._at.length()
 
     def __bool__(self) -> bool:
         return True
 
-    @abstractmethod
     def read(
         self,
         after: int = 0,
@@ -100,8 +126,20 @@ class Topic(ABC):
         `where` is a condition (see `documents.conditions`), asked where the store is. `after=0` starts at the oldest
         stored event; a position whose next event compaction removed raises PositionTrimmed.
         """
+        query = event_query(
+            after,
+            limit,
+            through=through,
+            key=key,
+            key_prefix=key_prefix,
+            kind=kind,
+            scope=scope,
+            since=since,
+            reverse=reverse,
+            where=where,
+        )
+        return iter(()) if query.nothing else self._at.read(query)
 
-    @abstractmethod
     def read_arrow(
         self,
         after: int = 0,
@@ -116,20 +154,30 @@ class Topic(ABC):
         Payloads are a column of JSON text; `payload="binary"` makes it one of bytes, which a topic needs whose payloads
         are bytes that are not text.
         """
+        check_position(after, "after")
+        check_limit(limit)
+        if through is not None:
+            check_position(through, "through")
+        check_whole(batch_rows, "batch_rows")
+        if payload not in ("string", "binary"):
+            raise ConfigError(f'payload is "string" or "binary", not {payload!r}')
+        return iter(()) if limit == 0 else self._at.read_arrow(after, limit, through, batch_rows, payload)
 
-    @abstractmethod
     def get(self, seq: int) -> Event | None:
         """The event at a position, or None."""
+        return self._at.get(check_position(seq, "seq"))
 
-    @abstractmethod
     def find(self, id: str) -> Event | None:
         """The event with an id, or None."""
+        if not isinstance(id, str):
+            raise ConfigError(f"an event is found by its id, which is text, not {id!r:.80}")
+        return None if parse_id(id) is None else self._at.find(id)
 
-    @abstractmethod
     def position_at(self, time: datetime) -> int:
         """The last position recorded before a time; 0 for none."""
+        to_ms(time, "time")
+        return self._call(operations.FIND_POSITION, request=PositionQuery(time.isoformat())).position
 
-    @abstractmethod
     def subscribe(
         self,
         after: int | Literal["latest"] = 0,
@@ -146,37 +194,41 @@ class Topic(ABC):
 
         `key`, `key_prefix`, `kind`, `scope`, `where`: only such events, as in `read`. What is left out counts as seen.
         """
+        if after != "latest":
+            check_position(after, "after")
+        wanted = follower_query(key, key_prefix, kind, scope, where)
+        return self._at.subscribe(after, buffer, on_lag, wanted)
 
     # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def commit(self, consumer: str, seq: int) -> None:
         """Remembers durably that a consumer is done with everything through `seq`; a smaller one changes nothing."""
+        self._move_cursor(consumer, seq, seek=False)
 
-    @abstractmethod
     def seek(self, consumer: str, seq: int) -> None:
         """Moves a consumer's cursor anywhere, also back."""
+        self._move_cursor(consumer, seq, seek=True)
 
-    @abstractmethod
     def forget(self, consumer: str) -> bool:
         """Drops a consumer's cursor, so that compaction no longer waits for it; False when there was none."""
+        return self._call(operations.FORGET_CURSOR, check_consumer(consumer)).forgotten
 
-    @abstractmethod
     def cursor(self, consumer: str) -> int | None:
         """How far a consumer has come, or None when it never committed."""
+        return self._cursor(consumer).position
 
-    @abstractmethod
     def cursors(self) -> dict[str, int]:
         """Every consumer and how far it has come."""
+        return {one.consumer: one.position or 0 for one in self._call(operations.LIST_CURSORS).cursors}
 
-    @abstractmethod
     def consumers(self) -> list[TopicConsumer]:
         """Every consumer with its position, its lag, and when its cursor last moved."""
+        found = self._call(operations.LIST_CURSORS).cursors
+        return [TopicConsumer(one.consumer, one.position or 0, one.lag, one.moved_at) for one in found]
 
-    @abstractmethod
     def lag(self, consumer: str) -> int:
         """How many positions a consumer is behind the newest event."""
+        return self._cursor(consumer).lag
 
-    @abstractmethod
     def worker(
         self,
         consumer: str,
@@ -199,58 +251,79 @@ class Topic(ABC):
         `key`, `key_prefix`, `kind`, `scope`, `where`: only such events, as in `read`; the cursor moves past the others
         too.
         """
+        check_consumer(consumer)
+        wanted = follower_query(key, key_prefix, kind, scope, where)
+        worker = self._at.worker(self, consumer, handler, batch, idle, restarts, wanted)
+        self.journal._backend.workers.add(worker)
+        return worker
+
+    def _move_cursor(self, consumer: str, seq: int, *, seek: bool) -> None:
+        change = CursorChange(position=check_position(seq, "seq"), seek=seek)
+        self._call(operations.MOVE_CURSOR, check_consumer(consumer), request=change)
+
+    def _cursor(self, consumer: str) -> CursorDocument:
+        return self._call(operations.READ_CURSOR, check_consumer(consumer))
 
     # ── keeping ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @property
-    @abstractmethod
     def settings(self) -> Settings:
         """What the topic keeps and for how long."""
+        return self._at.settings()
 
-    @abstractmethod
     def configure(self, **changes: Unpack[SettingsArguments]) -> Settings:
         """Changes the topic's settings (see `Settings`): retention, compaction by key, the dedup window."""
+        return self._call(operations.CONFIGURE_TOPIC, request=SettingsFields(**checked_settings(changes)))
 
-    @abstractmethod
     def compact(self, through: int, *, force: bool = False) -> CompactReport:
         """Removes events through a position, inclusive; stops at the slowest cursor unless forced; frees the space."""
+        check_position(through, "through")
+        return self._call(operations.COMPACT_TOPIC, request=CompactRequest(through=through, force=force))
 
-    @abstractmethod
     def compact_keys(self) -> int:
         """Keeps only the newest event of every key, now; returns how many went. See also `configure(by_key=True)`."""
+        return self._call(operations.COMPACT_TOPIC, request=CompactRequest(keys=True)).removed
 
     # ── entities ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def generation(self, key: str) -> int:
         """The position of an entity's newest event; 0 when it has none. What `expect=` is compared with."""
+        return self._at.generation(check_text(key, "key"))
 
-    @abstractmethod
     def entities(self) -> Iterator[str]:
         """Every key that has events, each once, in no particular order. In this process only."""
+        from penstock.entity.streams import entities
 
-    @abstractmethod
+        instead = "read the topic and gather the keys, or ask where the store is"
+        return entities(self._log("the list of entities", instead))
+
     def reindex(self) -> None:
         """Throws the index of entities, causes and correlations away and builds it anew, beside everything else.
 
         In this process only.
         """
+        from penstock.entity.streams import reindex
+
+        reindex(self._log("reindexing", "run `penstock index rebuild` where the store is"))
 
     # ── projections ──────────────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def project(self, projection: type[P], key: str | None = None, *, freshness: Freshness = "consistent") -> P | None:
         """An entity's state, folded from its events; None when it has none. Without a key: the whole topic's state.
 
         `freshness="cached"` may answer with a state folded earlier, without looking for newer events.
         """
+        return self._at.project(projection, key, freshness)
 
-    @abstractmethod
     def project_if_changed(self, projection: type[P], key: str | None, generation: int) -> tuple[int, P | None] | None:
         """None when the entity is still at `generation`, else its generation now and its state."""
+        return self._at.project_if_changed(projection, key, generation)
 
-    @abstractmethod
     def watch(self, projection: type[P], key: str | None = None) -> Watch[P]:
         """The entity's state now, and again whenever it has new events. In this process only."""
+        from penstock.entity.states import Watch
 
-    @abstractmethod
+        instead = "subscribe to the topic and call project_if_changed for the keys that come"
+        store = self.journal._backend.store("a watch", instead)
+        return Watch(store.log(self.name), store.entities.states, projection, key)
+
     def rebuild(
         self,
         projection: type[P],
@@ -263,50 +336,61 @@ class Topic(ABC):
         `progress` is called now and then with how many of how many events are done. On a served journal the events
         travel, and every state is in memory until all are folded; `penstock.spark.rebuild` folds what does not fit.
         """
+        return self._at.rebuild(projection, whole=whole, progress=progress)
 
-    @abstractmethod
     def verify_states(self, projection: type[P]) -> list[str | None]:
         """Folds what every saved state was folded from again, and returns the keys of those that say something else.
 
         None among them is the state of the whole topic; `rebuild` mends all of them. In this process only.
         """
+        from penstock.entity.states import verify_states
+
+        instead = "run `penstock rebuild --check` where the store is"
+        return verify_states(self._log("checking saved states", instead), projection)
 
     # ── causality ────────────────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def ancestors(self, event: Event | Receipt | str) -> Iterator[Event]:
         """The event, then its cause, its cause's cause, … in whichever topics they are."""
+        return self._at.ancestors(event)
 
-    @abstractmethod
     def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
         """What an event caused directly, in whichever topics that is."""
+        return self._at.effects(event)
 
-    @abstractmethod
     def correlated(self, correlation_id: str) -> Iterator[Event]:
         """Every event of a correlation, of all topics, in the order they were recorded."""
+        return self.journal.correlated(correlation_id)
 
     # ── verification ─────────────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
         """Reads the topic, names the first event that is damaged, and publishes a Merkle root over all of them.
 
         In a topic with `configure(verified=True)`, also an event that was changed, exchanged, added or removed behind
         the journal's back since its commit; in others, only what changes a root published before. In this process only.
         """
+        from penstock.entity.receipts import verify
 
-    @abstractmethod
+        log = self._log("verifying a topic", "run `penstock verify` where the store is")
+        return verify(log, progress=progress)
+
     def check(self, receipt: Receipt) -> CheckReport:
         """Whether a receipt's event is still stored as it was when the receipt was given. In this process only."""
+        from penstock.entity.receipts import check
 
-    @abstractmethod
+        return check(self._log("checking a receipt", "do it where the store is"), receipt)
+
     def proof(self, of: Receipt | Event | int, *, root: TreeRoot | None = None) -> InclusionProof:
         """Shows, to a reader who has the root, that an event is in this topic; `penstock.check_proof` checks it.
 
         Under the newest root that `verify` has published and that covers the event, or under `root`. Unprovable when
         there is none, or when events near it were removed since. In this process only.
         """
+        from penstock.entity.receipts import prove
+
+        instead = "run `penstock proof` where the store is; check_proof needs no journal"
+        return prove(self._log("a proof", instead), of, root)
 
     # ── reactors and gates ───────────────────────────────────────────────────────────────────────────────────────────
-    @abstractmethod
     def react(
         self,
         consumer: str,
@@ -321,8 +405,15 @@ class Topic(ABC):
         A draft goes to the topic it names, else to this one. `start()` or `run()` it, like `worker`. In this process
         only.
         """
+        from penstock.entity.reactor import Reactor
 
-    @abstractmethod
+        check_consumer(consumer)
+        store = self.journal._backend.store("a reactor", "use worker() with dedup keys, or run it where the store is")
+        fences = store.entities.fences
+        reactor = Reactor(store.log(self.name), fences, consumer, handler, batch=batch, idle=idle, restarts=restarts)
+        store.workers.add(reactor)
+        return reactor
+
     def gate(
         self,
         check: Callable[[Draft], None],
@@ -336,7 +427,10 @@ class Topic(ABC):
         `kind` limits it to some kinds. `record` names a topic in which refusals are recorded as events. In this
         process only.
         """
+        recorded = record.name if isinstance(record, Topic) else record
+        store = self.journal._backend.store("a gate", SET_GATES)
+        store.entities.gates.add(self.name, check, kind=kind, name=name, record=recorded)
 
-    @abstractmethod
     def ungate(self, check: Callable[[Draft], None]) -> bool:
         """Takes a gate away again; False when it was not there. In this process only."""
+        return self.journal._backend.store("a gate", SET_GATES).entities.gates.remove(self.name, check)

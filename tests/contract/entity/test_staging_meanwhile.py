@@ -20,14 +20,14 @@ from penstock.journal import keys
 @contextmanager
 def interrupted_after_the_commit(journal: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ctrl-C comes when the commit is done, while its caller still leads the writer."""
-    commit: Callable[[Sequence[object]], None] = journal._writer._commit
+    commit: Callable[[Sequence[object]], None] = journal._core.writer._commit
 
     def interrupted(batch: Sequence[object]) -> None:
         commit(batch)
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal._writer, "_commit", interrupted)
+        patch.setattr(journal._core.writer, "_commit", interrupted)
         with pytest.raises(KeyboardInterrupt):
             yield
 
@@ -129,13 +129,13 @@ def test_a_reactor_rests_while_a_fence_of_another_process_is_open(
     place: Place, journal: Any, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic.append("in", 1)
-    run, tries = journal._writer.run, [0]
+    run, tries = journal._core.writer.run, [0]
 
     def counted(request: Any) -> Any:
         tries[0] += 1
         return run(request)
 
-    monkeypatch.setattr(journal._writer, "run", counted)
+    monkeypatch.setattr(journal._core.writer, "run", counted)
     fence = place.open(durability="process").fence()  # of another journal object, as one of another process is
     reactor: Any = topic.react("echo", lambda event: Draft("echo", event.payload, topic="echoes"))
     resting = reactor._stopping = SeenEvent()

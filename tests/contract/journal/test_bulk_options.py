@@ -227,7 +227,7 @@ def _decoded(value: bytes) -> object:
 
 def test_a_commit_that_is_done_a_second_time_loses_nothing(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another operation of the same commit fails half-way, and both are done again, one by one."""
-    writer = journal._writer  # type: ignore[attr-defined]
+    writer = journal._core.writer  # type: ignore[attr-defined]
     inner = writer.run
 
     def spoil(commit: Any) -> None:

@@ -475,7 +475,7 @@ def test_an_index_being_built_leaves_nothing_behind(journal: Journal) -> None:
 
     journal.topic("orders").append("x", key="k")
     number = number_of(journal, "orders")
-    run = Building(journal._writer, "orders", number, NOTHING, (1, 1), 0)  # type: ignore[attr-defined]
+    run = Building(journal._core.writer, "orders", number, NOTHING, (1, 1), 0)  # type: ignore[attr-defined]
     assert run.begin()
     journal.drop_topic("orders")
     journal.topic("orders").append("x", key="k")

@@ -95,7 +95,7 @@ def test_sixty_four_threads_mixing_everything(place: Place, in_threads: InThread
         stored = list(topic.read())
         assert [event.seq for event in stored] == list(range(1, len(stored) + 1))
         assert {event.seq: (event.id, event.payload) for event in stored} == mine
-    writer = journal._writer
+    writer = journal._core.writer
     assert writer.measures.commits < writer.measures.operations  # some did share a commit
 
 
@@ -104,10 +104,10 @@ def test_callers_who_wait_share_a_commit(journal: Journal, in_threads: InThreads
     with writer_held(journal):
         threads = [in_threads(topic.append, "k", n) for n in range(20)]
         eventually(lambda: journal.pressure().queued == 20)
-        before = journal._writer.measures.commits
+        before = journal._core.writer.measures.commits
     for thread in threads:
         thread.join(DEADLINE)
-    assert journal._writer.measures.commits - before <= 3
+    assert journal._core.writer.measures.commits - before <= 3
     assert sorted(payloads(topic.read())) == list(range(20))
 
 
@@ -129,8 +129,8 @@ def test_one_that_fails_does_not_fail_its_neighbours(journal: Journal) -> None:
 
 
 def test_one_that_fails_after_changing_something_is_undone_alone(journal: Journal) -> None:
-    topic, writer = journal.topic("orders"), journal._writer
-    batch = topic._log.prepare("half", None, {})
+    topic, writer = journal.topic("orders"), journal._core.writer
+    batch = topic._at.log.prepare("half", None, {})
 
     def half_way(commit: Commit) -> None:
         commit.append("orders", batch)
@@ -183,7 +183,7 @@ def test_every_change_of_one_that_fails_is_undone_and_none_of_its_neighbours(jou
         CHANGES[change](commit)
         raise RuntimeError("half-way")
 
-    topic, writer = journal.topic("orders"), journal._writer
+    topic, writer = journal.topic("orders"), journal._core.writer
     with writer_held(journal):
         before = topic.submit("a")
         spoiler = writer.submit(WriteRequest(half_way))
@@ -196,7 +196,7 @@ def test_every_change_of_one_that_fails_is_undone_and_none_of_its_neighbours(jou
 
 
 def test_one_that_fails_before_it_changed_anything_costs_its_neighbours_nothing(journal: Journal) -> None:
-    topic, writer = journal.topic("orders"), journal._writer
+    topic, writer = journal.topic("orders"), journal._core.writer
     topic.append("k")
     tries = []
 
@@ -289,7 +289,7 @@ def test_an_interrupted_leader_leaves_nobody_waiting(journal: Journal, in_thread
 
 def test_an_interrupted_lone_caller_leaves_the_writer_usable(topic: Topic) -> None:
     def interrupted(commit: Commit) -> None:
-        commit.append("orders", topic._log.prepare("k", None, {}))
+        commit.append("orders", topic._at.log.prepare("k", None, {}))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

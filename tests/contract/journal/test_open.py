@@ -316,7 +316,7 @@ def test_a_forked_child_is_told_to_open_its_own(place: Place) -> None:
                 list(topic.read())
             except Closed:
                 try:
-                    journal._writer._leader = None
+                    journal._core.writer._leader = None
                     topic.append("k")
                 except Closed as error:
                     told = b"told" if "forked" in str(error) else b"unclear"

@@ -12,7 +12,7 @@ from journals import DEADLINE, Place, eventually, eventually_async, on, only, se
 
 from penstock import Draft, Event, Journal, ManualClock, Topic, Worker
 from penstock.errors import Closed, ConfigError, PositionTrimmed
-from penstock.local.topic import LocalTopic
+from penstock.local.journal import LocalJournal
 from penstock.observe.workers import forget, gave_up
 
 InThreads = Callable[..., threading.Thread]
@@ -73,7 +73,7 @@ def test_a_failing_handler_is_given_the_batch_again_within_its_budget(topic: Top
     worker = topic.worker("c", handler, restarts=2).start()
     eventually(lambda: topic.cursor("c") == 2)
     worker.stop(DEADLINE)
-    if isinstance(topic, LocalTopic):
+    if isinstance(topic.journal, LocalJournal):
         assert attempts == [[1, 2]] * 3
     failed, handled = attempts[:2], attempts[2:]
     assert all(one[0] == 1 for one in failed)  # over a wire, the second event may come a moment after the first

@@ -328,6 +328,6 @@ def test_a_traceback_stored_before_attempts_were_kept_is_still_shown(journal: Jo
         row = keys.group_prefix(topic, 0) + keys.TRAIL + (1).to_bytes(8)
         commit.tx.put(row, b"Traceback (most recent call last): \xc3\xa9")
 
-    journal._writer.run(WriteRequest(as_before))  # type: ignore[attr-defined]
+    journal._core.writer.run(WriteRequest(as_before))  # type: ignore[attr-defined]
     [failure] = queue.failures()
     assert failure.traceback == "Traceback (most recent call last): é" and failure.failed_attempts == []

@@ -305,12 +305,12 @@ def test_what_shares_a_commit_with_a_take_is_delivered_by_the_next_one(
         begun.set()
         go.wait(DEADLINE)
 
-    holder = in_threads(lambda: journal._writer.run(WriteRequest(hold)))
+    holder = in_threads(lambda: journal._core.writer.run(WriteRequest(hold)))
     assert begun.wait(DEADLINE)
     ticket = queue.submit("x", priority=1 if "priority" in policy else 0)
     got: list[object] = []
     taker = in_threads(lambda: got.append(queue.take()))
-    eventually(lambda: len(journal._writer._pending) == 2, "both wait")
+    eventually(lambda: len(journal._core.writer._pending) == 2, "both wait")
     go.set()
     holder.join(DEADLINE)
     taker.join(DEADLINE)

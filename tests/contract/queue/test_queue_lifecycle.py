@@ -300,7 +300,7 @@ def test_a_take_that_is_interrupted_after_its_commit_gives_the_message_back(
 ) -> None:
     queue = journal.queue("jobs")
     queue.push("a")
-    writer = journal._writer  # type: ignore[attr-defined]
+    writer = journal._core.writer  # type: ignore[attr-defined]
     run = writer.run
 
     def interrupted(operation: WriteRequest[Any]) -> Any:

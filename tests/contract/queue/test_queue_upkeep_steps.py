@@ -79,7 +79,7 @@ def local(journal: Journal) -> LocalJournal:
 def commits(local: LocalJournal, monkeypatch: pytest.MonkeyPatch) -> list[CountedTx]:
     """Every commit from here on."""
     found: list[CountedTx] = []
-    engine = local._writer.engine
+    engine = local._core.writer.engine
     write = engine.write
     monkeypatch.setattr(engine, "write", lambda *, sync=True: CountedTx(write(sync=sync), found))
     return found

@@ -97,7 +97,7 @@ def test_a_damaged_last_block_refuses_appends_rather_than_reusing_positions(jour
     value = bytearray(blocks(journal)[-1][1])
     value[30] ^= 1
     store(journal, p17=bytes(value))
-    journal._writer.catalog.forget()  # as after another process has written
+    journal._core.writer.catalog.forget()  # as after another process has written
     for use in (lambda: topic.append("k"), lambda: topic.latest, lambda: topic.commit("c", 1), lambda: len(topic)):
         with pytest.raises(Corrupt) as found:
             use()

@@ -172,10 +172,10 @@ def test_a_queue_survives_the_failure_of_others_in_its_group_commit(tmp_path: Pa
             commit.tx.put(b"zz", b"")
             raise Fault
 
-        bad = journal._writer.submit(WriteRequest(half_way))
+        bad = journal._core.writer.submit(WriteRequest(half_way))
         tickets = [queue.submit(n) for n in range(20)]
         deliveries = queue.take_many(10)
-        worse = journal._writer.submit(WriteRequest(half_way))
+        worse = journal._core.writer.submit(WriteRequest(half_way))
         assert queue.ack_many(deliveries) == 10
         for failed in (bad, worse):
             with pytest.raises(Fault):

@@ -35,7 +35,7 @@ from penstock.journal.index.runs import (
     run_key,
     span_of,
 )
-from penstock.journal.reading import EventFilter, TopicView
+from penstock.journal.reading import EventQuery, TopicView
 from penstock.limits import INDEX_FAN_IN, INDEX_MEMORY_BYTES, MERGED_BYTES
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ class Lookup:
         """The events that no run covers, some at a time, in order, never none at all."""
         after = max(after, self.directory.through)
         if self._behind:
-            found = list(self._view.events(after, through, None, EventFilter(key=key)))
+            found = list(self._view.events(after, through, None, EventQuery(key=key)))
             return [found[::-1] if reverse else found] if found else []
         assert self._tail is not None
         known = self._tail.of_key(key, after, min(through, self._limit), reverse=reverse)
@@ -426,7 +426,7 @@ def _waiting_bytes(view: TopicView, base: int) -> int:
 
 
 def entity_events(
-    lookup: Lookup, wanted: EventFilter, after: int, limit: int | None, through: int, *, reverse: bool
+    lookup: Lookup, wanted: EventQuery, after: int, limit: int | None, through: int, *, reverse: bool
 ) -> Iterator[Event]:
     """The events of one entity that a reader wants, in order."""
     key, kinds, scope = wanted.key, wanted.kinds, wanted.scope

@@ -14,8 +14,8 @@ from penstock.units import parse_duration, parse_moment, parse_size
 
 if TYPE_CHECKING:
     from penstock.local.journal import LocalJournal
-    from penstock.local.topic import LocalTopic
     from penstock.surface.queue import Queue
+    from penstock.surface.topic import Topic
 
 Value = str | list[str]
 """A field as a form sends it: text, or several texts."""
@@ -98,7 +98,7 @@ class ActCall:
             raise ConfigError(f"the {name} is nested too deeply") from None
 
     # ── what they name ───────────────────────────────────────────────────────────────────────────────────────────────
-    def topic(self, name: str = "topic") -> LocalTopic:
+    def topic(self, name: str = "topic") -> Topic:
         """A topic that is there."""
         found = self.text(name)
         if found not in self.journal.topics():

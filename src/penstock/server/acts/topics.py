@@ -135,7 +135,7 @@ def seek(call: ActCall) -> str:
         elif skipped:
             effect = f"it will skip {counted(skipped, 'event')}"
         return f"Move {consumer} from {now:,} to {position:,} of {topic.name}: {effect}?"
-    topic._move_cursor(consumer, position, back=True)
+    topic._move_cursor(consumer, position, seek=True)
     return f"{consumer} is at {position:,}; {counted(topic.lag(consumer), 'event')} ahead"
 
 

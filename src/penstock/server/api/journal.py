@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from penstock.observe.sample import Sample
 from penstock.protocol import journal as operations
-from penstock.protocol.journal import Flushed, JournalDocument, Maintained, PressureDocument
+from penstock.protocol.journal import JournalDocument
 from penstock.protocol.openapi import document
 from penstock.protocol.operation import JSON, SSE
 from penstock.server.api.binding import Call, serves
@@ -28,28 +28,13 @@ def describe_journal(call: Call[None, None]) -> JournalDocument:
     from penstock import __version__
 
     journal = call.service.journal
-    described = journal.describe()
-    pressure = journal.pressure()
     return JournalDocument(
+        **msgspec.structs.asdict(journal.describe()),
         version=__version__,
         id=journal.id,
-        engine=described.engine,
-        location=described.location,
-        size_bytes=described.size_bytes,
-        durability=described.durability,
-        read_only=described.read_only,
-        topics=described.topics,
-        queues=described.queues,
-        writer_capacity=described.writer_capacity,
-        pressure=PressureDocument(pressure.queued, pressure.capacity),
-        gates=described.gates,
-        paused=described.paused,
-        requests=described.requests,
-        objects=described.objects,
+        pressure=journal.pressure(),
         staging=list(call.service.areas),
         lakes=list(call.service.lakes),
-        unstored_seconds=described.unstored_seconds,
-        writer=described.writer,
         role=call.request.state.role,
     )
 
@@ -72,18 +57,6 @@ async def follow_stats(call: Call[None, None]) -> Response:
         return sample
 
     return sse(call.service, whole)
-
-
-@serves(operations.FLUSH_JOURNAL)
-def flush_journal(call: Call[None, None]) -> Flushed:
-    call.service.journal.flush()
-    return Flushed(True)
-
-
-@serves(operations.MAINTAIN_JOURNAL)
-def maintain_journal(call: Call[None, None]) -> Maintained:
-    call.service.journal.maintain()
-    return Maintained(True)
 
 
 async def health(request: Request) -> Response:

@@ -25,12 +25,12 @@ from penstock.documents.events import event_json
 from penstock.errors import Closed, ConfigError, PositionTrimmed
 from penstock.events import Event
 from penstock.journal.keys import MAX_SEQ
-from penstock.journal.log import read_view
-from penstock.journal.reading import EVERYTHING, TopicView
+from penstock.journal.log import TopicLog, read_view
+from penstock.journal.reading import EventQuery, TopicView
 from penstock.protocol.operation import SSE
 from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
+from penstock.server.api import parameters
 from penstock.server.api.binding import Call, serves
-from penstock.server.api.parameters import ReadFilter
 from penstock.server.api.topics import topic_of
 from penstock.server.limits import LIVE_BUFFER, LIVE_BYTES, PING_SECONDS, STREAM_BYTES, STREAM_EVENTS
 from penstock.server.memory import StreamedResponse
@@ -39,7 +39,6 @@ from penstock.server.service import Service
 
 if TYPE_CHECKING:
     from penstock.local.journal import LocalJournal
-    from penstock.local.topic import LocalTopic
 
 PASS_SECONDS = 1.0
 """After how long without an event that it chose a listener is told how far the topic was read for it."""
@@ -54,10 +53,10 @@ def frame(event: Event) -> bytes:
 class LiveTopic:
     """One topic's newest events in memory, and those who wait for the next."""
 
-    def __init__(self, topic: LocalTopic, owner: LiveTopics, buffer: int = LIVE_BUFFER) -> None:
-        self.topic = topic
+    def __init__(self, log: TopicLog, owner: LiveTopics, buffer: int = LIVE_BUFFER) -> None:
+        self.log = log
         self._owner = owner
-        self.floor = topic.latest
+        self.floor = log.latest
         """Everything after this position, up to `position`, is in memory."""
         self.position = self.floor
         self._buffer = buffer
@@ -73,13 +72,13 @@ class LiveTopic:
 
     async def run(self) -> None:
         """Reads what comes, for as long as a client listens."""
-        journal = self.topic.journal
-        signal = journal._core.hub.signal(self.topic.name)
+        core = self.log.core
+        signal = core.hub.signal(self.log.name)
         try:
-            with journal._core.hub:
+            with core.hub:
                 while self.listeners:
                     seen = signal.version
-                    if journal.closed:
+                    if core.closed:
                         raise Closed("the journal was closed")
                     # In the loop, not in a thread: the newest block is in memory, and a thread would cost more.
                     if self._read():
@@ -94,7 +93,7 @@ class LiveTopic:
 
     def _read(self) -> bool:
         """Takes in what follows, a bounded piece of it; False when there is nothing."""
-        read = self.topic._log.ask(self._take_in, None)
+        read = self.log.ask(self._take_in, None)
         if read is None:
             self._forget(self.position)
         if not read:
@@ -149,13 +148,13 @@ class LiveTopic:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def after(self, position: int, selection: ReadFilter | None) -> tuple[bytes, int]:
+    def after(self, position: int, wanted: EventQuery) -> tuple[bytes, int]:
         """The next frames after a position that lies within what is kept, and how far they go."""
         frames: list[bytes] = []
         size = 0
         for row in range(bisect_right(self._seqs, position), len(self._seqs)):
             position = self._seqs[row]
-            if selection is None or selection.matches(self._events[row]):
+            if wanted.everything or wanted.matches(self._events[row]):
                 frames.append(self._frames[row])
                 size += len(frames[-1])
                 if size >= STREAM_BYTES:
@@ -174,7 +173,7 @@ class LiveTopic:
 
 def _events(view: TopicView, after: int, through: int = MAX_SEQ) -> Iterator[Event]:
     """The next events of a view after a position, no more than are sent at once."""
-    return read_view(view, after, STREAM_EVENTS, through, EVERYTHING, None, reverse=False)
+    return read_view(view, EventQuery(after=after, through=through, limit=STREAM_EVENTS))
 
 
 def _joined(frames: list[bytes]) -> bytes:
@@ -198,7 +197,7 @@ class LiveTopics:
         """The live topic, read from now on for one more listener."""
         live = self._topics.get(name)
         if live is None or live.failure is not None:
-            live = self._topics[name] = LiveTopic(self._journal.topic(name), self)
+            live = self._topics[name] = LiveTopic(self._journal._backend.log(name), self)
         live.listeners += 1
         self.listeners += 1
         if live.task is None or live.task.done():
@@ -214,8 +213,8 @@ class LiveTopics:
         live.listeners -= 1
         self.listeners -= 1
         if live.listeners == 0:
-            if self._topics.get(live.topic.name) is live:  # not the one that follows a failed one
-                del self._topics[live.topic.name]
+            if self._topics.get(live.log.name) is live:  # not the one that follows a failed one
+                del self._topics[live.log.name]
             if live.task is not None:
                 live.task.cancel()
 
@@ -225,14 +224,14 @@ async def follow_topic(call: Call[LiveQuery, None]) -> Response:
     """Server-sent events: what follows a position (Last-Event-ID, after=…, or after=latest), then what comes."""
     service, topic = call.service, topic_of(call)
     after = _start(call.request, call.query)
-    selection = ReadFilter(call.query)
+    wanted = parameters.event_filter(call.query)
     if service.live.listeners >= service.limits.max_listeners:
         raise Refused(503, "TooManyListeners", "too many live streams are open", {"Retry-After": "5"})
     if after is None:
         after = topic.latest
     elif after:
         await run_in_threadpool(partial(next, topic.read(after, 1), None))  # PositionTrimmed must be an answer
-    frames = follow(service, topic.name, after, None if selection.everything else selection)
+    frames = follow(service, topic.name, after, wanted)
     return StreamedResponse(frames, media_type=SSE, headers=STREAM_HEADERS)
 
 
@@ -246,9 +245,7 @@ def _start(request: Request, query: LiveQuery) -> int | None:
     return None if query.after == "latest" else query.after
 
 
-async def follow(
-    service: Service, name: str, position: int, selection: ReadFilter | None
-) -> AsyncGenerator[bytes, None]:
+async def follow(service: Service, name: str, position: int, wanted: EventQuery) -> AsyncGenerator[bytes, None]:
     """The frames of a topic after a position, for as long as they are read."""
     try:
         live = service.live.join(name)
@@ -262,10 +259,10 @@ async def follow(
                 return
             start, seen = position, live.position
             if position < live.floor:
-                read = partial(_from_log, live, position, live.floor, selection)
+                read = partial(_from_log, live, position, live.floor, wanted)
                 data, position = await run_in_threadpool(read)
             else:
-                data, position = live.after(position, selection)
+                data, position = live.after(position, wanted)
             if data:
                 told = position
                 yield data
@@ -282,7 +279,7 @@ async def follow(
         service.live.leave(live)
 
 
-def _from_log(live: LiveTopic, position: int, through: int, selection: ReadFilter | None) -> tuple[bytes, int]:
+def _from_log(live: LiveTopic, position: int, through: int, wanted: EventQuery) -> tuple[bytes, int]:
     """The next piece of history as frames, and how far it goes: nowhere while the topic is dropped."""
 
     def read(view: TopicView) -> tuple[bytes, int]:
@@ -292,11 +289,11 @@ def _from_log(live: LiveTopic, position: int, through: int, selection: ReadFilte
         for event in _events(view, position, through):
             last = event.seq
             count += 1
-            if selection is None or selection.matches(event):
+            if wanted.everything or wanted.matches(event):
                 frames.append(frame(event))
                 size += len(frames[-1])
                 if size >= STREAM_BYTES:
                     return _joined(frames), last
         return _joined(frames), last if count == STREAM_EVENTS else max(last, through)
 
-    return live.topic._log.ask(read, (b"", position))
+    return live.log.ask(read, (b"", position))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from penstock.documents import cloudevents
-from penstock.documents.conditions import Where
 from penstock.documents.decoding import decoded
 from penstock.documents.events import DraftDocument, PlainDraft
 from penstock.errors import ConfigError
-from penstock.events import Draft, Event
+from penstock.events import Draft
+from penstock.journal.following import event_query
+from penstock.journal.reading import EventQuery
 from penstock.protocol.operation import JSON, LINES
 from penstock.protocol.topics import APPEND_EVENTS, FilterQuery
 from penstock.server.limits import MOST_EVENTS, USUAL_EVENTS
@@ -50,49 +51,23 @@ def page_size(limit: int | None) -> int:
     return limit
 
 
-class ReadFilter:
+def event_filter(query: FilterQuery) -> EventQuery:
     """Which events a reader or listener wants, beyond positions."""
+    return event_query(
+        key=query.key,
+        key_prefix=query.key_prefix,
+        kind=query.kind or None,
+        scope=query.scope,
+        where=query.where if query.where and query.where.strip() else None,
+    )
 
-    def __init__(self, query: FilterQuery) -> None:
-        self.kinds = frozenset(query.kind)
-        self.key = query.key
-        self.key_prefix = query.key_prefix or None
-        self.scope = query.scope
-        self.where = Where(query.where) if query.where and query.where.strip() else None
 
-    @classmethod
-    def of_page(cls, request: Request) -> ReadFilter:
-        """What a page's form asks for; it sends empty fields along."""
-        query = request.query_params
-        kinds = [kind for kind in query.getlist("kind") if kind]
-        given = {name: query.get(name) or None for name in ("key", "key_prefix", "scope", "where")}
-        return cls(FilterQuery(kind=kinds, **given))
-
-    @property
-    def everything(self) -> bool:
-        return (
-            not self.kinds
-            and self.key is None
-            and self.key_prefix is None
-            and self.scope is None
-            and self.where is None
-        )
-
-    def read(self) -> dict[str, Any]:
-        """As the keyword arguments of `Topic.read`; `where` remains to be asked."""
-        chosen: dict[str, object] = {"key": self.key, "key_prefix": self.key_prefix, "scope": self.scope}
-        if self.kinds:
-            chosen["kind"] = sorted(self.kinds)
-        return chosen
-
-    def matches(self, event: Event) -> bool:
-        return (
-            (not self.kinds or event.kind in self.kinds)
-            and (self.key is None or event.key == self.key)
-            and (self.key_prefix is None or (event.key or "").startswith(self.key_prefix))
-            and (self.scope is None or event.scope == self.scope)
-            and (self.where is None or self.where.matches(event))
-        )
+def page_filter(request: Request) -> EventQuery:
+    """What a page's form asks for; it sends empty fields along."""
+    query = request.query_params
+    kinds = [kind for kind in query.getlist("kind") if kind]
+    given = {name: query.get(name) or None for name in ("key", "key_prefix", "scope", "where")}
+    return event_filter(FilterQuery(kind=kinds, **given))
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import AsyncGenerator, Callable, Iterator
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
+from msgspec.structs import replace
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from penstock.clock import to_ms
 from penstock.documents.cloudevents import BATCH, to_json
 from penstock.documents.events import event_json
 from penstock.errors import ConfigError, PenstockError, PositionTrimmed
 from penstock.events import Event
-from penstock.journal.keys import MAX_SEQ
+from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import TopicView
+from penstock.limits import ARROW_BATCH_ROWS
 from penstock.protocol.operation import ARROW, LINES, PAGE_BYTES
 from penstock.protocol.topics import READ_EVENTS, EventPage, ReadQuery
 from penstock.server.api import parameters
 from penstock.server.api.binding import Call, answered, serves
-from penstock.server.api.parameters import ReadFilter
-from penstock.server.api.topics import topic_of
+from penstock.server.api.topics import log_of
 from penstock.server.limits import (
     ARROW_BYTES,
     SCANNED,
@@ -31,8 +34,7 @@ from penstock.server.limits import (
 from penstock.server.memory import HeldResponse, StreamedResponse
 from penstock.server.problems import error_answer
 
-if TYPE_CHECKING:
-    from penstock.local.topic import LocalTopic
+T = TypeVar("T")
 
 Piece = tuple[bytes, int, int]
 """Bytes to send, the position they go to, and how many events that is."""
@@ -40,15 +42,15 @@ Piece = tuple[bytes, int, int]
 
 @serves(READ_EVENTS)
 async def read_events(call: Call[ReadQuery, None]) -> Response:
-    topic = topic_of(call)
+    wanted = WantedEvents(log_of(call), call.query)
     accepted = call.request.headers.get("accept", "")
     if ARROW in accepted:
-        return await _arrow(topic, call.query)
+        return await _arrow(wanted)
     if LINES in accepted or "application/jsonl" in accepted:
-        return await _lines(topic, call.query)
+        return await _lines(wanted)
     if BATCH in accepted:
-        return await _cloudevents(call, topic)
-    return answered(call.service, await run_in_threadpool(_page, topic, call.query))
+        return await _cloudevents(call, wanted)
+    return answered(call.service, await run_in_threadpool(wanted.page))
 
 
 class ReadRange(NamedTuple):
@@ -59,65 +61,88 @@ class ReadRange(NamedTuple):
     latest: int
 
 
-def _range(topic: LocalTopic, query: ReadQuery) -> ReadRange:
-    """What a request asks for, its times taken into account."""
-    latest = topic.latest
-    after, through = query.after, latest if query.through is None else min(query.through, latest)
-    since, until = parameters.moment(query.since), parameters.moment(query.until)
-    if after:
-        next(topic.read(after, 1), None)  # PositionTrimmed when it must
-    if since is not None:
-        after = max(after, topic.position_at(since))
-    if until is not None:
-        through = min(topic.position_at(until), through)
-    return ReadRange(after, through, latest)
+class WantedEvents:
+    """What a request asks of a topic."""
 
+    def __init__(self, log: TopicLog, query: ReadQuery) -> None:
+        self.log = log
+        self.query = query
+        self.filter = parameters.event_filter(query)
+        self._since = _ms(query.since, "since")
+        self._until = _ms(query.until, "until")
 
-def _check_not_dropped(topic: LocalTopic, after: int) -> None:
-    """PositionTrimmed when the topic was dropped while it was read on after a position: what was read is not all."""
-    began = topic._log.ask(TopicView.began, MAX_SEQ)
-    if 0 < after < began:
-        raise PositionTrimmed(f"topic {topic.name!r} was dropped while it was read", oldest=topic.oldest or after + 1)
+    def range(self) -> ReadRange:
+        """The positions it asks for, as the topic is now."""
+        return self.log.ask(self._range, ReadRange(self.query.after, 0, 0))
 
+    def _range(self, view: TopicView) -> ReadRange:
+        latest, after = view.latest(), self.query.after
+        through = latest if self.query.through is None else min(self.query.through, latest)
+        view.check_not_trimmed(after)
+        if self._since is not None:
+            after = max(after, view.position_before(self._since))
+        if self._until is not None:
+            through = min(through, view.position_before(self._until))
+        return ReadRange(after, through, latest)
 
-def _page(topic: LocalTopic, query: ReadQuery) -> EventPage[Event]:
-    found, follows, latest = _selected(topic, query)
-    return EventPage(found, follows, latest)
+    def rows(self, start: int, end: int, read: Callable[[Iterator[Event]], T]) -> T | None:
+        """What `read` makes of the events between two positions; a condition is still to be asked of them.
 
+        None when there is no topic; PositionTrimmed when it was dropped since `start` was reached.
+        """
+        lookup = None if self.filter.key is None else self.log.core.index.lookup(self.log.name)
+        query = replace(self.filter, where=None, after=start, through=end)
+        found = self.log.ask(lambda view: read(read_view(view, query, lookup)), None)
+        if found is None and start:
+            raise dropped(self.log.name, start)
+        return found
 
-def _selected(topic: LocalTopic, query: ReadQuery) -> tuple[list[Event], int | None, int]:
-    """The events of a page, where the next one begins, and the topic's latest position."""
-    limit = parameters.page_size(query.limit)
-    selection = ReadFilter(query)
-    after, through, latest = _range(topic, query)
-    events: list[Event] = []
-    size = 0
-    last: Event | None = None
-    scanned = 0
-    more = False
-    if limit and through > after:
-        for event in topic.read(after, through=through, reverse=query.reverse, **selection.read()):
-            if len(events) >= limit or size >= PAGE_BYTES or scanned >= limit + SCANNED:
-                more = True
-                break
+    def page(self) -> EventPage[Event]:
+        """A page of them, bounded in events and bytes, from one snapshot."""
+        limit = parameters.page_size(self.query.limit)
+        lookup = None if self.filter.key is None else self.log.core.index.lookup(self.log.name)
+
+        def read(view: TopicView) -> EventPage[Event]:
+            after, through, latest = self._range(view)
+            rows = replace(self.filter, where=None, after=after, through=through, reverse=self.query.reverse)
+            if not limit or through <= after:
+                return EventPage([], None, latest)
+            return EventPage(*self._bounded(read_view(view, rows, lookup), limit), latest)
+
+        return self.log.ask(read, EventPage([], None, 0))
+
+    def _bounded(self, rows: Iterator[Event], limit: int) -> tuple[list[Event], int | None]:
+        """As many as fit, and the position after which there are more."""
+        events: list[Event] = []
+        size = scanned = 0
+        last: Event | None = None
+        where = self.filter.where
+        for event in rows:
+            if last is not None and (len(events) >= limit or size >= PAGE_BYTES or scanned >= limit + SCANNED):
+                return events, last.seq - 1 if self.query.reverse else last.seq
             last = event
-            scanned += 1
-            if selection.where is None or selection.where.matches(event):
+            scanned += 1  # noqa: SIM113 - asked before it is counted
+            if where is None or where.matches(event):
                 events.append(event)
                 size += len(event.raw)
-        _check_not_dropped(topic, after)
-    follows = None
-    if more and last is not None:
-        follows = last.seq - 1 if query.reverse else last.seq
-    return events, follows, latest
+        return events, None
 
 
-async def _cloudevents(call: Call[ReadQuery, None], topic: LocalTopic) -> Response:
+def _ms(text: str | None, what: str) -> int | None:
+    moment = parameters.moment(text)
+    return None if moment is None else to_ms(moment, what)
+
+
+def dropped(topic: str, after: int) -> PositionTrimmed:
+    return PositionTrimmed(f"topic {topic!r} was dropped while it was read", oldest=after + 1)
+
+
+async def _cloudevents(call: Call[ReadQuery, None], wanted: WantedEvents) -> Response:
     """A page as a batch of CloudEvents; the header `Link` leads to the next page, if there is one."""
 
     def read() -> tuple[bytes, int | None]:
-        found, follows, _ = _selected(topic, call.query)
-        return b"[" + b",".join(map(to_json, found)) + b"]", follows
+        page = wanted.page()
+        return b"[" + b",".join(map(to_json, page.events)) + b"]", page.next
 
     body, follows = await run_in_threadpool(read)
     large = len(body) > SEND_BYTES
@@ -128,62 +153,66 @@ async def _cloudevents(call: Call[ReadQuery, None], topic: LocalTopic) -> Respon
     return answer
 
 
-async def _lines(topic: LocalTopic, query: ReadQuery) -> Response:
+async def _lines(wanted: WantedEvents) -> Response:
     """Everything asked for, one document a line, read in pieces: a slow reader holds nothing of the store."""
-    selection = ReadFilter(query)
-    if query.reverse:
+    if wanted.query.reverse:
         raise ConfigError("a stream runs forward; read pages for reverse")
-    after, end, _ = await run_in_threadpool(_range, topic, query)
+    where = wanted.filter.where
+    after, end, _ = await run_in_threadpool(wanted.range)
 
     def piece(start: int, left: int | None) -> Piece:
-        after = start
-        lines: list[bytes] = []
-        size = scanned = 0
-        for event in topic.read(after, STREAM_EVENTS, through=end, **selection.read()):
-            scanned += 1  # noqa: SIM113 - asked for after the loop
-            after = event.seq
-            if selection.where is None or selection.where.matches(event):
-                lines.append(event_json(event) + b"\n")
-                size += len(lines[-1])
-                if size >= STREAM_BYTES or (left is not None and len(lines) >= left):
-                    break
-        else:
-            if scanned < STREAM_EVENTS:
-                after = max(after, end)
-        _check_not_dropped(topic, start)
-        return b"".join(lines), after, len(lines)
+        def read(events: Iterator[Event]) -> Piece:
+            lines: list[bytes] = []
+            after, size, scanned = start, 0, 0
+            for event in islice(events, STREAM_EVENTS):
+                scanned += 1  # noqa: SIM113 - asked for after the loop
+                after = event.seq
+                if where is None or where.matches(event):
+                    lines.append(event_json(event) + b"\n")
+                    size += len(lines[-1])
+                    if size >= STREAM_BYTES or (left is not None and len(lines) >= left):
+                        break
+            else:
+                if scanned < STREAM_EVENTS:
+                    after = max(after, end)
+            return b"".join(lines), after, len(lines)
+
+        return wanted.rows(start, end, read) or (b"", end, 0)
 
     def failed(error: PenstockError) -> bytes:
         return b'{"problem":%b}\n' % bytes(error_answer(error).body)
 
-    return await _streamed(piece, failed, after, end, query.limit, LINES)
+    return await _streamed(piece, failed, after, end, wanted.query.limit, LINES)
 
 
-async def _arrow(topic: LocalTopic, query: ReadQuery) -> Response:
+async def _arrow(wanted: WantedEvents) -> Response:
     """Record batches as an Arrow IPC stream."""
+    from penstock.journal.to_arrow import read_batches
     from penstock.server.api.arrow import batch_bytes, end_bytes, schema_bytes
 
-    if not ReadFilter(query).everything:
+    if not wanted.filter.everything:
         raise ConfigError("an Arrow stream takes positions and times only; filter where you read it")
-    after, end, _ = await run_in_threadpool(_range, topic, query)
+    after, end, _ = await run_in_threadpool(wanted.range)
+    core, name, payload = wanted.log.core, wanted.log.name, wanted.query.payload
 
     def piece(start: int, left: int | None) -> Piece:
         after = start
         rows = STREAM_ROWS if left is None else min(left, STREAM_ROWS)
         data: list[bytes] = []
         size = count = 0
-        for batch in topic.read_arrow(after, rows, through=end, payload=query.payload):
+        for batch in read_batches(core.engine, name, start, rows, end, ARROW_BATCH_ROWS, payload, core.clock.now_ms()):
             data.append(batch_bytes(batch))
             size += len(data[-1])
             count += batch.num_rows
             after = batch.column("seq")[-1].as_py()
             if size >= ARROW_BYTES:
                 break
-        _check_not_dropped(topic, start)
+        if start and not count and name not in core.topics():
+            raise dropped(name, start)
         return b"".join(data), after if count else end, count
 
-    first, last = schema_bytes(query.payload), end_bytes()
-    return await _streamed(piece, None, after, end, query.limit, ARROW, first, last)
+    first, last = schema_bytes(payload), end_bytes()
+    return await _streamed(piece, None, after, end, wanted.query.limit, ARROW, first, last)
 
 
 async def _streamed(

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.clock import to_ms
 from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal.catalog import Settings
+from penstock.journal.keys import MAX_SEQ
 from penstock.names import is_system
 from penstock.observe.sample import Sample, TopicSample
 from penstock.server.api import parameters
@@ -25,7 +28,7 @@ from penstock.server.service import Service, guarded
 from penstock.units import write_duration, write_size
 
 if TYPE_CHECKING:
-    from penstock.local.topic import LocalTopic
+    from penstock.surface.topic import Topic
 
 SHOWN = 50
 """Events a page begins with."""
@@ -80,20 +83,19 @@ class ConsumerRows:
 
 
 # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _events(request: Request, topic: LocalTopic) -> tuple[list[Event], str | None]:
+def _events(request: Request, topic: Topic) -> tuple[list[Event], str | None]:
     """The newest chosen events, newest first, and what is wrong with the choice."""
     try:
-        wanted = parameters.ReadFilter.of_page(request)
+        wanted = parameters.page_filter(request)
         before = parameters.number(request, "before")
         asked = request.query_params
         since, until = parameters.moment(asked.get("since")), parameters.moment(asked.get("until"))
-        through = None if before is None else max(0, before - 1)
+        through = MAX_SEQ if before is None else max(0, before - 1)
         if until is not None:
-            last = topic.position_at(until)
-            through = last if through is None else min(last, through)
-        if through == 0:
-            return [], None
-        found = topic.read(through=through, reverse=True, since=since, **wanted.read())
+            through = min(topic.position_at(until), through)
+        since_ms = None if since is None else to_ms(since, "since")
+        rows = replace(wanted, where=None, through=through, since_ms=since_ms, reverse=True)
+        found = topic._at.read(rows)
         scanned = islice(found, SCANNED) if wanted.where is not None else found
         return list(islice((e for e in scanned if wanted.where is None or wanted.where.matches(e)), SHOWN)), None
     except ConfigError as error:

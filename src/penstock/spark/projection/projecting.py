@@ -195,4 +195,4 @@ def _opened(
 
 
 def _saving(journal: LocalJournal, topic: str, projection: type[Projection]) -> StateSaving:
-    return StateSaving(journal.topic(topic)._log, journal._entities.states, projection)
+    return StateSaving(journal._backend.log(topic), journal._entities.states, projection)

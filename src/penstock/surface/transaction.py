@@ -9,9 +9,8 @@ from penstock.clock import Seconds
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.cursors import move_cursor, read_cursor
-from penstock.journal.log import TopicLog
 from penstock.journal.transaction import HeldWriter
-from penstock.names import check_consumer, check_name, check_position, is_whole
+from penstock.names import check_consumer, check_position, is_whole
 from penstock.queue.transaction import QueueChanges
 from penstock.surface.delivery import Delivery
 from penstock.surface.failure import check_nack, failure_text
@@ -19,8 +18,10 @@ from penstock.surface.queue import Queue
 from penstock.surface.topic import Topic
 
 if TYPE_CHECKING:
-    from penstock.local.journal import LocalJournal
+    from penstock.journal.log import TopicLog
+    from penstock.local.backend import LocalBackend
     from penstock.surface.arguments import DraftArguments, PushArguments
+    from penstock.surface.journal import Journal
 
 
 class Transaction:
@@ -29,10 +30,11 @@ class Transaction:
     It holds the writer: keep it short, and do not append through topics inside it but through its own methods.
     """
 
-    def __init__(self, journal: LocalJournal) -> None:
+    def __init__(self, journal: Journal, store: LocalBackend) -> None:
         self._journal = journal
-        self._held = HeldWriter(journal._core, Transaction.__enter__.__code__, Transaction.__exit__.__code__)
-        self._queues = QueueChanges(self._held, journal._registry)
+        self._store = store
+        self._held = HeldWriter(store.core, Transaction.__enter__.__code__, Transaction.__exit__.__code__)
+        self._queues = QueueChanges(self._held, store.queues)
 
     def __enter__(self) -> Transaction:
         self._held.begin()
@@ -94,12 +96,12 @@ class Transaction:
 
     def _log(self, topic: Topic | str) -> TopicLog:
         if isinstance(topic, str):
-            return TopicLog(self._journal._core, check_name(topic))
+            return self._store.log(topic)
         if not isinstance(topic, Topic):
             raise ConfigError(f"a topic is a Topic or its name, not {topic!r:.80}")
         if topic.journal is not self._journal:
             raise ConfigError(f"topic {topic.name!r} belongs to another journal than this transaction")
-        return TopicLog(self._journal._core, topic.name)
+        return self._store.log(topic.name)
 
     # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def push(self, queue: Queue | str, payload: object, **options: Unpack[PushArguments]) -> Receipt:

@@ -1,0 +1,214 @@
+"""What the operations on topics, and on the journal as a whole, do: each in one commit or from one snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.clock import from_ms, to_ms
+from penstock.engine.contract import Snapshot
+from penstock.entity.causality import ancestors, correlated, effects
+from penstock.errors import ConfigError
+from penstock.events import Event
+from penstock.journal.catalog import Settings, load_state
+from penstock.journal.commit import Commit
+from penstock.journal.cursors import drop_cursor, move_cursor, read_consumer, read_consumers, read_cursors
+from penstock.journal.dropping import DropReport
+from penstock.journal.log import TopicLog
+from penstock.journal.reading import TopicView
+from penstock.journal.settings import change_settings, checked_settings
+from penstock.journal.upkeep import CompactReport, compact, compact_by_key
+from penstock.journal.writer import WriteRequest
+from penstock.local.backend import LocalBackend, implements
+from penstock.names import check_consumer
+from penstock.protocol import journal as whole
+from penstock.protocol import topics as operations
+from penstock.protocol.fields import SettingsFields, given
+from penstock.protocol.journal import CausesQuery, EventList, Flushed, Maintained
+from penstock.protocol.operation import PAGE_BYTES
+from penstock.protocol.topics import (
+    CompactRequest,
+    CursorChange,
+    CursorDocument,
+    CursorList,
+    DropTopicQuery,
+    Forgotten,
+    PositionDocument,
+    PositionQuery,
+    TopicDocument,
+    TopicNames,
+)
+from penstock.units import parse_moment
+
+
+# ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────────
+@implements(whole.FLUSH_JOURNAL)
+def flush_journal(at: LocalBackend) -> Flushed:
+    at.core.flush()
+    return Flushed(True)
+
+
+@implements(whole.MAINTAIN_JOURNAL)
+def maintain_journal(at: LocalBackend) -> Maintained:
+    at.core.maintain()
+    return Maintained(True)
+
+
+@implements(whole.READ_CORRELATED)
+def read_correlated(at: LocalBackend, correlation: str, query: CausesQuery) -> EventList[Event]:
+    return _page(correlated(at.core, correlation), query)
+
+
+@implements(whole.READ_ANCESTORS)
+def read_ancestors(at: LocalBackend, event: str, query: CausesQuery) -> EventList[Event]:
+    return _page(ancestors(at.core, event), query)
+
+
+@implements(whole.READ_EFFECTS)
+def read_effects(at: LocalBackend, event: str, query: CausesQuery) -> EventList[Event]:
+    return _page(effects(at.core, event), query)
+
+
+def _page(events: Iterator[Event], query: CausesQuery) -> EventList[Event]:
+    """The events after the one that was the last of the page before, bounded in number and bytes."""
+    if query.after is not None:
+        for event in events:
+            if event.id == query.after:
+                break
+    found: list[Event] = []
+    size = 0
+    for event in events:
+        if found and (len(found) == query.limit or size + len(event.raw) > PAGE_BYTES):
+            return EventList(found, found[-1].id)
+        size += len(event.raw)
+        found.append(event)
+    return EventList(found)
+
+
+# ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+@implements(operations.LIST_TOPICS)
+def list_topics(at: LocalBackend) -> TopicNames:
+    return TopicNames(at.core.topics())
+
+
+@implements(operations.READ_TOPIC)
+def read_topic(at: LocalBackend, name: str) -> TopicDocument:
+    """A topic that nothing was appended to is empty rather than missing: it exists from its first append."""
+
+    def described(view: TopicView) -> TopicDocument:
+        cursors = read_cursors(view.snap, view.number)
+        return TopicDocument(name, view.count(), view.oldest(), view.latest(), cursors, view.record.settings)
+
+    return at.log(name).ask(described, TopicDocument(name, 0, 0, 0, {}, Settings()))
+
+
+@implements(operations.CONFIGURE_TOPIC)
+def configure_topic(at: LocalBackend, name: str, fields: SettingsFields) -> Settings:
+    log, wanted = at.log(name), checked_settings(given(fields))
+    settings = at.core.run(lambda commit: change_settings(commit, log.name, wanted))
+    at.core.housekeeper.request(log.name)
+    return settings
+
+
+@implements(operations.DROP_TOPIC)
+def drop_topic(at: LocalBackend, name: str, query: DropTopicQuery) -> DropReport:
+    report = at.core.drop_topic(name, query.force)
+    at.entities.states.clear()
+    return report
+
+
+@implements(operations.COMPACT_TOPIC)
+def compact_topic(at: LocalBackend, name: str, wanted: CompactRequest) -> CompactReport:
+    if not wanted.keys and wanted.through is None:
+        raise ConfigError('say what may go: "through" or "keys"')
+    log = at.log(name)
+    report = _compact_keys(log) if wanted.through is None else _compact(log, wanted.through, wanted.force)
+    if report.removed:
+        at.core.writer.reclaim()
+    return report
+
+
+def _compact(log: TopicLog, through: int, force: bool) -> CompactReport:
+    core, name = log.core, log.name
+
+    def apply(commit: Commit) -> CompactReport:
+        for discard in core.trims if force else ():
+            discard(commit, name, through)
+        return compact(commit, name, through, () if force else core.holds)
+
+    return core.writer.run(WriteRequest(apply))
+
+
+def _compact_keys(log: TopicLog) -> CompactReport:
+    """Keeps the newest event of every key; messages of a queue that are not settled stay, whatever their key."""
+    core = log.core
+    core.writer.check_idle_here()
+    removed = compact_by_key(core.engine, core.writer, log.name, core.housekeeper.holds)
+    count, latest = log.ask(lambda view: (view.count(), view.latest()), (0, 0))
+    return CompactReport(removed, count, latest)
+
+
+@implements(operations.FIND_POSITION)
+def find_position(at: LocalBackend, name: str, query: PositionQuery) -> PositionDocument:
+    if not query.time:
+        raise ConfigError("time is missing: /position?time=2024-05-01T12:00:00Z")
+    return PositionDocument(_position_at(at, at.log(name), query.time))
+
+
+def _position_at(at: LocalBackend, log: TopicLog, time: str) -> int:
+    """The last position recorded before a time: ISO, or how long ago."""
+    ms = to_ms(parse_moment(time, from_ms(at.clock.now_ms())), "time")
+    return log.ask(lambda view: view.position_before(ms), 0)
+
+
+# ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@implements(operations.LIST_CURSORS)
+def list_cursors(at: LocalBackend, name: str) -> CursorList:
+    def listed(view: TopicView) -> CursorList:
+        latest = view.latest()
+        found = read_consumers(view.snap, view.number, latest)
+        return CursorList([CursorDocument(one.name, one.position, one.lag, one.moved_at) for one in found], latest)
+
+    return at.log(name).ask(listed, CursorList([], 0))
+
+
+@implements(operations.READ_CURSOR)
+def read_cursor(at: LocalBackend, name: str, consumer: str) -> CursorDocument:
+    check_consumer(consumer)
+
+    def found(view: TopicView) -> CursorDocument:
+        return _cursor(view.snap, view.number, view.name, consumer, view.latest())
+
+    return at.log(name).ask(found, CursorDocument(consumer, None, 0))
+
+
+def _cursor(snap: Snapshot, number: int, topic: str, consumer: str, latest: int) -> CursorDocument:
+    behind = latest - load_state(snap, number, topic).began
+    one = read_consumer(snap, number, consumer, latest)
+    if one is None:
+        return CursorDocument(consumer, None, behind)
+    return CursorDocument(consumer, one.position, min(one.lag, behind), one.moved_at)
+
+
+@implements(operations.MOVE_CURSOR)
+def move_topic_cursor(at: LocalBackend, name: str, consumer: str, change: CursorChange) -> CursorDocument:
+    if sum(value is not None for value in (change.position, change.time, change.to)) != 1:
+        raise ConfigError('say where to: one of "position", "time", "to"')
+    log, seek = at.log(name), change.seek
+    check_consumer(consumer)
+    position = 0 if change.to == "start" else change.position
+    if change.time is not None:
+        position = _position_at(at, log, change.time)
+
+    def apply(commit: Commit) -> CursorDocument:
+        latest = commit.latest(log.name)
+        move_cursor(commit, log.name, consumer, latest if position is None else position, seek)
+        return _cursor(commit.tx, commit.ensure(log.name).number, log.name, consumer, latest)
+
+    return at.core.run(apply)
+
+
+@implements(operations.FORGET_CURSOR)
+def forget_cursor(at: LocalBackend, name: str, consumer: str) -> Forgotten:
+    log = at.log(name)
+    check_consumer(consumer)
+    return Forgotten(at.core.run(lambda commit: drop_cursor(commit, log.name, consumer)))
