@@ -151,6 +151,7 @@ JOURNALS = [
     Row("Journal.maintain", lambda w, url: maintain(url) or Many(w.size), copied),
     Row("Journal.maintain(again)", lambda w, url: maintain(url) or size(w.journal.topics()), lambda w: maintained(w)),
     Row("Journal.backup", lambda w: w.journal.backup(w.place()) or Many(w.size)),
+    Row("Journal.copy_to", lambda w: Many(w.journal.copy_to(w.place()).rows)),
     Row("Journal.export", lambda w, path: Many(w.journal.export(path, topics=["rebuilt"]).events), folder),
     Row("Journal.import_", import_, exported),
 ]
