@@ -4,7 +4,8 @@
 
 The tests are collected once and run once, to learn which of them reach which line. Then each mutant is a fork of that
 process in which one function has other code, and the tests that reach the changed line run in it, the quickest first,
-until one fails. What no test notices is printed; the code is 1 when fewer than `GOAL` percent were noticed.
+until one fails. A test that also fails with the code as it is has noticed nothing, and is not asked again. What no test
+notices is printed; the code is 1 when fewer than `GOAL` percent were noticed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import functools
 import gc
 import importlib
 import json
+import mmap
 import os
 import random
 import signal
@@ -216,7 +218,8 @@ class Reach:
     def tests(self, mutant: Mutant) -> list[int]:
         """Those that reach a mutant, the quickest first."""
         found = self.lines.get(f"{mutant.path}:{mutant.line}", [])
-        return sorted((test for test in found if self.seconds[test] < SLOW), key=lambda test: self.seconds[test])
+        known = {test: seconds for test in found if (seconds := self.seconds.get(test, SLOW)) < SLOW}
+        return sorted(known, key=lambda test: known[test])
 
 
 class Run:
@@ -291,20 +294,26 @@ class Run:
         return found
 
     def _try(self, items: list[pytest.Item], mutant: Mutant, reach: Reach) -> str:
-        tests = reach.tests(mutant)
-        if not tests:
-            return UNTRIED
-        pid = forked(lambda: self._notice(items, mutant, tests, reach))
-        _, status = os.waitpid(pid, 0)
-        with suppress(ProcessLookupError):  # what its tests have started
-            os.killpg(pid, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(status)
-        return {0: SURVIVED, 3: IMPOSSIBLE, -signal.SIGALRM: ENDLESS}.get(code, NOTICED)
+        while tests := reach.tests(mutant):
+            at = mmap.mmap(-1, 8)
+            code = ended(forked(functools.partial(self._notice, items, mutant, tests, reach, at)))
+            if code in (0, 3):
+                return IMPOSSIBLE if code else SURVIVED
+            test = int.from_bytes(at[:])
+            if ended(forked(functools.partial(self._notice, items, None, [test], reach, at))) == 0:
+                return ENDLESS if code == -signal.SIGALRM else NOTICED
+            say(f"  fails as it is: {items[test].nodeid}")
+            del reach.seconds[test]
+        return UNTRIED
 
-    def _notice(self, items: list[pytest.Item], mutant: Mutant, tests: list[int], reach: Reach) -> None:
-        if not apply(mutant):
+    def _notice(
+        self, items: list[pytest.Item], mutant: Mutant | None, tests: list[int], reach: Reach, at: mmap.mmap
+    ) -> None:
+        """Runs tests until one fails, and leaves its number in `at`."""
+        if mutant is not None and not apply(mutant):
             os._exit(3)
         for number, test in enumerate(tests):
+            at[:] = test.to_bytes(8)
             signal.setitimer(signal.ITIMER_REAL, LONGEST + 5 * reach.seconds[test])  # its end is the process's
             self._run_one(items[test], items[tests[number + 1]] if number + 1 < len(tests) else None)
             if self.failed:
@@ -328,6 +337,14 @@ def forked(body: Callable[[], object]) -> int:
         code = 0
     finally:
         os._exit(code)
+
+
+def ended(pid: int) -> int:
+    """How a child ended; what its tests have started ends with it."""
+    _, status = os.waitpid(pid, 0)
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(status)
 
 
 def say(text: str) -> None:
