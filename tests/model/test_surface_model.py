@@ -197,7 +197,7 @@ def run(machine: type[RuleBasedStateMachine], count: int, **options: Any) -> Non
     )
 
 
-@pytest.mark.parametrize(("about", "count"), [("topics", 8), ("work", 8), ("keyed", 6), ("fanout", 6)])
+@pytest.mark.parametrize(("about", "count"), [("topics", 16), ("work", 14), ("keyed", 10), ("fanout", 10)])
 def test_a_journal_answers_the_same_in_memory_in_sqlite_and_behind_a_server(
     server: SharedServer, about: str, count: int
 ) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from journals import DEADLINE, Place, eventually, on
+from journals import DEADLINE, eventually
 
 import penstock
 from penstock import Journal, ManualClock, Queue
@@ -47,72 +47,6 @@ def test_it_opens_after_so_many_failures_and_one_message_is_tried_after_the_paus
     assert len(queue.take_many(10)) == 9
 
 
-def test_it_opens_again_when_the_message_that_is_tried_fails(queue: Queue, clock: ManualClock) -> None:
-    fail(queue, 3)
-    clock.advance(30)
-    fail(queue, 10)
-    assert queue.stats().breaker == "open"
-    clock.advance(30)
-    probe = queue.take()
-    clock.advance(1000)  # its lease ends: that is a failure too
-    assert queue.take() is None
-    assert queue.stats().breaker == "open"
-    assert probe is not None
-
-
-def test_failures_further_apart_than_the_window_do_not_open_it(queue: Queue, clock: ManualClock) -> None:
-    for _ in range(9):
-        fail(queue, 1)
-        clock.advance(5)
-    assert queue.stats().breaker == "closed"
-
-
-def test_a_rejected_message_is_no_failure_of_the_handler(queue: Queue, clock: ManualClock) -> None:
-    for delivery in queue.take_many(3):
-        delivery.nack(dead=True)
-    assert queue.stats().breaker == "closed"
-    fail(queue, 3)
-    clock.advance(30)
-    queue.take().nack(dead=True)
-    assert queue.stats().breaker == "closed"
-
-
-def test_another_message_is_tried_when_the_first_was_given_back_or_purged(queue: Queue, clock: ManualClock) -> None:
-    fail(queue, 3)
-    clock.advance(30)
-    queue.take().release()
-    probe = queue.take()
-    assert probe is not None and queue.take() is None
-    queue.purge()
-    queue.push("new")
-    again = queue.take()
-    assert again is not None
-    queue.ack_many([again])
-    assert queue.stats().breaker == "closed"
-
-
-def test_what_was_in_flight_when_it_opened_neither_closes_nor_prolongs_it(queue: Queue, clock: ManualClock) -> None:
-    late, later = queue.take_many(2)
-    fail(queue, 3)
-    clock.advance(20)
-    late.ack()
-    later.nack()
-    assert queue.stats().breaker == "open"
-    clock.advance(10)
-    assert queue.stats().breaker == "half-open"
-
-
-def test_each_group_has_a_breaker_of_its_own(journal: Journal) -> None:
-    news = journal.queue("news", mode="fanout", breaker="1/s", max_attempts=10)
-    news.add_group("a")
-    news.add_group("b")
-    news.push("x")
-    fail(news, 1, group="a")
-    assert (news.stats("a").breaker, news.stats("b").breaker) == ("open", "closed")
-    assert news.take(group="a") is None
-    assert news.take(group="b") is not None
-
-
 def test_removing_the_breaker_lets_everything_through(queue: Queue) -> None:
     fail(queue, 3)
     queue.configure(breaker=None)
@@ -136,17 +70,6 @@ def test_it_is_in_the_log_and_in_the_metrics(queue: Queue, caplog: pytest.LogCap
     queue.stats()
     text = penstock.metrics.REGISTRY.prometheus_text()
     assert 'penstock_queue_breaker_open{queue="calls",group="default"} 1' in text
-
-
-@on("sqlite")
-def test_two_processes_share_one_breaker(place: Place, clock: ManualClock) -> None:
-    first = place.open(clock=clock, durability="process").queue("calls", breaker="2/m")
-    second = place.open(clock=clock, durability="process").queue("calls")
-    first.push_many(range(5))
-    fail(first, 1)
-    fail(second, 1)
-    assert first.take() is None
-    assert second.stats().breaker == "open"
 
 
 def test_a_breaker_that_makes_no_sense_is_refused(journal: Journal) -> None:

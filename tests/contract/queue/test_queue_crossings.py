@@ -26,18 +26,6 @@ def one(queue: Queue, **options: str) -> Delivery:
 
 
 # ── dedup keys ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_another_dedup_window_forgets_no_key(journal: Journal, clock: ManualClock, reopen: Reopen) -> None:
-    queue = journal.queue("jobs", dedup_window=60)
-    first = queue.push("a", dedup="k")
-    for window in (7200, 90, None, 3600):
-        assert queue.configure(dedup_window=window).dedup_window == window
-        again = queue.push("a", dedup="k")
-        assert again.duplicate and again.id == first.id
-    clock.advance(3599)
-    queue = reopen(journal).queue("jobs")
-    assert queue.push("a", dedup="k").duplicate
-    clock.advance(2)
-    assert not queue.push("a", dedup="k").duplicate
 
 
 def test_a_queue_over_a_topic_keeps_its_dedup_keys_and_its_window(journal: Journal, clock: ManualClock) -> None:
@@ -66,23 +54,6 @@ def test_a_window_given_to_the_topic_is_the_queues_too(journal: Journal) -> None
 
 
 # ── moving and sending back ──────────────────────────────────────────────────────────────────────────────────────────
-def test_a_redriven_letter_goes_only_to_the_group_that_failed(journal: Journal) -> None:
-    news = journal.queue("news", mode="fanout", max_attempts=1, dead_letter="grave")
-    for group in ("mail", "search", "late"):
-        news.add_group(group)
-    news.push_many(["a", "b"])
-    assert taken(news, group="search") == ["a", "b"]
-    one(news, group="mail").nack()
-    assert taken(news, group="mail") == ["b"]
-    assert news.redrive() == 1
-    assert news.stats("search").ready == 0 and news.stats("mail").ready == 1 and news.stats("late").ready == 2
-    assert taken(news, group="search") == [] and taken(news, group="late") == ["a", "b"]
-    again = one(news, group="mail")
-    assert (again.payload, again.attempt) == ("a", 1)
-    again.ack()
-    news.push("c")
-    assert [taken(news, group=group) for group in ("mail", "search", "late")] == [["c"], ["c"], ["c"]]
-    assert len(news) == 0 and list(news) == []
 
 
 def test_a_redriven_letter_with_a_priority_is_one_group_s_too(journal: Journal) -> None:

@@ -78,18 +78,7 @@ def test_what_is_appended_to_the_topic_is_a_message(queue: Queue, journal: Journ
     assert [event.seq for event in journal.topic("jobs").read()] == [1]
 
 
-def test_a_submitted_push_resolves_to_its_receipt(queue: Queue) -> None:
-    tickets = [queue.submit(n, headers={"n": str(n)}) for n in range(20)]
-    assert [ticket.result(60).seq for ticket in tickets] == list(range(1, 21))
-    assert taken(queue) == list(range(1, 21))
-
-
 # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_nothing_is_delivered_twice_within_its_lease(queue: Queue) -> None:
-    queue.push_many(range(10))
-    assert taken(queue, 4) == [1, 2, 3, 4]
-    assert taken(queue, 100) == [5, 6, 7, 8, 9, 10]
-    assert taken(queue) == []
 
 
 def test_a_limit_of_zero_takes_nothing_and_a_negative_one_is_refused(queue: Queue) -> None:
@@ -136,14 +125,6 @@ def test_tokens_are_opaque_and_new_for_every_delivery(queue: Queue) -> None:
 
 
 # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_an_acknowledged_message_is_gone_for_good(queue: Queue, reopen: Reopen) -> None:
-    queue.push_many(["a", "b"])
-    first = queue.take()
-    assert first is not None
-    first.ack()
-    assert queue.get(1) is None and len(queue) == 1
-    again = reopen(queue.journal).queue("jobs")
-    assert [event.payload for event in again] == ["b"] and again.get(1) is None and taken(again) == [2]
 
 
 def test_a_second_ack_and_an_ack_after_a_nack_are_stale(queue: Queue) -> None:
@@ -182,47 +163,6 @@ def test_ack_many_counts_what_was_held(queue: Queue, journal: Journal) -> None:
     assert queue.ack_many([stray.token]) == 0
     with pytest.raises(ConfigError):
         queue.ack_many([1])  # type: ignore[list-item]
-
-
-def test_a_token_is_good_in_another_process_and_after_a_restart(queue: Queue, reopen: Reopen) -> None:
-    queue.push_many(range(3))
-    tokens = [delivery.token for delivery in queue.take_many(3)]
-    again = reopen(queue.journal).queue("jobs")
-    assert [one.token for one in again.pending()] == tokens
-    assert again.ack_many(tokens[:2]) == 2
-    assert [one.token for one in again.pending()] == tokens[2:]
-
-
-def test_a_nack_puts_the_message_back_in_its_place(queue: Queue) -> None:
-    queue.push_many(range(4))
-    first, second, _ = queue.take_many(3)
-    second.nack(error="second thoughts")
-    first.nack()
-    assert [(delivery.seq, delivery.attempt) for delivery in queue.take_many(9)] == [(1, 2), (2, 2), (4, 1)]
-
-
-def test_a_nack_with_a_delay_comes_back_when_it_is_due_in_its_place(queue: Queue, clock: ManualClock) -> None:
-    queue.push_many(range(3))
-    delivery = queue.take()
-    assert delivery is not None
-    delivery.nack(delay=timedelta(seconds=5))
-    assert queue.stats().delayed == 1 and taken(queue, 1) == [2]
-    clock.advance(4.999)
-    assert queue.stats().delayed == 1
-    clock.advance(0.001)
-    assert (queue.stats().delayed, queue.stats().ready) == (0, 2)
-    assert taken(queue) == [1, 3]
-
-
-def test_a_release_counts_no_attempt_and_never_fails(queue: Queue) -> None:
-    queue.push_many(range(2))
-    for _ in range(5):
-        deliveries = queue.take_many(2)
-        assert [(delivery.seq, delivery.attempt) for delivery in deliveries] == [(1, 1), (2, 1)]
-        for delivery in deliveries:
-            delivery.release()
-            delivery.release()
-    assert len(queue) == 2 and queue.stats().ready == 2
 
 
 def test_a_with_block_acknowledges_or_gives_back(queue: Queue) -> None:
@@ -271,42 +211,6 @@ def test_an_expired_lease_gives_the_message_to_the_next_taker(queue: Queue, cloc
     again.ack()
 
 
-def test_an_expired_lease_that_nobody_has_taken_over_can_still_be_settled(queue: Queue, clock: ManualClock) -> None:
-    queue.push(1)
-    slow = queue.take()
-    clock.advance(100)
-    assert slow is not None
-    slow.ack()
-    assert queue.take() is None and len(queue) == 0
-
-
-def test_extending_keeps_the_token_and_moves_the_deadline(queue: Queue, clock: ManualClock) -> None:
-    queue.push_many(range(3))
-    one, two, three = queue.take_many(3, lease=10)
-    token = two.token
-    clock.advance(8)
-    two.extend()
-    three.extend(2)
-    assert two.token == token and two.deadline - three.deadline == timedelta(seconds=28)
-    assert {p.seq: p.deadline for p in queue.pending()} == {1: one.deadline, 2: two.deadline, 3: three.deadline}
-    clock.advance(2)
-    assert taken(queue) == [1, 3]
-    clock.advance(10)
-    two.ack()
-    assert sorted(event.seq for event in queue) == [1, 3]
-
-
-def test_leases_survive_a_restart(queue: Queue, reopen: Reopen, clock: ManualClock) -> None:
-    queue.push_many(range(3))
-    queue.take_many(2, consumer="w1")
-    clock.advance(10)
-    again = reopen(queue.journal).queue("jobs")
-    assert [(one.seq, one.consumer, one.attempt) for one in again.pending()] == [(1, "w1", 1), (2, "w1", 1)]
-    assert taken(again) == [3]
-    clock.advance(20)
-    assert [(delivery.seq, delivery.attempt) for delivery in again.take_many(9)] == [(1, 2), (2, 2)]
-
-
 def test_a_lease_of_zero_lasts_until_its_journal_is_closed(place: Place, clock: ManualClock) -> None:
     journal = place.open(clock=clock, durability="process")
     queue = journal.queue("jobs", lease=0)
@@ -317,26 +221,6 @@ def test_a_lease_of_zero_lasts_until_its_journal_is_closed(place: Place, clock: 
     assert taken(queue) == [2]
     journal = place.reopen(journal, clock=clock, durability="process")
     assert [(one.seq, one.attempt) for one in journal.queue("jobs").take_many(9)] == [(1, 2), (2, 2)]
-
-
-def test_attempts_are_counted_once_per_delivery(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("jobs", max_attempts=4)
-    queue.push("x")
-    first = queue.take()
-    assert first is not None and first.attempt == 1
-    first.nack()
-    second = queue.take()
-    assert second is not None and second.attempt == 2
-    clock.advance(31)
-    third = queue.take()
-    assert third is not None and third.attempt == 3
-    third.release()
-    third = queue.take()
-    assert third is not None and third.attempt == 3
-    (fourth,) = queue.claim(min_idle=0)
-    assert fourth.attempt == 4
-    fourth.nack()
-    assert queue.take() is None and [event.payload for event in queue.failed()] == ["x"]
 
 
 # ── handles ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -354,17 +238,6 @@ def test_queue_names_follow_the_rules_of_topics(journal: Journal) -> None:
         with pytest.raises(InvalidName):
             journal.queue(bad)  # type: ignore[arg-type]
     assert journal.queue("A-z_0.9").name == "A-z_0.9"
-
-
-def test_positions_are_never_used_again(queue: Queue, reopen: Reopen) -> None:
-    for expected in (1, 3, 5):
-        queue.push_many(range(2))
-        assert [event.seq for event in queue] == [expected, expected + 1]
-        queue.ack_many(queue.take_many(2))
-        queue.journal.maintain()
-        assert queue.journal.topic("jobs").oldest == 0 and queue.journal.topic("jobs").latest == expected + 1
-        queue = reopen(queue.journal).queue("jobs")
-    assert queue.purge() == 0 and queue.push(0).seq == 7
 
 
 @only(on_disk=True, reads_beside_writer=True)

@@ -26,17 +26,6 @@ def push(queue: Queue, tenant: str, count: int, **options: str) -> None:
     queue.push_many([f"{tenant}{number}" for number in range(count)], headers={"tenant": tenant}, **options)
 
 
-def test_lanes_take_turns(journal: Journal) -> None:
-    queue = journal.queue("jobs", fair_by="tenant")
-    push(queue, "a", 5)
-    push(queue, "b", 2)
-    push(queue, "c", 1)
-    queue.push("nobody's")
-    assert [event.payload for event in queue.peek(5)] == ["a0", "b0", "c0", "nobody's", "a1"]
-    assert payloads(queue, 4) == ["a0", "b0", "c0", "nobody's"]
-    assert payloads(queue) == ["a1", "b1", "a2", "a3", "a4"]
-
-
 def test_a_tenant_that_comes_late_is_next(journal: Journal, reopen: Reopen) -> None:
     queue = journal.queue("jobs", fair_by="tenant")
     push(queue, "big", 3000)
@@ -81,16 +70,6 @@ def test_ordering_keys_keep_their_order_within_a_lane(journal: Journal) -> None:
     assert second.payload == "a1"
     second.nack()
     assert payloads(queue) == ["a1"]
-
-
-def test_retries_delays_and_ended_leases_come_back_into_their_lane(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("jobs", fair_by="tenant", lease=5)
-    push(queue, "a", 3)
-    queue.push("b later", headers={"tenant": "b"}, delay=1)
-    queue.take().nack()
-    assert queue.take().payload == "a0"
-    clock.advance(6)
-    assert payloads(queue) == ["a0", "b later", "a1", "a2"]
 
 
 def test_every_group_has_turns_of_its_own(journal: Journal) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock import Draft, Journal, ManualClock, Queue
-from penstock.errors import ConfigError, InvalidName, StaleDelivery
+from penstock import Journal, ManualClock, Queue
+from penstock.errors import ConfigError, InvalidName
 
 Reopen = Callable[[Journal], Journal]
 
@@ -44,38 +44,6 @@ def test_a_claim_minds_the_group_it_names(journal: Journal) -> None:
 
 
 # ── fanout ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_every_group_gets_every_message_once(news: Queue, reopen: Reopen) -> None:
-    news.push_many(range(3))
-    assert news.groups() == [], "none is implicit"
-    assert seqs(news, "audit") == [1, 2, 3] and seqs(news, "mail", 1) == [1]
-    news.push("more")
-    news = reopen(news.journal).queue("news")
-    assert seqs(news, "audit") == [4] and seqs(news, "mail") == [2, 3, 4] and seqs(news, "mail") == []
-    assert news.groups() == ["audit", "mail"]
-
-
-def test_a_group_s_failures_are_its_own(news: Queue, clock: ManualClock) -> None:
-    news.configure(max_attempts=2)
-    news.push_many(range(2))
-    for _ in range(2):
-        news.take(group="bad").nack()  # type: ignore[union-attr]
-    good = news.take_many(2, group="good")
-    assert [(delivery.seq, delivery.attempt) for delivery in good] == [(1, 1), (2, 1)]
-    assert [event.seq for event in news.failed("bad")] == [1] and list(news.failed("good")) == []
-    assert (news.stats("bad").failed, news.stats("good").failed) == (1, 0)
-    clock.advance(31)
-    assert [delivery.attempt for delivery in news.take_many(2, group="good")] == [2, 2]
-
-
-def test_dead_letters_name_their_group(journal: Journal) -> None:
-    news = journal.queue("news", mode="fanout", dead_letter="grave", max_attempts=1)
-    news.add_group("a")
-    news.add_group("b")
-    news.push("x")
-    for group in ("a", "b"):
-        news.take(group=group).nack()  # type: ignore[union-attr]
-    assert [event.headers["dead-group"] for event in journal.queue("grave")] == ["a", "b"]
-    assert list(news) == []
 
 
 def test_a_message_goes_when_all_groups_are_done(news: Queue, journal: Journal) -> None:
@@ -96,15 +64,6 @@ def test_a_message_goes_when_all_groups_are_done(news: Queue, journal: Journal) 
     assert list(news) == [] and journal.topic("news").oldest == 0 and journal.topic("news").latest == 4
 
 
-def test_without_a_group_messages_wait_for_the_first(news: Queue, journal: Journal) -> None:
-    news.push_many(range(3))
-    journal.maintain()
-    assert len(news) == 3 and [event.seq for event in news] == [1, 2, 3]
-    stats = news.stats("nobody yet")
-    assert (stats.ready, stats.in_flight, stats.groups) == (3, 0, ())
-    assert seqs(news, "first") == [1, 2, 3]
-
-
 def test_a_group_begins_where_it_says(news: Queue) -> None:
     news.push_many(range(5))
     news.add_group("all")
@@ -120,30 +79,6 @@ def test_a_group_begins_where_it_says(news: Queue) -> None:
             news.add_group(bad)  # type: ignore[arg-type]
 
 
-def test_a_group_added_later_gets_what_others_have_not_settled(news: Queue) -> None:
-    news.push_many(range(5))
-    early = news.take_many(4, group="early")
-    early[0].ack()
-    early[2].ack()
-    early[3].nack(dead=True)
-    assert seqs(news, "late") == [2, 4, 5]
-    assert [delivery.attempt for delivery in news.claim(min_idle=0, group="late", limit=9)] == [2, 2, 2]
-
-
-def test_delays_and_keys_hold_for_every_group(news: Queue, clock: ManualClock) -> None:
-    news.add_group("a")
-    news.push("later", delay=10)
-    news.push_many([Draft("m", n, key="k") for n in range(2)])
-    assert news.stats("a").delayed == 1
-    first = news.take(group="a")
-    assert first is not None and first.seq == 2 and news.take(group="a") is None
-    assert seqs(news, "b") == [2], "another group, another turn"
-    clock.advance(10)
-    assert seqs(news, "b") == [1]
-    first.ack()
-    assert seqs(news, "a") == [1, 3]
-
-
 def test_priorities_hold_for_every_group(journal: Journal) -> None:
     news = journal.queue("ranked", mode="fanout", priority=True)
     news.push("low")
@@ -153,41 +88,7 @@ def test_priorities_hold_for_every_group(journal: Journal) -> None:
     assert seqs(news, "a") == [3] and seqs(news, "b") == [3, 2, 1]
 
 
-def test_a_removed_group_is_not_waited_for(news: Queue, journal: Journal) -> None:
-    news.add_group("a")
-    news.add_group("gone")
-    news.push_many(range(3))
-    held = news.take(group="gone")
-    news.ack_many(news.take_many(3, group="a"))
-    assert len(news) == 3
-    assert news.remove_group("gone") and not news.remove_group("gone")
-    assert len(news) == 0 and list(news) == [] and news.groups() == ["a"]
-    assert held is not None
-    with pytest.raises(StaleDelivery):
-        held.ack()
-    news.push("four")
-    assert news.remove_group("a") and seqs(news, "b") == [4]
-
-
 # ── beginnings ───────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize(
-    "order", [("late", "early", "middle"), ("early", "late", "middle"), ("middle", "late", "early")]
-)
-def test_the_order_in_which_groups_are_added_does_not_matter(
-    journal: Journal, reopen: Reopen, order: tuple[str, ...]
-) -> None:
-    news = journal.queue("news", mode="fanout")
-    news.push_many(range(1, 7))
-    begins: dict[str, int | str] = {"early": 0, "middle": 3, "late": "latest"}
-    for group in order:
-        news.add_group(group, after=begins[group])  # type: ignore[arg-type]
-        news.journal.maintain()
-    journal = reopen(journal)
-    news = journal.queue("news")
-    assert len(news) == 6 and [event.seq for event in news] == [1, 2, 3, 4, 5, 6]
-    news.push(7)
-    found = {group: [one.payload for one in news.take_many(9, group=group)] for group in order}
-    assert found == {"early": [1, 2, 3, 4, 5, 6, 7], "middle": [4, 5, 6, 7], "late": [7]}
 
 
 def test_what_no_group_wants_is_kept_until_one_comes_or_it_is_removed(journal: Journal, clock: ManualClock) -> None:
@@ -215,22 +116,3 @@ def test_what_no_group_wants_is_kept_until_one_comes_or_it_is_removed(journal: J
     assert other.purge() == 3 and len(other) == 0
     other.push("new")
     assert len(other) == 1 and other.take(group="new").payload == "new"  # type: ignore[union-attr]
-
-
-def test_what_no_group_wants_can_be_moved(journal: Journal) -> None:
-    news, other = journal.queue("news", mode="fanout"), journal.queue("other")
-    news.push_many(range(4))
-    news.add_group("late", after=2)
-    assert news.move(other, limit=1) == 1 and len(news) == 3
-    assert news.move(other) == 3 and len(news) == 0
-    assert [one.payload for one in other.take_many(9)] == [0, 1, 2, 3]
-
-
-def test_the_last_group_to_go_leaves_everything_to_the_next(journal: Journal) -> None:
-    news = journal.queue("news", mode="fanout")
-    news.push_many(range(4))
-    news.add_group("late", after=2)
-    news.take(group="late").ack()  # type: ignore[union-attr]
-    news.remove_group("late")
-    assert len(news) == 3
-    assert [one.payload for one in news.take_many(9, group="next")] == [0, 1, 3]

@@ -32,44 +32,6 @@ def local(queue: Queue) -> LocalQueue:
     return queue._backend
 
 
-# ── from the first moment ────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("mode", ["work", "fanout"])
-def test_a_queue_over_a_topic_made_anew_has_only_its_own_messages(journal: Journal, mode: str) -> None:
-    """Groups, schedules, pauses, leases and what keys and dedups remember were the other one's."""
-    policy = {"mode": mode, "max_attempts": 1, "ttl": 60, "priority": True}
-    queue = journal.queue("emails", **policy, dedup_window=60)
-    queue.add_group("default")
-    queue.push_many(["failed", "held", "waits"])
-    give_up(queue)
-    queue.take()
-    queue.push("once", dedup="a", priority=3)
-    queue.every(60, "tick", name="nightly")
-    queue.pause()
-
-    journal.drop_topic("emails", force=True)
-    queue = journal.queue("emails", **policy)
-    assert len(queue) == 0 and queue.messages() == queue.peek() == list(queue) == queue.pending() == []
-    found = queue.stats()
-    assert (found.ready, found.in_flight, found.delayed, found.failed, found.oldest_age) == (0, 0, 0, 0, None)
-    assert not found.paused and queue.schedules() == [] and queue.purge() == 0
-    assert found.groups == (("default",) if mode == "work" else ())
-    assert queue.take() is None and queue.push("once", dedup="a").seq == 5
-    queue.push("urgent", priority=1)
-    queue.push("later", delay=30)
-    queue.add_group("second", after=2)
-    for group in queue.groups():
-        found = queue.stats(group)
-        assert (found.ready, found.delayed) == (2, 1)
-        assert payloads(queue.peek(9, group=group)) == ["urgent", "once"]
-        assert [one.seq for one in queue.messages(group=group)] == [5, 6, 7]
-    assert len(queue) == 3
-    held = queue.take()
-    assert held is not None and (held.payload, held.event.seq) == ("urgent", 6)
-    held.ack()
-    assert len(queue) == (2 if mode == "work" else 3) and queue.drop() == (2 if mode == "work" else 3)
-    assert len(journal.queue("emails", **policy)) == 0 and journal.queue("emails").push("next").seq == 8
-
-
 # ── positions of before ──────────────────────────────────────────────────────────────────────────────────────────────
 def test_positions_of_before_name_no_message(journal: Journal) -> None:
     queue = journal.queue("emails", max_attempts=1)
@@ -128,21 +90,6 @@ def test_messages_chosen_in_a_queue_of_before_are_neither_moved_nor_redriven(jou
     assert payloads(queue.failed()) == ["failed"] and payloads(queue.peek(9)) == ["ready", "letter"]
     assert payloads(other) == payloads(jobs) == []
     assert (queue.redrive(limit=1), jobs.redrive(), queue.move(other)) == (1, 1, 2), "of one queue, it works as ever"
-
-
-def test_letters_of_a_queue_that_was_made_anew_go_back_to_it(journal: Journal) -> None:
-    policy = {"mode": "fanout", "max_attempts": 1, "dead_letter": "dead"}
-    queue = journal.queue("emails", **policy)
-    queue.add_group("default")
-    queue.push("mended")
-    give_up(queue)
-    queue = anew(journal, "new", **policy)
-    assert queue.redrive() == 0 and len(journal.queue("dead")) == 1, "it has no such group yet"
-    queue.add_group("default")
-    queue.add_group("other")
-    assert queue.redrive() == 1 and len(journal.queue("dead")) == 0
-    assert [(one.seq, one.event.payload) for one in queue.messages(group="default")] == [(2, "new"), (3, "mended")]
-    assert payloads(queue.peek(9, group="other")) == ["new"]
 
 
 # ── what a process remembers ─────────────────────────────────────────────────────────────────────────────────────────

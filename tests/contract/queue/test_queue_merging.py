@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from journals import Place, on
 
 from penstock import Draft, Journal, ManualClock, Queue
 from penstock.errors import ConfigError, QueueFull
@@ -25,17 +24,6 @@ def test_the_first_push_of_a_key_wins_within_the_window(journal: Journal, clock:
     clock.advance(0.001)
     assert not queue.push("third", key="k").duplicate
     assert [event.payload for event in queue] == ["first", "other", "no key", "third"]
-
-
-def test_a_batch_is_throttled_message_by_message(journal: Journal) -> None:
-    queue = journal.queue("jobs", throttle=10)
-    known = queue.push("known", key="a")
-    receipts = queue.push_many(
-        [Draft("m", 1, key="a"), Draft("m", 2, key="b"), Draft("m", 3, key="b"), Draft("m", 4), Draft("m", 5)]
-    )
-    assert [receipt.duplicate for receipt in receipts] == [True, False, True, False, False]
-    assert (receipts[0].seq, receipts[2].seq) == (known.seq, receipts[1].seq)
-    assert payloads(queue) == ["known", 2, 4, 5]
 
 
 def test_a_throttled_push_fits_a_full_queue(journal: Journal) -> None:
@@ -100,64 +88,7 @@ def test_letters_sent_back_and_moved_messages_are_not_throttled(journal: Journal
     assert len(queue) == 2
 
 
-@on("sqlite")
-def test_two_processes_share_one_throttle(place: Place, clock: ManualClock) -> None:
-    first = place.open(clock=clock, durability="process").queue("jobs", throttle=10)
-    second = place.open(clock=clock, durability="process").queue("jobs")
-    receipt = first.push("a", key="k")
-    assert second.push("b", key="k").seq == receipt.seq
-
-
 # ── debounce ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_the_newest_push_of_a_key_wins_when_none_came_for_the_window(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("jobs", debounce=10)
-    for text in ("a", "b", "c"):
-        queue.push(text, key="k")
-        clock.advance(6)
-    assert len(queue) == 1
-    assert queue.take() is None
-    queue.push("no key")
-    assert payloads(queue) == ["no key"]
-    clock.advance(4)
-    assert payloads(queue) == ["c"]
-    queue.push("d", key="k")
-    clock.advance(10)
-    queue.push("e", key="k")  # "d" is due: it stays, and goes first
-    assert queue.take() is None  # the key's "c" is in flight
-    queue.ack_many(one.token for one in queue.pending() if queue.get(one.seq).payload == "c")
-    assert payloads(queue) == ["d"]
-
-
-def test_pushes_that_never_end_are_delivered_at_the_limit(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("jobs", debounce=10, debounce_limit=15)
-    for number in range(3):
-        queue.push(number, key="k")
-        clock.advance(5)
-    assert payloads(queue) == [2]
-
-
-def test_a_debounced_message_waits_for_the_one_of_its_key_in_flight(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("jobs", debounce=1, lease=100)
-    queue.push("a", key="k")
-    clock.advance(1)
-    held = queue.take()
-    queue.push("b", key="k")
-    queue.push("c", key="k")
-    clock.advance(1)
-    assert queue.take() is None
-    held.ack()
-    assert payloads(queue) == ["c"]
-
-
-def test_every_group_gets_the_newest_alone(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("news", mode="fanout", debounce=5)
-    queue.add_group("a")
-    queue.push("old", key="k")
-    assert queue.take(group="a") is None
-    queue.push("new", key="k")
-    queue.add_group("late")
-    clock.advance(5)
-    assert payloads(queue, group="a") == payloads(queue, group="late") == ["new"]
 
 
 def test_a_debounced_batch_keeps_the_newest_of_each_key_and_fits_a_full_queue(
@@ -249,35 +180,6 @@ def test_windows_that_make_no_sense_are_refused(journal: Journal) -> None:
 
 
 # ── where debounces meet others ──────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("mode", ["work", "fanout"])
-def test_a_debounced_message_that_runs_now_keeps_its_key_in_order(
-    journal: Journal, clock: ManualClock, mode: str
-) -> None:
-    queue = journal.queue("jobs", debounce=5, mode=mode)
-    if mode == "fanout":
-        queue.add_group("default")
-    first = queue.push("first", key="k")
-    assert queue.run_now([first.seq]) == 1
-    second = queue.push("second", key="k")
-    assert queue.run_now([second.seq]) == 1
-    (delivery,) = queue.take_many(10)
-    assert delivery.payload == "first"
-    delivery.ack()
-    assert payloads(queue) == ["second"]
-
-
-@pytest.mark.parametrize("mode", ["work", "fanout"])
-def test_a_debounced_message_that_runs_now_waits_for_an_older_one_of_its_key_that_is_due(
-    journal: Journal, clock: ManualClock, mode: str
-) -> None:
-    queue = journal.queue("jobs", debounce=5, mode=mode)
-    if mode == "fanout":
-        queue.add_group("default")
-    queue.push("first", key="k")
-    clock.advance(6)
-    queue.run_now([queue.push("second", key="k").seq])
-    assert [event.payload for event in queue.peek(5)] == ["first"]
-    assert payloads(queue) == ["first"]
 
 
 def test_a_push_replaces_nothing_that_ran_or_went_elsewhere(journal: Journal) -> None:
@@ -293,16 +195,3 @@ def test_a_push_replaces_nothing_that_ran_or_went_elsewhere(journal: Journal) ->
     assert not moved.done()
     other.take().ack(result="there")
     assert moved.result(60) == "there"
-
-
-def test_peek_shows_no_debounced_message_whose_key_is_in_flight(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("jobs", debounce=5)
-    queue.push("first", key="k")
-    clock.advance(6)
-    delivery = queue.take()
-    assert delivery is not None
-    queue.push("second", key="k")
-    clock.advance(6)
-    assert queue.peek(5) == []
-    delivery.ack()
-    assert [event.payload for event in queue.peek(5)] == ["second"]

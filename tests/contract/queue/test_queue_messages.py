@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from journals import Place
 
 from penstock import Journal, ManualClock, Queue, QueueMessage, Retry
 from penstock.errors import ConfigError
@@ -42,18 +41,6 @@ def test_every_state_is_listed_with_what_is_known(journal: Journal, clock: Manua
     assert one_of(queue, 3).state == "ready" and one_of(queue, 1).state == "in_flight"
     held.ack()
     assert queue.stats().ready == len(queue.messages("ready")) and queue.stats().delayed == 1
-
-
-def test_pages_follow_positions(journal: Journal) -> None:
-    queue = journal.queue("jobs")
-    queue.push_many(range(10))
-    queue.discard([3, 4])
-    seen: list[int] = []
-    while page := queue.messages(after=seen[-1] if seen else 0, limit=3):
-        assert len(page) <= 3
-        seen += [one.seq for one in page]
-    assert seen == [1, 2, 5, 6, 7, 8, 9, 10]
-    assert queue.messages(limit=0) == []
 
 
 def test_priorities_and_blocked_keys_are_shown(journal: Journal) -> None:
@@ -99,21 +86,6 @@ def test_in_fanout_each_group_has_its_own_entry(journal: Journal, clock: ManualC
     assert states(news, state="delayed") == []
 
 
-def test_messages_that_outlived_their_ttl_are_not_listed(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("jobs", ttl=10)
-    queue.push("old")
-    held = queue.take(lease=100)
-    queue.push("old too")
-    clock.advance(11)
-    queue.push("new")
-    assert held is not None and states(queue) == [(1, "in_flight"), (3, "ready")]
-
-
-def test_a_state_that_is_none_is_refused(journal: Journal) -> None:
-    with pytest.raises(ConfigError, match="in_flight"):
-        journal.queue("jobs").messages("dead")  # type: ignore[arg-type]
-
-
 def test_a_delayed_message_runs_now(journal: Journal, clock: ManualClock) -> None:
     queue = journal.queue("jobs", retry=Retry.fixed(60))
     queue.push("a", delay=100)
@@ -143,19 +115,6 @@ def test_a_delayed_message_of_a_fanout_queue_runs_now_for_one_group_or_for_all(j
     assert [one.priority for one in news.messages(group="late")] == [4]
 
 
-def test_what_is_listed_outlives_a_restart(place: Place) -> None:
-    journal = place.open()
-    queue = journal.queue("jobs", max_attempts=1)
-    queue.push("x")
-    failing = queue.take()
-    assert failing is not None
-    failing.nack(error="TypeError: no")
-    again = place.reopen(journal).queue("jobs")
-    assert [(one.state, one.error) for one in again.messages()] == [("failed", "TypeError: no")]
-    assert again.redrive() == 1
-    assert [(one.state, one.attempts, one.error) for one in again.messages()] == [("ready", 0, None)]
-
-
 def test_a_traceback_is_listed_with_the_error(journal: Journal) -> None:
     queue = journal.queue("jobs", max_attempts=2)
     queue.push("x")
@@ -169,13 +128,3 @@ def test_a_traceback_is_listed_with_the_error(journal: Journal) -> None:
         [found] = queue.messages()
         assert (found.state, found.error) == (state, "ValueError: no such mailbox")
         assert found.traceback is not None and "test_a_traceback_is_listed" in found.traceback
-
-
-def test_a_message_past_its_ttl_is_shown_nowhere(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("brief", ttl=25)
-    queue.push(1)
-    held = queue.push_many([2])[0].seq
-    assert queue.take() is not None and queue.get(1) is not None
-    clock.advance(31)
-    assert queue.get(1) is not None, "one that is held is shown as long as it is held"
-    assert queue.get(held) is None and [event.seq for event in queue] == [1]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from penstock import Draft, Journal, ManualClock, Queue, Retry
+from penstock import Draft, Journal, ManualClock, Queue
 from penstock.errors import ConfigError
 from penstock.journal.commit import Commit
 from penstock.queue.operations.take import take
@@ -42,16 +42,6 @@ def test_an_urgent_message_overtakes_a_long_backlog(journal: Journal) -> None:
     seqs(queue, 10)
     queue.push_many(["urgent", "urgent"], priority=9)
     assert seqs(queue, 3) == [5001, 5002, 11]
-
-
-def test_a_failed_attempt_keeps_its_priority(journal: Journal) -> None:
-    queue = journal.queue("jobs", priority=True)
-    queue.push("low", priority=-1)
-    queue.push("high", priority=1)
-    queue.push("mid")
-    for delivery in queue.take_many(3):
-        delivery.nack()
-    assert [delivery.payload for delivery in queue.take_many(3)] == ["high", "mid", "low"]
 
 
 def test_priorities_need_a_queue_that_has_them(journal: Journal) -> None:
@@ -114,77 +104,7 @@ def test_many_delays_come_out_in_the_order_of_their_times(journal: Journal, cloc
     assert out == 300 and len(queue) == 0
 
 
-def test_delays_and_priorities_go_together(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("jobs", priority=True)
-    queue.push("later but urgent", priority=5, delay=timedelta(seconds=10))
-    queue.push("now")
-    queue.push("also now")
-    assert seqs(queue, 1) == [2]
-    clock.advance(10)
-    assert seqs(queue) == [1, 3]
-
-
-def test_delay_and_not_before_are_one_or_the_other(journal: Journal) -> None:
-    with pytest.raises(ConfigError, match="not both"):
-        journal.queue("jobs").push(1, delay=1, not_before=datetime(2030, 1, 1, tzinfo=UTC))
-
-
 # ── ordering keys ────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_one_message_per_key_is_in_flight_and_other_keys_flow(journal: Journal) -> None:
-    queue = journal.queue("jobs")
-    for key in ("a", "a", "b", None, "a", "b"):
-        queue.push(key, key=key) if key else queue.push(key)
-    first = queue.take_many(10)
-    assert [delivery.seq for delivery in first] == [1, 3, 4]
-    assert queue.take() is None and queue.stats().ready == 3
-    first[0].ack()
-    assert seqs(queue) == [2]
-    first[2].ack()
-    assert queue.take() is None
-    first[1].ack()
-    assert seqs(queue) == [6]
-
-
-def test_a_retry_keeps_its_key_blocked_and_giving_up_frees_it(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("jobs", retry=Retry.fixed(60), max_attempts=2, dead_letter="grave")
-    queue.push_many([Draft("m", n, key="a") for n in range(3)])
-    queue.push("free")
-    queue.take().nack()  # type: ignore[union-attr]
-    assert queue.ack_many(queue.take_many(5)) == 1, "the second of the key waits for the first's retry"
-    clock.advance(60)
-    first = queue.take()
-    assert first is not None and (first.seq, first.attempt) == (1, 2)
-    first.nack()
-    second = queue.take()
-    assert second is not None and second.seq == 2
-    clock.advance(30)  # its lease ends, its retry is due a minute after that
-    assert queue.take() is None
-    clock.advance(60)
-    assert [delivery.seq for delivery in queue.take_many(5)] == [2]
-    assert [event.seq for event in journal.queue("grave")] == [1]
-
-
-def test_a_failed_message_frees_its_key_and_comes_back_in_its_turn(journal: Journal) -> None:
-    queue = journal.queue("jobs", max_attempts=1)
-    queue.push_many([Draft("m", n, key="a") for n in range(4)])
-    queue.take().nack()  # type: ignore[union-attr]
-    second = queue.take()
-    assert second is not None and second.seq == 2
-    assert queue.redrive() == 1 and queue.take() is None, "the second is still in flight"
-    second.ack()
-    assert [event.seq for event in queue.peek(4)] == [1]
-    assert seqs(queue) == [1]
-
-
-def test_keys_survive_a_restart(journal: Journal, reopen: Reopen) -> None:
-    queue = journal.queue("jobs")
-    queue.push_many([Draft("m", n, key="ab"[n % 2]) for n in range(6)])
-    tokens = [delivery.token for delivery in queue.take_many(10)]
-    assert len(tokens) == 2
-    queue = reopen(journal).queue("jobs")
-    assert queue.take() is None and queue.ack_many(tokens[:1]) == 1
-    assert seqs(queue) == [3]
-    assert [one.key for one in queue.pending()] == ["b", "a"]
 
 
 def test_keys_of_any_text_do_not_meet(journal: Journal) -> None:
@@ -210,37 +130,33 @@ def test_a_long_backlog_behind_one_key_does_not_stop_the_others(journal: Journal
     assert queue.stats().ready == 8999
 
 
-# ── the other end ────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_newest_takes_from_the_other_end(journal: Journal, reopen: Reopen, clock: ManualClock) -> None:
-    queue = journal.queue("jobs")
-    queue.push_many(range(8))
-    assert seqs(queue, 2, newest=True) == [8, 7] and seqs(queue, 2) == [1, 2]
-    queue.push("top")
-    queue = reopen(journal).queue("jobs")
-    assert seqs(queue, 3, newest=True) == [9, 6, 5] and queue.stats().ready == 2
-    clock.advance(31)
-    assert seqs(queue, 3, newest=True) == [9, 8, 7] and seqs(queue, 9) == [1, 2, 3, 4, 5, 6]
+# ── the front ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_the_front_stays_through_retries_redrive_and_move(journal: Journal) -> None:
+    queue = journal.queue("jobs", max_attempts=2, dead_letter="jobs.dead")
+    other = journal.queue("other")
+    queue.push_many([1, 2])
+    queue.push("a", priority="front")
+    for _ in range(2):
+        delivery = queue.take()
+        assert delivery is not None and delivery.payload == "a"
+        delivery.nack()
+    assert queue.redrive() == 1
+    assert [event.payload for event in queue.peek(9)] == ["a", 1, 2]
+    other.push(9)
+    assert queue.move(other) == 3
+    assert [one.payload for one in other.take_many(9)] == ["a", 9, 1, 2]
 
 
-def test_a_stack_and_a_queue_at_once_lose_nothing(journal: Journal) -> None:
+def test_keys_and_fair_shares_have_no_front(journal: Journal) -> None:
     queue = journal.queue("jobs")
-    chance = random.Random(3)
-    left: list[int] = []
-    for step in range(300):
-        if chance.random() < 0.5:
-            left.append(queue.push(step).seq)
-        elif left:
-            newest = chance.random() < 0.5
-            delivery = queue.take(newest=newest)
-            assert delivery is not None and delivery.seq == left.pop(-1 if newest else 0)
-            if chance.random() < 0.3:
-                delivery.release()
-                left.append(delivery.seq)
-                left.sort()
-            else:
-                delivery.ack()
-        assert len(queue) == len(left)
-    assert [event.seq for event in queue] == left
+    with pytest.raises(ConfigError, match="front"):
+        queue.push(1, priority="front", key="k")
+    with pytest.raises(ConfigError, match='"front"'):
+        queue.push(1, priority="back")  # type: ignore[arg-type]
+    fair = journal.queue("fair", fair_by="tenant")
+    with pytest.raises(ConfigError, match="no front"):
+        fair.push(1, priority="front", headers={"tenant": "a"})
+    assert len(queue) == 0 and len(fair) == 0
 
 
 # ── much behind one key ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -159,16 +159,6 @@ def test_the_policys_delay_comes_before_the_next_attempt(journal: Journal, clock
     assert delivery is not None and delivery.attempt == 4
 
 
-def test_after_an_expiry_the_delay_counts_from_the_lease_s_end(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("jobs", retry=Retry.fixed(20), lease=10)
-    queue.push(1)
-    queue.take()
-    clock.advance(15)
-    assert queue.take() is None
-    clock.advance(15)
-    assert seqs(queue) == [1]
-
-
 def test_a_nack_s_own_delay_goes_before_the_policy_s(journal: Journal, clock: ManualClock) -> None:
     queue = journal.queue("jobs", retry=Retry.fixed(100))
     queue.push(1)
@@ -181,18 +171,6 @@ def test_a_nack_s_own_delay_goes_before_the_policy_s(journal: Journal, clock: Ma
     delivery.nack(delay=3)
     clock.advance(3)
     assert seqs(queue) == [1]
-
-
-def test_a_message_may_have_its_own_budget(journal: Journal, reopen: Reopen) -> None:
-    queue = journal.queue("jobs", max_attempts=2)
-    queue.push("one", max_attempts=1)
-    queue.push("five", max_attempts=5)
-    queue.push("usual")
-    journal.queue("other", max_attempts=2).push("not this queue's message 2")
-    queue = reopen(journal).queue("jobs")
-    assert exhaust(queue) == 1 + 5 + 2
-    assert exhaust(queue.journal.queue("other")) == 2
-    assert len(list(queue.failed())) == 3
 
 
 # ── giving up ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -332,32 +310,6 @@ def test_a_full_dead_letter_queue_still_takes_what_would_be_lost(journal: Journa
     assert [event.payload for event in journal.queue("grave")] == ["already full", "x"]
 
 
-def test_no_more_than_max_in_flight_are_handed_out(journal: Journal) -> None:
-    queue = journal.queue("jobs", max_in_flight=3)
-    queue.push_many(range(9))
-    deliveries = queue.take_many(2)
-    assert seqs(queue) == [3] and queue.take() is None
-    deliveries[0].ack()
-    assert seqs(queue) == [4] and queue.take() is None
-    queue.configure(max_in_flight=None)
-    assert seqs(queue) == [5, 6, 7, 8, 9]
-
-
-def test_messages_past_their_time_to_live_are_not_delivered(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("jobs", ttl=60, lease=900)
-    queue.push_many(range(3))
-    clock.advance(30)
-    queue.push_many(["late", "later"])
-    held = queue.take()
-    clock.advance(30)
-    assert seqs(queue, 1) == [4]
-    assert held is not None and held.seq == 1
-    held.nack()  # in hand it was good, given back it is over
-    assert seqs(queue) == [5] and len(queue) == 2
-    clock.advance(1000)
-    assert queue.take() is None and len(queue) == 0 and list(queue.failed()) == []
-
-
 def test_messages_past_their_time_to_live_go_to_the_dead_letters_if_there_are_any(
     journal: Journal, clock: ManualClock
 ) -> None:
@@ -374,36 +326,6 @@ def test_messages_past_their_time_to_live_go_to_the_dead_letters_if_there_are_an
     letters = list(journal.queue("grave"))
     assert sorted(map(str, (event.payload for event in letters))) == ["0", "1", "2", "keyed", "slow"]
     assert {event.headers["dead-reason"] for event in letters} == {"expired"}
-
-
-# ── dedup keys ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a_repeated_dedup_key_gives_the_original_even_after_it_was_consumed(
-    journal: Journal, reopen: Reopen, clock: ManualClock
-) -> None:
-    queue = journal.queue("jobs", dedup_window=60)
-    first = queue.push("a", dedup="d1", delay=5)
-    again = queue.push("b", dedup="d1", delay=5)
-    assert (again.seq, again.id, again.duplicate, first.duplicate) == (first.seq, first.id, True, False)
-    clock.advance(5)
-    queue.take().ack()  # type: ignore[union-attr]
-    queue.journal.maintain()
-    queue = reopen(journal).queue("jobs")
-    assert queue.push("c", dedup="d1").duplicate and len(queue) == 0
-    clock.advance(60)
-    assert queue.push("d", dedup="d1").seq == 2
-    journal = queue.journal
-    assert journal.queue("other").push("e", dedup="d1").seq == 1
-
-
-def test_the_dedup_window_follows_the_policy(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("jobs")
-    queue.push(1, dedup="d")
-    clock.advance(299)
-    assert queue.push(1, dedup="d").duplicate
-    queue.configure(dedup_window=10)
-    queue.push(2, dedup="e")
-    clock.advance(11)
-    assert not queue.push(2, dedup="e").duplicate
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -118,33 +118,6 @@ def test_a_consumer_that_extends_its_lease_is_there_and_keeps_its_start(
     assert (again.since, again.host) == (w1.since, w1.host) and again.last_seen > w1.last_seen
 
 
-# ── claim ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_a_claim_takes_over_what_is_idle(queue: Queue, clock: ManualClock) -> None:
-    queue.push_many(range(4))
-    old = queue.take_many(3, consumer="dead", lease=1000)
-    clock.advance(10)
-    old[1].extend(1000)
-    clock.advance(10)
-    assert queue.claim(min_idle=21) == [] and queue.claim(min_idle=1, limit=0) == []
-    first, second = queue.claim(min_idle=15, consumer="alive", limit=10)
-    assert [(one.seq, one.attempt, one.consumer) for one in (first, second)] == [(1, 2, "alive"), (3, 2, "alive")]
-    assert first.token != old[0].token and first.deadline - old[1].deadline < timedelta()
-    with pytest.raises(StaleDelivery):
-        old[0].ack()
-    old[1].ack()
-    first.ack()
-    assert sorted(event.seq for event in queue) == [3, 4]
-
-
-def test_a_claim_beyond_the_budget_gives_the_message_up(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("jobs", max_attempts=1, dead_letter="grave")
-    queue.push_many(range(2))
-    queue.take_many(2)
-    clock.advance(100)
-    assert queue.claim(min_idle=1, limit=5) == []
-    assert len(journal.queue("grave")) == 2 and len(queue) == 0
-
-
 # ── move, purge ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_moved_messages_go_to_the_end_of_another_queue(queue: Queue, journal: Journal, clock: ManualClock) -> None:
     other = journal.queue("other")
@@ -190,13 +163,6 @@ def test_a_move_is_all_or_nothing(queue: Queue, journal: Journal) -> None:
     gone.drop()
     with pytest.raises(UnknownQueue):
         queue.move(small, limit=0) or queue.redrive(to=gone)
-
-
-def test_moving_a_key_s_head_lets_the_next_one_go(queue: Queue, journal: Journal) -> None:
-    queue.push_many([Draft("m", n, key="k") for n in range(3)])
-    queue.take().release()  # type: ignore[union-attr]
-    assert queue.move(journal.queue("other"), limit=1) == 1
-    assert [delivery.seq for delivery in queue.take_many(5)] == [2]
 
 
 def test_a_purge_keeps_the_policy_and_the_positions(journal: Journal, clock: ManualClock, reopen: Reopen) -> None:

@@ -1,9 +1,8 @@
 """The contract suite `test_queue_breaker`, over HTTP."""
 
-from server.over_http.suite import STORE, WRITER, contract_of
+from server.over_http.suite import WRITER, contract_of
 
 WITHOUT = {
-    "test_two_processes_share_one_breaker": STORE,
     "test_a_waiting_take_wakes_when_the_pause_is_over": WRITER,
 }
 

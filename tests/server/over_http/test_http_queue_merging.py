@@ -3,7 +3,6 @@
 from server.over_http.suite import STORE, TRANSACTION, contract_of
 
 WITHOUT = {
-    "test_two_processes_share_one_throttle": STORE,
     "test_what_is_remembered_of_pushes_is_forgotten": STORE,
     "test_what_a_rolled_back_transaction_pushed_throttles_nothing": TRANSACTION,
     "test_a_rolled_back_push_replaces_nothing": TRANSACTION,
