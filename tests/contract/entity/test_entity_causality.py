@@ -104,13 +104,6 @@ def test_a_cause_outside_the_journal_ends_the_walk(topic: Topic) -> None:
     assert kinds(topic.correlated("request-7")) == ["webhook", "handled"]
 
 
-def test_a_correlation_given_by_hand_is_kept(topic: Topic) -> None:
-    topic.append("a", correlation="session")
-    topic.append("b", cause=topic.get(1))
-    topic.append("c", correlation="session")
-    assert kinds(topic.correlated("session")) == ["a", "b", "c"]
-
-
 @pytest.mark.parametrize("indexed", [False, True])
 def test_compaction_takes_effects_and_correlations_along(journal: Journal, topic: Topic, indexed: bool) -> None:
     first = topic.append("first")

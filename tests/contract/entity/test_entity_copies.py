@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from journals import on
+from journals import eventually, on
 
 import penstock
-from penstock import Draft, Journal, Projection
+from penstock import Draft, Journal, ManualClock, Projection
 from penstock import on as handles
 from penstock.entity import exporting
 from penstock.errors import ConfigError, Corrupt, FenceActive
@@ -444,6 +444,26 @@ WRONG_ROWS: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
     "a time that no date says": (lambda rows: rows[1].update(occurred_at="9999-12-31T23:59:59-12:00"), "years 1 to"),
     "a header without a name": (lambda rows: rows[1].update(headers={"": "v"}), "headers must map"),
 }
+
+
+@on("memory")
+@pytest.mark.parametrize("there", [False, True])
+def test_a_topic_without_events_takes_the_settings_of_its_copy(
+    journal: Journal, clock: ManualClock, tmp_path: Path, there: bool
+) -> None:
+    source = journal.topic("t")
+    source.configure(max_age=100)
+    source.append("k", 1)
+    journal.export(tmp_path / "copy", topics=["t"])
+    target = tmp_path / "target.db"
+    with penstock.open(target, clock=clock) as other:
+        if there:
+            other.topic("t").configure(max_events=5)
+        other.import_(tmp_path / "copy")
+        assert other.topic("t").settings == source.settings and len(other.topic("t")) == 1
+    with penstock.open(target, clock=clock) as other:
+        clock.advance(131)
+        eventually(lambda: not any(other._engine.read().scan(b"b", b"c")), "it goes though nobody appends")
 
 
 @pytest.mark.parametrize("what", WRONG_ROWS)

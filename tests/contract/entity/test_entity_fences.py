@@ -13,7 +13,7 @@ import pytest
 from journals import DEADLINE, Place, eventually, on, only, payloads, seqs
 
 import penstock
-from penstock import Draft, Fence, Journal, ManualClock, Projection, Topic
+from penstock import Draft, Journal, ManualClock, Projection, Topic
 from penstock import on as handles
 from penstock.errors import Backpressure, ConfigError, Conflict, Denied, FenceActive, FenceCancelled, ReadOnly
 
@@ -96,62 +96,6 @@ def test_dropping_a_fence_cancels_it(journal: Journal, topic: Topic) -> None:
     assert topic.append("later").seq == 1
 
 
-def submit_root(fence: Fence) -> list[Any]:
-    return [fence.submit("orders", "root", key="player"), fence.submit("orders", "event", key="player")]
-
-
-def submit_batch(fence: Fence) -> list[Any]:
-    outbox = fence.outbox()
-    outbox.stage("orders", "root", key="player")
-    outbox.stage("orders", "event", key="player", cause=0)
-    return [outbox.submit()]
-
-
-def submit_reaction(fence: Fence) -> list[Any]:
-    return [
-        fence.submit("orders", "reaction", key="player", cause=journal_root(fence)),
-        fence.submit("orders", "event", key="player", cause=0),
-    ]
-
-
-def journal_root(fence: Fence) -> Any:
-    return next(fence._core.journal.topic("orders").read())
-
-
-@pytest.mark.parametrize("submit", [submit_root, submit_batch, submit_reaction])
-def test_fenced_events_are_hidden_until_commit_and_discarded_by_cancel(
-    journal: Journal, topic: Topic, place: Place, reopen: Reopen, submit: Callable[[Fence], list[Any]]
-) -> None:
-    topic.append("root", key="player")
-    for commits in (True, False):
-        before = len(topic)
-        fence = journal.fence()
-        tickets = submit(fence)
-        assert not any(ticket.done() for ticket in tickets)
-        assert len(topic) == before and len(list(topic.read(key="player"))) == before
-        assert len(list(topic.read(kind=["root", "event", "reaction"]))) == before
-        if commits:
-            receipts = fence.commit()
-            assert len(receipts) == 2 and len(topic) == before + 2
-            for ticket in tickets:
-                ticket.result(0)
-        else:
-            fence.cancel()
-            for ticket in tickets:
-                assert isinstance(ticket.exception(DEADLINE), FenceCancelled)
-            assert len(topic) == before
-            topic.append("later", key="player")
-            assert len(topic) == before + 1, "exactly the later one"
-            journal = reopen(journal)
-            topic = journal.topic("orders")
-            assert len(topic) == before + 1 and len(list(topic.read(key="player"))) == before + 1
-    journal.close()
-    if place.kind.on_disk:
-        reader = place.open(read_only=True)
-        assert len(reader.topic("orders")) == 4
-        assert [one.kind for one in reader.topic("orders").read(key="player")][-1] == "later"
-
-
 def test_a_committed_fenced_reaction_keeps_its_causes(journal: Journal, topic: Topic) -> None:
     root = topic.append("root", key="player")
     fence = journal.fence()
@@ -162,15 +106,6 @@ def test_a_committed_fenced_reaction_keeps_its_causes(journal: Journal, topic: T
     stored = topic.get(receipt.seq)
     assert stored is not None and stored.id == receipt.id
     assert (stored.causation_id, stored.correlation_id) == (root.id, root.id)
-
-
-def test_closing_with_a_live_fence_cancels_its_work(journal: Journal, topic: Topic, reopen: Reopen) -> None:
-    topic.append("root")
-    fence = journal.fence()
-    ticket = fence.submit(topic, "event")
-    journal = reopen(journal)
-    assert isinstance(ticket.exception(DEADLINE), FenceCancelled)
-    assert fence.state == "cancelled" and len(journal.topic("orders")) == 1
 
 
 def test_a_lossy_subscriber_may_miss_what_the_projection_counts(journal: Journal, topic: Topic) -> None:

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from journals import payloads, seqs
+from journals import seqs
 
 import penstock
 from penstock import Journal, Topic
 from penstock.errors import Closed, ConfigError, Conflict, InvalidName
-
-
-def test_staged_drafts_are_appended_together_in_order(journal: Journal, topic: Topic) -> None:
-    topic.append("first", 0)
-    outbox = journal.outbox()
-    assert [outbox.stage(name, "e", number) for number, name in enumerate(["orders", "other", "orders"])] == [0, 1, 2]
-    assert len(outbox) == 3 and topic.latest == 1
-    receipts = outbox.flush()
-    assert [(one.topic, one.seq) for one in receipts] == [("orders", 2), ("other", 1), ("orders", 3)]
-    assert payloads(topic.read()) == [0, 0, 2] and payloads(journal.topic("other").read()) == [1]
-    assert len(outbox) == 0 and outbox.flush() == []
 
 
 def test_submit_empties_the_outbox_and_gives_a_ticket(journal: Journal, topic: Topic) -> None:
@@ -43,14 +30,6 @@ def test_all_or_nothing_across_topics(journal: Journal, topic: Topic) -> None:
     assert topic.latest == 0 and len(outbox) == 2, "after an error the drafts are still staged"
     outbox.clear()
     assert len(outbox) == 0
-
-
-def test_expectations_are_about_the_time_before_the_batch(journal: Journal) -> None:
-    outbox = journal.outbox()
-    outbox.stage("a", "e", 1, key="k", expect=0)
-    outbox.stage("b", "e", 2, key="k", expect=0)
-    outbox.stage("a", "e", 3, key="k", expect=0)
-    assert [one.seq for one in outbox.flush()] == [1, 1, 2]
 
 
 def test_causes_may_be_drafts_staged_earlier_also_for_other_topics(journal: Journal) -> None:
@@ -78,6 +57,15 @@ def test_dedup_keys_work_as_in_append(journal: Journal, topic: Topic) -> None:
     again, caused = outbox.flush()
     assert again.duplicate and again.seq == original.seq and not caused.duplicate
     assert next(journal.topic("other").read()).causation_id == original.id
+
+
+def test_a_repeated_flush_is_a_duplicate_before_it_is_a_conflict(journal: Journal, topic: Topic) -> None:
+    for repeated in (False, True):
+        outbox = journal.outbox()
+        outbox.stage(topic, "e", 1, key="a", expect=0, dedup="once")
+        outbox.stage("other", "e", 2)
+        assert [one.duplicate for one in outbox.flush()] == [repeated, False]
+    assert len(topic) == 1
 
 
 def test_a_block_flushes_on_a_clean_exit_only(journal: Journal, topic: Topic) -> None:
@@ -110,16 +98,3 @@ def test_a_closed_journal_takes_nothing_more(journal: Journal) -> None:
     for attempt in (outbox.flush, outbox.submit):
         with pytest.raises(Closed):
             attempt()
-
-
-def test_many_interleaved_topics_keep_their_order(journal: Journal) -> None:
-    outbox = journal.outbox()
-    wanted: dict[str, list[Any]] = {"a": [], "b": [], "c": []}
-    for number in range(300):
-        name = "abc"[number * number % 3]
-        outbox.stage(name, "e", number, key=str(number % 7))
-        wanted[name].append(number)
-    receipts = outbox.flush()
-    assert len(receipts) == 300
-    for name, numbers in wanted.items():
-        assert payloads(journal.topic(name).read()) == numbers

@@ -94,16 +94,6 @@ def test_an_entity_whose_events_nobody_handles_has_the_first_state(topic: Topic)
     assert topic.project(Account, "a") == Account()
 
 
-def test_without_a_key_it_spans_the_topic(topic: Topic) -> None:
-    assert topic.project(Total) is None
-    deposit(topic, "a", 3)
-    deposit(topic, "b", 2, amount=10)
-    topic.append("deposited", {"amount": 100})
-    assert topic.project(Total) == Total(123)
-    deposit(topic, "c")
-    assert topic.project(Total) == Total(124)
-
-
 def test_every_caller_gets_a_state_of_its_own(topic: Topic) -> None:
     topic.append("noted", 1, key="a")
     first = topic.project(Account, "a")
@@ -149,20 +139,6 @@ def test_cached_may_be_stale_and_consistent_never_is(journal: Journal, topic: To
     assert topic.project(Total, "a", freshness="cached") == Total(4)
     with pytest.raises(ConfigError, match="freshness"):
         topic.project(Total, "a", freshness="fresh")  # type: ignore[arg-type]
-
-
-def test_project_if_changed_tells_only_news(topic: Topic) -> None:
-    assert topic.project_if_changed(Total, "a", 0) is None
-    deposit(topic, "a", 10)
-    changed = topic.project_if_changed(Total, "a", 0)
-    assert changed == (10, Total(10))
-    assert topic.project_if_changed(Total, "a", 10) is None
-    deposit(topic, "b")
-    assert topic.project_if_changed(Total, "a", 10) is None
-    deposit(topic, "a", 10)
-    assert topic.project_if_changed(Total, "a", 10) == (21, Total(20))
-    assert topic.project_if_changed(Total, None, 20) == (21, Total(21))
-    assert topic.project_if_changed(Total, None, 21) is None
 
 
 def test_another_version_or_other_fields_are_folded_anew(journal: Journal, topic: Topic) -> None:

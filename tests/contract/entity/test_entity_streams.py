@@ -10,7 +10,7 @@ from journals import Place, eventually, on, only, payloads, seqs
 from small_index import small_index
 
 from penstock import Draft, Journal, Topic
-from penstock.errors import ConfigError, Conflict, PositionTrimmed
+from penstock.errors import ConfigError, Conflict
 from penstock.journal.blocks import Block
 from penstock.journal.index.indexer import worth_merging
 from penstock.journal.index.runs import Directory, Run, load_directory
@@ -244,37 +244,6 @@ def test_neighbours_of_a_level_are_merged_with_lower_ones_among_them(levels: str
 
 
 # ── compaction ───────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("indexed", [False, True])
-def test_compaction_removes_from_entities_too(journal: Journal, topic: Topic, indexed: bool, reopen: Reopen) -> None:
-    fill(topic)
-    if indexed:
-        journal.maintain()
-    assert len(list(topic.read(key="a"))) == 20
-    topic.compact(80)
-    for _ in range(2):
-        assert payloads(topic.read(key="a")) == [["a", number] for number in range(10, 20)]
-        assert topic.generation("a") == 153
-        with pytest.raises(PositionTrimmed):
-            list(topic.read(5, key="a"))
-        journal.maintain()
-        journal = reopen(journal)
-        topic = journal.topic("orders")
-    topic.compact(topic.latest)
-    assert list(topic.read(key="a")) == [] and topic.generation("a") == 0
-    assert list(topic.entities()) == []
-    topic.append("e", 1, key="a", expect=0)
-
-
-def test_compaction_by_key_leaves_the_newest_of_each_entity(journal: Journal, topic: Topic) -> None:
-    fill(topic)
-    journal.maintain()
-    assert len(list(topic.read(key="a"))) == 20
-    topic.compact_keys()
-    for _ in range(2):
-        assert payloads(topic.read(key="a")) == [["a", 19]]
-        journal.maintain()
-    topic.append("e", "more", key="a", expect=topic.generation("a"))
-    assert payloads(topic.read(key="a")) == [["a", 19], "more"]
 
 
 @only(second_open=True)
@@ -308,44 +277,6 @@ def test_expect_lets_only_one_of_two_decisions_through(journal: Journal, topic: 
     assert (conflict.value.expected, conflict.value.actual) == (generation, first.seq)
     assert payloads(topic.read(key="b"))[-1] == "one"
     topic.append("e", "two", key="b", expect=first.seq)
-
-
-def test_expect_zero_means_a_new_entity(topic: Topic) -> None:
-    topic.append("e", 1, key="new", expect=0)
-    with pytest.raises(Conflict) as conflict:
-        topic.append("e", 1, key="new", expect=0)
-    assert conflict.value.actual == 1
-
-
-def test_expectations_of_a_batch_are_about_the_time_before_it(topic: Topic) -> None:
-    topic.append_many(
-        [Draft("e", 1, key="x", expect=0), Draft("e", 2, key="y", expect=0), Draft("e", 3, key="x", expect=0)]
-    )
-    with pytest.raises(Conflict):
-        topic.append_many([Draft("e", 4, key="x", expect=3), Draft("e", 5, key="y", expect=1)])
-    assert topic.latest == 3, "one wrong expectation refuses the whole batch"
-    topic.append_many([Draft("e", 4, key="x", expect=3), Draft("e", 5, key="y", expect=2)])
-
-
-def test_expect_needs_a_key(topic: Topic) -> None:
-    with pytest.raises(ConfigError, match="key"):
-        topic.append("e", 1, expect=0)
-
-
-def test_expect_in_a_transaction_counts_its_own_events(journal: Journal, topic: Topic) -> None:
-    topic.append("e", 0, key="k")
-    with journal.transaction() as tx:
-        tx.append(topic, "e", 1, key="k", expect=1)
-        assert payloads(tx.read(topic, key="k")) == [0, 1]
-        tx.append(topic, "e", 2, key="k", expect=2)
-        with pytest.raises(Conflict):
-            tx.append(topic, "e", 3, key="k", expect=2)
-    with pytest.raises(RuntimeError), journal.transaction() as tx:
-        tx.append(topic, "e", 3, key="k", expect=3)
-        list(tx.read(topic, key="k"))
-        raise RuntimeError
-    assert topic.generation("k") == 3
-    topic.append("e", 3, key="k", expect=3)
 
 
 @on("memory", "sqlite")

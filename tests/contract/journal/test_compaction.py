@@ -12,7 +12,7 @@ import pytest
 from journals import Place, eventually, on, only, payloads, seen, seqs
 
 from penstock import CompactReport, Draft, Journal, ManualClock, Settings, Topic
-from penstock.errors import ConfigError, PositionTrimmed
+from penstock.errors import ConfigError
 
 Reopen = Callable[[Journal], Journal]
 
@@ -28,47 +28,6 @@ def fill(topic: Topic, count: int, **draft: Any) -> None:
 # on request
 
 
-def test_compact_is_inclusive_and_reports(topic: Topic, reopen: Reopen) -> None:
-    fill(topic, 20)
-    assert topic.compact(7) == CompactReport(7, 13, 20, None)
-    assert payloads(topic.read()) == list(range(8, 21))
-    assert (topic.oldest, topic.latest, len(topic)) == (8, 20, 13)
-    assert topic.compact(7) == topic.compact(3) == topic.compact(0) == CompactReport(0, 13, 20, None)
-    topic = reopen(topic.journal).topic("orders")
-    assert topic.compact(8).removed == 1
-    assert topic.compact(10**6) == CompactReport(12, 0, 20, None)
-    assert list(topic.read()) == [] and topic.oldest == 0 and topic.latest == 20
-    fill(topic, 2)
-    assert payloads(topic.read()) == [21, 22]
-
-
-def test_the_reference_case_two_events_one_removed(topic: Topic) -> None:
-    topic.append("k", 1)
-    topic.append("k", 2)
-    report = topic.compact(1)
-    assert (report.removed, report.remaining) == (1, 1)
-
-
-def test_every_cut_keeps_the_rest_as_it_was(topic: Topic, journal: Journal, clock: ManualClock) -> None:
-    cause = topic.append("first", correlation="c")
-    for n in range(20):
-        clock.advance(n % 3)
-        topic.append_many(
-            Draft("k", [n, row], key=f"{row}", headers={"n": str(n)}, cause=cause if row else None, scope="s")
-            for row in range(n % 5 + 1)
-        )
-        topic.append("b", bytes([n]))
-        if n == 10:
-            journal.maintain()
-    everything, chance, at = seen(topic.read()), random.Random(1), 0
-    while at < len(everything):
-        at += chance.randrange(1, 9)
-        topic.compact(at)
-        assert seen(topic.read()) == everything[at:]
-        for event in topic.read():
-            assert topic.find(event.id) == event == topic.get(event.seq)
-
-
 def test_unknown_topics_compact_to_nothing(journal: Journal) -> None:
     assert journal.topic("nobody").compact(5) == CompactReport()
     assert journal.topic("nobody").compact_keys() == 0
@@ -82,24 +41,6 @@ def test_a_bad_position_is_refused(topic: Topic, through: Any) -> None:
     with pytest.raises(ConfigError):
         topic.compact(through)
     assert len(topic) == 1
-
-
-def test_compaction_stops_at_the_slowest_cursor_unless_forced(topic: Topic) -> None:
-    fill(topic, 10)
-    topic.commit("fast", 9)
-    topic.commit("slow", 4)
-    assert topic.compact(8) == CompactReport(4, 6, 10, "slow")
-    topic.commit("slow", 9)
-    assert topic.compact(8) == CompactReport(4, 2, 10, None)
-    topic.seek("slow", 0)
-    assert topic.compact(9) == CompactReport(0, 2, 10, "slow")
-    assert topic.compact(10, force=True) == CompactReport(2, 0, 10, None)
-    with pytest.raises(PositionTrimmed):
-        list(topic.read(topic.cursor("fast") or 0))
-    topic.forget("slow")
-    topic.commit("fast", 10)
-    fill(topic, 1)
-    assert topic.compact(11).stopped_at == "fast"
 
 
 @only(shrinks=True)
@@ -159,15 +100,6 @@ def test_bad_settings_are_refused(topic: Topic, settings: dict[str, Any]) -> Non
     with pytest.raises(ConfigError):
         topic.configure(**settings)
     assert topic.settings == Settings()
-
-
-def test_retention_by_count(topic: Topic, journal: Journal) -> None:
-    topic.configure(max_events=10)
-    fill(topic, 35)
-    journal.maintain()
-    assert payloads(topic.read()) == list(range(26, 36)) and len(topic) == 10 and topic.latest == 35
-    journal.maintain()
-    assert len(topic) == 10
 
 
 def test_retention_by_age_beside_a_clock_that_was_set_back(topic: Topic, journal: Journal, clock: ManualClock) -> None:
@@ -245,77 +177,7 @@ def test_retention_happens_in_passing(topic: Topic) -> None:
     assert payloads(topic.read())[-20:] == list(range(280, 300))
 
 
-def test_retention_does_not_wait_for_cursors_and_their_readers_are_told(topic: Topic, journal: Journal) -> None:
-    fill(topic, 10)
-    topic.commit("slow", 2)
-    topic.configure(max_events=3)
-    journal.maintain()
-    with pytest.raises(PositionTrimmed) as refused:
-        list(topic.read(topic.cursor("slow") or 0))
-    assert refused.value.oldest == 8
-
-
 # by key
-
-
-def test_compaction_by_key_keeps_the_newest_event_of_every_key(topic: Topic, reopen: Reopen) -> None:
-    chance = random.Random(2)
-    expected: dict[Any, dict[str, Any]] = {}
-    for n in range(120):
-        key = chance.choice([None, "a", "b", "c", "d"])
-        topic.append_many([Draft("k", n, key=key, headers={"n": str(n)})])
-    for event in seen(topic.read()):
-        expected[event["key"] or event["seq"]] = event
-    kept = sorted(expected.values(), key=lambda event: event["seq"])
-    removed = topic.compact_keys()
-    assert removed == 120 - len(kept) and len(topic) == len(kept)
-    for _ in range(2):
-        assert seen(topic.read()) == kept and seen(topic.read(reverse=True)) == kept[::-1]
-        for seq in range(1, 122):
-            event = topic.get(seq)
-            assert (event.as_dict() if event else None) == next((e for e in kept if e["seq"] == seq), None)
-        for event in kept:
-            found = topic.find(event["id"])
-            assert found is not None and found.as_dict() == event
-        topic.journal.maintain()
-        topic = reopen(topic.journal).topic("orders")
-    assert topic.compact_keys() == 0
-    assert topic.latest == 120 and topic.append("k", key="a").seq == 121
-    assert topic.compact_keys() == 1 and len(topic) == len(kept)
-
-
-def test_reading_over_what_was_compacted_by_key_is_no_error(topic: Topic) -> None:
-    topic.append_many([Draft("k", n, key="only") for n in range(10)])
-    topic.compact_keys()
-    assert seqs(topic.read(3)) == [10] and list(topic.read(3, through=9)) == [] and seqs(topic.read()) == [10]
-    assert topic.oldest == 10
-
-
-def test_compaction_by_position_and_by_key_count_right_together(topic: Topic, journal: Journal) -> None:
-    chance, model = random.Random(9), dict[int, str | None]()
-    for _ in range(60):
-        match chance.randrange(5):
-            case 0 | 1 | 2:
-                chosen = [chance.choice([None, "a", "b", "c"]) for _ in range(chance.randrange(1, 6))]
-                for receipt, key in zip(topic.append_many([Draft("k", key=k) for k in chosen]), chosen, strict=True):
-                    model[receipt.seq] = key
-            case 3:
-                newest = {key: seq for seq, key in model.items() if key is not None}
-                gone = [seq for seq, key in model.items() if key is not None and newest[key] != seq]
-                assert topic.compact_keys() == len(gone)
-                for seq in gone:
-                    del model[seq]
-            case 4:
-                through = chance.randrange(topic.latest + 1)
-                gone = [seq for seq in model if seq <= through]
-                report = topic.compact(through)
-                assert (report.removed, report.remaining) == (len(gone), len(model) - len(gone))
-                for seq in gone:
-                    del model[seq]
-                if chance.random() < 0.5:
-                    journal.maintain()
-        assert {e.seq: e.key for e in topic.read()} == model and len(topic) == len(model)
-        assert topic.oldest == min(model, default=0)
 
 
 def test_a_state_topic_is_compacted_in_passing(topic: Topic) -> None:

@@ -21,27 +21,6 @@ def ten(topic: Topic) -> Topic:
     return topic
 
 
-def test_a_cursor_is_none_until_it_is_committed(ten: Topic, reopen: Reopen) -> None:
-    assert ten.cursor("billing") is None and ten.cursors() == {} and ten.lag("billing") == 10
-    ten.commit("billing", 4)
-    assert ten.cursor("billing") == 4 and ten.lag("billing") == 6
-    topic = reopen(ten.journal).topic("orders")
-    assert topic.cursor("billing") == 4 and topic.cursors() == {"billing": 4}
-
-
-def test_commit_never_goes_back_and_seek_may(ten: Topic) -> None:
-    ten.commit("c", 7)
-    ten.commit("c", 3)
-    assert ten.cursor("c") == 7
-    ten.seek("c", 3)
-    assert ten.cursor("c") == 3
-    ten.commit("c", 10)
-    ten.seek("c", 0)
-    assert ten.cursor("c") == 0 and ten.lag("c") == 10
-    ten.seek("new", 5)
-    assert ten.cursors() == {"c": 0, "new": 5}
-
-
 def test_a_cursor_cannot_pass_the_end(ten: Topic) -> None:
     for move in (ten.commit, ten.seek):
         with pytest.raises(ConfigError, match="ends at 10"):
@@ -53,12 +32,6 @@ def test_a_cursor_cannot_pass_the_end(ten: Topic) -> None:
         ten.journal.topic("empty").commit("c", 1)
     ten.journal.topic("empty").commit("c", 0)
     assert ten.journal.topic("empty").cursor("c") == 0
-
-
-def test_the_end_counts_after_compaction_too(ten: Topic) -> None:
-    ten.compact(10)
-    ten.commit("c", 10)
-    assert ten.cursor("c") == 10 and ten.lag("c") == 0
 
 
 NAMES = ["a", "a/b", "a_b", " inner and outer ", "ünïcödé", "\0", "..", "x__y", "é" * 200, "🎉"]
@@ -98,21 +71,6 @@ def test_a_bad_position_is_refused(ten: Topic, seq: Any) -> None:
         ten.commit("c", seq)
     with pytest.raises(ConfigError):
         ten.seek("c", seq)
-
-
-def test_a_forgotten_cursor_is_gone(ten: Topic, reopen: Reopen) -> None:
-    ten.commit("c", 5)
-    assert ten.forget("c") and not ten.forget("c") and not ten.journal.topic("nobody").forget("c")
-    assert reopen(ten.journal).topic("orders").cursor("c") is None
-
-
-def test_cursors_of_topics_do_not_meet(journal: Journal) -> None:
-    for n, name in enumerate(("x", "x__y"), 1):
-        journal.topic(name).append_many([Draft("k")] * 3)
-        journal.topic(name).commit("y__z", n)
-        journal.topic(name).commit("z", n)
-    assert journal.topic("x").cursors() == {"y__z": 1, "z": 1}
-    assert journal.topic("x__y").cursors() == {"y__z": 2, "z": 2}
 
 
 def test_many_threads_moving_one_cursor_leave_it_at_the_highest(

@@ -48,16 +48,6 @@ def test_history_comes_first_and_then_what_is_appended(topic: Topic, in_threads:
         assert take(subscription, 3) == [6, 7, 8]
 
 
-@pytest.mark.parametrize("after", [0, 3, 5, "latest"])
-def test_a_subscription_begins_after_a_position(topic: Topic, after: Any) -> None:
-    topic.append_many([Draft("k")] * 5)
-    with topic.subscribe(after) as subscription:
-        topic.append_many([Draft("k")] * 2)
-        first = 5 if after == "latest" else after
-        assert take(subscription, 7 - first) == list(range(first + 1, 8))
-        assert subscription.next(0) is None
-
-
 def test_a_topic_that_does_not_exist_yet_can_be_followed(journal: Journal, in_threads: InThreads) -> None:
     with journal.topic("later").subscribe() as subscription, journal.topic("later").subscribe("latest") as other:
         assert subscription.next(0.01) is None
@@ -120,16 +110,6 @@ def test_threads_that_share_a_subscription_share_its_events(topic: Topic, in_thr
     for thread in threads:
         thread.join(DEADLINE)
     assert sorted(got) == list(range(1, 1001))
-
-
-def test_the_random_reader_of_the_reference(topic: Topic) -> None:
-    chance = random.Random(7)
-    for n in range(64):
-        topic.append("k", n)
-    for after in (0, 5, 10):
-        with topic.subscribe(after, buffer=32) as subscription:
-            got = take(subscription, chance.randrange(1, 17))
-            assert got == list(range(after + 1, after + 1 + len(got)))
 
 
 def test_a_timeout_gives_nothing_and_costs_nothing(topic: Topic) -> None:

@@ -28,36 +28,6 @@ Reopen = Callable[[Journal], Journal]
 # positions
 
 
-def test_positions_start_at_one_and_are_contiguous(topic: Topic) -> None:
-    assert topic.latest == topic.oldest == len(topic) == 0
-    received = [topic.append("placed", n).seq for n in range(50)]
-    assert received == list(range(1, 51))
-    assert (topic.oldest, topic.latest, len(topic)) == (1, 50, 50)
-    assert payloads(topic.read()) == list(range(50))
-
-
-def test_topics_count_on_their_own(journal: Journal) -> None:
-    assert [journal.topic(name).append("k").seq for name in ("a", "b", "a", "b", "a")] == [1, 1, 2, 2, 3]
-    assert journal.topics() == ["a", "b"]
-
-
-def test_a_topic_exists_from_its_first_append(journal: Journal) -> None:
-    topic = journal.topic("orders")
-    assert list(topic.read()) == [] and topic.get(1) is None and topic.cursors() == {} and journal.topics() == []
-    assert topic.compact(10).removed == 0 and topic.lag("c") == 0 and topic.cursor("c") is None
-    topic.append("placed")
-    assert journal.topics() == ["orders"]
-
-
-def test_a_batch_takes_consecutive_positions_in_order(topic: Topic) -> None:
-    topic.append("first")
-    receipts = topic.append_many(Draft("k", n) for n in range(1000))
-    assert [r.seq for r in receipts] == list(range(2, 1002))
-    assert len({r.id for r in receipts}) == 1000
-    assert [r.id for r in receipts] == sorted(r.id for r in receipts)
-    assert payloads(topic.read(1)) == list(range(1000))
-
-
 @pytest.mark.parametrize("verified", [False, True])
 def test_beyond_the_highest_position_nothing_is_appended(place: Place, verified: bool) -> None:
     """The last position can be read, looked up and taken; what has no place gets an error and leaves no trace."""
@@ -100,15 +70,23 @@ def test_beyond_the_highest_position_nothing_is_appended(place: Place, verified:
         assert journal.topic("other").append("k").seq == 1
 
 
+@on("memory")
+def test_copies_that_do_not_follow_what_is_there_are_refused(
+    journal: Journal, topic: Topic, clock: ManualClock
+) -> None:
+    topic.append("k")
+    now, newest = clock.now_ms(), uuid.UUID(next(topic.read()).id).int
+    for seq, number, ms in ((1, newest + 1, now), (2, newest, now), (2, (now - 1) << 80, now - 1)):
+        copies = Copies([seq], [number], [ms], Columns(["k"], [b"1"]))
+        with pytest.raises(ConfigError, match=f"event {seq} of topic 'orders' does not follow"):
+            journal._core.run(lambda commit, copies=copies: append_copies(commit, "orders", copies, 1))
+    assert topic.latest == 1
+
+
 def test_an_empty_batch_appends_nothing_and_creates_no_topic(journal: Journal) -> None:
     topic = journal.topic("orders")
     assert topic.append_many([]) == [] and topic.submit_many(iter(())).result() == []
     assert journal.topics() == []
-
-
-def test_positions_go_on_after_reopening(journal: Journal, reopen: Reopen) -> None:
-    journal.topic("orders").append_many([Draft("k")] * 3)
-    assert reopen(journal).topic("orders").append("k").seq == 4
 
 
 @pytest.mark.parametrize("reopened", [False, True])
@@ -128,27 +106,6 @@ def test_positions_and_ids_are_never_reused_after_compacting_everything(
 
 
 # times and ids
-
-
-def test_recorded_at_never_decreases_even_if_the_clock_does(
-    journal: Journal, clock: ManualClock, reopen: Reopen
-) -> None:
-    topic = journal.topic("orders")
-    for step in (0, 5, -3600, 0, 3601, -10):
-        clock.advance(step)
-        topic.append("k")
-    journal = reopen(journal)
-    topic = journal.topic("orders")
-    clock.advance(-86400)
-    topic.append("k")
-    topic.compact(7)
-    topic.append("k")
-    later = journal.topic("other")
-    events = [*topic.read()]
-    assert len(events) == 1
-    receipts_time = events[0].recorded_at
-    assert later.append("k").seq == 1
-    assert next(iter(later.read())).recorded_at < receipts_time  # another topic has its own time
 
 
 def test_times_and_ids_of_every_event_never_go_back(topic: Topic, clock: ManualClock) -> None:
@@ -500,59 +457,6 @@ def test_a_batch_of_a_hundred_thousand(topic: Topic) -> None:
 # dedup keys
 
 
-def test_a_repeated_dedup_key_returns_the_original_receipt(journal: Journal, reopen: Reopen) -> None:
-    topic = journal.topic("orders")
-    original = topic.append("k", 1, dedup="d", correlation="c")
-    again = topic.append("k", 2, dedup="d")
-    assert again.duplicate and not original.duplicate
-    assert (again.seq, again.id, again.correlation_id) == (original.seq, original.id, "c")
-    topic = reopen(journal).topic("orders")
-    assert topic.append("other", 3, dedup="d").id == original.id
-    assert payloads(topic.read()) == [1]
-
-
-def test_dedup_keys_survive_compaction_and_reopening(journal: Journal, reopen: Reopen) -> None:
-    topic = journal.topic("orders")
-    original = topic.append("k", dedup="d")
-    topic.append("k")
-    topic.compact(2)
-    topic = reopen(journal).topic("orders")
-    again = topic.append("k", dedup="d")
-    assert again.duplicate and (again.seq, again.id) == (original.seq, original.id)
-    assert topic.latest == 2
-
-
-def test_dedup_keys_belong_to_their_topic(journal: Journal) -> None:
-    assert not journal.topic("a").append("k", dedup="d").duplicate
-    assert not journal.topic("b").append("k", dedup="d").duplicate
-
-
-def test_a_batch_with_some_duplicates_returns_each_items_own_receipt(topic: Topic) -> None:
-    first = topic.append("k", "first", dedup="a", correlation="C")
-    receipts = topic.append_many(
-        [
-            Draft("k", 0, dedup="b"),
-            Draft("k", 1, dedup="a"),
-            Draft("k", 2),
-            Draft("k", 3, dedup="b"),
-            Draft("k", 4, dedup="c", key="x"),
-        ]
-    )
-    assert [r.seq for r in receipts] == [2, 1, 3, 2, 4]
-    assert [r.duplicate for r in receipts] == [False, True, False, True, False]
-    assert receipts[1].id == first.id and receipts[3].id == receipts[0].id and receipts[1].correlation_id == "C"
-    assert payloads(topic.read()) == ["first", 0, 2, 4]
-    assert [r.id for r in receipts if not r.duplicate] == [e.id for e in topic.read(1)]
-    assert [r.seq for r in topic.append_many([Draft("k", dedup=d) for d in "abc"])] == [1, 2, 4]
-
-
-def test_a_batch_of_nothing_but_duplicates_writes_nothing(topic: Topic) -> None:
-    topic.append_many([Draft("k", dedup="a"), Draft("k", dedup="b")])
-    again = topic.append_many([Draft("k", dedup="b"), Draft("k", dedup="a"), Draft("k", dedup="b")])
-    assert [(r.seq, r.duplicate) for r in again] == [(2, True), (1, True), (2, True)]
-    assert topic.latest == 2
-
-
 def test_a_dedup_key_is_known_for_its_window(topic: Topic, clock: ManualClock) -> None:
     topic.configure(dedup_window=100)
     topic.append("k", dedup="d")
@@ -592,33 +496,6 @@ def test_a_window_of_zero_remembers_nothing_and_of_none_everything(topic: Topic,
     assert not topic.append("k", dedup="d").duplicate
 
 
-def test_a_clock_that_goes_back_forgets_no_dedup_key(topic: Topic, clock: ManualClock) -> None:
-    topic.configure(dedup_window=60)
-    topic.append("k", dedup="d")
-    clock.advance(-100_000)
-    topic.journal.maintain()
-    assert topic.append("k", dedup="d").duplicate
-    assert not topic.append("k", dedup="e").duplicate
-    assert topic.append("k", dedup="e").duplicate
-
-
-def test_changing_the_window_forgets_no_key_that_still_counts(
-    journal: Journal, clock: ManualClock, reopen: Reopen
-) -> None:
-    topic = journal.topic("orders")
-    topic.append("k", dedup="old")
-    clock.advance(1000)
-    topic.append("k", dedup="new")
-    for window in (100_000, None, 5000, 2000):
-        topic.configure(dedup_window=window)
-        assert topic.append("k", dedup="new").seq == 2 and topic.append("k", dedup="old").seq == 1
-        journal = reopen(journal)
-        topic = journal.topic("orders")
-    topic.configure(dedup_window=500)
-    assert topic.append("k", dedup="new").seq == 2
-    assert not topic.append("k", dedup="old").duplicate
-
-
 def test_expired_dedup_keys_are_removed_in_passing(topic: Topic, clock: ManualClock) -> None:
     topic.configure(dedup_window=100)
     topic.append_many([Draft("k", dedup=str(n)) for n in range(100)])
@@ -654,59 +531,14 @@ def test_an_event_inherits_its_causes_correlation_or_its_id(topic: Topic, journa
     assert event is not None and event.causation_id == event.correlation_id == "an id of somewhere else"
 
 
-def test_a_draft_can_be_caused_by_an_earlier_one_of_its_batch(topic: Topic) -> None:
-    topic.append("before")
-    receipts = topic.append_many(
-        [
-            Draft("a"),
-            Draft("b", cause=0),
-            Draft("c", cause=1),
-            Draft("d", correlation="own", cause=0),
-            Draft("e", cause=3),
-            Draft("f"),
-        ]
-    )
-    events = list(topic.read(1))
-    ids = [r.id for r in receipts]
-    assert [e.causation_id for e in events] == [None, ids[0], ids[1], ids[0], ids[3], None]
-    assert [e.correlation_id for e in events] == [None, ids[0], ids[0], "own", "own", None]
-    assert [r.correlation_id for r in receipts] == [e.correlation_id for e in events]
-
-
-def test_an_effect_of_a_duplicate_is_caused_by_the_original(topic: Topic) -> None:
-    original = topic.append("a", dedup="a", correlation="C")
-    plain = topic.append("p", dedup="p")
-    receipts = topic.append_many(
-        [
-            Draft("a", dedup="a"),
-            Draft("b", cause=0),
-            Draft("p", dedup="p"),
-            Draft("c", cause=2),
-            Draft("n", dedup="n"),
-            Draft("n", dedup="n"),
-            Draft("d", cause=5),
-            Draft("p", dedup="p", cause=4),
-        ]
-    )
-    by_seq = {e.seq: e for e in topic.read()}
-    b, c, n, d = (by_seq[receipts[row].seq] for row in (1, 3, 4, 6))
-    assert (b.causation_id, b.correlation_id) == (original.id, "C")
-    assert (c.causation_id, c.correlation_id) == (plain.id, plain.id)
-    assert (d.causation_id, d.correlation_id) == (n.id, n.id)
-    assert receipts[7].duplicate and by_seq[receipts[7].seq].causation_id is None
+def test_an_effect_behind_a_repeated_draft_has_its_cause(topic: Topic) -> None:
+    topic.append("a", dedup="a")
+    root, again, effect = topic.append_many([Draft("b"), Draft("a", dedup="a", cause=0), Draft("c", cause=0)])
+    assert again.duplicate and [event.causation_id for event in topic.read()] == [None, None, root.id]
+    assert effect.correlation_id == root.id
 
 
 # expectations
-
-
-def test_expect_is_the_position_of_the_entitys_newest_event(topic: Topic) -> None:
-    first = topic.append("k", key="a", expect=0)
-    topic.append("k", key="b")
-    with pytest.raises(Conflict) as refused:
-        topic.append("k", key="a", expect=0)
-    assert (refused.value.expected, refused.value.actual) == (0, 1)
-    assert topic.append("k", key="a", expect=first.seq).seq == 3
-    assert topic.latest == 3
 
 
 def test_a_conflict_in_a_batch_refuses_the_whole_batch(topic: Topic) -> None:
@@ -716,9 +548,3 @@ def test_a_conflict_in_a_batch_refuses_the_whole_batch(topic: Topic) -> None:
     assert topic.latest == 1
     receipts = topic.append_many([Draft("k", key="b", expect=0), Draft("k", key="b", expect=0), Draft("k")])
     assert [r.seq for r in receipts] == [2, 3, 4]  # expectations are about the time before the batch
-
-
-def test_a_repeated_append_is_a_duplicate_before_it_is_a_conflict(topic: Topic) -> None:
-    first = topic.append("k", key="a", expect=0, dedup="once")
-    again = topic.append("k", key="a", expect=0, dedup="once")
-    assert again.duplicate and again.id == first.id

@@ -23,10 +23,6 @@ from penstock.errors import ConfigError, PositionTrimmed
 InThreads = Callable[..., threading.Thread]
 
 
-def at(clock: ManualClock) -> datetime:
-    return datetime.fromtimestamp(clock.now_ms() / 1000, UTC)
-
-
 @pytest.fixture
 def mixed(topic: Topic, clock: ManualClock) -> list[Event]:
     """Sixty events of every sort in blocks of one to nine events."""
@@ -96,13 +92,6 @@ def test_merged_blocks_read_the_same(topic: Topic, mixed: list[Event], journal: 
     test_filters_combine_with_everything(topic, mixed)
 
 
-def test_the_limit_zero_and_no_kind_read_nothing_even_of_trimmed_history(topic: Topic) -> None:
-    topic.append_many([Draft("k")] * 3)
-    topic.compact(2)
-    assert list(topic.read(1, kind=[])) == []
-    assert list(topic.read(1, 0)) == [] and list(topic.read_arrow(1, 0)) == []
-
-
 def test_positions_beyond_the_end_are_empty(topic: Topic) -> None:
     topic.append("k")
     assert list(topic.read(1)) == list(topic.read(2**63 - 1)) == list(topic.read(10**6, reverse=True)) == []
@@ -167,20 +156,6 @@ def test_position_at_is_the_last_position_before_a_time(topic: Topic, mixed: lis
     moments = {e.recorded_at for e in mixed}
     for moment in moments | {m + timedelta(milliseconds=1) for m in moments} | {datetime(1, 1, 1, tzinfo=UTC)}:
         assert topic.position_at(moment) == max((e.seq for e in mixed if e.recorded_at < moment), default=0)
-
-
-def test_position_at_knows_what_was_trimmed(topic: Topic, clock: ManualClock) -> None:
-    start = at(clock)
-    topic.append_many([Draft("k")] * 3)
-    clock.advance(10)
-    topic.append("k")
-    topic.compact(4)
-    assert topic.position_at(start) == 0
-    assert topic.position_at(at(clock) + timedelta(seconds=1)) == 4
-    clock.advance(10)
-    topic.append("k")
-    assert topic.position_at(at(clock)) == 4
-    assert topic.position_at(at(clock) + timedelta(seconds=1)) == 5
 
 
 # trimmed history
@@ -366,17 +341,6 @@ def test_arrow_has_the_same_columns_as_the_events(varied: Topic, journal: Journa
             assert {field.name: field.type for field in batch.schema} == COLUMNS
         assert as_rows(iter(batches)) == seen(varied.read())
     assert len(batches) == 1
-
-
-def test_arrow_takes_positions_and_limits_like_read(varied: Topic) -> None:
-    chance, latest = random.Random(6), varied.latest
-    for _ in range(60):
-        after, through = chance.randrange(latest + 2), chance.choice([None, chance.randrange(latest + 2)])
-        limit, rows = chance.choice([None, 0, 1, 7, 1000]), chance.choice([1, 3, 50, 65_536])
-        batches = list(varied.read_arrow(after, limit, through=through, batch_rows=rows))
-        assert all(0 < batch.num_rows <= rows for batch in batches)
-        got = [seq for batch in batches for seq in batch["seq"].to_pylist()]
-        assert got == seqs(varied.read(after, limit, through=through))
 
 
 def test_arrow_skips_what_compaction_by_key_removed(varied: Topic, journal: Journal) -> None:
