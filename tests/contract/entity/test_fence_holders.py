@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from journals import DEADLINE, Place, eventually
+from journals import DEADLINE, Place, eventually, only
 
 import penstock
 from penstock import Draft
@@ -18,6 +18,7 @@ from penstock.journal import keys
 from penstock.journal.blocks import Columns, build_wire
 from penstock.transfer.publishing import Blocks, publish_blocks
 
+pytestmark = only(shared=True)
 HOLDER = """
 import sys, penstock
 journal = penstock.open(sys.argv[1])
@@ -32,13 +33,6 @@ for line in sys.stdin:
         case "close": journal.close()
     print("done", flush=True)
 """
-
-
-@pytest.fixture
-def shared(journal: Any) -> Any:
-    if not journal._engine.shared:
-        pytest.skip("one process writes this engine's stores")
-    return journal
 
 
 @contextmanager
@@ -75,15 +69,15 @@ def rows(journal: Any) -> int:
 
 
 @pytest.mark.parametrize("end", ["commit", "cancel", "drop", "close"])
-def test_a_batch_waits_until_another_process_has_ended_its_fence(shared: Any, place: Place, end: str) -> None:
+def test_a_batch_waits_until_another_process_has_ended_its_fence(journal: Any, place: Place, end: str) -> None:
     with holder(place) as process:
         with pytest.raises(FenceActive, match=f"an exclusive fence of process {process.pid} is open"):
-            publish(shared, 1)
-        assert numbers(shared) == []
+            publish(journal, 1)
+        assert numbers(journal) == []
         tell(process, end)
-        assert rows(shared) == 0
-        publish(shared, 1)
-        assert numbers(shared) == ([0, 1] if end == "commit" else [1])
+        assert rows(journal) == 0
+        publish(journal, 1)
+        assert numbers(journal) == ([0, 1] if end == "commit" else [1])
 
 
 Append = Callable[[Any], object]
@@ -109,47 +103,47 @@ def one_of_a_transaction(journal: Any) -> None:
 
 
 @pytest.mark.parametrize("how", APPENDS)
-def test_nothing_of_another_process_becomes_visible_while_a_fence_is_open(shared: Any, place: Place, how: str) -> None:
+def test_nothing_of_another_process_becomes_visible_while_a_fence_is_open(journal: Any, place: Place, how: str) -> None:
     """Also of one that has appended all along, and knows where its topics end."""
-    shared.topic("orders").append("made", {"n": -1})
+    journal.topic("orders").append("made", {"n": -1})
     append = APPENDS[how]
     with holder(place) as process:
         for _ in range(2):
             with pytest.raises(FenceActive, match=f"an exclusive fence of process {process.pid} is open"):
-                append(shared)
-        assert numbers(shared) == [-1]
+                append(journal)
+        assert numbers(journal) == [-1]
         tell(process, "commit")
-        append(shared)
-    assert numbers(shared) == [-1, 0] + [1] * (how != "fence")
+        append(journal)
+    assert numbers(journal) == [-1, 0] + [1] * (how != "fence")
 
 
-def test_a_killed_process_keeps_nobody_from_appending(shared: Any, place: Place) -> None:
-    shared.topic("orders").append("made", {"n": -1})
+def test_a_killed_process_keeps_nobody_from_appending(journal: Any, place: Place) -> None:
+    journal.topic("orders").append("made", {"n": -1})
     with holder(place) as process:
         with pytest.raises(FenceActive):
-            shared.topic("orders").append("made", {"n": 1})
+            journal.topic("orders").append("made", {"n": 1})
         process.kill()
         process.wait()
-        shared.topic("orders").append("made", {"n": 1})  # though nobody has committed since
-    assert numbers(shared) == [-1, 1] and rows(shared) == 0
+        journal.topic("orders").append("made", {"n": 1})  # though nobody has committed since
+    assert numbers(journal) == [-1, 1] and rows(journal) == 0
 
 
-def test_what_appends_nothing_goes_on_beside_another_processs_fence(shared: Any, place: Place) -> None:
-    queue = shared.queue("jobs")
+def test_what_appends_nothing_goes_on_beside_another_processs_fence(journal: Any, place: Place) -> None:
+    queue = journal.queue("jobs")
     queue.push(1)
     with holder(place):
         delivery = queue.take()
         assert delivery is not None
         delivery.ack()
-        assert len(queue) == 0 and numbers(shared) == []
+        assert len(queue) == 0 and numbers(journal) == []
 
 
-def test_looking_for_other_processes_fences_costs_nothing_where_nobody_else_commits(shared: Any) -> None:
+def test_looking_for_other_processes_fences_costs_nothing_where_nobody_else_commits(journal: Any) -> None:
     asked: list[None] = []
-    catalog = shared._core.writer.catalog
+    catalog = journal._core.writer.catalog
     find = catalog.find_fence
     catalog.find_fence = lambda tx: (asked.append(None), find(tx))[1]
-    topic = shared.topic("orders")
+    topic = journal.topic("orders")
     topic.append("made", {"n": 1})
     before = len(asked)
     for n in range(10):
@@ -157,41 +151,41 @@ def test_looking_for_other_processes_fences_costs_nothing_where_nobody_else_comm
     assert len(asked) == before
 
 
-def test_a_fence_of_a_process_that_was_killed_keeps_nobody_out(shared: Any, place: Place) -> None:
+def test_a_fence_of_a_process_that_was_killed_keeps_nobody_out(journal: Any, place: Place) -> None:
     with holder(place) as process:
         with pytest.raises(FenceActive):
-            publish(shared, 1)
+            publish(journal, 1)
         process.kill()
         process.wait()
-        assert rows(shared) == 1
-        publish(shared, 1)
-        assert numbers(shared) == [1] and rows(shared) == 0
+        assert rows(journal) == 1
+        publish(journal, 1)
+        assert numbers(journal) == [1] and rows(journal) == 0
 
 
-def test_what_was_published_before_is_known_before_a_fence_is(shared: Any, place: Place) -> None:
-    assert publish(shared, 1, "spark:query")
+def test_what_was_published_before_is_known_before_a_fence_is(journal: Any, place: Place) -> None:
+    assert publish(journal, 1, "spark:query")
     with holder(place):
-        assert not publish(shared, 1, "spark:query")
+        assert not publish(journal, 1, "spark:query")
 
 
-def test_a_fence_of_another_journal_of_this_process_binds_too(shared: Any, place: Place) -> None:
+def test_a_fence_of_another_journal_of_this_process_binds_too(journal: Any, place: Place) -> None:
     with penstock.open(place.url) as other:
         fence = other.fence()
         with pytest.raises(FenceActive):
-            publish(shared, 1)
+            publish(journal, 1)
         fence.cancel()
-        publish(shared, 1)  # at once: this process knows that the fence has ended
-        eventually(lambda: rows(shared) == 0)
+        publish(journal, 1)  # at once: this process knows that the fence has ended
+        eventually(lambda: rows(journal) == 0)
         with other.fence(exclusive=False) as open_to_others:
             open_to_others.submit("orders", "made", {"n": 3})
-            publish(shared, 2)
-    assert numbers(shared) == [1, 2, 3]
+            publish(journal, 2)
+    assert numbers(journal) == [1, 2, 3]
 
 
-def test_a_copy_that_was_made_while_a_fence_was_open_is_not_fenced(shared: Any, place: Place, tmp_path: Any) -> None:
+def test_a_copy_that_was_made_while_a_fence_was_open_is_not_fenced(journal: Any, place: Place, tmp_path: Any) -> None:
     target = f"{place.url.partition(':')[0]}:{tmp_path / 'copy'}"
     with holder(place):
-        shared.backup(tmp_path / "copy")
+        journal.backup(tmp_path / "copy")
         with penstock.open(target) as copy:
             publish(copy, 1)
             assert numbers(copy) == [1] and rows(copy) == 0
