@@ -114,6 +114,7 @@ def test_memory_journals_are_apart_unless_they_are_named(place: Place) -> None:
 # describing
 
 
+@only()
 def test_describe_says_what_there_is(journal: Journal, place: Place) -> None:
     for name in ("b", "a"):
         journal.topic(name).append("k", b"x" * 100_000)
