@@ -18,6 +18,11 @@ from penstock.errors import PoisonMessage
 
 T = TypeVar("T")
 
+EVENT_FIELDS = (
+    *("seq", "topic", "kind", "key", "scope", "id", "occurred_at", "recorded_at"),
+    *("correlation_id", "causation_id", "headers", "payload"),
+)
+"""What an event has, by name."""
 _json_decode = msgspec.json.Decoder().decode
 _HEX_ID = re.compile("[0-9a-fA-F]{32}")
 
@@ -134,20 +139,7 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):
 
     def as_dict(self) -> dict[str, Any]:
         """Every field by name, for printing, JSON and tests; times are datetimes."""
-        return {
-            "seq": self.seq,
-            "topic": self.topic,
-            "kind": self.kind,
-            "payload": self.payload,
-            "key": self.key,
-            "scope": self.scope,
-            "headers": dict(self.headers),
-            "occurred_at": self.occurred_at,
-            "recorded_at": self.recorded_at,
-            "id": self.id,
-            "correlation_id": self.correlation_id,
-            "causation_id": self.causation_id,
-        }
+        return {**{name: getattr(self, name) for name in EVENT_FIELDS}, "headers": dict(self.headers)}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Event):

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock.errors import ConfigError, PoisonMessage
-from penstock.events import Event
+from penstock.events import EVENT_FIELDS, Event
 
 MAX_LENGTH = 4000
 MAX_DEPTH = 60
@@ -36,20 +36,6 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
-_EVENT_FIELDS = [
-    "seq",
-    "topic",
-    "kind",
-    "key",
-    "scope",
-    "id",
-    "occurred_at",
-    "recorded_at",
-    "correlation_id",
-    "causation_id",
-    "headers",
-    "payload",
-]
 _WORDS = {"and", "or", "not", "in", "contains", "startswith", "endswith", "true", "false", "null"}
 _COMPARISONS = {"=": "==", "==": "==", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 
@@ -243,9 +229,9 @@ class _Parser:
             self._depth -= 1
             self._expect(")")
             return applied(name, inner)
-        if name not in _EVENT_FIELDS:
+        if name not in EVENT_FIELDS:
             self._at -= 1
-            self._refuse(f"an event has no {name!r}; there are {', '.join(_EVENT_FIELDS)} (and payload.{name}?)")
+            self._refuse(f"an event has no {name!r}; there are {', '.join(EVENT_FIELDS)} (and payload.{name}?)")
         return field_at(name, self._steps(name))
 
     def _steps(self, name: str) -> tuple[str | int, ...]:

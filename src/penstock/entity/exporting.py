@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import msgspec
 
 from penstock.documents.events import event_json
 from penstock.durable import as_storage_error, like, make_folder, move_into_place, replace_file, sync_folder
 from penstock.errors import ConfigError, Corrupt
-from penstock.events import Event
+from penstock.events import EVENT_FIELDS, Event
 from penstock.journal import keys
 from penstock.journal.blocks import Block
 from penstock.journal.catalog import Settings, load_state
@@ -303,17 +303,23 @@ def _cut_unsynced(path: Path, entry: TopicEntry) -> int:
 
 def check_file(path: Path, known: PartEntry) -> None:
     """Corrupt when the beginning of a file is not what the manifest says."""
-    crc, left = 0, known.size
     try:
-        with path.open("rb") as file:
-            while left and (piece := file.read(min(left, 1 << 20))):
-                crc, left = zlib.crc32(piece, crc), left - len(piece)
+        found = _measured(path, known.size)
     except FileNotFoundError as error:
         raise Corrupt("a file of an export is missing", file=str(path)) from error
-    if left:
-        raise Corrupt(f"a file of an export has {left:,} bytes too few", file=str(path))
-    if crc != known.crc:
+    if found.size < known.size:
+        raise Corrupt(f"a file of an export has {known.size - found.size:,} bytes too few", file=str(path))
+    if found.crc != known.crc:
         raise Corrupt("a file of an export fails its checksum", file=str(path))
+
+
+def _measured(path: Path, most: int) -> PartEntry:
+    """How many bytes the beginning of a file has, at most so many, and their CRC-32."""
+    size = crc = 0
+    with path.open("rb") as file:
+        while piece := file.read(min(most - size, 1 << 20)):
+            size, crc = size + len(piece), zlib.crc32(piece, crc)
+    return PartEntry(size, crc)
 
 
 class _ExportPosition(msgspec.Struct):
@@ -371,13 +377,9 @@ def _write_part(target: _Target, folder: Path, blocks: list[Block], after: int, 
             writer.write_batch(_part_batch(block, rows, schema))
             meter.add(len(rows))
     like(target.store, partial)
-    with partial.open("rb") as file:
-        size, crc = 0, 0
-        while piece := file.read(1 << 20):
-            size, crc = size + len(piece), zlib.crc32(piece, crc)
-    name = f"{first}-{last}.parquet"
+    name, found = f"{first}-{last}.parquet", _measured(partial, partial.stat().st_size)
     move_into_place(partial, folder / name)
-    target.entry.parts[name] = PartEntry(size, crc)
+    target.entry.parts[name] = found
     target.save()
 
 
@@ -386,25 +388,12 @@ def _part_batch(block: Block, rows: range, schema: pa.Schema) -> pa.RecordBatch:
 
     from penstock.journal.to_arrow import record_batch
 
-    columns: dict[str, object] = {}
-    texts: list[str | None] = []
-    others: list[bytes | None] = []
-    for row in rows:
-        raw = bytes(block.raw_payload(row))
-        text = None if block.is_binary(row) else as_text(raw)
-        texts.append(text)
-        others.append(raw if text is None else None)
     batch = record_batch(block, "binary").slice(rows.start, len(rows))
-    for field in schema:
-        if field.name == "payload":
-            columns[field.name] = pa.array(texts, pa.string())
-        elif field.name == "payload_bytes":
-            columns[field.name] = pa.array(others, pa.binary())
-        elif field.name == "binary":
-            columns[field.name] = pa.array([block.is_binary(row) for row in rows], pa.bool_())
-        else:
-            columns[field.name] = batch.column(field.name)
-    return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
+    own = _payload_columns((bytes(block.raw_payload(row)), block.is_binary(row)) for row in rows)
+    columns = [
+        pa.array(own[field.name], field.type) if field.name in own else batch.column(field.name) for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 # ── One topic's events in one file: JSON Lines, Parquet, Arrow, or (for looking at, not for importing) CSV ──
@@ -546,21 +535,22 @@ def as_text(raw: bytes) -> str | None:
 def _event_batch(events: list[Event], schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
-    texts = [None if event.binary else as_text(event.raw) for event in events]
-    columns = {
-        "seq": [event.seq for event in events],
-        "topic": [event.topic for event in events],
-        "kind": [event.kind for event in events],
-        "key": [event.key for event in events],
-        "scope": [event.scope for event in events],
-        "payload": texts,
-        "headers": [list(event.headers.items()) for event in events],
-        "occurred_at": [event.occurred_at for event in events],
-        "recorded_at": [event.recorded_at for event in events],
-        "id": [event.id for event in events],
-        "correlation_id": [event.correlation_id for event in events],
-        "causation_id": [event.causation_id for event in events],
-        "payload_bytes": [event.raw if text is None else None for event, text in zip(events, texts, strict=True)],
-        "binary": [event.binary for event in events],
-    }
+    columns = _payload_columns((event.raw, event.binary) for event in events)
+    columns["headers"] = [list(event.headers.items()) for event in events]
+    for name in EVENT_FIELDS:
+        if name not in columns:
+            columns[name] = [getattr(event, name) for event in events]
     return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
+
+
+def _payload_columns(payloads: Iterable[tuple[bytes, bool]]) -> dict[str, list[Any]]:
+    """Stored payloads, and whether each was appended as bytes: as text where they are, else as bytes."""
+    texts: list[str | None] = []
+    others: list[bytes | None] = []
+    binary: list[bool] = []
+    for raw, is_binary in payloads:
+        text = None if is_binary else as_text(raw)
+        texts.append(text)
+        others.append(raw if text is None else None)
+        binary.append(is_binary)
+    return {"payload": texts, "payload_bytes": others, "binary": binary}

@@ -18,10 +18,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from msgspec.structs import replace
-
 from penstock.engine.contract import Engine, WriteTx
-from penstock.entity.outbox import WHOLE, Outbox, Plan, Staged, ask_guards, stage
+from penstock.entity.outbox import WHOLE, Outbox, Plan, Staged, ask_guards, counted_from, stage
 from penstock.errors import Closed, ConfigError, FenceActive, FenceCancelled, ReadOnly
 from penstock.events import Draft, Receipt
 from penstock.journal import keys
@@ -29,7 +27,6 @@ from penstock.journal.catalog import Barrier
 from penstock.journal.commit import Commit
 from penstock.journal.owners import is_alive, new_owner, retire_owner
 from penstock.journal.writer import WriteRequest
-from penstock.names import is_whole
 from penstock.ticket import Ticket, wake
 
 if TYPE_CHECKING:
@@ -179,7 +176,7 @@ class _Hidden:
             self.check_open()
             start = len(self.staged)
             self.tickets.append((ticket, start, len(staged) if batch else None))
-            self.staged.extend((name, _shifted(draft, start if batch else 0)) for name, draft in staged)
+            self.staged.extend((name, counted_from(draft, start if batch else 0)) for name, draft in staged)
         return ticket
 
     def let_pass(self, commit: Commit, plan: Plan) -> list[Receipt]:
@@ -349,13 +346,6 @@ class FencedOutbox(Outbox):
             self.submit()
         else:
             self.clear()
-
-
-def _shifted(draft: Draft, by: int) -> Draft:
-    """A draft whose integer cause counts from an outbox's first draft, as one that counts from the fence's first."""
-    if by and is_whole(draft.cause):
-        return replace(draft, cause=draft.cause + by)
-    return draft
 
 
 # ── Exclusive fences that other processes can see: a row in the store for each, while its process lives ──

@@ -235,10 +235,8 @@ def _row(copy: EventDocument, topic: str | None) -> Copies:
     recorded, occurred = to_ms(copy.recorded_at, "recorded_at"), to_ms(copy.occurred_at, "occurred_at")
     if occurred != recorded:
         columns.occurred = [occurred]
-    for field, value in (("key", copy.key), ("scope", copy.scope)):
-        if value is not None:
-            setattr(columns, field, [check_text(value, field)])
-    for field, value in (("correlation", copy.correlation_id), ("causation", copy.causation_id)):
+    texts = {"key": copy.key, "scope": copy.scope, "correlation": copy.correlation_id, "causation": copy.causation_id}
+    for field, value in texts.items():
         if value is not None:
             setattr(columns, field, [check_text(value, field)])
     if copy.headers:

@@ -114,6 +114,13 @@ def _checked_plan(core: JournalCore, staged: Sequence[Staged]) -> Plan:
     return Plan(core, staged)
 
 
+def counted_from(draft: Draft, start: int) -> Draft:
+    """A draft whose integer cause counts from the first of some drafts, as one that counts from `start` before them."""
+    if start and is_whole(draft.cause):
+        return replace(draft, cause=draft.cause + start)
+    return draft
+
+
 def ask_guards(guards: Iterable[Guard], staged: Sequence[Staged]) -> None:
     """Shows drafts to the gates and fences that may refuse them, topic by topic."""
     guards = list(guards)

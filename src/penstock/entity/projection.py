@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from operator import length_hint
@@ -106,7 +106,6 @@ class Projection:
     @classmethod
     def fold(cls, events: Iterable[Event], state: Self | None = None) -> Self:
         """The state after some events, beginning with `state` (which is changed) or with the defaults."""
-
         return folder_of(cls).fold_events(cls() if state is None else state, events)
 
 
@@ -319,21 +318,6 @@ class Fold(Generic[P]):
             raise
         return True
 
-    def apply(
-        self,
-        state: P,
-        kind: str,
-        payload: bytes | str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        binary: bool = False,
-    ) -> None:
-        """Changes a state by one event given as its parts: for those who have rows rather than events."""
-        steps = self._steps.get(kind)
-        if steps:
-            event = _loose_event(kind, payload, headers, binary)
-            self.fold_events(state, (event,))
-
     # ── a block at a time ────────────────────────────────────────────────────────────────────────────────────────────
     def _fold_piece(self, state: P, block: Block, rows: Sequence[int]) -> None:
         kinds = block.wire.kinds
@@ -503,14 +487,3 @@ def _column(block: Block, rows: Sequence[int], step: _Step) -> list[object] | No
         return list(map(_decoder(step), _payloads(block, rows)))
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
         return None
-
-
-def _loose_event(kind: str, payload: bytes | str, headers: Mapping[str, str] | None, binary: bool) -> Event:
-    from penstock.journal.blocks import Columns, build_wire
-
-    columns = Columns([kind], [payload.encode() if isinstance(payload, str) else bytes(payload)])
-    if headers:
-        columns.headers = [dict(headers)]
-    if binary:
-        columns.binary = [True]
-    return Event(Block(build_wire(columns, 1, 0, 0), ""), 0)

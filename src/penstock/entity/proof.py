@@ -47,14 +47,7 @@ class TreeRoot(msgspec.Struct, frozen=True):
 
     def statement(self) -> bytes:
         """The bytes that are signed."""
-        lines = (
-            "penstock root v1",
-            self.journal,
-            self.topic,
-            str(self.through),
-            self.hash,
-            str(self.published_ms),
-        )
+        lines = ("penstock root v1", self.journal, self.topic, self.through, self.hash, self.published_ms)
         return "".join(f"{line}\n" for line in lines).encode()
 
     def to_json(self) -> str:
@@ -218,27 +211,27 @@ def root_of(nodes: Sequence[bytes]) -> bytes:
     """The hash of a tree over nodes of one size, of which the last may be smaller."""
     if not nodes:
         return sha256(b"").digest()
-    level = list(nodes)
+    level = nodes
     while len(level) > 1:
-        paired = [node_hash(level[at], level[at + 1]) for at in range(0, len(level) - 1, 2)]
-        if len(level) % 2:
-            paired.append(level[-1])
-        level = paired
+        level = _parents(level)
     return level[0]
+
+
+def _parents(level: Sequence[bytes]) -> list[bytes]:
+    """The nodes above some nodes: one for every two, and a last one without a neighbour as it is."""
+    paired = [node_hash(level[at], level[at + 1]) for at in range(0, len(level) - 1, 2)]
+    return paired if len(level) % 2 == 0 else [*paired, level[-1]]
 
 
 def path_to(nodes: Sequence[bytes], index: int) -> list[bytes]:
     """The hashes that lead from a node to the tree's root, the nearest first."""
     path: list[bytes] = []
-    level = list(nodes)
+    level = nodes
     while len(level) > 1:
         beside = index ^ 1
         if beside < len(level):
             path.append(level[beside])
-        paired = [node_hash(level[at], level[at + 1]) for at in range(0, len(level) - 1, 2)]
-        if len(level) % 2:
-            paired.append(level[-1])
-        level, index = paired, index // 2
+        level, index = _parents(level), index // 2
     return path
 
 

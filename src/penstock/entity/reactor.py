@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from penstock.clock import Seconds
-from penstock.entity.outbox import Plan, Staged, ask_guards
+from penstock.entity.outbox import Plan, Staged, ask_guards, counted_from
 from penstock.errors import ConfigError, FenceActive
 from penstock.events import Draft, Event
 from penstock.journal.commit import Commit
@@ -21,7 +21,7 @@ from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.reading import TopicView
 from penstock.journal.worker import TopicWorker
 from penstock.journal.writer import WriteRequest
-from penstock.names import check_name, is_whole
+from penstock.names import check_name
 
 if TYPE_CHECKING:
     from penstock.entity.fence import Fences
@@ -104,7 +104,7 @@ class Reactor(TopicWorker):
         staged: list[Staged] = []
         for reaction in reactions:
             before = len(staged)
-            staged.extend((name, _counted_from(draft, before)) for name, draft in reaction)
+            staged.extend((name, counted_from(draft, before)) for name, draft in reaction)
         try:
             plan = self._plan(staged)
             if plan is None:
@@ -151,10 +151,3 @@ class Reactor(TopicWorker):
         else:
             self._fences.wait(FENCE_PAUSE)
         return not self._stopping.is_set()
-
-
-def _counted_from(draft: Draft, start: int) -> Draft:
-    """An integer cause counts the drafts one handler call returned; here it counts those of the whole batch."""
-    if start and is_whole(draft.cause):
-        return replace(draft, cause=draft.cause + start)
-    return draft

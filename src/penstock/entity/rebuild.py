@@ -15,8 +15,7 @@ from penstock.entity.states import (
     Saved,
     StateCache,
     check_folded,
-    drop_other_versions,
-    drop_version,
+    drop_states,
     load_saved,
     pack_state,
     save,
@@ -116,8 +115,7 @@ def replace_states(
         raise _dropped(topic)
     state = load_state(commit.tx, head.number, topic)
     if begin:
-        drop_version(commit.tx, head.number, declared)
-        drop_other_versions(commit.tx, head.number, declared)
+        drop_states(commit.tx, head.number, declared)
     for key, saved in states:
         check_folded(saved, key, state, commit.latest(topic))
         save(commit.tx, head.number, declared, key, saved)

@@ -211,7 +211,11 @@ def _versions(topic: int, declared: Declared) -> bytes:
 def load_saved(snap: Snapshot, topic: int, declared: Declared, key: str | None) -> Saved | None:
     """A saved state, or None where there is none that can be read."""
     value = snap.get(saved_key(topic, declared, key))
-    if value is None or len(value) < 4 or zlib.crc32(memoryview(value)[:-4]) != int.from_bytes(value[-4:]):
+    return None if value is None else _saved(value)
+
+
+def _saved(value: bytes) -> Saved | None:
+    if len(value) < 4 or zlib.crc32(memoryview(value)[:-4]) != int.from_bytes(value[-4:]):
         return None
     try:
         return _decode(memoryview(value)[:-4])
@@ -222,21 +226,19 @@ def load_saved(snap: Snapshot, topic: int, declared: Declared, key: str | None) 
 def saved_states(snap: Snapshot, topic: int, declared: Declared) -> Iterator[tuple[str | None, Saved]]:
     """The states of the declared version with their keys, None for the whole topic's; those that can be read."""
     low = _versions(topic, declared) + declared.version.to_bytes(4)
-    for stored, _ in snap.scan(low, prefix_end(low)):
-        key = stored[len(low) :].decode() or None
-        saved = load_saved(snap, topic, declared, key)
+    for stored, value in snap.scan(low, prefix_end(low)):
+        saved = _saved(value)
         if saved is not None:
-            yield key, saved
+            yield stored[len(low) :].decode() or None, saved
 
 
 def first_saved(snap: Snapshot, topic: int, declared: Declared) -> tuple[int, Saved] | None:
     """The version and the state of the first that is saved under a projection's name, of whatever version."""
     low = _versions(topic, declared)
     for key, value in snap.scan(low, prefix_end(low)):
-        try:
-            return int.from_bytes(key[len(low) : len(low) + 4]), _decode(memoryview(value)[:-4])
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
+        saved = _saved(value)
+        if saved is not None:
+            return int.from_bytes(key[len(low) : len(low) + 4]), saved
     return None
 
 
@@ -270,29 +272,18 @@ def check_not_dropped(saved: Saved, key: str | None, state: TopicState) -> None:
 def save(tx: WriteTx, topic: int, declared: Declared, key: str | None, saved: Saved) -> None:
     """Keeps a state, unless a newer one is there already."""
     known = load_saved(tx, topic, declared, key)
-    same = ("fingerprint", "compacted", "first")
-    if (
-        known is not None
-        and known.generation >= saved.generation
-        and all(getattr(known, name) == getattr(saved, name) for name in same)
-    ):
-        return
+    if known is not None and known.generation >= saved.generation:
+        same = (known.fingerprint, known.compacted, known.first) == (saved.fingerprint, saved.compacted, saved.first)
+        if same:
+            return
     body = _encode(saved)
     tx.put(saved_key(topic, declared, key), body + zlib.crc32(body).to_bytes(4))
 
 
-def drop_other_versions(tx: WriteTx, topic: int, declared: Declared) -> None:
-    """Removes the states of every version but the declared one."""
+def drop_states(tx: WriteTx, topic: int, declared: Declared) -> None:
+    """Removes every state of a projection, of whatever version."""
     low = _versions(topic, declared)
-    own = low + declared.version.to_bytes(4)
-    tx.delete_range(low, own)
-    tx.delete_range(low + (declared.version + 1).to_bytes(4), prefix_end(low))
-
-
-def drop_version(tx: WriteTx, topic: int, declared: Declared) -> None:
-    """Removes every state of the declared version."""
-    own = _versions(topic, declared) + declared.version.to_bytes(4)
-    tx.delete_range(own, _versions(topic, declared) + (declared.version + 1).to_bytes(4))
+    tx.delete_range(low, prefix_end(low))
 
 
 def pack_state(projection: object) -> bytes:

@@ -15,6 +15,7 @@ import pytest
 from journals import DEADLINE, Place, on, only
 from small_index import small_index
 
+import penstock
 from penstock import Draft, Event, Journal, Projection, Topic, event, schema
 from penstock import on as handles
 from penstock.entity import rebuild as rebuilding
@@ -408,9 +409,9 @@ def test_handlers_are_inherited_and_overridden() -> None:
             self.seen.append("derived a")
             self.extra += 1
 
-    folder, state = folder_of(Derived), Derived()
-    for kind in ("a", "b", "c"):
-        folder.apply(state, kind, "{}")
+    with penstock.open("memory:") as journal:
+        journal.topic("t").append_many([penstock.Draft(kind, {}) for kind in ("a", "b", "c")])
+        state = Derived.fold(journal.topic("t").read())
     assert state == Derived(["derived a", "base b", "derived a"], 2)
     assert folder_of(Base).kinds == {"a", "b"}
 
