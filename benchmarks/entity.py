@@ -30,7 +30,7 @@ import msgspec
 import penstock
 from benchmarks.harness import Table, raw_rate
 from penstock import Draft, Journal, Projection, on
-from penstock.entity.states import drop_version
+from penstock.entity.states import drop_states
 
 PAYLOAD = {"amount": 1, "note": "x" * 90}
 ROUNDS = 7
@@ -223,7 +223,7 @@ def projecting(table: Table, events: int) -> None:
             journal._entities.states.clear()
 
             def drop(commit: Any) -> None:
-                drop_version(commit.tx, 1, Balance.__projection__)
+                drop_states(commit.tx, 1, Balance.__projection__)
 
             journal.flush()
             journal._core.run(drop)

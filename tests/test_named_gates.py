@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.entity.declared import (
+from penstock.entity.gate import (
     DeclaredGate,
     add_gates,
     check_gate_names,

@@ -8,10 +8,10 @@ from penstock.api import open as open
 from penstock.api import use as use
 from penstock.clock import Clock as Clock
 from penstock.clock import ManualClock as ManualClock
-from penstock.entity.declared import gate as gate
-from penstock.entity.exporting import ExportReport as ExportReport
+from penstock.entity.copying import ExportReport as ExportReport
+from penstock.entity.copying import ImportReport as ImportReport
 from penstock.entity.fence import Fence as Fence
-from penstock.entity.importing import ImportReport as ImportReport
+from penstock.entity.gate import gate as gate
 from penstock.entity.outbox import Outbox as Outbox
 from penstock.entity.projection import Projection as Projection
 from penstock.entity.projection import on as on
@@ -21,8 +21,8 @@ from penstock.entity.proof import TreeRoot as TreeRoot
 from penstock.entity.proof import check_proof as check_proof
 from penstock.entity.proof import check_root as check_root
 from penstock.entity.proof import sign_root as sign_root
-from penstock.entity.rebuild import RebuildReport as RebuildReport
 from penstock.entity.receipts import VerifyReport as VerifyReport
+from penstock.entity.states import RebuildReport as RebuildReport
 from penstock.entity.states import Watch as Watch
 from penstock.events import Draft as Draft
 from penstock.events import Event as Event

@@ -30,8 +30,7 @@ from penstock.engine.slatedb.lease import LeaseRecord
 from penstock.engine.slatedb.lease import _decode as decode_writer
 from penstock.engine.url import parse_url
 from penstock.entity import receipts
-from penstock.entity.exporting import MANIFEST, CopyFormat, load_manifest
-from penstock.entity.importing import import_file
+from penstock.entity.copying import MANIFEST, CopyFormat, import_file, load_manifest
 from penstock.entity.proof import InclusionProof, check_proof
 from penstock.errors import PenstockError
 from penstock.events import Draft

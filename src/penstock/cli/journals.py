@@ -16,7 +16,7 @@ from penstock.cli.values import choice, position, some_topics
 from penstock.units import show_size
 
 if TYPE_CHECKING:
-    from penstock.entity.exporting import CopyFormat
+    from penstock.entity.copying import CopyFormat
 
 
 @command("info", "penstock info --url shop.db")
@@ -90,7 +90,7 @@ def export(
     whole topics, and what the topics' settings are; run again, an export to a folder goes on where the last one ended.
     `import` reads both, except CSV, with all positions, ids and times.
     """
-    from penstock.entity.exporting import file_format, write_events, write_file
+    from penstock.entity.copying import file_format, write_events, write_file
 
     path = Path(place)
     kind = format or ("jsonl" if place == "-" else file_format(path))
@@ -151,8 +151,7 @@ def import_(
     it under new ids, use `penstock append TOPIC --file FILE --events --dedup-from id`.
     """
     from penstock.api import local
-    from penstock.entity.exporting import file_format
-    from penstock.entity.importing import import_file
+    from penstock.entity.copying import file_format, import_file
 
     path = Path(place)
     if place != "-" and not path.exists():

@@ -62,7 +62,7 @@ def serve(
     the token file would; its lines may be separated by commas. SIGINT and SIGTERM end it.
     """
     from penstock.api import local
-    from penstock.entity.declared import add_gates, load_gates, with_installed
+    from penstock.entity.gate import add_gates, load_gates, with_installed
     from penstock.server.limits import Limits
     from penstock.server.memory import return_large_blocks
     from penstock.server.running import bind, make_server

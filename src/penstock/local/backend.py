@@ -34,7 +34,7 @@ from penstock.queue.registry import QueueRegistry
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.entity.rebuild import Progress, RebuildReport
+    from penstock.entity.states import Progress, RebuildReport
     from penstock.journal.description import Description, Pressure
     from penstock.journal.following import LocalSubscription
     from penstock.journal.worker import TopicWorker
@@ -277,7 +277,7 @@ class LocalTopic:
         return project_if_changed(self.log, self._states, projection, key, generation)
 
     def rebuild(self, projection: type[P], *, whole: bool, progress: Progress | None) -> RebuildReport:
-        from penstock.entity.rebuild import rebuild
+        from penstock.entity.states import rebuild
 
         return rebuild(self.log, self._states, projection, whole=whole, progress=progress)
 

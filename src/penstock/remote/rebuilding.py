@@ -7,8 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from penstock.entity.projection import Projection, check_projection, folder_of
-from penstock.entity.rebuild import Progress, RebuildReport
-from penstock.entity.states import StreamedState, pack_state
+from penstock.entity.states import Progress, RebuildReport, StreamedState, pack_state
 from penstock.journal.reading import EventQuery
 from penstock.protocol.bulk import FOLD_TOPIC, MOST_STATES, REPLACE_STATES, RebuiltStatesRequest
 from penstock.remote.client import Client

@@ -23,8 +23,7 @@ from penstock.remote.subscription import RemoteSubscription
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.entity.rebuild import Progress, RebuildReport
-    from penstock.entity.states import Freshness
+    from penstock.entity.states import Freshness, Progress, RebuildReport
     from penstock.remote.backend import RemoteBackend
     from penstock.remote.worker import RemoteTopicWorker
     from penstock.surface.arguments import DraftArguments

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from penstock.api import open_local
 from penstock.engine.contract import Snapshot
 from penstock.engine.url import OBJECT_SCHEMES, parse_url
-from penstock.entity.declared import add_gates, load_gates
+from penstock.entity.gate import add_gates, load_gates
 from penstock.errors import Backpressure, ConfigError, Locked, NoStore, PenstockError, PositionTrimmed, StorageError
 from penstock.journal.blocks import Block
 from penstock.journal.commit import Commit

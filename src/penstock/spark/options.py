@@ -19,7 +19,7 @@ from penstock.api import local
 from penstock.clock import to_ms
 from penstock.documents.ddl import SchemaText, fields
 from penstock.engine.url import OBJECT_SCHEMES, parse_url
-from penstock.entity.declared import check_gate_names
+from penstock.entity.gate import check_gate_names
 from penstock.errors import ConfigError
 from penstock.names import check_consumer, check_kind, check_name, shown_url, split_url
 from penstock.surface.journal import Journal

@@ -28,7 +28,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.entity.declared import load_gates, names_in, with_installed
+from penstock.entity.gate import load_gates, names_in, with_installed
 from penstock.errors import ConfigError, PenstockError, StorageError
 from penstock.journal.blocks import Wire, decode_pending, encode_wire
 from penstock.journal.from_arrow import BLOCK_PAYLOAD, blocks

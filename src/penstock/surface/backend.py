@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from penstock.clock import Clock, Seconds
     from penstock.entity.outbox import Staged
     from penstock.entity.projection import Projection
-    from penstock.entity.rebuild import Progress, RebuildReport
-    from penstock.entity.states import Freshness
+    from penstock.entity.states import Freshness, Progress, RebuildReport
     from penstock.events import Draft, Event, Receipt
     from penstock.journal.catalog import Settings
     from penstock.journal.description import Description, Pressure

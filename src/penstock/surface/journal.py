@@ -13,9 +13,8 @@ from penstock.protocol.topics import DROP_TOPIC, LIST_TOPICS, DropTopicQuery
 from penstock.surface.topic import Topic
 
 if TYPE_CHECKING:
-    from penstock.entity.exporting import CopyFormat, ExportReport
+    from penstock.entity.copying import CopyFormat, ExportReport, ImportReport
     from penstock.entity.fence import Fence
-    from penstock.entity.importing import ImportReport
     from penstock.events import Event
     from penstock.journal.description import Description, Pressure
     from penstock.journal.dropping import DropReport
@@ -192,7 +191,7 @@ class Journal:
         A path that ends with .jsonl, .parquet, .arrow or .csv is a file, and takes the one topic that is named.
         `progress` is called now and then with how many of how many events are done. In this process only.
         """
-        from penstock.entity.exporting import export
+        from penstock.entity.copying import export
 
         store = self._backend.store("an export", "run `penstock export` where the store is")
         return export(store.open_core(), path, topics=topics, format=format, progress=progress)
@@ -211,7 +210,7 @@ class Journal:
         Events that are there already, from an import that was interrupted, are skipped. `start_over`: a name whose
         topic was dropped gets its positions from the export, though they were given out before. In this process only.
         """
-        from penstock.entity.importing import import_
+        from penstock.entity.copying import import_
 
         store = self._backend.store("an import", "run `penstock import` where the store is")
         return import_(store.open_core(), path, topics=topics, progress=progress, start_over=start_over)

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from penstock.documents.conditions import Where
     from penstock.entity.projection import Projection
     from penstock.entity.proof import CheckReport, InclusionProof, TreeRoot
-    from penstock.entity.rebuild import RebuildReport
     from penstock.entity.receipts import VerifyReport
-    from penstock.entity.states import Freshness, Watch
+    from penstock.entity.states import Freshness, RebuildReport, Watch
     from penstock.events import Draft, Event, Receipt
     from penstock.journal.catalog import Settings
     from penstock.journal.log import TopicLog

@@ -15,7 +15,7 @@ from journals import eventually, on
 import penstock
 from penstock import Draft, Journal, ManualClock, Projection
 from penstock import on as handles
-from penstock.entity import exporting
+from penstock.entity import copying
 from penstock.errors import ConfigError, Corrupt, FenceActive
 from penstock.journal.catalog import load_record, load_state
 
@@ -154,11 +154,11 @@ def test_an_export_that_does_not_say_of_which_journal_it_is_can_only_be_imported
 ) -> None:
     fill(journal)
     journal.export(tmp_path / "copy", format=format)
-    manifest = exporting.load_manifest(tmp_path / "copy")
+    manifest = copying.load_manifest(tmp_path / "copy")
     assert manifest is not None
     for entry in manifest.topics.values():
         entry.journal = ""
-    exporting.save_manifest(tmp_path / "copy", manifest)
+    copying.save_manifest(tmp_path / "copy", manifest)
     assert b'"journal"' not in (tmp_path / "copy" / "export.json").read_bytes()
     with pytest.raises(ConfigError, match="by an earlier version"):
         journal.export(tmp_path / "copy", format=format)
@@ -171,10 +171,10 @@ def test_an_export_that_names_its_topics_number_is_gone_on_with(journal: Journal
     """As earlier versions wrote it."""
     fill(journal)
     journal.export(tmp_path / "copy")
-    manifest = exporting.load_manifest(tmp_path / "copy")
+    manifest = copying.load_manifest(tmp_path / "copy")
     assert manifest is not None
     manifest.topics["orders"].number = 7
-    exporting.save_manifest(tmp_path / "copy", manifest)
+    copying.save_manifest(tmp_path / "copy", manifest)
     journal.topic("orders").append("more")
     assert journal.export(tmp_path / "copy").events == 1
 
@@ -184,7 +184,7 @@ def test_an_interrupted_export_is_finished(
     journal: Journal, other: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that was interrupted left lines, or a part, of which the manifest does not know."""
-    monkeypatch.setattr(exporting, "_PART_EVENTS", 16)
+    monkeypatch.setattr(copying, "_PART_EVENTS", 16)
     topic, places = journal.topic("orders"), {"jsonl": tmp_path / "copy", "parquet": tmp_path / "parts"}
     for number in range(30):
         topic.append("e", number)

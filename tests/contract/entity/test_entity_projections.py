@@ -18,7 +18,7 @@ from small_index import small_index
 import penstock
 from penstock import Draft, Event, Journal, Projection, Topic, event, schema
 from penstock import on as handles
-from penstock.entity import rebuild as rebuilding
+from penstock.entity import states as rebuilding
 from penstock.entity.projection import folder_of
 from penstock.errors import Closed, ConfigError
 from penstock.journal.keys import prefix_end

@@ -11,8 +11,8 @@ from journals import Place, on, only
 from penstock import Draft, Journal, Projection, Topic
 from penstock import on as handles
 from penstock.engine.contract import Snapshot
-from penstock.entity import rebuild as rebuilding
 from penstock.entity import states
+from penstock.entity import states as rebuilding
 from penstock.entity.states import StreamedState, StreamedStates, load_streamed, pack_state, save_streamed, states_topic
 from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
 from penstock.journal.catalog import TopicRecord, load_record

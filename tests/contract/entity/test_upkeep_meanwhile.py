@@ -14,7 +14,7 @@ from journals import Place, only, payloads, seqs
 import penstock
 from penstock import Draft, Journal, Projection, Topic, check_proof
 from penstock import on as handles
-from penstock.entity import importing, receipts
+from penstock.entity import copying, receipts
 from penstock.entity.proof import EMPTY, root_of
 from penstock.errors import ConfigError, Unprovable
 from penstock.journal import upkeep
@@ -130,17 +130,17 @@ def test_a_root_stays_published_when_its_last_segment_has_lost_events(
 # ── imports ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
     """Ends an import after some commits, as a Ctrl-C does."""
-    add = importing._Import.add
+    add = copying._Import.add
     left = batches
 
-    def then(self: importing._Import, rows: Any) -> None:
+    def then(self: copying._Import, rows: Any) -> None:
         nonlocal left
         if not left:
             raise KeyboardInterrupt
         left -= 1
         add(self, rows)
 
-    monkeypatch.setattr(importing._Import, "add", then)
+    monkeypatch.setattr(copying._Import, "add", then)
 
 
 @pytest.mark.parametrize("everything", [False, True])
@@ -151,7 +151,7 @@ def test_an_import_goes_on_after_compaction(
     source, copy = other.topic("orders"), journal.topic("orders")
     source.append_many([Draft("placed", number, key="b" if number == 1 else "a") for number in range(1, 41)])
     other.export(tmp_path / "copy", format=format)
-    monkeypatch.setattr(importing, "_BATCH_EVENTS", 10)
+    monkeypatch.setattr(copying, "_BATCH_EVENTS", 10)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_after(patch, 3)
         journal.import_(tmp_path / "copy")
@@ -174,7 +174,7 @@ def test_an_import_into_another_history_is_refused(journal: Journal, other: Jour
 def test_a_copy_of_a_verified_topic_is_verified_and_has_its_root(
     place: Place, topic: Topic, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any
 ) -> None:
-    monkeypatch.setattr(importing, "_BATCH_EVENTS", 3)
+    monkeypatch.setattr(copying, "_BATCH_EVENTS", 3)
     for number in range(20):
         if number == 10:
             topic.configure(verified=True)

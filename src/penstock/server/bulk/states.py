@@ -10,8 +10,6 @@ from __future__ import annotations
 from functools import partial
 
 from penstock.entity.projection import Declared
-from penstock.entity.rebuild import rebuilt
-from penstock.entity.rebuild import replace_states as replace_all
 from penstock.entity.states import (
     MAX_FILED_BYTES,
     Saved,
@@ -19,9 +17,11 @@ from penstock.entity.states import (
     StreamedStates,
     filed_states,
     load_streamed,
+    rebuilt,
     save_streamed,
     states_topic,
 )
+from penstock.entity.states import replace_states as replace_all
 from penstock.errors import ConfigError
 from penstock.journal.commit import Commit
 from penstock.limits import MAX_KEY_BYTES

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 import penstock
-from penstock.entity.declared import DeclaredGate, check_gate_names, load_gates
+from penstock.entity.gate import DeclaredGate, check_gate_names, load_gates
 from penstock.errors import ConfigError, Denied, PenstockError
 from penstock.names import check_name, shown_url
 from penstock.spark.journals import journal_id

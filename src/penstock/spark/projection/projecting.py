@@ -12,8 +12,7 @@ from pyspark.sql import types as T
 
 from penstock.api import local, open_local
 from penstock.entity.projection import EVENT, Projection, check_projection, folder_of
-from penstock.entity.rebuild import RebuildReport, StateSaving
-from penstock.entity.states import pack_state
+from penstock.entity.states import RebuildReport, StateSaving, pack_state
 from penstock.errors import ConfigError
 from penstock.local.journal import LocalJournal
 from penstock.names import check_name
