@@ -162,15 +162,13 @@ class NoStore(ConfigError):
 class UnknownQueue(PenstockError, KeyError):
     """No queue has that name."""
 
-    def __str__(self) -> str:  # KeyError would print the repr of the message
-        return str(self.args[0]) if self.args else ""
+    __str__ = Exception.__str__  # KeyError would print the repr of the message
 
 
 class UnknownTopic(PenstockError, KeyError):
     """No topic has that name."""
 
-    def __str__(self) -> str:  # KeyError would print the repr of the message
-        return str(self.args[0]) if self.args else ""
+    __str__ = Exception.__str__  # KeyError would print the repr of the message
 
 
 class TopicInUse(PenstockError):

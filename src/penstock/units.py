@@ -140,12 +140,12 @@ def show_size(count: int) -> str:
     raise AssertionError("unreachable")
 
 
-def show_moment(moment: datetime, now: datetime | None = None) -> str:
+def show_moment(moment: datetime) -> str:
     """A time in the reader's own zone; the date is left out when it is today's."""
     try:
         local = moment.astimezone()
     except (OverflowError, ValueError):  # at the edge of the years there are, no local time
         local = moment
-    today = (now or datetime.now(UTC)).astimezone().date()
+    today = datetime.now(UTC).astimezone().date()
     spelled = local.strftime("%H:%M:%S.%f")[:-3]
     return spelled if local.date() == today else f"{local:%Y-%m-%d} {spelled}"

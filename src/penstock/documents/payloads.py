@@ -207,11 +207,18 @@ def _check_names(field: pa.Field) -> None:
 # ── types for Arrow's reader ─────────────────────────────────────────────────────────────────────────────────────────
 def _is_quick(kind: pa.DataType) -> bool:
     """Whether Arrow's reader reads a type: it has no maps, and makes broken lists of nulls."""
-    if pa.types.is_map(kind) or pa.types.is_null(kind):
-        return False
+    return not any(pa.types.is_map(inner) or pa.types.is_null(inner) for inner in _innermost(kind))
+
+
+def _innermost(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """The types of the values in structs and lists, however deep; a type that is neither is its own."""
     if pa.types.is_struct(kind):
-        return all(_is_quick(field.type) for field in kind)
-    return not pa.types.is_list(kind) or _is_quick(kind.value_type)
+        for field in kind:
+            yield from _innermost(field.type)
+    elif pa.types.is_list(kind):
+        yield from _innermost(kind.value_type)
+    else:
+        yield kind
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -256,9 +263,7 @@ def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _has_float(kind: pa.DataType) -> bool:
     """Whether a type that is its own wire type holds a FLOAT, which Arrow's reader lets become infinite."""
-    if pa.types.is_struct(kind):
-        return any(_has_float(field.type) for field in kind)
-    return pa.types.is_float32(kind) if not pa.types.is_list(kind) else _has_float(kind.value_type)
+    return any(pa.types.is_float32(inner) for inner in _innermost(kind))
 
 
 # ── Types and conversions for payloads that are read one at a time: msgspec decodes, these make Arrow's values of it ──

@@ -271,9 +271,9 @@ class HeldRead(Generic[V]):
         """Lets go of the snapshot; a second call does nothing."""
         view, self._view = self._view, None
         if view is not None:
-            self._let_go(view)
+            self._release(view)
 
-    def _let_go(self, view: V) -> None:
+    def _release(self, view: V) -> None:
         """For engines whose views hold something that has to be given back."""
 
     def __enter__(self) -> Self:

@@ -348,7 +348,7 @@ class FileRead(HeldRead[FileSnapshot]):
         super().__init__(engine, FileSnapshot(frozen, data))
         self._frozen = frozen
 
-    def _let_go(self, view: FileSnapshot) -> None:
+    def _release(self, view: FileSnapshot) -> None:
         self._frozen.close()
 
 
@@ -616,13 +616,13 @@ class FolderLock:
         self.release()
 
 
-def _let_go_in_child() -> None:
+def _release_in_child() -> None:
     """A forked child shares its parent's locks and would keep them when the parent ends: it lets go of its copies."""
     while _held:
         os.close(_held.pop())
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 # ── The data file: a header, then one record per commit ──

@@ -34,7 +34,7 @@ class MemoryRead(HeldRead[Frozen[bytes]]):
 
     __slots__ = ()
 
-    def _let_go(self, view: Frozen[bytes]) -> None:
+    def _release(self, view: Frozen[bytes]) -> None:
         view.close()
 
 

@@ -574,7 +574,7 @@ class RocksdbRead(HeldRead[RocksdbView]):
         if not self._store.is_foreign_process():  # forked: what this holds is the parent's, and must not be touched
             super().close()
 
-    def _let_go(self, view: RocksdbView) -> None:
+    def _release(self, view: RocksdbView) -> None:
         view.drop()
         instance, self._instance = self._instance, None
         if instance is not None:

@@ -18,7 +18,7 @@ from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_whole
-from penstock.observe.spans import handling
+from penstock.observe.tracing import handling
 from penstock.surface.worker import Worker, finished
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from penstock.journal.prepare import prepare_one
 from penstock.journal.reading import EventQuery, TopicView
 from penstock.journal.writer import WriteRequest
 from penstock.names import check_name
-from penstock.observe.spans import sending
+from penstock.observe.tracing import sending
 from penstock.queue.registry import QueueRegistry
 
 if TYPE_CHECKING:

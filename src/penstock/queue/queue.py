@@ -22,7 +22,7 @@ from penstock.journal.writer import WriteRequest
 from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
 from penstock.names import check_kind
 from penstock.observe.logs import Log
-from penstock.observe.spans import sending
+from penstock.observe.tracing import sending
 from penstock.queue import inspect, metrics
 from penstock.queue.delivery import LeaseHandle, extend_in, held_or_stale, nack_in, release_in
 from penstock.queue.metrics import QueueCounters

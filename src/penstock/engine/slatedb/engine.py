@@ -103,7 +103,7 @@ class SlatedbEngine(BatchEngine):
                 self._files = OpenFiles(url)
         except BaseException:
             self._closed = True
-            self._let_go(patient=False)
+            self._shut_down(patient=False)
             raise
 
     # opening
@@ -394,9 +394,9 @@ class SlatedbEngine(BatchEngine):
     def _close(self) -> None:
         if not self._shut():
             return
-        self._let_go(patient=True)
+        self._shut_down(patient=True)
 
-    def _let_go(self, *, patient: bool) -> None:
+    def _shut_down(self, *, patient: bool) -> None:
         """Closes the database and gives the lease back; what was acknowledged is safe without the store too."""
         failed: BaseException | None = None
         try:

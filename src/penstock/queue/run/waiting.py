@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from penstock.clock import SystemClock
 from penstock.errors import Closed, OutcomeUnknown, PenstockError
 from penstock.journal.writer import WriteRequest
-from penstock.observe.spans import received
+from penstock.observe.tracing import received
 from penstock.queue import metrics
 from penstock.queue.delivery import LeaseHandle, release_in
 from penstock.queue.operations.groups import group_for

@@ -19,7 +19,7 @@ from penstock.errors import Closed, ConfigError, FenceActive, PenstockError, Sta
 from penstock.journal.owners import this_process
 from penstock.names import check_whole
 from penstock.observe.logs import Log
-from penstock.observe.spans import ActiveSpan, handling
+from penstock.observe.tracing import ActiveSpan, handling
 from penstock.queue.run.middleware import Logging, Metrics, Middleware, Retries
 from penstock.surface.delivery import Delivery, TakeRequest
 from penstock.surface.worker import LOOP_GLANCE, Worker
