@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.clock import from_ms
 from penstock.errors import PoisonMessage
+from penstock.schema import decode_event
 
 T = TypeVar("T")
 
@@ -133,8 +134,6 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):
 
     def as_(self, type: type[T]) -> T:
         """The payload as a value of a declared event type, upcast to its newest version."""
-        from penstock.schema import decode_event
-
         return decode_event(self, type)
 
     def as_dict(self) -> dict[str, Any]:

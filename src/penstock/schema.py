@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 
 from penstock.errors import ConfigError, PoisonMessage
+from penstock.names import check_kind, check_whole
 
 if TYPE_CHECKING:
     from penstock.events import Event
@@ -89,8 +90,6 @@ DECLARED = _by_type
 
 def event(kind: str, *, version: int = 1) -> Callable[[type[T]], type[T]]:
     """Declares a class (msgspec Struct, dataclass, pydantic model) as the payload of a kind, in its newest version."""
-    from penstock.names import check_kind, check_whole
-
     check_kind(kind)
     check_whole(version, "version")
 
@@ -117,8 +116,6 @@ def event(kind: str, *, version: int = 1) -> Callable[[type[T]], type[T]]:
 
 def upcast(kind: str, *, version: int) -> Callable[[U], U]:
     """Declares a function that turns a plain payload of `version` into one of `version + 1`."""
-    from penstock.names import check_kind, check_whole
-
     check_kind(kind)
     check_whole(version, "version")
 

@@ -362,23 +362,13 @@ class SqliteEngine(BaseEngine):
                 raise self._explain(error) from error
 
     def _close(self) -> None:
-        if self._closed:
+        if not self._shut():  # a parent's connections are left alone: closing them could take its locks away
             return
-        if os.getpid() != self._pid:
-            self._closed = True  # the connections are the parent's; closing them here could take its locks away
-            return
+        self._close_idle()
+        with self._watch:
+            self._watcher.close(True)
         if not self.read_only:
-            self._take_turn()
-        try:
-            self._closed = True
-            self._close_idle()
-            with self._watch:
-                self._watcher.close(True)
-            if not self.read_only:
-                self._wal.close()
-        finally:
-            if not self.read_only:
-                self._end_turn()
+            self._wal.close()
 
     def _explain(self, error: apsw.Error) -> PenstockError:
         if self._closed:
@@ -739,17 +729,17 @@ class WriteAheadLog:
         """Syncs the log; OutcomeUnknown when that fails."""
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                sync_file(descriptor)
+            except OSError:
+                self.doubt.raise_()
+                raise
+            finally:
+                os.close(descriptor)
         except FileNotFoundError:
             return
         except OSError as error:
             raise OutcomeUnknown(f"{self._path} could not be synced: {error}; it may be lost in a power cut") from error
-        try:
-            sync_file(descriptor)
-        except OSError as error:
-            self.doubt.raise_()
-            raise OutcomeUnknown(f"{self._path} could not be synced: {error}; it may be lost in a power cut") from error
-        finally:
-            os.close(descriptor)
 
     def close(self) -> None:
         """Closes the writing connection; the last one of a store copies the log into the database."""

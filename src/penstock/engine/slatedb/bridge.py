@@ -6,7 +6,7 @@ Rust's thread releases. No thread hop, an interrupt arrives at once, a deadline 
 running event loop too.
 
 The generated code copies bytes to Rust one at a time, at 7 MB/s. `_lower` does the same with one memmove. Both lean on
-private names of the package, so its version is checked, and `tests/engine/slatedb/test_bridge.py` checks the names.
+private names of the package, so its minor version is pinned, and `tests/engine/slatedb/test_bridge.py` checks them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import Any, TypeVar
 
 import slatedb.uniffi as sl
@@ -28,9 +27,6 @@ from penstock.engine.base import transaction_is_over
 from penstock.errors import ConfigError, Corrupt, Fenced, PenstockError, StorageError
 
 T = TypeVar("T")
-
-KNOWN_VERSION = "0.17."
-"""The versions of SlateDB whose private names are known: its interface moves with every minor one."""
 
 
 class TimedOut(Exception):
@@ -110,7 +106,6 @@ def call(coroutine: Coroutine[_Answer, None, T], timeout: float | None = None) -
 
 # ── bytes across the border ──────────────────────────────────────────────────────────────────────────────────────────
 _library, _rust_call = generated._UniffiLib, generated._uniffi_rust_call
-_slow_lower = generated._UniffiFfiConverterBytes.lower
 
 
 def _lower(value: bytes) -> generated._UniffiRustBuffer:
@@ -122,22 +117,7 @@ def _lower(value: bytes) -> generated._UniffiRustBuffer:
     return buffer
 
 
-def use_fast_bytes() -> bool:
-    """Puts `_lower` in the generated one's place, if this is a version it was written for and both agree."""
-    if not version("slatedb").startswith(KNOWN_VERSION):
-        return False
-    for sample in (b"", b"\0", bytes(range(256)) * 3):
-        fast, slow = _lower(sample), _slow_lower(sample)
-        same = ctypes.string_at(fast.data, fast.len) == ctypes.string_at(slow.data, slow.len)
-        fast.free()
-        slow.free()
-        if not same:
-            return False
-    generated._UniffiFfiConverterBytes.lower = staticmethod(_lower)
-    return True
-
-
-fast_bytes = use_fast_bytes()
+generated._UniffiFfiConverterBytes.lower = staticmethod(_lower)
 
 
 def _lift_rows(buffer: generated._UniffiRustBuffer) -> list[tuple[bytes, bytes]]:
