@@ -20,4 +20,4 @@ HEALTHCHECK --interval=15s --timeout=5s --start-period=10s \
   CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:7367/healthz', timeout=4)"]
 # With tokens every host name is answered; --allow-host narrows that. SIGTERM lets requests under way finish.
 ENTRYPOINT ["penstock"]
-CMD ["serve", "--host", "0.0.0.0"]
+CMD ["serve", "--create", "--host", "0.0.0.0"]

@@ -40,7 +40,7 @@ PAYLOAD = {"id": 4711, "customer": "c-0042", "total": 129.95, "note": "x" * 40}
 @contextmanager
 def serving(url: str) -> Iterator[int]:
     """A server in a process of its own; gives its port."""
-    words = [sys.executable, "-m", "penstock.cli", "serve", "--url", url, "--port", "0", "--json"]
+    words = [sys.executable, "-m", "penstock.cli", "serve", "--create", "--url", url, "--port", "0", "--json"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

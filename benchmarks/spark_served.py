@@ -28,7 +28,9 @@ def served(url: str) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = subprocess.Popen([sys.executable, "-m", "penstock.cli", "serve", "--url", url, "--port", str(port)])
+    server = subprocess.Popen(
+        [sys.executable, "-m", "penstock.cli", "serve", "--create", "--url", url, "--port", str(port)]
+    )
     try:
         while True:
             try:

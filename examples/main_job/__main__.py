@@ -74,7 +74,18 @@ class Story:
 
     def start_console(self) -> str:
         """`penstock serve` on a free port; returns its address."""
-        command = [sys.executable, "-m", "penstock.cli", "serve", "--url", self.url, "--port", "0", "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "penstock.cli",
+            "serve",
+            "--create",
+            "--url",
+            self.url,
+            "--port",
+            "0",
+            "--json",
+        ]
         command += ["--buffer", f"orders={self.buffer}"]
         with (self.folder / "console.log").open("ab") as log:
             process = self._start(command, stdout=subprocess.PIPE, stderr=log)

@@ -23,7 +23,8 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def cli(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """`cli("topics", "--json", input="…")`: runs a command against the test's own store."""
+    """`cli("topics", "--json", input="…")`: runs a command against the test's own store, which is there."""
+    penstock.open(url).close()
     monkeypatch.setenv("PENSTOCK_URL", url)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
 
@@ -42,7 +43,8 @@ def cli(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def start(url: str, tmp_path: Path) -> Iterator[Start]:
-    """`start("serve", "--port", "0", PENSTOCK_TOKEN="…")`: a process, against the test's own store."""
+    """`start("serve", "--port", "0", PENSTOCK_TOKEN="…")`: a process, against the test's own store, which is there."""
+    penstock.open(url).close()
     started: list[subprocess.Popen[str]] = []
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 

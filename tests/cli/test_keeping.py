@@ -85,12 +85,12 @@ def test_compact_by_key_and_by_time(cli: Cli, orders: str) -> None:
 
 
 def test_settings_are_shown_and_changed(cli: Cli, orders: str) -> None:
-    assert cli("settings", "orders", "--json").document["max_age"] is None
-    cli("settings", "orders", "--max-age", "30d", "--max-bytes", "2MiB", "--by-key", "yes")
-    changed = cli("settings", "orders", "--json").document
+    assert cli("configure", "orders", "--json").document["max_age"] is None
+    cli("configure", "orders", "--max-age", "30d", "--max-bytes", "2MiB", "--by-key", "yes")
+    changed = cli("configure", "orders", "--json").document
     assert (changed["max_age"], changed["max_bytes"], changed["by_key"]) == (30 * 86400, 2 << 20, True)
-    cli("settings", "orders", "--max-age", "none")
-    assert cli("settings", "orders", "--json").document["max_age"] is None
+    cli("configure", "orders", "--max-age", "none")
+    assert cli("configure", "orders", "--json").document["max_age"] is None
 
 
 def test_verify_finds_a_whole_store_whole(cli: Cli, orders: str) -> None:
@@ -125,6 +125,22 @@ def test_backup_is_a_whole_copy(cli: Cli, orders: str, tmp_path: Path) -> None:
     assert len(cli("read", "orders", "--url", str(tmp_path / "copy.db"), "--json").documents) == 10
 
 
+def test_one_word_configures_topics_and_queues(cli: Cli) -> None:
+    from penstock.cli.configuring import QUEUE, TOPIC
+    from penstock.journal.catalog import Settings
+    from penstock.queue.policy import QueuePolicy
+
+    assert set(QUEUE) == set(QueuePolicy.__struct_fields__)
+    assert set(TOPIC) | {"dedup_window"} == set(Settings.__struct_fields__)
+    cli("configure", "emails", "--lease", "2m", "--max-age", "30d")
+    changed = cli("configure", "emails", "--json").document
+    assert (changed["queue"], changed["lease"], changed["max_age"]) == ("emails", 120, 30 * 86400)
+    topic = cli("configure", "orders", "--dedup-window", "1h", "--json").document
+    assert topic["topic"] == "orders" and topic["dedup_window"] == 3600 and "lease" not in topic
+    assert [row["queue"] for row in cli("queues", "--json").documents] == ["emails"]
+    assert "emails" in cli("configure", "emial", code=3).err
+
+
 @pytest.mark.parametrize("scheme", ["sqlite", "rocksdb", "file", "slatedb"])
 def test_a_backup_is_restored_on_every_engine(cli: Cli, orders: str, url: str, tmp_path: Path, scheme: str) -> None:
     cli("push", "mail", '{"to": "ann"}')
@@ -138,7 +154,7 @@ def test_a_backup_is_restored_on_every_engine(cli: Cli, orders: str, url: str, t
     assert cli("peek", "mail", "--url", again, "--json").document["payload"] == {"to": "ann"}
     refused = cli("restore", backup, "--url", again, code=2)
     assert "holds a journal already" in refused.err
-    assert "no store" in cli("restore", f"{scheme}:{tmp_path / 'nowhere'}", "--url", f"{again}2", code=2).err.lower()
+    assert "no store" in cli("restore", f"{scheme}:{tmp_path / 'nowhere'}", "--url", f"{again}2", code=3).err.lower()
 
 
 def test_restoring_a_damaged_backup_says_what_is_damaged(cli: Cli, orders: str, tmp_path: Path) -> None:

@@ -34,11 +34,12 @@ def test_the_doctor_names_a_topic_that_housekeeping_could_not_read(cli: Cli, ord
 
 
 def test_the_doctor_does_without_a_journal(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = {finding["what"]: finding for finding in cli("doctor", "--json").documents}
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    found = {finding["what"]: finding for finding in cli("doctor", "--url", "shop.db", "--json").documents}
     assert found["journal"]["found"].startswith("none: ")
     assert found["python"]["ok"] and "ms" in found["disk sync"]["found"]
-    assert not list(tmp_path.iterdir())
+    assert not list((tmp_path / "empty").iterdir())
 
 
 def test_the_doctor_names_what_is_missing_and_how_to_get_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

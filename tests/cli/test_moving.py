@@ -30,7 +30,7 @@ def test_what_was_exported_is_imported_as_it_was(cli: Cli, mixed: str, tmp_path:
     file = str(tmp_path / f"mixed.{ending}")
     assert cli("export", "mixed", file, "--json").document["events"] == 5
     other = str(tmp_path / "other.db")
-    assert cli("import", "mixed", file, "--url", other, "--json").document["imported"] == 5
+    assert cli("import", "mixed", file, "--url", other, "--create", "--json").document["imported"] == 5
     assert cli("read", "mixed", "--json", "--url", other).out == cli("read", "mixed", "--json").out
     assert cli("import", "mixed", file, "--url", other, "--json").document == {
         "topics": 1,
@@ -64,17 +64,17 @@ def test_a_topic_that_holds_other_events_takes_them_only_under_new_ids(cli: Cli,
 def test_a_folder_takes_whole_journals_and_goes_on(
     cli: Cli, orders: str, mixed: str, tmp_path: Path, format: str
 ) -> None:
-    cli("settings", "orders", "--max-age", "30d")
+    cli("configure", "orders", "--max-age", "30d")
     folder, other = str(tmp_path / "all"), str(tmp_path / "other.db")
     assert cli("export", folder, "--format", format, "--json").document["events"] == 15
     cli("append", "orders", "late", "1")
     assert cli("export", folder, "--format", format, "--json").document["events"] == 1
-    assert cli("import", folder, "--url", other, "--json").document["imported"] == 16
+    assert cli("import", folder, "--url", other, "--create", "--json").document["imported"] == 16
     for topic in ("orders", "mixed"):
         assert cli("read", topic, "--json", "--url", other).out == cli("read", topic, "--json").out
-    assert cli("settings", "orders", "--url", other, "--json").document["max_age"] == 30 * 86400
+    assert cli("configure", "orders", "--url", other, "--json").document["max_age"] == 30 * 86400
     third = str(tmp_path / "third.db")
-    assert cli("import", "mixed", folder, "--url", third, "--json").document["topics"] == 1
+    assert cli("import", "mixed", folder, "--url", third, "--create", "--json").document["topics"] == 1
     assert cli("topics", "--url", third, "--json").document["topic"] == "mixed"
 
 

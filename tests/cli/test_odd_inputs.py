@@ -105,7 +105,7 @@ def test_top_shows_each_frame_as_it_comes_to_those_who_read_a_pipe(cli: Cli, mon
 
 
 def test_an_error_about_a_name_that_is_no_unicode_is_json(cli: Cli) -> None:
-    said = cli("info", "--url", "/nowhere/\udcff.db", "--json", code=2).err
+    said = cli("info", "--url", "/nowhere/\udcff.db", "--json", code=3).err
     assert json.loads(said)["error"] == "NoStore"
 
 

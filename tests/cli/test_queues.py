@@ -86,7 +86,9 @@ def test_take_asks_at_a_terminal(cli: Cli, emails: str, monkeypatch: pytest.Monk
     rows = {row["queue"]: row for row in cli("queues", "--json").documents}
     assert (rows["emails"]["ready"], rows["emails"]["in_flight"], rows["emails"]["dead"]) == (1, 0, 1)
     dead = rows["emails.dead"]
-    assert (dead["ready"], dead["dead"], dead["oldest"]) == (0, 1, None), "a dead letter is not ready"
+    kept = (dead["ready"], dead["dead"], dead["letters"], dead["oldest"])
+    assert kept == (0, 0, 1, None), "a dead letter is not ready, and counts once: where it comes from"
+    assert "keeps 1 dead letter" in cli("queues").out
 
 
 def test_a_delivery_is_settled_by_its_token(cli: Cli, emails: str) -> None:
@@ -101,6 +103,16 @@ def test_a_delivery_is_settled_by_its_token(cli: Cli, emails: str) -> None:
     said = cli("settle", "emails", first["token"], "--json", code=1)
     assert json.loads(said.err)["error"] == "StaleDelivery"
     assert "StaleDelivery" in cli("settle", "emails", "nonsense", "--json", code=1).err
+
+
+def test_a_dead_letter_is_listed_with_both_positions(cli: Cli, emails: str) -> None:
+    cli("take", "emails", "--settle", "ack")
+    cli("take", "emails", "--settle", "dead", "--error", "no such mailbox")
+    one = cli("dead", "emails", "--json").document
+    assert (one["message"], one["letter"], one["reason"]) == ("emails#2", "emails.dead#1", "rejected")
+    heading, row = cli("dead", "emails").out.splitlines()
+    assert heading.split()[:3] == ["Message", "Dead", "letter"] and row.split()[:2] == ["emails#2", "emails.dead#1"]
+    assert cli("dead", "emails", "--traceback").out.startswith("emails#2: no such mailbox")
 
 
 def test_dead_letters_with_forged_headers_are_shown_as_far_as_they_can_be_read(cli: Cli, emails: str) -> None:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from penstock.cli.stopping import StopSignals
+from penstock.cli.working import StopSignals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -67,7 +67,7 @@ def test_work_uses_the_journal_that_its_tasks_were_made_with(cli: Cli, jobs: Pat
     """`penstock.open` in a module of tasks names the journal; another one is an error, not a second store."""
     for module in ("cli_bound", "cli_bound_again"):
         (jobs / f"{module}.py").write_text(BOUND)
-    cli("push", "mail", '{"kwargs": {"to": "ada"}}', "--kind", "send", "--url", "proj.db")
+    cli("push", "mail", '{"kwargs": {"to": "ada"}}', "--kind", "send", "--url", "proj.db", "--create")
     said = cli("work", "cli_bound:tasks", "--until-empty")
     assert (jobs / "sent").read_text() == "ada\n" and "proj.db" in said.err
     said = cli("work", "cli_bound_again:tasks", "--until-empty", "--url", "other.db", code=2)

@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from cli.commandline import Cli
-from penstock.cli.following import follow_topics
+from penstock.cli.topics import follow_topics
 from penstock.clock import ManualClock
 from server.serving import Served, serving
 from waiting import eventually
@@ -78,10 +78,10 @@ def test_append_and_push_at_a_terminal_say_that_they_read_lines(cli: Cli, monkey
     assert "keyboard" not in cli("append", "t", input="1\n").err
 
 
-def test_a_payload_that_is_no_json_is_refused_with_advice(cli: Cli, url: str) -> None:
-    said = cli("append", "orders", "{total", code=2)
+def test_a_payload_that_is_no_json_is_refused_with_advice(cli: Cli, tmp_path: Path) -> None:
+    said = cli("append", "orders", "{total", "--url", str(tmp_path / "new.db"), "--create", code=2)
     assert "--text" in said.err and "Traceback" not in said.err
-    assert not Path(url).exists()
+    assert not (tmp_path / "new.db").exists()
     cli("append", "orders", "{total", "--text")
     assert cli("read", "orders", "--json").document["payload"] == "{total"
 
@@ -191,7 +191,7 @@ def following(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         begun.set()
         return follow_topics(*args)
 
-    monkeypatch.setattr("penstock.cli.following.follow_topics", follow)
+    monkeypatch.setattr("penstock.cli.topics.follow_topics", follow)
     return begun
 
 
@@ -319,3 +319,15 @@ def test_since_takes_iso_times(cli: Cli, orders: str) -> None:
     future = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     assert cli("read", "orders", "--since", future).out == ""
     assert "no time" in cli("read", "orders", "--since", "yesterdayish", code=2).err
+
+
+def test_read_says_that_it_stopped_at_its_limit(cli: Cli) -> None:
+    cli("append", "many", input="1\n" * 1003)
+    said = cli("read", "many")
+    assert len(said.out.splitlines()) == 1000 and "--after 1000 goes on" in said.err
+    rest = cli("read", "many", "--after", "1000")
+    assert len(rest.out.splitlines()) == 3 and rest.err == ""
+    newest = cli("read", "many", "--reverse", "-n", "2")
+    assert newest.out.startswith("#1003") and "--through 1001 goes on" in newest.err
+    assert len(cli("read", "many", "--limit", "none").out.splitlines()) == 1003
+    assert cli("read", "many", "-n", "1003").err == ""

@@ -37,8 +37,8 @@ class ServerProcess:
 
     def start(self) -> None:
         environ = {**os.environ, "PENSTOCK_SERVE_TOKENS": self._tokens}
-        command = [sys.executable, "-m", "penstock.cli", "serve", "--url", self._url, "--port", str(self.port)]
-        command += self._options
+        command = [sys.executable, "-m", "penstock.cli", "serve", "--create", "--url", self._url]
+        command += ["--port", str(self.port), *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ)
         deadline = time.monotonic() + 120
         while True:

@@ -6,18 +6,22 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import click
 
 from penstock.cli.failure import Nothing, did_you_mean
-from penstock.cli.output import colored, paint, pairs, table
+from penstock.cli.output import colored, event_line, paint, pairs, raw_payload, table
 
 if TYPE_CHECKING:
     from penstock.events import Event, Receipt
     from penstock.surface.journal import Journal
     from penstock.surface.queue import Queue
     from penstock.surface.topic import Topic
+
+CREATING = "append, push, import, configure, schedule, take, work, run or serve"
+"""The commands that make a journal that is not there, when --create says so."""
 
 
 class CommandContext:
@@ -27,6 +31,7 @@ class CommandContext:
         self.url: str | None = None
         self.token: str | None = None
         self.takeover = False
+        self.create = False
         self.json = False
         self.out: TextIO = sys.stdout
         self.err: TextIO = sys.stderr
@@ -40,15 +45,24 @@ class CommandContext:
     # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
     def journal(self, *, read_only: bool = False, standby: bool = False) -> Iterator[Journal]:
-        """The journal the command is about, closed at the end; read-only for looking: a mistyped name makes no file.
+        """The journal the command is about, closed at the end. Only --create makes one that is not there.
 
-        `standby` waits for as long as another process writes a journal in an object store.
+        `standby` waits for as long as another process writes a journal in an object store. At a terminal it says which
+        journal it is.
         """
-        from penstock.api import open
+        from penstock.api import is_served, open
+        from penstock.errors import NoStore
 
         takeover = self.takeover and not read_only
-        opened = open(self.url, read_only=read_only, token=self.token, takeover=takeover, standby=standby)
         try:
+            if not read_only and not self.create and not is_served(self.place) and not self.place.startswith("memory:"):
+                open(self.place, read_only=True).close()
+            opened = open(self.place, read_only=read_only, token=self.token, takeover=takeover, standby=standby)
+        except NoStore:
+            raise NoStore(f"there is no journal at {self.shown_place}; --create makes one, with {CREATING}") from None
+        try:
+            if self.err.isatty() and not self.json:
+                self.note(paint(self.shown_place, "dim", on=colored(self.err)))
             yield opened
         finally:
             opened.close()
@@ -60,22 +74,29 @@ class CommandContext:
 
         return self.url or os.environ.get("PENSTOCK_URL", "").strip() or DEFAULT_URL
 
+    @property
+    def shown_place(self) -> str:
+        """The same for people: a path from the root, a url without its secrets."""
+        from penstock.names import shown_url
+
+        return shown_url(self.place) if ":" in self.place else str(Path(self.place).absolute())
+
     def existing_topic(self, journal: Journal, name: str) -> Topic:
         """A topic that is there; Nothing when it is not."""
         topic = journal.topic(name)
         if topic.latest == 0 and name not in journal.topics():
-            raise Nothing(f"there is no topic {name!r}{did_you_mean(name, journal.topics())}")
+            raise Nothing(f"there is no topic {name!r} in {self.shown_place}{did_you_mean(name, journal.topics())}")
         return topic
 
-    def existing_queue(self, journal: Journal, name: str, *, create: bool = False) -> Queue:
-        """A queue that is there, unless `create` insists on making it; Nothing when it is not."""
+    def existing_queue(self, journal: Journal, name: str) -> Queue:
+        """A queue that is there, or that --create makes; Nothing when it is not."""
         from penstock.errors import UnknownQueue
 
         try:
-            return journal.queue(name, create=create)
+            return journal.queue(name, create=self.create)
         except UnknownQueue:
-            advice = "`penstock push` or `penstock configure` makes one"
-            raise Nothing(f"there is no queue {name!r}{did_you_mean(name, journal.queues()) or ';'} {advice}") from None
+            meant = did_you_mean(name, journal.queues()) or "; `penstock push` or `penstock configure` makes one"
+            raise Nothing(f"there is no queue {name!r} in {self.shown_place}{meant}") from None
 
     # ── saying something ─────────────────────────────────────────────────────────────────────────────────────────────
     def line(self, text: str, style: str | None = None) -> None:
@@ -105,7 +126,7 @@ class CommandContext:
         if text:
             self.line(text)
         elif otherwise:
-            self.note(otherwise)
+            self.note(f"{otherwise} ({self.shown_place})")
 
     def record(self, values: dict[str, object]) -> None:
         """A record, one field a line; with --json one object."""
@@ -117,16 +138,12 @@ class CommandContext:
     def event(self, event: Event, *, payload_only: bool = False, topic: bool = False) -> None:
         """An event on one line; with --json its document."""
         if payload_only:
-            from penstock.cli.show import raw_payload
-
             self.out.write(raw_payload(event) + "\n")
         elif self.json:
             from penstock.documents.events import event_json
 
             self.out.write(event_json(event).decode() + "\n")
         else:
-            from penstock.cli.show import event_line
-
             self.line(event_line(event, color=self.color, topic=topic))
 
     def receipt(self, receipt: Receipt, done: str) -> None:

@@ -20,8 +20,8 @@ import click
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
-from penstock.cli.stopping import StopSignals
 from penstock.cli.values import PORT
+from penstock.cli.working import StopSignals
 from penstock.errors import StorageError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def demo(context: CommandContext, seconds: float, port: int, keep: bool, no_brow
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
     if not keep:
-        context.line("\nEverything was removed. Now yours: penstock append orders placed '{\"total\": 9.5}'")
+        context.line("\nEverything was removed. Now yours: penstock append --create orders placed '{\"total\": 9.5}'")
     elif context.json:
         context.document({"kept": str(folder / "shop.db")})
     else:

@@ -1,4 +1,4 @@
-"""Whether everything this machine needs is there."""
+"""Whether everything this machine needs is there; completion for shells; help by name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import click
 
 from penstock.cli.command import command
 from penstock.cli.context import CommandContext
@@ -173,3 +175,31 @@ def _disk(folder: Path) -> Diagnosis:
         advice = 'slow: append in batches, or durability="process" where a power cut may cost the last moments'
         return Diagnosis("disk sync", found, advice)
     return Diagnosis("disk sync", found)
+
+
+# ── Completion for shells, and help by name ──
+
+
+@command(
+    "completion",
+    'eval "$(penstock completion bash)"',
+    "penstock completion fish > ~/.config/fish/completions/penstock.fish",
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), help="your shell")
+def completion(context: CommandContext, shell: str) -> None:
+    """Prints a script that teaches your shell to complete commands, options, and names of topics and queues."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    root = click.get_current_context().find_root().command
+    context.out.write(kind(root, {}, "penstock", "_PENSTOCK_COMPLETE").source())
+
+
+@command("help", "penstock help append")
+@click.argument("words", metavar="[COMMAND]", nargs=-1, help="the command")
+def help_(context: CommandContext, words: tuple[str, ...]) -> int:
+    """Shows how a command is used."""
+    from penstock.cli.main import run
+
+    return run([*words, "--help"])

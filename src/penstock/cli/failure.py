@@ -15,7 +15,7 @@ EXIT_CODES: Final = {
     DONE: "done",
     FAILED: "the journal or the server refused, or something failed; the error says what",
     USAGE: "the command line is wrong",
-    NOTHING: "nothing there: no message to take, no such event, topic or queue",
+    NOTHING: "nothing there: no message to take, no such event, topic, queue or journal",
     INTERRUPTED: "interrupted from the keyboard",
     CUT_OFF: "the program that read the output stopped reading",
 }

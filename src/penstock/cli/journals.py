@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.command import command
+from penstock.cli.command import CREATE, command
 from penstock.cli.context import CommandContext
 from penstock.cli.failure import DONE, FAILED
-from penstock.cli.progress import ProgressBar
+from penstock.cli.output import ProgressBar
 from penstock.cli.topics import EventSelection, selecting
 from penstock.cli.values import choice, position, some_topics
 from penstock.units import show_size
@@ -136,6 +136,7 @@ def _export_folder(context: CommandContext, topics: tuple[str, ...], place: str,
     "penstock import /backups/shop",
     "penstock import orders orders.jsonl",
     "penstock import copy orders.parquet",
+    also=(CREATE,),
 )
 @some_topics("[TOPIC]...", help="all, if none is named")
 @click.argument("place", type=click.Path(), help="the file or folder that `export` wrote; - for standard input")

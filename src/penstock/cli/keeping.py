@@ -5,31 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.command import command, given_options
+from penstock.cli.command import Record, command, topic_command
 from penstock.cli.context import CommandContext
 from penstock.cli.failure import DONE, FAILED, Nothing
-from penstock.cli.output import paint
-from penstock.cli.progress import ProgressBar
-from penstock.cli.show import event_line
+from penstock.cli.output import ProgressBar, event_line, paint
 from penstock.cli.topics import chosen_topics
-from penstock.cli.values import (
-    any_topic,
-    choice,
-    duration,
-    load_named,
-    number,
-    or_none,
-    position,
-    size,
-    the_topic,
-    time,
-)
+from penstock.cli.values import any_topic, choice, load_named, moment, position
 from penstock.errors import ConfigError, PenstockError
-from penstock.names import TABLE_FORMATS, TableFormat
+from penstock.names import TABLE_FORMATS
 from penstock.units import show_size
 
 if TYPE_CHECKING:
@@ -39,59 +26,34 @@ if TYPE_CHECKING:
     from penstock.surface.topic import Topic
 
 
-@command("settings", "penstock settings orders", "penstock settings orders --max-age 30d --max-bytes 2GiB")
-@the_topic
-@click.option("--max-age", type=or_none(duration), help="remove events older than this (none: keep them)")
-@click.option("--max-events", type=or_none(number), help="keep about this many (none: all)")
-@click.option("--max-bytes", type=or_none(size), help="keep about this much (none: all)")
-@click.option("--dedup-window", type=or_none(duration), help="how long dedup keys are remembered (none: for ever)")
-@click.option("--by-key", type=bool, metavar="yes|no", help="keep only the newest event of a key in settled history")
-@click.option("--verified", type=bool, metavar="yes|no", help="keep a hash of every event, for `penstock verify`")
-def settings(context: CommandContext, topic: str, **_: object) -> None:
-    """Shows or changes what a topic keeps and for how long."""
-    import msgspec
-
-    changes = given_options()
-    with context.journal(read_only=not changes) as journal:
-        handle = journal.topic(topic) if changes else context.existing_topic(journal, topic)
-        kept = handle.configure(**changes) if changes else handle.settings
-    context.record({"topic": topic, **msgspec.structs.asdict(kept)})
-
-
-@command("compact", "penstock compact orders --before 30d", "penstock compact orders --through 100000")
-@the_topic
+@topic_command(
+    "compact", "penstock compact orders --before 30d", "penstock compact orders --through 100000", writes=True
+)
 @click.option("--through", type=position, help="remove everything through this position")
-@click.option("--before", type=time, help="remove what was recorded before a time, or longer ago than this")
+@click.option("--before", type=moment, help="remove what was recorded before a time, or longer ago than this")
 @click.option("--keys", is_flag=True, help="keep the newest event of every key, remove the older ones")
 @click.option("--force", is_flag=True, help="do not stop at the slowest consumer")
 @click.option("--yes", is_flag=True, help="do not ask before --force")
 def compact(
     context: CommandContext,
-    topic: str,
+    topic: Topic,
     through: int | None,
     before: datetime | None,
     keys: bool,
     force: bool,
     yes: bool,
-) -> None:
+) -> Record:
     """Removes history that no consumer needs."""
     if sum((through is not None, before is not None, keys)) != 1:
         raise click.UsageError("say what may go: one of --through, --before, --keys")
-    with context.journal() as journal:
-        handle = context.existing_topic(journal, topic)
-        if keys:
-            removed = handle.compact_keys()
-            context.record({"topic": topic, "removed": removed, "remaining": len(handle)})
-            return
-        end = handle.position_at(before) if before is not None else through or 0
-        if force:
-            context.confirm(f"Remove {topic} through {end:,}, whether or not consumers have read it?", yes)
-        report = handle.compact(end, force=force)
-    done: dict[str, object] = {"topic": topic, "removed": report.removed, "remaining": report.remaining}
-    done["latest"] = report.latest
-    if report.stopped_at is not None or context.json:
-        done["stopped_at"] = report.stopped_at
-    context.record(done)
+    if keys:
+        return {"removed": topic.compact_keys(), "remaining": len(topic)}
+    end = topic.position_at(before) if before is not None else through or 0
+    if force:
+        context.confirm(f"Remove {topic.name} through {end:,}, whether or not consumers have read it?", yes)
+    report = topic.compact(end, force=force)
+    done: Record = {"removed": report.removed, "remaining": report.remaining, "latest": report.latest}
+    return done | ({"stopped_at": report.stopped_at} if report.stopped_at is not None or context.json else {})
 
 
 @command("verify", "penstock verify", "penstock verify orders --json")
@@ -158,47 +120,40 @@ def _verify_problem(topic: Topic) -> str | None:
 # ── Sealing from the command line ──
 
 
-@command(
+@topic_command(
     "seal",
     "penstock seal orders --lake /data/lake",
     "penstock seal orders --lake s3://bucket/lake --older-than 30d",
     "penstock seal orders --lake /data/lake --format delta --columns 'customer STRING, total DOUBLE'",
     "penstock seal orders --lake /data/lake --columns 'region STRING' --partition-by region",
     "penstock seal orders --url https://journal:7367 --lake s3://bucket/lake",
+    writes=True,
 )
-@the_topic
 @click.option("--lake", metavar="PLACE", envvar="PENSTOCK_LAKE", help="where the files go: a folder, s3://…")
 @click.option("--through", type=position, help="seal everything through this position")
-@click.option("--older-than", type=time, help="seal what was recorded longer ago than this")
+@click.option("--older-than", type=moment, help="seal what was recorded longer ago than this")
 @click.option("--format", type=click.Choice(TABLE_FORMATS), help="register the files in a table as well")
 @click.option(
     "--columns", metavar="COLUMNS", help="fields of the payload as typed columns: 'customer STRING, total DOUBLE'"
 )
-@click.option(
-    "--partition-by", metavar="COLUMN", help="files by the values of a typed column, or of kind, within their day"
-)
+@click.option("--partition-by", metavar="COLUMN", help="files by the values of a typed column, or of kind, and by day")
 @click.option("--catalog", metavar="NAME", help="the Iceberg catalog: a name of ~/.pyiceberg.yaml, or a uri")
 @click.option("--compact", is_flag=True, help="join small files of a day into one")
 @click.option("--master", metavar="MASTER", help="let Spark write the files, with this master")
 def seal(
     context: CommandContext,
-    topic: str,
-    lake: str | None,
+    topic: Topic,
     through: int | None,
     older_than: datetime | None,
-    format: TableFormat | None,
-    columns: str | None,
-    partition_by: str | None,
-    catalog: str | None,
-    compact: bool,
-    master: str | None,
-) -> None:
-    """Moves settled history into Parquet files, which reads then cross into unnoticed.
+    lake: str | None,
+    **how: Any,
+) -> Record:
+    """Moves history into Parquet files, a table of a lake; reads go on as before.
 
     PENSTOCK_LAKE stands in for --lake. Without --through and --older-than, everything but the newest block is sealed.
     A file is read back and compared before the journal drops what it holds. Run it again to go on, also after it was
-    interrupted; later seals to a lake keep its format, columns and parting. `penstock lake` lists what is there. A
-    served journal is sealed by its server, to a lake that it was started with (`penstock serve --lake`).
+    interrupted; later seals to a lake keep its format, columns and partitioning. `penstock lake` lists what is there.
+    A served journal is sealed by its server, to a lake that it was started with (`penstock serve --lake`).
     """
     if lake is None:
         raise click.UsageError("say where the files go: --lake, or PENSTOCK_LAKE")
@@ -206,32 +161,13 @@ def seal(
         raise click.UsageError("say one of --through, --older-than")
     from penstock.spark.sealing import seal as seal_topic
 
-    with context.journal(read_only=True) as journal:  # a mistyped name makes no journal, and no mess
-        context.existing_topic(journal, topic)
-    with context.journal() as journal:
-        handle = journal.topic(topic)
-        if older_than is not None:
-            through = handle.position_at(older_than)
-        with ProgressBar(context, "sealed") as progress:
-            report = seal_topic(
-                journal,
-                topic,
-                lake=lake,
-                through=through,
-                format=format,
-                columns=columns,
-                catalog=catalog,
-                partition_by=partition_by,
-                compact=compact,
-                master=master,
-                progress=progress,
-            )
-    record: dict[str, object] = {"topic": report.topic, "lake": report.lake, "events": report.events}
-    record |= {"files": report.files, "size": report.bytes if context.json else show_size(report.bytes)}
-    record |= {"through": report.through, "format": report.format}
-    if report.unfit or context.json:
-        record["unfit"] = report.unfit
-    context.record(record)
+    if older_than is not None:
+        through = topic.position_at(older_than)
+    with ProgressBar(context, "sealed") as progress:
+        report = seal_topic(topic.journal, topic.name, lake=lake, through=through, progress=progress, **how)
+    record: Record = {"lake": report.lake, "events": report.events, "files": report.files}
+    record |= {"size": report.bytes if context.json else show_size(report.bytes), "through": report.through}
+    return record | {"format": report.format} | ({"unfit": report.unfit} if report.unfit or context.json else {})
 
 
 @command("lake", "penstock lake", "penstock lake orders --json")
@@ -285,10 +221,11 @@ def _read(path: Path) -> bytes:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
-@command("root", "penstock root orders > root.json", "penstock root orders --key private.pem > root.json")
-@the_topic
+@topic_command(
+    "root", "penstock root orders > root.json", "penstock root orders --key private.pem > root.json", writes=True
+)
 @click.option("--key", type=_file, help="sign it with this Ed25519 key (PEM)")
-def root(context: CommandContext, topic: str, key: Path | None) -> int:
+def root(context: CommandContext, topic: Topic, key: Path | None) -> int:
     """Verifies a topic and publishes the root of its Merkle tree.
 
     The root stands for everything in the topic through its newest position. Give it to those who should be able to
@@ -296,23 +233,21 @@ def root(context: CommandContext, topic: str, key: Path | None) -> int:
     """
     from penstock.entity.proof import sign_root
 
-    with context.journal() as journal:
-        report = context.existing_topic(journal, topic).verify()
+    report = topic.verify()
     if report.broken is not None:
-        context.record({"topic": topic, "broken": f"position {report.broken.seq}: {report.broken.reason}"})
+        context.record({"topic": topic.name, "broken": f"position {report.broken.seq}: {report.broken.reason}"})
         return FAILED
     if report.root is None:
-        raise ConfigError(f"topic {topic!r} was compacted meanwhile: ask again")
+        raise ConfigError(f"topic {topic.name!r} was compacted meanwhile: ask again")
     made = report.root if key is None else sign_root(report.root, key)
     click.echo(made.to_json())
     return DONE
 
 
-@command("proof", "penstock proof orders 1234 > proof.json", "penstock proof orders 1234 --root root.json")
-@the_topic
+@topic_command("proof", "penstock proof orders 1234 > proof.json", "penstock proof orders 1234 --root root.json")
 @click.argument("position", type=position, help="the event's position")
 @click.option("--root", type=_file, help="under this root (as `penstock root` wrote it); else under the newest")
-def proof(context: CommandContext, topic: str, position: int, root: Path | None) -> None:
+def proof(context: CommandContext, topic: Topic, position: int, root: Path | None) -> None:
     """Proves that an event is in a topic, under a root that was published.
 
     The proof is one line of JSON. It holds the event; `penstock check-proof` checks it, without the journal.
@@ -320,9 +255,7 @@ def proof(context: CommandContext, topic: str, position: int, root: Path | None)
     from penstock.entity.proof import TreeRoot
 
     under = None if root is None else TreeRoot.from_json(_read(root))
-    with context.journal(read_only=True) as journal:
-        made = context.existing_topic(journal, topic).proof(position, root=under)
-    click.echo(made.to_json())
+    click.echo(topic.proof(position, root=under).to_json())
 
 
 @command("check-proof", "penstock check-proof proof.json --root root.json", "penstock check-proof p.json --key pub.pem")
@@ -348,19 +281,21 @@ def check_proof(context: CommandContext, file: Path, root: Path | None, key: Pat
 # ── Rebuilding projections from the command line ──
 
 
-@command(
+@topic_command(
     "rebuild",
     "penstock rebuild orders shop.states:Order",
     "penstock rebuild orders shop.states:Totals --whole",
     "penstock rebuild orders shop.states:Order --check",
     "penstock rebuild orders shop.states:Order --master 'local[4]'",
+    writes=lambda given: not given["check"],
 )
-@the_topic
 @click.argument("projection", help="the class: module:Class")
 @click.option("--whole", is_flag=True, help="one state over the whole topic instead of one for every entity")
 @click.option("--check", is_flag=True, help="change nothing: say which saved states are not what their events give")
 @click.option("--master", metavar="MASTER", help="let Spark fold them, with this master")
-def rebuild(context: CommandContext, topic: str, projection: str, whole: bool, check: bool, master: str | None) -> int:
+def rebuild(
+    context: CommandContext, topic: Topic, projection: str, whole: bool, check: bool, master: str | None
+) -> Record | int:
     """Folds a topic's events anew with a projection of yours, and saves the states.
 
     The states are what `topic.project` starts from afterwards; those of other versions of the projection go. How far
@@ -378,22 +313,18 @@ def rebuild(context: CommandContext, topic: str, projection: str, whole: bool, c
         raise click.UsageError(
             f"{projection} is no projection: declare it as a class that derives from penstock.Projection"
         )
-    with context.journal(read_only=True) as journal:  # a mistyped name makes no journal, and no mess
-        existing = context.existing_topic(journal, topic)
-        if check:
-            wrong = existing.verify_states(found)
-            context.record({"topic": topic, "wrong": [key or "the whole topic" for key in wrong]})
-            return FAILED if wrong else DONE
-    unit = "events" if master is None else "entities"
-    with context.journal() as journal, ProgressBar(context, "folded", unit=unit) as progress:
+    if check:
+        wrong = topic.verify_states(found)
+        context.record({"topic": topic.name, "wrong": [key or "the whole topic" for key in wrong]})
+        return FAILED if wrong else DONE
+    with ProgressBar(context, "folded", unit="events" if master is None else "entities") as progress:
         if master is None:
-            report = journal.topic(topic).rebuild(found, whole=whole, progress=progress)
+            report = topic.rebuild(found, whole=whole, progress=progress)
         else:
             from penstock.spark.projection.projecting import rebuild as rebuild_on_spark
 
-            report = rebuild_on_spark(journal, topic, found, master=master, progress=progress)
-    context.record({"topic": topic, "entities": report.entities, "events": report.events, "through": report.through})
-    return DONE
+            report = rebuild_on_spark(topic.journal, topic.name, found, master=master, progress=progress)
+    return {"entities": report.entities, "events": report.events, "through": report.through}
 
 
 # ── What caused what, in a terminal or as Mermaid ──

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -17,23 +18,30 @@ from penstock.cli.context import CommandContext
 from penstock.cli.failure import Nothing
 
 SECTIONS: Final[dict[str, dict[str, str]]] = {
-    "Topics": {"topics": "topics read tail show", "appending": "append", "keeping": "graph rebuild"},
-    "Consumers": {"topics": "cursors lag seek forget"},
-    "What topics keep": {"keeping": "settings compact verify root proof check-proof seal lake"},
-    "Queues": {
-        "queues": "queues messages peek pending failed dead redrive run-now discard move purge drop "
-        "configure schedule pause resume",
-    },
-    "Messages and workers": {"working": "push take settle work workers"},
-    "Whole journals": {"journals": "info backup export import copy restore"},
-    "Pipelines and buffers": {"pipelines": "run pipelines", "buffer": "buffer"},
-    "Operating": {
-        "watching": "top check",
-        "serving": "serve",
+    "Start here": {
         "demo": "demo",
-        "doctor": "doctor",
-        "shell": "completion help",
+        "topics": "append read tail topics",
+        "working": "push work",
+        "queues": "queues",
+        "watching": "top",
+        "serving": "serve",
     },
+    "Topics": {
+        "topics": "show cursors lag seek forget",
+        "keeping": "compact verify graph rebuild seal lake root proof check-proof",
+    },
+    "Queues": {
+        "queues": "messages peek pending failed dead redrive run-now discard move purge schedule pause resume",
+        "working": "take settle workers",
+    },
+    "Operate": {
+        "configuring": "configure",
+        "queues": "drop",
+        "watching": "check",
+        "journals": "info backup restore copy export import",
+        "doctor": "doctor completion help",
+    },
+    "Spark and buffers": {"pipelines": "run pipelines", "buffer": "buffer"},
 }
 """The commands by the module of `penstock.cli` they are in, in the order the overview shows them."""
 
@@ -80,7 +88,19 @@ def app(ctx: click.Context) -> None:
     """
     ctx.ensure_object(CommandContext)
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+        _greet(ctx)
+
+
+def _greet(ctx: click.Context) -> None:
+    """What `penstock` alone says: ten commands to begin with."""
+    formatter = ctx.make_formatter()
+    formatter.write_text("penstock: an embedded, durable event journal")
+    group = ctx.command
+    assert isinstance(group, LazyGroup)
+    first, *_ = group.sections()
+    group.format_section(ctx, formatter, first)
+    click.echo(formatter.getvalue())
+    click.echo(f"`penstock --help` lists all {len(MODULES)} commands, `penstock COMMAND --help` explains one.")
 
 
 def run(words: Sequence[str]) -> int:
@@ -124,7 +144,8 @@ def _plain(error: click.UsageError, words: Sequence[str]) -> str:
     """A sentence of ours as it is; Click's own as one that follows `penstock: `, without the secrets of its urls."""
     from penstock.names import shown_url
 
-    message = " ".join(error.format_message().split())
+    first, *place = error.format_message().split("\n")
+    message = "\n".join((" ".join(first.split()), *place))  # below it, a caret stands under its place
     for word in words:
         message = message.replace(word, shown_url(word)) if "://" in word else message
     ours = type(error) is click.UsageError and not message.startswith("Got ")
@@ -139,13 +160,16 @@ def _hint(error: click.UsageError) -> str:
 
 def _explain(error: Exception, *, json: bool) -> int:
     """A sentence for an error that a user can do something about; anything else is a defect and keeps its traceback."""
-    from penstock.errors import ConfigError, PenstockError
+    from penstock.errors import ConfigError, NoStore, PenstockError
 
+    if isinstance(error, NoStore):
+        return _complain(type(error).__name__, str(error), failure.NOTHING, json=json)
+    message = _as_options(str(error))
     if isinstance(error, ConfigError):
         hint = "give it with --token, or as PENSTOCK_TOKEN" if str(error).startswith("Unauthorized: ") else ""
-        return _complain(type(error).__name__, str(error), failure.USAGE, json=json, hint=hint)
+        return _complain(type(error).__name__, message, failure.USAGE, json=json, hint=hint)
     if isinstance(error, PenstockError):
-        return _complain(type(error).__name__, str(error), failure.FAILED, json=json)
+        return _complain(type(error).__name__, message, failure.FAILED, json=json)
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         return _complain("OSError", f"{place}{error.strerror or error}", failure.FAILED, json=json)
@@ -153,6 +177,17 @@ def _explain(error: Exception, *, json: bool) -> int:
         message = f'this needs the package {error.name!r}, which is not installed: pip install "penstock[{extra}]"'
         return _complain("ConfigError", message, failure.USAGE, json=json)
     raise error
+
+
+_ARGUMENT = re.compile(r"\b([a-z][a-z_]+)=(True\b|(?=[\s,;:.)]|$))")
+_YES_OR_NO = ("priority", "by_key", "verified", "indexed")
+
+
+def _as_options(message: str) -> str:
+    """A sentence about Python's arguments as one about options: takeover=True is --takeover, max_age= is --max-age."""
+    return _ARGUMENT.sub(
+        lambda found: f"--{found[1].replace('_', '-')}{' yes' if found[2] and found[1] in _YES_OR_NO else ''}", message
+    )
 
 
 def _complain(name: str, message: str, code: int, *, json: bool, hint: str = "") -> int:

@@ -7,10 +7,15 @@ import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import datetime
-from typing import TextIO
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TextIO
 
-from penstock.units import show_moment
+from penstock.errors import PoisonMessage
+from penstock.units import show_moment, show_size
+
+if TYPE_CHECKING:
+    from penstock.cli.context import CommandContext
+    from penstock.events import Event
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 
@@ -102,3 +107,113 @@ def pairs(values: dict[str, object], *, color: bool) -> str:
     lines = [(safe(name), shown(value)) for name, value in values.items()]  # a header may have any name
     width = max((len(name) for name, _ in lines), default=0)
     return "\n".join(f"{paint(name.ljust(width), 'bold', color)}  {value}" for name, value in lines)
+
+
+# ── Events ──
+
+
+WIDEST_PAYLOAD = 4000
+"""Characters of a payload on one line, at the most; `show` and --json give all of it."""
+
+
+def payload_text(event: Event) -> str:
+    """A payload on one line."""
+    raw = event.raw
+    if event.binary:
+        return f"<{show_size(len(raw))} of bytes> {raw[:32].hex(' ')}{' …' if len(raw) > 32 else ''}"
+    text = safe(raw[: WIDEST_PAYLOAD * 4].decode("utf-8", "replace").replace("\n", " "))
+    return text if len(text) <= WIDEST_PAYLOAD else f"{text[:WIDEST_PAYLOAD]} … ({show_size(len(raw))})"
+
+
+def event_line(event: Event, *, color: bool, topic: bool = False) -> str:
+    """An event on one line: position, time, kind, key, payload."""
+    parts = [
+        paint(f"{event.topic}#{event.seq}" if topic else f"#{event.seq}", "cyan", color),
+        paint(show_moment(event.recorded_at), "dim", color),
+        paint(safe(event.kind), "bold", color),
+    ]
+    if event.key is not None:
+        parts.append(paint(f"[{safe(event.key)}]", "yellow", color))
+    parts.append(payload_text(event))
+    return "  ".join(parts)
+
+
+def event_record(event: Event) -> dict[str, object]:
+    """Everything about an event but its payload, by name."""
+    values: dict[str, object] = {"seq": event.seq, "topic": event.topic, "kind": event.kind, "id": event.id}
+    optional = {
+        "key": event.key,
+        "scope": event.scope,
+        "correlation": event.correlation_id,
+        "caused by": event.causation_id,
+    }
+    values |= {name: value for name, value in optional.items() if value is not None}
+    values |= {"recorded": event.recorded_at, "occurred": event.occurred_at}
+    values |= {f"header {name}": value for name, value in event.headers.items()}
+    return values
+
+
+def pretty_payload(event: Event) -> str:
+    """A payload laid out for reading."""
+    if event.binary:
+        return payload_text(event)
+    import msgspec
+
+    try:
+        event.payload  # noqa: B018 - asks whether it decodes
+    except PoisonMessage as error:
+        return f"{error}\n{payload_text(event)}"
+    text = msgspec.json.format(event.raw, indent=2).decode("utf-8", "replace")
+    return "\n".join(safe(line) for line in text.splitlines())
+
+
+def raw_payload(event: Event) -> str:
+    """A payload as it is stored, on one line."""
+    raw = event.raw
+    if not event.binary and b"\n" in raw:
+        import msgspec
+
+        raw = msgspec.json.format(raw, indent=-1)
+    return raw.decode("utf-8", "replace")
+
+
+# ── How far a long command is ──
+
+
+_BAR = 30
+
+
+class ProgressBar:
+    """A bar on the error stream where that is a terminal; else a line for every tenth and every minute.
+
+    Called with how many of how many events (or `unit`) are done.
+    """
+
+    def __init__(self, context: CommandContext, done: str, *, unit: str = "events") -> None:
+        self._unit = unit
+        self._context = context
+        self._done = done
+        self._terminal = context.err.isatty()
+        self._told = 0.0
+        self._at = datetime.now(UTC)
+        self._open = False
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        share = done / total if total else 1.0
+        text = f"{done:,} of {total:,} {self._unit} {self._done}"
+        if self._terminal:
+            self._context.err.write(f"\r{'━' * int(share * _BAR):{_BAR}} {text}")
+            self._context.err.flush()
+            self._open = True
+            return
+        now = datetime.now(UTC)
+        if share - self._told >= 0.1 or (now - self._at).total_seconds() >= 60:
+            self._context.note(text)
+            self._told, self._at = share, now
+
+    def __exit__(self, *_: object) -> None:
+        if self._open:
+            self._context.err.write("\n")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.command import command
+from penstock.cli.command import CREATE, command
 from penstock.cli.context import CommandContext
 from penstock.cli.failure import Nothing
 from penstock.cli.output import table
@@ -39,6 +39,7 @@ def _setting(text: str) -> tuple[str, str]:
     "penstock run orders_pipeline.py --once",
     "penstock run orders_pipeline.py --url shop.db --master 'local[4]'",
     "penstock run orders_pipeline.py --dry",
+    also=(CREATE,),
 )
 @click.argument("file", type=click.Path(), help="the pipeline: a Python file with functions under @flow")
 @click.option("--once", is_flag=True, help="carry what is there through all flows, then end")
@@ -78,6 +79,9 @@ def run(
         raise click.UsageError("give --once or --continuous, not both")
     if dry and reset:
         raise click.UsageError("--dry changes nothing, and --reset does: give one of them")
+    if not context.create:
+        with context.journal(read_only=True):
+            pass  # a mistyped one is not made
     from penstock.spark.pipeline.flows import load_pipeline
     from penstock.spark.pipeline.running import Runner, journal_url
 

@@ -1,4 +1,4 @@
-"""Looking into queues."""
+"""Queues: looking into them, repairing what failed, periodic messages, pauses."""
 
 from __future__ import annotations
 
@@ -8,23 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.command import command, given_options
+from penstock.cli.command import CREATE, Record, command, queue_command
 from penstock.cli.context import CommandContext
 from penstock.cli.failure import Nothing
-from penstock.cli.output import safe, safe_lines
-from penstock.cli.values import (
-    choice,
-    condition,
-    duration,
-    json_value,
-    number,
-    or_none,
-    position,
-    queue_names,
-    the_queue,
-    with_create,
-    with_yes,
-)
+from penstock.cli.output import payload_text, safe, safe_lines
+from penstock.cli.values import choice, condition, duration, json_value, number, position, queue_names, with_yes
 from penstock.cli.watching import sampler_of
 from penstock.units import show_duration
 
@@ -32,7 +20,6 @@ if TYPE_CHECKING:
     from penstock.documents.conditions import Where
     from penstock.observe.sample import FailedMessage
     from penstock.queue.inspect import MessageState
-    from penstock.queue.retry import Retry
     from penstock.surface.failure import Attempt
     from penstock.surface.queue import Queue
 
@@ -43,6 +30,17 @@ WIDEST = 60
 one_by_one = click.option(
     "--attempts", is_flag=True, help="each failed attempt (when, who, how it ended), in place of the table"
 )
+with_traceback = click.option("--traceback", is_flag=True, help="where each failed, in place of the table")
+of_group = click.option("--group", help="this group only")
+a_group = click.option("--group", default="default", help="of this group")
+at_most = click.option("-n", "--limit", type=number, default="100", help="how many at the most")
+limited = click.option("-n", "--limit", type=number, help="how many at the most")
+conditional = click.option("--where", type=condition, help="only those for which this holds")
+dry = click.option("--dry-run", is_flag=True, help="only count them")
+
+
+def unless_dry(given: dict[str, Any]) -> bool:
+    return not given["dry_run"]
 
 
 @command("queues", "penstock queues", "penstock queues mail --json")
@@ -50,11 +48,12 @@ one_by_one = click.option(
 def queues(context: CommandContext, pattern: str | None) -> None:
     """Lists the queues with what is ready, in flight, delayed, failed and dead, and which are paused.
 
-    A message given up is dead where it came from, and in the dead-letter queue that keeps it: there it is not ready.
+    A message given up counts once, as dead, in the queue it comes from. The row of a dead-letter queue says how many
+    dead letters it keeps; of those none counts as ready.
     """
     from penstock.errors import UnknownQueue
 
-    rows = []
+    rows: list[tuple[object, ...]] = []
     with context.journal(read_only=True) as journal:
         found = {(one.name, one.group): one for groups in sampler_of(journal)().queues.values() for one in groups}
         for name in journal.queues():
@@ -62,70 +61,63 @@ def queues(context: CommandContext, pattern: str | None) -> None:
                 continue
             try:
                 queue = journal.queue(name, create=False)
-                fanout = queue.policy.mode == "fanout"
-                groups = (queue.groups() or ["default"]) if fanout else ["default"]
+                groups = (queue.policy.mode == "fanout" and queue.groups()) or ["default"]
                 counted = [(group, queue.stats(group)) for group in groups]
             except UnknownQueue:
                 continue  # dropped this very moment
             for group, stats in counted:
                 seen = found.get((name, group))
                 letters = None if seen is None else seen.letters
-                dead = letters if letters is not None else 0 if seen is None else seen.dead
+                dead = 0 if seen is None else seen.dead
                 ready, oldest = (stats.ready, stats.oldest_age) if letters is None else (0, None)
-                age = oldest if context.json else show_duration(oldest)
-                paused = stats.paused if context.json else ("paused" if stats.paused else "")
-                rows.append((name, group, ready, stats.in_flight, stats.delayed, stats.failed, dead, age, paused))
+                counts = (name, group, ready, stats.in_flight, stats.delayed, stats.failed, dead)
+                if context.json:
+                    rows.append((*counts, oldest, letters, stats.paused))
+                    continue
+                notes = ["paused"] * stats.paused
+                notes += [f"keeps {letters:,} dead letter{'s' * (letters > 1)}"] if letters else []
+                rows.append((*counts, show_duration(oldest), ", ".join(notes)))
     otherwise = "no queues yet: `penstock push QUEUE '{…}'` makes one"
     if pattern is not None:
         otherwise = f"no queue's name contains {pattern!r}"
-    columns = ("Queue", "Group", "Ready", "In flight", "Delayed", "Failed", "Dead", "Oldest", "Paused")
+    last = ("Letters", "Paused") if context.json else ("Note",)
+    columns = ("Queue", "Group", "Ready", "In flight", "Delayed", "Failed", "Dead", "Oldest", *last)
     context.rows(columns, rows, otherwise=otherwise)
 
 
-@command("peek", "penstock peek emails -n 3")
-@the_queue
+@queue_command("peek", "penstock peek emails -n 3")
 @click.option("-n", "--limit", type=number, default="10", help="how many")
-@click.option("--group", default="default", help="for this group")
-def peek(context: CommandContext, queue: str, limit: int, group: str) -> None:
+@a_group
+def peek(context: CommandContext, queue: Queue, limit: int, group: str) -> None:
     """Shows the messages that would be taken next, without taking them."""
-    with context.journal(read_only=True) as journal:
-        for event in context.existing_queue(journal, queue).peek(limit, group=group):
-            context.event(event)
+    for event in queue.peek(limit, group=group):
+        context.event(event)
 
 
-@command("pending", "penstock pending emails")
-@the_queue
-@click.option("--group", help="of this group only")
-def pending(context: CommandContext, queue: str, group: str | None) -> None:
+@queue_command("pending", "penstock pending emails")
+@of_group
+def pending(context: CommandContext, queue: Queue, group: str | None) -> None:
     """Shows the deliveries in flight: who holds what until when."""
-    with context.journal(read_only=True) as journal:
-        held = context.existing_queue(journal, queue).pending(group)
+    held = queue.pending(group)
     rows = [(one.seq, one.group, one.consumer, one.attempt, one.delivered_at, one.deadline, one.token) for one in held]
     columns = ("Seq", "Group", "Consumer", "Attempt", "Delivered at", "Deadline", "Token")
     context.rows(columns, rows, otherwise="nothing is in flight")
 
 
-@command(
+@queue_command(
     "messages",
     "penstock messages emails",
     "penstock messages emails --state delayed --json",
     "penstock messages news --group search --after 1000",
     "penstock messages emails --state failed --attempts",
 )
-@the_queue
 @choice("--state", "ready delayed in_flight failed", help="only those")
-@click.option("--group", help="as this group has them")
+@of_group
 @click.option("--after", type=position, default="0", help="from this position on")
-@click.option("-n", "--limit", type=number, default="100", help="how many")
+@at_most
 @one_by_one
 def messages(
-    context: CommandContext,
-    queue: str,
-    state: MessageState | None,
-    group: str | None,
-    after: int,
-    limit: int,
-    attempts: bool,
+    context: CommandContext, queue: Queue, state: MessageState | None, limit: int, attempts: bool, **given: Any
 ) -> None:
     """Shows what is not settled: attempts, last error, due time, priority, who holds it.
 
@@ -133,30 +125,21 @@ def messages(
     """
     import msgspec
 
-    from penstock.cli.show import payload_text
     from penstock.documents.events import event_document
 
-    with context.journal(read_only=True) as journal:
-        found = context.existing_queue(journal, queue).messages(state, group=group, after=after, limit=limit)
+    found = queue.messages(state, limit=limit, **given)
     if context.json:
         for one in found:
             context.document({**msgspec.structs.asdict(one), "event": event_document(one.event)})
         return
     if attempts:
         for one in found:
-            _say_attempts(context, f"{queue}#{one.seq}: {one.state.replace('_', ' ')}", one.failed_attempts)
+            _say_attempts(context, f"{queue.name}#{one.seq}: {one.state.replace('_', ' ')}", one.failed_attempts)
     rows = [
         (
-            one.seq,
-            "blocked" if one.blocked else one.state.replace("_", " "),
-            one.group,
-            f"{one.attempts}/{one.max_attempts}",
-            one.priority,
-            one.key,
-            one.due or one.deadline,
-            one.consumer,
-            _cut(safe(one.error or "–")),
-            _cut(payload_text(one.event)),
+            *(one.seq, "blocked" if one.blocked else one.state.replace("_", " "), one.group),
+            *(f"{one.attempts}/{one.max_attempts}", one.priority, one.key, one.due or one.deadline, one.consumer),
+            *(_cut(safe(one.error or "–")), _cut(payload_text(one.event))),
         )
         for one in ([] if attempts else found)
     ]
@@ -167,48 +150,41 @@ def messages(
         context.note(f"there may be more: --after {found[-1].seq}")
 
 
-@command("failed", "penstock failed emails")
-@the_queue
-@click.option("--group", default="default", help="of this group")
-@click.option("-n", "--limit", type=number, default="100", help="how many")
-@click.option("--traceback", is_flag=True, help="where each failed, in place of the table")
+@queue_command("failed", "penstock failed emails")
+@a_group
+@at_most
+@with_traceback
 @one_by_one
-def failed(context: CommandContext, queue: str, group: str, limit: int, traceback: bool, attempts: bool) -> None:
+def failed(context: CommandContext, queue: Queue, group: str, **how: Any) -> None:
     """Shows messages that were given up and have no dead-letter queue to go to."""
-    with context.journal(read_only=True) as journal:
-        handle = context.existing_queue(journal, queue)
-        _say_failures(context, handle.failures(group), limit, "nothing has failed", traceback, attempts)
+    _say_failures(context, queue.failures(group), "nothing has failed", **how)
 
 
-@command("dead", "penstock dead emails")
-@click.argument("queue", shell_complete=queue_names, help="the queue they come from, or the dead-letter queue itself")
-@click.option("-n", "--limit", type=number, default="100", help="how many")
-@click.option("--traceback", is_flag=True, help="where each failed, in place of the table")
+@queue_command("dead", "penstock dead emails", about="the queue they come from, or the dead-letter queue itself")
+@at_most
+@with_traceback
 @one_by_one
-def dead(context: CommandContext, queue: str, limit: int, traceback: bool, attempts: bool) -> None:
-    """Shows a queue's dead letters with the reason each was given up for."""
-    with context.journal(read_only=True) as journal:
-        handle = context.existing_queue(journal, queue)
-        _say_failures(context, handle.dead_letters(), limit, "no dead letters", traceback, attempts)
+def dead(context: CommandContext, queue: Queue, **how: Any) -> None:
+    """Shows a queue's dead letters: which message each was, where it lies now, and why it was given up."""
+    _say_failures(context, queue.dead_letters(), "no dead letters", **how)
 
 
 def _say_attempts(context: CommandContext, heading: str, tried: list[Attempt]) -> None:
     context.line(heading, "bold")
     rows = [(one.number, one.delivered_at, one.ended_at, one.ended, one.consumer, one.host, one.error) for one in tried]
-    context.rows(
-        ("Attempt", "Delivered at", "Ended at", "Ended", "Consumer", "Host", "Error"), rows, otherwise="none has failed"
-    )
+    columns = ("Attempt", "Delivered at", "Ended at", "Ended", "Consumer", "Host", "Error")
+    context.rows(columns, rows, otherwise="none has failed")
 
 
 def _say_failures(
     context: CommandContext,
     found: Iterator[FailedMessage],
-    limit: int,
     otherwise: str,
+    *,
+    limit: int,
     traceback: bool,
     attempts: bool,
 ) -> None:
-    from penstock.cli.show import payload_text
     from penstock.documents.events import event_document
 
     rows: list[tuple[object, ...]] = []
@@ -217,24 +193,28 @@ def _say_failures(
         if number_ >= limit:
             context.note(f"… and more; --limit shows more than {limit}")
             break
+        event = failure.event
+        letter = f"{event.topic}#{event.seq}"
+        was = f"{failure.queue}#{event.headers.get('dead-seq', '?')}" if event.topic != failure.queue else letter
         about = {"queue": failure.queue, "attempts": failure.attempts, "reason": failure.reason}
         if context.json:
-            event = event_document(failure.event)
             why = {"error": failure.error, "at": failure.at, "traceback": failure.traceback}
-            context.document({**about, **why, "failed_attempts": failure.failed_attempts, "event": event})
+            about |= {"message": was, "letter": None if was == letter else letter}
+            event_of = {"failed_attempts": failure.failed_attempts, "event": event_document(event)}
+            context.document({**about, **why, **event_of})
             continue
-        heading = safe(f"{failure.queue}#{failure.event.seq}: {failure.error or failure.reason}")
+        heading = safe(f"{was}: {failure.error or failure.reason}")
         if attempts:
             _say_attempts(context, heading, failure.failed_attempts)
         if traceback:
             context.line(heading, "bold")
             context.line(safe_lines(failure.traceback or "no traceback: it was not given up for an exception"))
-        if traceback or attempts:
-            continue
-        cells = _cut(safe(failure.error or "–")), _cut(payload_text(failure.event))
-        rows.append((failure.event.seq, *about.values(), failure.at, *cells))
+        cells = _cut(safe(failure.error or "–")), _cut(payload_text(event))
+        place = (was, letter) if was != letter else (was, None)
+        rows.append((*place, failure.attempts, failure.reason, failure.at, *cells))
     if not context.json and not ((traceback or attempts) and number_ >= 0):
-        context.rows(("Seq", "Queue", "Attempts", "Reason", "At", "Error", "Payload"), rows, otherwise=otherwise)
+        columns = ("Message", "Dead letter", "Attempts", "Reason", "At", "Error", "Payload")
+        context.rows(columns, rows, otherwise=otherwise)
 
 
 def _cut(text: str) -> str:
@@ -242,10 +222,6 @@ def _cut(text: str) -> str:
 
 
 # ── Repairing queues: messages sent back, moved, removed ──
-
-
-limited = click.option("-n", "--limit", type=number, help="how many at the most")
-conditional = click.option("--where", type=condition, help="only those for which this holds")
 
 
 def rate(text: str) -> float:
@@ -261,42 +237,36 @@ def rate(text: str) -> float:
     return found
 
 
-@command(
-    "redrive", "penstock redrive emails --dry-run", "penstock redrive emails --rate 50/s --where \"kind = 'invoice'\""
+@queue_command(
+    "redrive",
+    "penstock redrive emails --dry-run",
+    "penstock redrive emails --rate 50/s --where \"kind = 'invoice'\"",
+    about="the queue whose messages failed, or a dead-letter queue",
+    writes=unless_dry,
 )
-@click.argument("queue", shell_complete=queue_names, help="the queue whose messages failed, or a dead-letter queue")
 @click.option("--to", metavar="QUEUE", shell_complete=queue_names, help="send them to this queue instead")
 @limited
 @conditional
 @click.option("--rate", "slowly", type=rate, help="no faster than this: 100/s, 30/m")
-@click.option("--dry-run", is_flag=True, help="only count them")
+@dry
 def redrive(
-    context: CommandContext,
-    queue: str,
-    to: str | None,
-    limit: int | None,
-    where: Where | None,
-    slowly: float | None,
-    dry_run: bool,
-) -> None:
+    context: CommandContext, queue: Queue, to: str | None, slowly: float | None, dry_run: bool, **which: Any
+) -> Record:
     """Sends dead letters and failed messages back to their queue, with a fresh budget."""
     import msgspec
 
     from penstock.queue.operations.repair import Redriven
 
-    with context.journal(read_only=dry_run) as journal:
-        handle = context.existing_queue(journal, queue)
-        target = context.existing_queue(journal, to) if to is not None else None
-        if slowly is None or dry_run:
-            count = handle.redrive(to=target, limit=limit, where=where, dry_run=dry_run)
-        else:
-            moved = _redrive_slowly(handle, target, limit, where, slowly)
-            count = Redriven(moved, handle.redrive(to=target, where=where, dry_run=True).left)
-    left = [msgspec.structs.asdict(one) for one in count.left]
-    shown = {"left": left} if left and context.json else {}
-    context.record({"queue": queue, "would_redrive" if dry_run else "redriven": int(count), **shown})
+    target = context.existing_queue(queue.journal, to) if to is not None else None
+    if slowly is None or dry_run:
+        count = queue.redrive(to=target, dry_run=dry_run, **which)
+    else:
+        moved = _redrive_slowly(queue, target, which["limit"], which["where"], slowly)
+        count = Redriven(moved, queue.redrive(to=target, where=which["where"], dry_run=True).left)
     for one in count.left:
         context.note(safe(f"{one.count:,} dead letters from {one.queue} stay: {one.reason}"))
+    left = [msgspec.structs.asdict(one) for one in count.left]
+    return {"would_redrive" if dry_run else "redriven": int(count), **({"left": left} if left and context.json else {})}
 
 
 def _redrive_slowly(queue: Queue, to: Queue | None, limit: int | None, where: Where | None, rate: float) -> int:
@@ -318,19 +288,16 @@ def _redrive_slowly(queue: Queue, to: Queue | None, limit: int | None, where: Wh
     return total
 
 
-@command("purge", "penstock purge emails --yes")
-@the_queue
+@queue_command("purge", "penstock purge emails --yes", writes=True)
 @with_yes
-def purge(context: CommandContext, queue: str, yes: bool) -> None:
+def purge(context: CommandContext, queue: Queue, yes: bool) -> Record:
     """Removes every message of a queue, also those in flight."""
-    with context.journal() as journal:
-        handle = context.existing_queue(journal, queue)
-        context.confirm(f"Remove all {len(handle):,} messages of {queue}?", yes)
-        context.record({"queue": queue, "removed": handle.purge()})
+    context.confirm(f"Remove all {len(queue):,} messages of {queue.name}?", yes)
+    return {"removed": queue.purge()}
 
 
 @command("drop", "penstock drop old-emails --yes", "penstock drop old-orders --topic --yes")
-@the_queue
+@click.argument("queue", shell_complete=queue_names, help="the queue")
 @click.option("--topic", is_flag=True, help="remove the topic of this name, with everything that belongs to it")
 @click.option("--force", is_flag=True, help="with --topic: also when it has cursors, sealed files or a queue")
 @with_yes
@@ -367,220 +334,136 @@ def _drop_topic(context: CommandContext, name: str, force: bool, yes: bool) -> N
         context.note(f"sealed events stay in {file}")
 
 
-@command("discard", "penstock discard emails 17 18", "penstock discard emails --where 'payload.test = true' --dry-run")
-@the_queue
+@queue_command(
+    "discard",
+    "penstock discard emails 17 18",
+    "penstock discard emails --where 'payload.test = true' --dry-run",
+    writes=unless_dry,
+)
 @click.argument("positions", nargs=-1, type=position, help="the messages' positions")
 @conditional
 @limited
-@click.option("--dry-run", is_flag=True, help="only count them")
+@dry
 def discard(
     context: CommandContext,
-    queue: str,
+    queue: Queue,
     positions: tuple[int, ...],
     where: Where | None,
     limit: int | None,
     dry_run: bool,
-) -> None:
+) -> Record:
     """Settles messages that are not in flight as if they had been handled: by position, or by a condition.
 
     Failed messages can be discarded too. Those in flight are left alone.
     """
     if bool(positions) == (where is not None):
         raise click.UsageError("say which: positions, or --where")
-    with context.journal(read_only=dry_run) as journal:
-        handle = context.existing_queue(journal, queue)
-        held = {one.seq for one in handle.pending()}
-        if where is not None:
-            chosen = [event.seq for event in handle if event.seq not in held and where.matches(event)]
-        else:
-            chosen = [seq for seq in dict.fromkeys(positions) if not dry_run or seq not in held]
-            chosen = [seq for seq in chosen if not dry_run or handle.get(seq) is not None]
-        chosen = chosen[:limit]
-        count = len(chosen) if dry_run else handle.discard(chosen)
-    context.record({"queue": queue, "would_discard" if dry_run else "discarded": count})
+    held = {one.seq for one in queue.pending()}
+    if where is not None:
+        chosen = [event.seq for event in queue if event.seq not in held and where.matches(event)]
+    else:
+        chosen = [seq for seq in dict.fromkeys(positions) if not dry_run or seq not in held]
+        chosen = [seq for seq in chosen if not dry_run or queue.get(seq) is not None]
+    chosen = chosen[:limit]
+    return {"would_discard": len(chosen)} if dry_run else {"discarded": queue.discard(chosen)}
 
 
-@command("run-now", "penstock run-now emails 17 18")
-@the_queue
+@queue_command("run-now", "penstock run-now emails 17 18", writes=True)
 @click.argument("positions", nargs=-1, required=True, type=position, help="the messages' positions")
-@click.option("--group", help="for this group only")
-def run_now(context: CommandContext, queue: str, positions: tuple[int, ...], group: str | None) -> None:
+@of_group
+def run_now(context: CommandContext, queue: Queue, positions: tuple[int, ...], group: str | None) -> Record:
     """Makes delayed messages ready at once, also those that wait for their retry."""
-    with context.journal() as journal:
-        count = context.existing_queue(journal, queue).run_now(positions, group=group)
-    context.record({"queue": queue, "made_ready": count})
+    return {"made_ready": queue.run_now(positions, group=group)}
 
 
-@command("move", "penstock move emails emails.later --where 'payload.total > 100'", "penstock move emails slow -n 50")
-@the_queue
+@queue_command(
+    "move",
+    "penstock move emails emails.later --where 'payload.total > 100'",
+    "penstock move emails slow -n 50",
+    writes=True,
+)
 @click.argument("to", shell_complete=queue_names, help="the queue they go to")
 @limited
 @conditional
-def move(context: CommandContext, queue: str, to: str, limit: int | None, where: Where | None) -> None:
+def move(context: CommandContext, queue: Queue, to: str, **which: Any) -> Record:
     """Moves messages that are not in flight to the end of another queue, all or nothing."""
-    with context.journal() as journal:
-        handle = context.existing_queue(journal, queue)
-        count = handle.move(context.existing_queue(journal, to), limit=limit, where=where)
-    context.record({"queue": queue, "to": to, "moved": count})
+    return {"to": to, "moved": queue.move(context.existing_queue(queue.journal, to), **which)}
 
 
-# ── How a queue delivers, and its periodic messages ──
+# ── Periodic messages, and stopping a queue for a while ──
 
 
-def retry(text: str) -> Retry | None:
-    """How a retry is spelled: default, immediate, svix, fixed:5s, linear:9s, exponential:1s:60s, schedule:5s,5m,30m."""
-    from penstock.queue.retry import Retry
-
-    if text == "default":
-        return None
-    curve, _, given = text.partition(":")
-    delays = [duration(part) for part in given.replace(",", ":").split(":") if part]
-    if curve == "immediate" and not delays:
-        return Retry.immediate()
-    if curve == "svix" and not delays:
-        return Retry.SVIX
-    if curve == "fixed" and len(delays) == 1:
-        return Retry.fixed(delays[0])
-    if curve == "linear" and delays:
-        return Retry.linear(delays[0], cap=delays[1] if len(delays) > 1 else None)
-    if curve == "exponential" and delays:
-        return Retry.exponential(delays[0], cap=delays[1] if len(delays) > 1 else None)
-    if curve == "schedule" and delays:
-        return Retry.schedule(*delays)
-    raise ValueError(
-        f"{text!r} is no retry: write default, immediate, fixed:5s, linear:10s:5m, exponential:1s:60s,"
-        " schedule:5s,5m,30m or svix"
-    )
+def _changes_schedule(given: dict[str, Any]) -> bool:
+    return bool(given["remove"]) or given["every"] is not None or given["cron"] is not None
 
 
-@command(
-    "configure",
-    "penstock configure emails",
-    "penstock configure emails --lease 2m --max-attempts 5 --retry exponential:1s:60s --dead-letter emails.dead",
-)
-@the_queue
-@choice("--mode", "work fanout", help="of a new queue: each message to one consumer, or to every group")
-@click.option("--lease", type=duration, help="how long a consumer may hold a message")
-@click.option("--max-attempts", type=number, help="deliveries before a message is given up")
-@click.option("--dead-letter", metavar="QUEUE", type=or_none(str), help="where those given up go (none: nowhere)")
-@click.option("--retry", type=retry, help="when it is tried again, like exponential:1s:60s")
-@click.option("--max-size", type=or_none(number), help="unsettled messages it may hold (none: any)")
-@click.option("--max-in-flight", type=or_none(number), help="messages a group may have in flight (none: any)")
-@click.option("--max-in-flight-per-key", type=number, help="messages of one key a group may have in flight")
-@click.option("--rate", type=or_none(str), metavar="RATE", help="messages a group is given, like 100/s (none: any)")
-@click.option("--rate-per-key", type=or_none(str), metavar="RATE", help="the same for each key (none: any)")
-@click.option("--fair-by", type=or_none(str), metavar="HEADER|key|key:/", help="what takes turns (none: nothing)")
-@click.option("--throttle", type=or_none(duration), help="the first push of a key within this wins (none: all do)")
-@click.option("--debounce", type=or_none(duration), help="the newest push of a key within this wins (none: all do)")
-@click.option("--debounce-limit", type=or_none(duration), help="and is delivered at the latest after this")
-@click.option("--breaker", type=or_none(str), metavar="RATE", help="failures that stop deliveries, like 5/1m")
-@click.option("--breaker-pause", type=duration, help="after which one message is tried")
-@click.option("--ttl", type=or_none(duration), help="messages older than this are not delivered (none: all are)")
-@click.option("--priority", type=bool, metavar="yes|no", help="whether messages have priorities")
-@choice("--retention", "hold dead_letter", help="what becomes of unsettled messages that the topic's retention passes")
-@click.option("--dedup-window", type=or_none(duration), help="how long dedup keys are remembered (none: for ever)")
-def configure(context: CommandContext, queue: str, **_: object) -> None:
-    """Shows or changes how a queue delivers; makes it when it is not there.
-
-    RETRY is one of immediate, fixed:5s, linear:10s:5m, exponential:1s:60s, schedule:5s,5m,30m, svix, and default: what
-    a worker fails with waits about 5 s, 30 s, 3 min, then 10 min, and what is given back by hand is ready at once.
-    """
-    import msgspec
-
-    changes = given_options()
-    with context.journal(read_only=not changes) as journal:
-        if changes:
-            handle = journal.queue(queue, **changes) if queue not in journal.queues() else journal.queue(queue)
-            handle.configure(**changes)
-        else:
-            handle = context.existing_queue(journal, queue)
-        policy = handle.policy
-    context.record({"queue": queue, **msgspec.structs.asdict(policy), "retry": str(policy.retry or "default")})
-
-
-@command(
+@queue_command(
     "schedule",
     "penstock schedule reports",
     "penstock schedule reports daily --cron '0 6 * * mon-fri' --timezone Europe/Zurich",
     "penstock schedule reports daily --remove",
+    writes=_changes_schedule,
+    also=(CREATE,),
 )
-@the_queue
 @click.argument("name", required=False, help="the periodic message's name")
 @click.option("--every", type=duration, help="push every so often")
 @click.option("--cron", metavar="LINE", help="push by a cron line of five fields")
 @click.option("--timezone", default="UTC", help="the cron line's time zone")
 @click.option("--payload", metavar="JSON", default="null", help="the payload as JSON")
 @click.option("--kind", default="message", help="the messages' kind")
-@choice("--missed", "all last none", default="all", help="what to do about ticks while no program was there")
+@choice("--missed", "all last none", default="last", help="which ticks are made up for that no program was there for")
 @click.option("--remove", is_flag=True, help="remove it")
-@with_create
 def schedule(
     context: CommandContext,
-    queue: str,
+    queue: Queue,
     name: str | None,
     every: float | None,
     cron: str | None,
     payload: str,
     remove: bool,
-    create: bool,
     **given: Any,
-) -> None:
+) -> Record | None:
     """Shows, adds or removes a queue's periodic messages."""
     if every is not None and cron is not None:
         raise click.UsageError("give --every or --cron, not both")
     interval = every if every is not None else cron
     if name is None and (remove or interval is not None):
         raise click.UsageError("NAME is missing: periodic messages have names")
-    value = json_value(payload)
-    with context.journal(read_only=interval is None and not remove) as journal:
-        handle = context.existing_queue(journal, queue, create=create and interval is not None)
-        if interval is not None:
-            handle.every(interval, value, name=str(name), **given)
-        if remove:
-            if not handle.unschedule(str(name)):
-                raise Nothing(f"queue {queue!r} has no periodic message {name!r}")
-            context.record({"queue": queue, "removed": name})
-            return
-        found = [one for one in handle.schedules() if name is None or one.name == name]
+    if interval is not None:
+        queue.every(interval, json_value(payload), name=str(name), **given)
+    if remove:
+        if not queue.unschedule(str(name)):
+            raise Nothing(f"queue {queue.name!r} has no periodic message {name!r}")
+        return {"removed": name}
+    found = [one for one in queue.schedules() if name is None or one.name == name]
     rows = [
         (one.name, one.cron or f"every {one.interval:g} s", one.timezone, one.next_tick, one.last_tick) for one in found
     ]
     context.rows(("Name", "When", "Timezone", "Next", "Last"), rows, otherwise="no periodic messages")
+    return None
 
 
-# ── Stopping a queue for a while ──
-
-
-of_group = click.option("--group", help="this group only")
-
-
-@command("pause", "penstock pause emails", "penstock pause orders --group audit")
-@the_queue
+@queue_command("pause", "penstock pause emails", "penstock pause orders --group audit", writes=True)
 @of_group
-def pause(context: CommandContext, queue: str, group: str | None) -> None:
+def pause(context: CommandContext, queue: Queue, group: str | None) -> Record:
     """Hands nothing out any more until `resume`, whatever process asks; pushes are taken in.
 
     What is in flight goes on. `penstock queues` shows what is paused, `penstock check` warns of it.
     """
-    with context.journal() as journal:
-        changed = context.existing_queue(journal, queue).pause(group)
-    context.record({"queue": queue, "group": group, "paused": True, "changed": changed})
+    return {"group": group, "paused": True, "changed": queue.pause(group)}
 
 
-@command("resume", "penstock resume emails", "penstock resume orders --group audit")
-@the_queue
+@queue_command("resume", "penstock resume emails", "penstock resume orders --group audit", writes=True)
 @of_group
-def resume(context: CommandContext, queue: str, group: str | None) -> None:
+def resume(context: CommandContext, queue: Queue, group: str | None) -> Record:
     """Ends a pause: workers and takes that wait go on at once.
 
     The pause of the whole queue and the pauses of its groups are ended each on its own.
     """
-    with context.journal() as journal:
-        handle = context.existing_queue(journal, queue)
-        changed = handle.resume(group)
-        left = handle.pauses()
-    still = any(one.group is None or one.group == group for one in left)
-    context.record({"queue": queue, "group": group, "paused": still, "changed": changed})
+    changed = queue.resume(group)
+    left = queue.pauses()
     for one in left:
-        what = queue if one.group is None else f"group {one.group}"
+        what = queue.name if one.group is None else f"group {one.group}"
         context.note(safe(f"still paused: {what}, since {one.since:%F %T} UTC"))
+    still = any(one.group is None or one.group == group for one in left)
+    return {"group": group, "paused": still, "changed": changed}

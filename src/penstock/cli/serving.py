@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.command import command
+from penstock.cli.command import CREATE, TAKEOVER, command
 from penstock.cli.context import CommandContext
 from penstock.cli.values import PORT, several, size
 from penstock.names import shown_url
@@ -24,7 +24,12 @@ def _named_url(text: str) -> tuple[str, str]:
     return (name, url) if equals and "/" not in name else (shown_url(text), text)
 
 
-@command("serve", "penstock serve", "penstock serve --host 0.0.0.0 --token-file tokens --allow-host journal.example")
+@command(
+    "serve",
+    "penstock serve",
+    "penstock serve --host 0.0.0.0 --token-file tokens --allow-host journal.example",
+    also=(CREATE, TAKEOVER),
+)
 @click.option("--host", default="127.0.0.1", help="the address to serve on; any but this machine's own needs tokens")
 @click.option("--port", type=PORT, default=7367, help="the port; 0 for any that is free")
 @click.option("--token-file", type=click.Path(), help="a file of tokens: `read|write|admin TOKEN`, one a line")

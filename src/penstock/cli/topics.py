@@ -1,24 +1,42 @@
-"""Topics and their events: list, read, follow, show."""
+"""Topics and their events: append, list, read, follow, show; and how far consumers have come."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, nullcontext, suppress
 from datetime import datetime
 from fnmatch import fnmatchcase
+from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from penstock.cli.command import command
+from penstock.cli.command import CREATE, TAKEOVER, Record, command, topic_command
 from penstock.cli.context import CommandContext
 from penstock.cli.failure import DONE, FAILED, Nothing
-from penstock.cli.values import any_topic, condition, number, position, some_topics, the_topic, time
-from penstock.cli.values import position as a_position
+from penstock.cli.output import event_record, pretty_payload
+from penstock.cli.values import (
+    any_topic,
+    condition,
+    count,
+    json_value,
+    moment,
+    number,
+    or_none,
+    position,
+    some_topics,
+    the_headers,
+    topic_names,
+)
+from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.documents.conditions import Where
-    from penstock.events import Event
+    from penstock.events import Draft, Event, Receipt
     from penstock.surface.journal import Journal
+    from penstock.surface.subscription import Subscription
     from penstock.surface.topic import Topic
 
 
@@ -29,9 +47,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option(
-        "--since", type=time, help="only events recorded since a time (2024-05-01T12:00Z) or so long ago (1h)"
+        "--since", type=moment, help="only events recorded since a time (2024-05-01T12:00Z) or so long ago (1h)"
     ),
-    click.option("--until", type=time, help="only events recorded before a time"),
+    click.option("--until", type=moment, help="only events recorded before a time"),
     click.option("--kind", multiple=True, help="only events of this kind; may be given several times"),
     click.option("--key", help="only events of this entity"),
     click.option("--key-prefix", help="only events whose key begins so"),
@@ -52,45 +70,20 @@ def selecting(function: F) -> F:
 
 
 class EventSelection:
-    """Which events are wanted, beyond positions."""
+    """Which events are wanted, beyond positions: the values of the options above."""
 
-    def __init__(
-        self,
-        since: datetime | None,
-        until: datetime | None,
-        kind: Sequence[str],
-        key: str | None,
-        key_prefix: str | None,
-        scope: str | None,
-        where: Where | None,
-    ) -> None:
+    def __init__(self, since: datetime | None, until: datetime | None, kind: tuple[str, ...], **filters: Any) -> None:
         self.since = since
         self.until = until
-        self.kinds = set(kind)
-        self.key = key
-        self.key_prefix = key_prefix
-        self.scope = scope
-        self.where = where
+        self.filters: dict[str, Any] = {**filters, "kind": sorted(set(kind)) or None}
+        """As `Topic.read` and `Topic.subscribe` take them."""
 
-    def read(
-        self,
-        topic: Topic,
-        after: int = 0,
-        limit: int | None = None,
-        *,
-        through: int | None = None,
-        reverse: bool = False,
-    ) -> Iterator[Event]:
+    def read(self, topic: Topic, after: int = 0, *, through: int | None = None, **how: Any) -> Iterator[Event]:
         """The chosen events of a topic."""
         if self.until is not None:
             last = topic.position_at(self.until)
             through = last if through is None else min(last, through)
-        return topic.read(after, limit, through=through, since=self.since, reverse=reverse, **self.filters())
-
-    def filters(self) -> dict[str, Any]:
-        """As `Topic.read` and `Topic.subscribe` take them."""
-        given = {"key": self.key, "key_prefix": self.key_prefix, "scope": self.scope, "where": self.where}
-        return {**given, "kind": sorted(self.kinds) or None}
+        return topic.read(after, through=through, since=self.since, **how, **self.filters)
 
 
 # ── Topics and their events: list, read, follow, show ──
@@ -119,21 +112,24 @@ def _topic_row(topic: Topic) -> tuple[object, ...]:
     return topic.name, len(topic), topic.oldest, latest, recorded, len(topic.cursors())
 
 
-@command(
+READ_LIMIT = 1000
+"""Events that `read` shows unless --limit says otherwise."""
+
+
+@topic_command(
     "read",
     "penstock read orders --since 1h --kind placed --where 'payload.total > 10'",
     "penstock read orders --after 1000 --limit 50 --json",
 )
-@the_topic
 @click.option("--after", type=position, default="0", help="start after this position")
 @click.option("--through", type=position, help="stop after this position")
-@click.option("-n", "--limit", type=number, help="show at most so many")
+@click.option("-n", "--limit", type=or_none(number), default=str(READ_LIMIT), help="how many at the most (none: all)")
 @click.option("--reverse", is_flag=True, help="newest first")
 @selecting
 @payload_only
 def read(
     context: CommandContext,
-    topic: str,
+    topic: Topic,
     after: int,
     through: int | None,
     limit: int | None,
@@ -141,12 +137,16 @@ def read(
     payload: bool,
     **selection: Any,
 ) -> None:
-    """Shows stored events."""
-    chosen = EventSelection(**selection)
-    with context.journal(read_only=True) as journal:
-        handle = context.existing_topic(journal, topic)
-        for event in chosen.read(handle, after, limit, through=through, reverse=reverse):
-            context.event(event, payload_only=payload)
+    """Shows stored events, and says when it stopped at its limit."""
+    last, shown = after, 0
+    more = None if limit is None else limit + 1
+    for event in EventSelection(**selection).read(topic, after, through=through, limit=more, reverse=reverse):
+        if shown == limit:
+            on = f"--through {last - 1}" if reverse else f"--after {last}"
+            context.note(f"there is more: stopped at {limit:,} events; {on} goes on, --limit none shows all")
+            return
+        context.event(event, payload_only=payload)
+        last, shown = event.seq, shown + 1
 
 
 @command(
@@ -182,7 +182,7 @@ def tail(
     with context.journal(read_only=True) as journal:
         found = _matching(context, journal, topics, must_be_there=not follow)
         # First of all: what comes while the newest are shown, it has.
-        followed = {name: journal.topic(name).subscribe("latest", **chosen.filters()) for name in found if follow}
+        followed = {name: journal.topic(name).subscribe("latest", **chosen.filters) for name in found if follow}
         positions = {name: followed[name].position if follow else journal.topic(name).latest for name in found}
         left = count
         for event in _newest(chosen, [(journal.topic(name), through) for name, through in positions.items()], lines):
@@ -193,14 +193,12 @@ def tail(
         context.flush()
         if not follow or left == 0:
             return
-        from penstock.cli.following import follow_topics
-
         patterns = [name for name in topics if _is_pattern(name)]
 
         def wanted(name: str) -> bool:
             return any(fnmatchcase(name, one) for one in patterns)
 
-        for event in follow_topics(journal, followed, wanted, chosen.filters()):
+        for event in follow_topics(journal, followed, wanted, chosen.filters):
             context.event(event, payload_only=payload, topic=several)
             context.flush()
             left = None if left is None else left - 1
@@ -246,23 +244,67 @@ def _newest(chosen: EventSelection, topics: list[tuple[Topic, int]], lines: int 
     return found if everything else found[max(0, len(found) - limit) :]
 
 
-@command("show", "penstock show orders 17")
-@the_topic
+@topic_command("show", "penstock show orders 17")
 @click.argument("event", help="its position, or its id")
-def show(context: CommandContext, topic: str, event: str) -> None:
+def show(context: CommandContext, topic: Topic, event: str) -> None:
     """Shows one event with everything it has."""
-    with context.journal(read_only=True) as journal:
-        handle = context.existing_topic(journal, topic)
-        found = handle.get(int(event)) if event.isdecimal() and len(event) < 40 else handle.find(event)
-        if found is None:
-            raise Nothing(f"topic {topic!r} has no event {event}; it holds {handle.oldest} to {handle.latest}")
-        if context.json:
-            context.event(found)
-            return
-        from penstock.cli.show import event_record, pretty_payload
+    found = topic.get(int(event)) if event.isdecimal() and len(event) < 40 else topic.find(event)
+    if found is None:
+        raise Nothing(f"topic {topic.name!r} has no event {event}; it holds {topic.oldest} to {topic.latest}")
+    if context.json:
+        context.event(found)
+        return
+    context.record(event_record(found))
+    context.line(f"\n{pretty_payload(found)}")
 
-        context.record(event_record(found))
-        context.line(f"\n{pretty_payload(found)}")
+
+TOPICS_SECONDS = 0.5
+"""Seconds between two looks for topics that were made meanwhile."""
+
+
+def follow_topics(
+    journal: Journal, followed: Mapping[str, Subscription], wanted: Callable[[str], bool], filters: dict[str, Any]
+) -> Iterator[Event]:
+    """Events of topics that are followed as they come, and the chosen ones of topics made meanwhile whose name is
+    wanted."""
+    arrived: SimpleQueue[Event | PenstockError] = SimpleQueue()
+    subscriptions = dict(followed)
+    threads: list[threading.Thread] = []
+
+    def pass_on(subscription: Subscription) -> None:
+        try:
+            for event in subscription:
+                arrived.put(event)
+        except PenstockError as error:
+            arrived.put(error)
+
+    def begin(subscription: Subscription) -> None:
+        threads.append(threading.Thread(target=pass_on, args=(subscription,), daemon=True))
+        threads[-1].start()
+
+    for subscription in followed.values():
+        begin(subscription)
+    try:
+        due = time.monotonic() + TOPICS_SECONDS
+        while True:
+            news: Event | PenstockError | None = None
+            with suppress(Empty):
+                news = arrived.get(timeout=max(0.0, due - time.monotonic()))
+            if time.monotonic() >= due:  # however much arrives
+                for name in journal.topics():
+                    if name not in subscriptions and wanted(name):
+                        subscriptions[name] = journal.topic(name).subscribe(0, **filters)
+                        begin(subscriptions[name])
+                due = time.monotonic() + TOPICS_SECONDS
+            if isinstance(news, PenstockError):
+                raise news
+            if news is not None:
+                yield news
+    finally:
+        for subscription in subscriptions.values():
+            subscription.close()
+        for thread in threads:
+            thread.join()
 
 
 # ── Consumers' cursors ──
@@ -321,16 +363,15 @@ def _behind(journal: Journal, topic: Topic, seq: int, latest: int) -> float | No
     return None if first is None else round(journal.clock.now_ms() / 1000 - first.recorded_at.timestamp(), 3)
 
 
-@command("seek", "penstock seek orders billing 1200", "penstock seek orders billing --to-time 1h")
-@the_topic
+@topic_command("seek", "penstock seek orders billing 1200", "penstock seek orders billing --to-time 1h", writes=True)
 @the_consumer
-@click.argument("position", required=False, type=a_position, help="the position: it goes on with the next one")
-@click.option("--to-time", type=time, help="to a time (2024-05-01T12:00Z) or so long ago (1h); what came since comes")
+@click.argument("position", required=False, type=position, help="the position: it goes on with the next one")
+@click.option("--to-time", type=moment, help="to a time (2024-05-01T12:00Z) or so long ago (1h); what came since comes")
 @click.option("--to-start", is_flag=True, help="to the start: everything stored comes again")
 @click.option("--to-end", is_flag=True, help="to the end: only what comes from now on")
 def seek(
     context: CommandContext,
-    topic: str,
+    topic: Topic,
     consumer: str,
     position: int | None,
     to_time: datetime | None,
@@ -340,28 +381,208 @@ def seek(
     """Moves a consumer's cursor to a position, a time, the start or the end."""
     if sum((position is not None, to_time is not None, to_start, to_end)) != 1:
         raise click.UsageError("say where to: POSITION, or one of --to-time, --to-start, --to-end")
-    with context.journal() as journal:
-        handle = context.existing_topic(journal, topic)
-        before = handle.cursor(consumer)
-        if position is None:
-            position = 0 if to_start else handle.latest
-            position = handle.position_at(to_time) if to_time is not None else position
-        handle.seek(consumer, position)
-        left = handle.latest - position
+    before = topic.cursor(consumer)
+    if position is None:
+        position = 0 if to_start else topic.latest
+        position = topic.position_at(to_time) if to_time is not None else position
+    topic.seek(consumer, position)
+    left = topic.latest - position
     if context.json:
-        context.document({"topic": topic, "consumer": consumer, "before": before, "position": position, "lag": left})
+        about = {"topic": topic.name, "consumer": consumer, "before": before}
+        context.document({**about, "position": position, "lag": left})
     else:
         came = "new here" if before is None else f"was at {before:,}"
         ahead = "1 event lies ahead" if left == 1 else f"{left:,} events lie ahead"
-        context.line(f"{consumer} is at {position:,} of {topic} ({came}); {ahead}")
+        context.line(f"{consumer} is at {position:,} of {topic.name} ({came}); {ahead}")
 
 
-@command("forget", "penstock forget orders old-report")
-@the_topic
+@topic_command("forget", "penstock forget orders old-report", writes=True)
 @the_consumer
-def forget(context: CommandContext, topic: str, consumer: str) -> None:
+def forget(context: CommandContext, topic: Topic, consumer: str) -> Record:
     """Drops a consumer's cursor, so that nothing waits for it."""
+    if not topic.forget(consumer):
+        raise Nothing(f"topic {topic.name!r} has no consumer {consumer!r}")
+    return {"forgotten": consumer}
+
+
+# ── Appending: one event from the command line, many from lines ──
+
+
+LINES_ONLY = ("events", "kind_from", "key_from", "dedup_from")
+BATCH_BYTES = 4 << 20
+"""Bytes of lines after which a batch is committed, however few lines they are."""
+
+
+@command(
+    "append",
+    """penstock append orders placed '{"id": 1, "total": 9.5}' --key 1""",
+    "penstock append orders --file orders.jsonl --kind placed --key-from id",
+    also=(CREATE, TAKEOVER),
+)
+@click.argument("topic", shell_complete=topic_names, help="the topic; it is made when it is not there")
+@click.argument("words", nargs=-1, metavar="[KIND] [PAYLOAD]", help="kind, payload as JSON; - or nothing reads lines")
+@click.option("--kind", help="the events' kind, if not `message`")
+@click.option("--key", help="the entity the event belongs to")
+@click.option("--scope", help="the events' scope")
+@the_headers
+@click.option("--dedup", help="append once only: a second event with this key gets the first one's receipt")
+@click.option("--cause", metavar="ID", help="the id of the event that caused this one")
+@click.option("--correlation", metavar="ID", help="what the whole chain has in common")
+@click.option("--expect", type=position, help="refuse unless the entity's newest event is at this position")
+@click.option("--occurred-at", type=moment, help="when it happened, if not now")
+@click.option("--text", is_flag=True, help="the payload is text, not JSON")
+@click.option("--file", type=click.Path(), help="append every line of a file of JSON Lines, with a progress bar")
+@click.option("--events", is_flag=True, help="lines are whole events, as `read --json` prints them, not payloads")
+@click.option("--kind-from", metavar="FIELD", help="take the kind from this field of the payload")
+@click.option("--key-from", metavar="FIELD", help="take the key from this field of the payload")
+@click.option("--dedup-from", metavar="FIELD", help="take the dedup key from this field (with --events: of the event)")
+@click.option("--batch", type=count, default="1000", help="lines per commit")
+def append(
+    context: CommandContext,
+    topic: str,
+    words: tuple[str, ...],
+    kind: str | None,
+    file: str | None,
+    text: bool,
+    batch: int,
+    **given: Any,
+) -> None:
+    """Appends events: one from the command line, many from standard input or a file.
+
+    Without PAYLOAD and --file, every line of standard input is one payload. Many events go in batches; each batch is
+    written completely or not at all, and the receipt of the last one says how far it came.
+    """
+    if len(words) > 2:
+        raise click.UsageError(f"after the kind and the payload, what is {words[2]!r} for?")
+    if len(words) == 2 and kind is not None:
+        raise click.UsageError("give the kind before the payload or as --kind, not both")
+    payload = words[-1] if words and words[-1] != "-" else None
+    of_lines = {name: given.pop(name) for name in LINES_ONLY}
+    shared = {
+        **given,
+        "kind": kind or (words[0] if len(words) == 2 else "message"),
+        "headers": dict(given["headers"]) or None,
+    }
+    if payload is None:
+        lines = EventLines(shared, **of_lines, text=text)
+        with context.journal() as journal:
+            _append_lines(context, journal.topic(topic), lines, None if file == "-" else file, batch)
+        return
+    if file is not None:
+        raise click.UsageError("give a payload or --file, not both")
+    if unfit := next((name for name in LINES_ONLY if of_lines[name]), None):
+        raise click.UsageError(f"--{unfit.replace('_', '-')} is for lines from standard input or --file")
+    from penstock.events import Draft
+
+    draft = Draft(payload=payload if text else _one_payload(payload, words), **shared)
     with context.journal() as journal:
-        if not context.existing_topic(journal, topic).forget(consumer):
-            raise Nothing(f"topic {topic!r} has no consumer {consumer!r}")
-    context.record({"topic": topic, "forgotten": consumer})
+        context.receipt(journal.topic(topic).append_many([draft])[0], "appended")
+
+
+def _one_payload(payload: str, words: tuple[str, ...]) -> Any:
+    try:
+        return json_value(payload)
+    except ConfigError as error:
+        if len(words) == 2:
+            raise
+        raise ConfigError(f"{error}; a kind goes before the payload: `append TOPIC KIND PAYLOAD`") from None
+
+
+class EventLines:
+    """Turns lines of input into drafts."""
+
+    def __init__(
+        self,
+        shared: dict[str, Any],
+        *,
+        events: bool,
+        kind_from: str | None,
+        key_from: str | None,
+        dedup_from: str | None,
+        text: bool,
+    ) -> None:
+        self._shared = shared
+        self._whole = events
+        self._text = text
+        fields = {"kind": kind_from, "key": key_from, "dedup": dedup_from}
+        self._fields = {name: field for name, field in fields.items() if field is not None}
+        if events and (text or kind_from or key_from):
+            raise click.UsageError("--events takes kinds and keys from the lines themselves")
+        if shared["expect"] is not None or shared["dedup"] is not None:
+            raise click.UsageError("--expect and --dedup are for one event; for many use --dedup-from")
+
+    def batches(self, source: Iterable[bytes], size: int) -> Iterator[tuple[list[Draft], int]]:
+        """Drafts by the commit, with the bytes their lines were."""
+        drafts: list[Draft] = []
+        read = 0
+        for at, line in enumerate(source, 1):
+            read += len(line)
+            try:
+                draft = self._draft(line.strip(b"\r\n") if self._text else line.strip())
+            except ValueError as error:
+                raise click.UsageError(f"line {at}: {error}") from None
+            if draft is not None:
+                drafts.append(draft)
+            if drafts and (len(drafts) >= size or read > BATCH_BYTES):
+                yield drafts, read
+                drafts, read = [], 0
+        if drafts:
+            yield drafts, read
+
+    def _draft(self, line: bytes) -> Draft | None:
+        """The draft of one line; None for an empty one."""
+        from penstock.documents.events import draft_from_json
+        from penstock.events import Draft
+
+        if not line:
+            return None
+        if self._whole:
+            draft = draft_from_json(line)
+            if self._fields:
+                draft.dedup = self._taken(json_value(line.decode()))["dedup"]
+            return draft
+        payload = line.decode() if self._text else json_value(line.decode())
+        return Draft(payload=payload, **self._shared | self._taken(payload))
+
+    def _taken(self, document: object) -> dict[str, str]:
+        """What is taken from fields of a line's document, by the name it has in a draft."""
+        taken = {}
+        for name, field in self._fields.items():
+            value = document.get(field) if isinstance(document, dict) else None
+            if value is None:
+                raise ConfigError(f"there is no field {field!r} to take the {name} from")
+            taken[name] = value if isinstance(value, str) else str(value)
+        return taken
+
+
+def _append_lines(context: CommandContext, topic: Topic, lines: EventLines, file: str | None, batch: int) -> None:
+    started = time.perf_counter()
+    total = duplicates = 0
+    last: Receipt | None = None
+    with ExitStack() as stack:
+        source = stack.enter_context(Path(file).open("rb")) if file is not None else context.lines("payload")
+        bar = stack.enter_context(_progress(context, file))
+        for drafts, size in lines.batches(source, batch):
+            receipts = topic.append_many(drafts)
+            total += len(receipts)
+            duplicates += sum(receipt.duplicate for receipt in receipts)
+            last = receipts[-1]
+            if bar is not None:
+                bar.update(size)
+    took = time.perf_counter() - started
+    if context.json:
+        done = {"topic": topic.name, "appended": total - duplicates, "duplicates": duplicates}
+        context.document({**done, "latest": last.seq if last else None, "seconds": round(took, 3)})
+        return
+    if last is None:
+        context.note("nothing was appended: no line came in")
+        return
+    again = f", {duplicates:,} of them known before" if duplicates else ""
+    context.line(f"{total:,} events{again}; the last is {topic.name}#{last.seq} ({total / max(took, 1e-9):,.0f}/s)")
+
+
+def _progress(context: CommandContext, file: str | None) -> Any:
+    """A progress bar on the error stream, where there is a terminal and a file of known size."""
+    if file is None or context.json or not context.err.isatty():
+        return nullcontext()
+    return click.progressbar(length=Path(file).stat().st_size, label=Path(file).name, file=context.err)

@@ -33,9 +33,12 @@ def duration(text: str) -> float:
     return parse_duration(text)
 
 
-def time(text: str) -> datetime:
+def moment(text: str) -> datetime:
     """A time: ISO, or how long ago."""
     return parse_moment(text, datetime.now(UTC))
+
+
+moment.__name__ = "time"  # what the help shows
 
 
 def position(text: str) -> int:
@@ -115,11 +118,8 @@ def _names(which: str) -> Callable[[click.Context, click.Parameter, str], list[s
 
 topic_names = _names("topics")
 queue_names = _names("queues")
-the_topic = click.argument("topic", shell_complete=topic_names, help="the topic")
 any_topic = click.argument("topic", required=False, shell_complete=topic_names, help="one topic only")
-the_queue = click.argument("queue", shell_complete=queue_names, help="the queue")
 with_yes = click.option("--yes", is_flag=True, help="do not ask")
-with_create = click.option("--create", is_flag=True, help="make the queue when it is not there")
 PORT = click.IntRange(0, 65535)
 
 

@@ -1,30 +1,31 @@
-"""Running a worker."""
+"""Workers, and messages in and out of queues: work, push, take, settle."""
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.command import command
+from penstock.cli.command import CREATE, TAKEOVER, Record, command, queue_command
 from penstock.cli.context import CommandContext
 from penstock.cli.failure import NOTHING, Nothing
-from penstock.cli.output import safe, safe_lines
-from penstock.cli.stopping import StopSignals
+from penstock.cli.output import event_record, pretty_payload, safe, safe_lines
 from penstock.cli.values import (
     choice,
     count,
     duration,
     json_value,
     load_named,
+    moment,
     number,
     queue_names,
     the_headers,
-    the_queue,
-    time,
-    with_create,
 )
 from penstock.errors import StaleDelivery
 
@@ -35,7 +36,49 @@ if TYPE_CHECKING:
     from penstock.surface.queue import Queue
 
 
-@command("work", "penstock work emails shop.mail:send --concurrency 4", "penstock work shop.jobs:tasks")
+POLL_SECONDS = 0.2
+"""The system may give a signal to another thread, which does not end the main thread's wait: Python calls the handler
+when that thread next runs."""
+
+
+class StopSignals:
+    """Within its block, SIGINT and SIGTERM are noted and do nothing else.
+
+    A `threading.Event` would not do: its `set` takes a lock that the interrupted thread may hold at that moment.
+    """
+
+    def __init__(self) -> None:
+        self._came: SimpleQueue[int] = SimpleQueue()
+        self.asked = False
+        """Whether one came."""
+
+    def __enter__(self) -> StopSignals:
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for which, handler in self._before.items():
+            signal.signal(which, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        self._came.put(number)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for so long, or until a signal comes; whether one came."""
+        deadline = time.monotonic() + seconds
+        while not self.asked and (left := deadline - time.monotonic()) > 0:
+            with suppress(Empty):
+                self._came.get(timeout=min(left, POLL_SECONDS))
+        return self.asked
+
+
+@command(
+    "work",
+    "penstock work emails shop.mail:send --concurrency 4",
+    "penstock work shop.jobs:tasks",
+    also=(CREATE, TAKEOVER),
+)
 @click.argument("queue", shell_complete=queue_names, help="the queue; or, alone, module:name of a penstock.Tasks")
 @click.argument("handler", required=False, help="the function: module:function; it gets the delivery, may be async")
 @click.option("-c", "--concurrency", type=count, default="1", help="messages at a time")
@@ -50,14 +93,12 @@ if TYPE_CHECKING:
     default="warning",
     help="what is logged: failures are warnings, those given up errors",
 )
-@with_create
 def work(
     context: CommandContext,
     queue: str,
     handler: str | None,
     until_empty: bool,
     log_level: str,
-    create: bool,
     **given: Any,
 ) -> None:
     """Runs a worker: gives a queue's messages to a function of yours.
@@ -77,7 +118,7 @@ def work(
             handles = [journal.queue(name) for name in tasks.queues()]
             workers = tasks.workers(**given)
         else:
-            handles = [context.existing_queue(journal, queue, create=create)]
+            handles = [context.existing_queue(journal, queue)]
             workers = [handles[0].worker(function, **given)]
         with StopSignals() as stop:
             for worker in workers:
@@ -143,7 +184,7 @@ def _tasks(path: str) -> Tasks:
     if not isinstance(found, Tasks):
         raise click.UsageError(f"{path} is no penstock.Tasks: to run a function, name its queue first")
     if not found.queues():
-        raise click.UsageError(f"{path} has no tasks: make some with @tasks.task(queue=…)")
+        raise click.UsageError(f"{path} has no tasks: make some with @tasks.task")
     return found
 
 
@@ -213,6 +254,7 @@ BATCH = 1000
     "push",
     """penstock push emails '{"to": "ada@example.com"}'""",
     """penstock push emails '{"to": "ada@example.com"}' --delay 10m --dedup welcome-ada""",
+    also=(CREATE, TAKEOVER),
 )
 @click.argument("queue", shell_complete=queue_names, help="the queue; it is made when it is not there")
 @click.argument("payload", required=False, help="the payload as JSON; - (or nothing) pushes lines of standard input")
@@ -221,7 +263,7 @@ BATCH = 1000
 @click.option("--priority", type=int, default=0, help="its priority, in a queue that has them")
 @click.option("--front", is_flag=True, help="before everything that waits, in any queue")
 @click.option("--delay", type=duration, default="0s", help="not before so much time has passed")
-@click.option("--not-before", type=time, help="not before this time")
+@click.option("--not-before", type=moment, help="not before this time")
 @click.option("--dedup", help="push once only within the queue's window")
 @click.option("--max-attempts", type=number, help="its own number of deliveries")
 @the_headers
@@ -261,8 +303,13 @@ def push(context: CommandContext, queue: str, payload: str | None, text: bool, h
 
 
 # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-@command("take", "penstock take emails", "penstock take emails --wait 30s --settle ack --json")
-@the_queue
+@queue_command(
+    "take",
+    "penstock take emails",
+    "penstock take emails --wait 30s --settle ack --json",
+    writes=True,
+    also=(CREATE, TAKEOVER),
+)
 @click.option("-n", "--limit", type=count, default="1", help="how many")
 @click.option("--group", default="default", help="for this group")
 @click.option("--consumer", help="under this name")
@@ -271,9 +318,8 @@ def push(context: CommandContext, queue: str, payload: str | None, text: bool, h
 @click.option("--newest", is_flag=True, help="from the other end")
 @choice("--settle", "ack nack dead release none", help="what becomes of them; none: they stay leased")
 @click.option("--error", help="the error to give with nack or dead")
-@with_create
 def take(
-    context: CommandContext, queue: str, limit: int, settle: str | None, error: str | None, create: bool, **given: Any
+    context: CommandContext, queue: Queue, limit: int, settle: str | None, error: str | None, **given: Any
 ) -> int | None:
     """Takes messages from a queue and settles them: asks what to do, or does what --settle says.
 
@@ -283,24 +329,23 @@ def take(
     """
     if settle is None and (context.json or not context.input.isatty()):
         raise click.UsageError("there is no terminal to ask at: say with --settle what becomes of the messages")
-    with context.journal() as journal:
-        taken = context.existing_queue(journal, queue, create=create).take_many(limit, **given)
-        if not taken:
-            context.note("no message")
-            return NOTHING
-        left = list(taken)
-        try:
-            for delivery in taken:
-                if settle is None:
-                    _ask(context, delivery)
-                else:
-                    _say_delivery(context, delivery, settle)
-                    context.flush()  # a message that was never shown must not be settled
-                    _settle(delivery, settle, error)
-                left.remove(delivery)
-        finally:
-            for delivery in left:
-                delivery.release()
+    taken = queue.take_many(limit, **given)
+    if not taken:
+        context.note(f"no message is ready in {queue.name}")
+        return NOTHING
+    left = list(taken)
+    try:
+        for delivery in taken:
+            if settle is None:
+                _ask(context, delivery)
+            else:
+                _say_delivery(context, delivery, settle)
+                context.flush()  # a message that was never shown must not be settled
+                _settle(delivery, settle, error)
+            left.remove(delivery)
+    finally:
+        for delivery in left:
+            delivery.release()
     return None
 
 
@@ -314,7 +359,6 @@ def _settle(delivery: Delivery, how: str, error: str | None) -> None:
 
 
 def _say_delivery(context: CommandContext, delivery: Delivery, settled: str | None = None) -> None:
-    from penstock.cli.show import event_record, pretty_payload
     from penstock.documents.events import event_document
 
     held = {"attempt": delivery.attempt, "deadline": delivery.deadline}
@@ -350,12 +394,12 @@ def _ask(context: CommandContext, delivery: Delivery) -> None:
         return
 
 
-@command(
+@queue_command(
     "settle",
     "penstock settle emails TOKEN",
     "penstock settle emails TOKEN --as nack --error 'mailbox full' --delay 10m",
+    writes=True,
 )
-@the_queue
 @click.argument("delivery", help="the delivery's token")
 @choice("--as", "how", "ack nack dead release extend", default="ack", help="what becomes of it")
 @click.option("--error", help="the error to give with nack or dead")
@@ -363,21 +407,20 @@ def _ask(context: CommandContext, delivery: Delivery) -> None:
 @click.option("--lease", type=duration, help="how long extend keeps it, if not the policy's")
 def settle(
     context: CommandContext,
-    queue: str,
+    queue: Queue,
     delivery: str,
     how: str,
     error: str | None,
     delay: float | None,
     lease: float | None,
-) -> None:
+) -> Record:
     """Settles a delivery by the token that `take --settle none` printed."""
-    with context.journal() as journal:
-        held = context.existing_queue(journal, queue).delivery(delivery)
-        if how == "extend":
-            held.extend(lease)
-        elif how == "nack":
-            held.nack(delay=delay, error=error)
-        else:
-            _settle(held, how, error)
-    outcome = {"deadline": held.deadline} if how == "extend" else {"settled": how}
-    context.record({"queue": queue, "seq": held.seq, **outcome})
+    held = queue.delivery(delivery)
+    if how == "extend":
+        held.extend(lease)
+        return {"seq": held.seq, "deadline": held.deadline}
+    if how == "nack":
+        held.nack(delay=delay, error=error)
+    else:
+        _settle(held, how, error)
+    return {"seq": held.seq, "settled": how}

@@ -69,7 +69,7 @@ class NewSchedule(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     payload: Any = None
     binary: bool = False
     timezone: str = "UTC"
-    missed: Literal["all", "last", "none"] = "all"
+    missed: Literal["all", "last", "none"] = "last"
     kind: str = "message"
     headers: dict[str, str] | None = None
     key: str | None = None

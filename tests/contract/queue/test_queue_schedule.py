@@ -33,7 +33,7 @@ def at_least(queue: Queue, count: int) -> list[Any]:
 def test_one_message_per_interval(journal: Journal, clock: ManualClock) -> None:
     queue = journal.queue("jobs")
     start = datetime.fromtimestamp(clock.now_ms() / 1000, UTC)
-    made = queue.every(60, {"do": "it"}, name="minutely", kind="tick", headers={"h": "1"}, key="k")
+    made = queue.every(60, {"do": "it"}, name="minutely", kind="tick", headers={"h": "1"}, key="k", missed="all")
     assert (made.name, made.interval, made.cron, made.next_tick) == ("minutely", 60, None, start + timedelta(minutes=1))
     clock.advance(59.999)
     queue.push("something else")
@@ -53,7 +53,7 @@ def test_one_message_per_interval(journal: Journal, clock: ManualClock) -> None:
 def test_a_schedule_survives_a_restart_and_makes_up_for_missed_ticks(
     journal: Journal, clock: ManualClock, reopen: Reopen
 ) -> None:
-    journal.queue("jobs").every(10, "t", name="often")
+    journal.queue("jobs").every(10, "t", name="often", missed="all")
     clock.advance(10)
     at_least(journal.queue("jobs"), 1)
     journal.close()
@@ -158,7 +158,7 @@ def test_the_scheduler_wakes_for_every_tick(place: Place) -> None:
 
 def test_cron_lines_drive_schedules(journal: Journal, clock: ManualClock) -> None:
     queue = journal.queue("jobs")
-    made = queue.every("0  */2 * * *", "even hours", name="s", timezone="Europe/Berlin")
+    made = queue.every("0  */2 * * *", "even hours", name="s", timezone="Europe/Berlin", missed="all")
     assert made.cron == "0 */2 * * *" and made.interval is None and made.timezone == "Europe/Berlin"
     clock.advance(24 * 3600)
     at_least(queue, 12)
@@ -168,7 +168,7 @@ def test_cron_lines_drive_schedules(journal: Journal, clock: ManualClock) -> Non
 
 def _run_schedules(url: str, stop: Any) -> None:
     with penstock.open(url) as journal:
-        journal.queue("jobs").every(0.05, "t", name="fast")
+        journal.queue("jobs").every(0.05, "t", name="fast", missed="all")
         stop.wait(DEADLINE)
 
 
@@ -178,7 +178,7 @@ def test_one_push_per_tick_however_many_processes_run_it(place: Place) -> None:
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     queue = place.open().queue("jobs")
-    queue.every(0.05, "t", name="fast")
+    queue.every(0.05, "t", name="fast", missed="all")
     processes = [context.Process(target=_run_schedules, args=(place.url, stop)) for _ in range(2)]
     for process in processes:
         process.start()

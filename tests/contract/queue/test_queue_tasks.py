@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import msgspec
@@ -177,3 +178,59 @@ def test_what_is_no_task_is_refused(journal: Journal) -> None:
         tasks.task(queue="q", retry=5)
     with pytest.raises(InvalidName):
         tasks.task(queue="no/name")
+
+
+def test_a_task_needs_no_arguments(journal: Journal) -> None:
+    tasks, calls = Tasks(journal), []
+
+    @tasks.task
+    def send(to: str) -> None:
+        calls.append(to)
+
+    send.push("ada")
+    assert (send.queue, tasks.queues()) == ("tasks", ["tasks"])
+    run_until_empty(journal, tasks)
+    assert calls == ["ada"]
+
+
+def test_a_task_is_called_by_the_clock(journal: Journal, clock: ManualClock) -> None:
+    tasks, calls = Tasks(), []
+
+    @tasks.task(queue="reports")
+    def report(name: str, days: int = 1) -> None:
+        calls.append((name, days))
+
+    report.every("1h", args=["sales"])
+    report.using(key="a").at(cron="30 6 * * *", kwargs={"name": "stock", "days": 7}, name="stock")
+    with pytest.raises(TypeError):
+        report.every("1h")
+    with pytest.raises(ConfigError, match="is no duration"):
+        report.every("hourly", args=["sales"], name="other")
+    with pytest.raises(ConfigError, match="another name="):
+        report.every("2h", args=["sales"])
+    with pytest.raises(ConfigError, match="no delay="):
+        report.using(delay=5).every("1h", args=["sales"])
+    tasks.bind(journal)
+    workers = tasks.workers()  # the journal is known by now
+    found = {one.name: (one.interval, one.cron, one.missed) for one in journal.queue("reports").schedules()}
+    assert found == {"report": (3600, None, "last"), "stock": (None, "30 6 * * *", "last")}
+    with workers[0]:
+        clock.advance(3600)
+        eventually(lambda: ("sales", 1) in calls, "the hour's call is made")
+
+
+def test_of_calls_that_the_clock_missed_the_last_is_made(
+    journal: Journal, clock: ManualClock, reopen: Callable[[Journal], Journal]
+) -> None:
+    tasks = Tasks(journal)
+
+    @tasks.task
+    def report() -> None: ...
+
+    report.every("10s")
+    journal.close()
+    clock.advance(1005)
+    queue = reopen(journal).queue("tasks")
+    eventually(lambda: len(queue) == 1, "one tick is made up for")
+    clock.advance(10)
+    eventually(lambda: len(queue) == 2, "and the next comes at its time")

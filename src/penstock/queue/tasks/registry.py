@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
 
 from penstock.errors import ConfigError
 from penstock.names import check_kind, check_name
 from penstock.queue.policy import check_attempts
 from penstock.queue.retry import Retry
-from penstock.queue.tasks.task import Task
+from penstock.queue.tasks.task import PeriodicCall, Task
 from penstock.surface.delivery import Delivery
 
 if TYPE_CHECKING:
@@ -19,20 +19,24 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+DEFAULT_QUEUE: Final = "tasks"
+"""The queue of a task that names none."""
+
 
 class Tasks:
     """The tasks of a program. `Tasks(journal)`, or `Tasks()` for the journal that `penstock.use` names.
 
     >>> tasks = Tasks()
-    >>> @tasks.task(queue="mail")
+    >>> @tasks.task
     ... def send(to: str) -> None: ...
     >>> send
-    <task 'send' of queue 'mail'>
+    <task 'send' of queue 'tasks'>
     """
 
     def __init__(self, journal: Journal | None = None) -> None:
         self._journal = journal
         self._tasks: dict[str, Task[..., Any]] = {}
+        self._periodic: dict[str, PeriodicCall] = {}
 
     def __repr__(self) -> str:
         return f"<{len(self._tasks)} tasks of {len(self.queues())} queues>"
@@ -55,15 +59,29 @@ class Tasks:
         """Says where tasks are pushed to from now on; None: to the journal that `penstock.use` names."""
         self._journal = journal
 
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+    @overload
     def task(
         self,
         *,
-        queue: str,
+        queue: str = DEFAULT_QUEUE,
         name: str | None = None,
         retry: Retry | None = None,
         max_attempts: int | None = None,
-    ) -> Callable[[Callable[P, R]], Task[P, R]]:
-        """Makes a function pushable to a queue, under its own name unless `name` says otherwise.
+    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        queue: str = DEFAULT_QUEUE,
+        name: str | None = None,
+        retry: Retry | None = None,
+        max_attempts: int | None = None,
+    ) -> Task[..., Any] | Callable[[Callable[..., Any]], Task[..., Any]]:
+        """Makes a function pushable to a queue, under its own name unless `name` says otherwise. `@tasks.task` will do.
 
         `retry`, `max_attempts`: when and how often it is tried again; the queue's policy, unless given.
         """
@@ -73,7 +91,7 @@ class Tasks:
         if max_attempts is not None:
             check_attempts(max_attempts)
 
-        def made(function: Callable[P, R]) -> Task[P, R]:
+        def made(function: Callable[..., Any]) -> Task[..., Any]:
             if not callable(function) or isinstance(function, type):
                 raise ConfigError(f"a task is made of a function, not of {function!r:.80}")
             called = check_kind(name or function.__name__)
@@ -83,7 +101,7 @@ class Tasks:
             self._tasks[called] = task
             return task
 
-        return made
+        return made if function is None else made(function)
 
     def names(self) -> list[str]:
         """The names of all tasks, sorted."""
@@ -93,9 +111,19 @@ class Tasks:
         """The queues they are pushed to, sorted."""
         return sorted({task.queue for task in self._tasks.values()})
 
+    def add_periodic(self, call: PeriodicCall) -> None:
+        """Keeps a call that is pushed by the clock, and stores its schedule now, or when the journal is known."""
+        known = self._periodic.setdefault(call.name, call)
+        if known != call:
+            raise ConfigError(f"there is a periodic call {call.name!r} already: give this one another name=")
+        if self._journal is not None:
+            call.store(self._journal)
+
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def workers(self, *, concurrency: int = 1, **options: Any) -> list[Worker]:
         """A worker for each of the tasks' queues, not started; the options are those of `Queue.worker`."""
+        for call in self._periodic.values():
+            call.store(self.journal)
         return [
             self.journal.queue(queue).worker(self.handler(queue), concurrency=concurrency, **options)
             for queue in self.queues()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import msgspec
@@ -13,12 +13,17 @@ from penstock.errors import ConfigError
 from penstock.events import Receipt
 from penstock.queue.results.ticket import ResultTicket
 from penstock.queue.retry import Retry
+from penstock.queue.run.cron import Cron
+from penstock.units import parse_duration
 
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from penstock.clock import Seconds
+    from penstock.queue.run.schedule import Missed
     from penstock.queue.tasks.registry import Tasks
     from penstock.surface.arguments import PushArguments
+    from penstock.surface.journal import Journal
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,6 +34,31 @@ class TaskArguments(msgspec.Struct, forbid_unknown_fields=True):
 
     args: list[object] = []
     kwargs: dict[str, object] = {}
+
+
+class PeriodicCall(msgspec.Struct, frozen=True):
+    """A call of a task that is pushed by the clock."""
+
+    name: str
+    queue: str
+    task: str
+    when: Seconds | str
+    payload: TaskArguments
+    timezone: str
+    missed: Missed
+    options: dict[str, Any]
+
+    def store(self, journal: Journal) -> None:
+        """Stores the schedule with the queue; the same one again changes nothing."""
+        journal.queue(self.queue).every(
+            self.when,
+            self.payload,
+            name=self.name,
+            timezone=self.timezone,
+            missed=self.missed,
+            kind=self.task,
+            **self.options,
+        )
 
 
 class Task(Generic[P, R]):
@@ -78,6 +108,54 @@ class Task(Generic[P, R]):
             raise ConfigError("a task's messages have its name as their kind: kind= cannot be given")
         changed: dict[str, object] = {**self._options, **options}
         return Task(self._tasks, self.function, self.name, self.queue, self.retry, **changed)
+
+    # ── by the clock ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def every(
+        self,
+        interval: Seconds | str,
+        *,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        name: str | None = None,
+        missed: Missed = "last",
+    ) -> None:
+        """Has the task called every `interval`: seconds, a timedelta, or text like "1h" or "15m".
+
+        `args` and `kwargs` are the call's arguments. The schedule is stored with the queue under `name` (the task's
+        own, unless given); another interval later replaces it, and `Queue.unschedule` removes it. `missed` is which
+        ticks are made up for that no process was there for: the "last" one, "all" or "none".
+        """
+        period = parse_duration(interval) if isinstance(interval, str) else interval
+        self._add(period, args, kwargs, name, "UTC", missed)
+
+    def at(
+        self,
+        *,
+        cron: str,
+        timezone: str = "UTC",
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        name: str | None = None,
+        missed: Missed = "last",
+    ) -> None:
+        """Has the task called at the times of a cron line of five fields ("0 6 * * mon"); see `every`."""
+        self._add(Cron(cron, timezone).line, args, kwargs, name, timezone, missed)
+
+    def _add(
+        self,
+        when: Seconds | str,
+        args: Sequence[object],
+        kwargs: Mapping[str, object] | None,
+        name: str | None,
+        timezone: str,
+        missed: Missed,
+    ) -> None:
+        options = {one: value for one, value in self._options.items() if one != "max_attempts"}
+        if unfit := sorted(set(options) - {"key", "priority", "headers"}):
+            raise ConfigError(f"a periodic call has no {unfit[0]}=: leave it out of using()")
+        payload = self._payload(tuple(args), kwargs or {})
+        called = name or self.name
+        self._tasks.add_periodic(PeriodicCall(called, self.queue, self.name, when, payload, timezone, missed, options))
 
     def _payload(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> TaskArguments:
         self._signature.bind(*args, **kwargs)
