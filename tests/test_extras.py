@@ -81,7 +81,7 @@ with penstock.open("memory:") as journal, serving(journal) as served:
         answer = served.get(path)
         assert answer.status == 200, (path, answer.data)
 from penstock.cli.main import run
-for words in (["append", "orders", "placed", "{}"], ["topics"], ["read", "orders"], ["check"], ["queues"]):
+for words in (["append", "orders", "placed", "{}", "--create"], ["topics"], ["read", "orders"], ["check"], ["queues"]):
     code = run([*words, "--url", sys.argv[1]])
     assert not code, (words, code)
 """
