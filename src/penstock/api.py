@@ -141,7 +141,7 @@ def open_local(
     try:
         journal = LocalJournal(engine, clock=clock, capacity=writer_capacity, pressure=pressure)
         if not read_only:
-            journal._core.housekeeper.begin()
+            journal._core.begin()
         return journal
     except BaseException:
         engine.close()

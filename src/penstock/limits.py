@@ -89,6 +89,12 @@ MERGE_FAN_IN: Final = 64
 """How many small neighbouring blocks make a merge worth its writes."""
 SMALL_BYTES: Final = 6 << 10
 """The first merging tier: blocks below this size are merged among themselves before they meet larger ones."""
+SUMMARY_EVENTS: Final = 64
+"""Events of one block from which on the store also says what they are like, so that reads can skip them."""
+SUMMARY_VALUES: Final = 32
+"""Kinds, or scopes, that it names; of a range that has more it says none."""
+SUMMARY_RANGES: Final = 64
+"""Ranges of which one row says so, once housekeeping has put them together."""
 MAX_PARTITION_VALUES: Final = 200
 """Values of the column that parts sealed files, in one range of positions: each is a file that is written at once."""
 
@@ -109,6 +115,8 @@ INDEX_STEP_BYTES: Final = 1 << 20
 """What building a run writes in one commit, so that no caller waits long for the writer."""
 INDEX_FILTER_TERMS: Final = 262_144
 """Runs with more entities than this have no filter: they are large, and most look-ups find something there."""
+INDEX_WAITING_EVENTS: Final = 250_000
+"""Events of one topic that may be in no run before a batch waits a moment for the indexer."""
 INDEX_MEMORY_BYTES: Final = 64 << 20
 """The most bytes of one topic's newest events kept in memory for look-ups by key, when building runs is behind."""
 

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import penstock
 from penstock import Draft, Journal, ManualClock, Projection, Queue, Topic, on
-from penstock.journal import catalog, upkeep
+from penstock.journal import catalog, summaries, upkeep
 from penstock.journal.index import index, indexer, memtable, runs
 
 SMALL, LARGE = 150, 2_400
@@ -43,6 +43,10 @@ SIZES = [
     (upkeep, "MERGED_BYTES", 4 << 10),
     (upkeep, "SMALL_BYTES", 1 << 10),
     (index, "MERGED_BYTES", 4 << 10),
+    (summaries, "SUMMARY_EVENTS", 16),
+    (upkeep, "SUMMARY_RANGES", 4),
+    (catalog, "SUMMARY_EVENTS", 16),
+    (upkeep, "SUMMARY_EVENTS", 16),
     (catalog, "BLOCK_BYTES", 8 << 10),
     (catalog, "SMALL_BYTES", 1 << 10),
 ]
@@ -99,13 +103,14 @@ class World:
         return self.journal.queue(name)
 
 
-def build(journal: Journal, size: int, clock: ManualClock) -> None:
+def build(journal: Any, size: int, clock: ManualClock) -> None:
     """Fills a journal with `size` of what is most, and a share of that of everything else."""
     for name in LOGS:
         topic = journal.topic(name)
         for start in range(0, size, TOGETHER):
             topic.append_many([_draft(number, size) for number in range(start, start + TOGETHER)])
             clock.advance(1)
+        journal._core.housekeeper.maintain(name)  # what is done in passing, beside the commits
     log = journal.topic("log")
     cause = log.append("placed", {"n": 0}, key="causing")
     for _ in range(EACH):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.journal.commit import Commit
 from penstock.journal.index.runs import drop_index
 from penstock.journal.reading import TopicView
+from penstock.journal.summaries import forget_summaries
 from penstock.names import check_text
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def reindex(log: TopicLog) -> None:
         head = commit.head(name)
         if head is not None:
             drop_index(commit.tx, head.number, name)
+            forget_summaries(commit.tx, head.number)
 
     log.core.run(drop)
     log.core.indexer.request(name)

@@ -97,8 +97,8 @@ def build_wire(columns: Columns, first: int, recorded_ms: int, base_id: int) -> 
     return wire
 
 
-def build_joined(parts: Sequence[tuple[int, int, int, Columns]]) -> bytes:
-    """The bytes of a block of several neighbouring commits: (first position, recording time, first id, events) each."""
+def build_joined(parts: Sequence[tuple[int, int, int, Columns]]) -> Wire:
+    """A block of several neighbouring commits: (first position, recording time, first id, events) each."""
     first, started_ms, base_id, _ = parts[0]
     joined = join_columns([columns for _, _, _, columns in parts])
     if joined.occurred is not None:  # an event without a time of its own has its commit's
@@ -111,7 +111,7 @@ def build_joined(parts: Sequence[tuple[int, int, int, Columns]]) -> bytes:
         [recorded_ms for _, recorded_ms, _, _ in parts],
         b"".join([(base & ID_MASK).to_bytes(ID_BYTES) for _, _, base, _ in parts]),
     )
-    return seal(wire)
+    return wire
 
 
 def _pack_headers(headers: Sequence[Mapping[str, str] | None]) -> Headers:
@@ -383,9 +383,14 @@ def select(block: Block, rows: Sequence[int]) -> bytes:
 
 def merge(blocks: Sequence[Block]) -> bytes:
     """The bytes of one block that holds the events of several, in order; Corrupt when one of them does not hold."""
+    return seal(joined(blocks))
+
+
+def joined(blocks: Sequence[Block]) -> Wire:
+    """The same, not yet sealed."""
     for block in blocks:  # else one that cannot be read would take its neighbours with it
         block.check_columns()
-    return seal(join_blocks(blocks).wire)
+    return join_blocks(blocks).wire
 
 
 def join_blocks(blocks: Sequence[Block]) -> Block:
@@ -589,6 +594,11 @@ def pack_signed(values: Sequence[int]) -> SignedInts:
     """Packs signed 64-bit integers (times may lie before 1970); `unpack_signed` reads them."""
     first = values[0]
     return first if values.count(first) == len(values) else _pack(values, "q")
+
+
+def pack_words(values: Sequence[int]) -> bytes:
+    """Packs integers below 2³², four bytes each whatever they are."""
+    return _pack(values, "I")
 
 
 def _pack(values: Sequence[int], code: str) -> bytes:

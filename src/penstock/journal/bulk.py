@@ -36,6 +36,7 @@ from penstock.journal.blocks import (
 from penstock.journal.catalog import Head
 from penstock.journal.commit import Commit, next_id, topic_is_full
 from penstock.journal.leaves import keep_hashes, leaves_of
+from penstock.journal.summaries import summarise
 from penstock.journal.writer import Writer, WriteRequest
 from penstock.limits import INLINE_BYTES, MAX_POSITION, MERGED_BYTES, RETENTION_BLOCKS, STAGED_SECONDS
 
@@ -328,10 +329,12 @@ def append_wires(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
     recorded = max(commit.now_ms, head.recorded_ms)
     first = seq = head.latest + 1
     number = next_id(head.last_id, recorded)
-    for count, value in _ahead(_values(wires, seq, recorded, number)):
+    for wire, value in _ahead(_values(wires, seq, recorded, number)):
+        count = wire.count
         if seq + count - 1 > MAX_POSITION:
             raise topic_is_full(name, seq - 1, count)
         commit.tx.put(keys.block_key(head.number, seq), value)
+        summarise(commit.tx, head.number, wire, indexed=head.settings.indexed)
         if head.settings.verified:
             block = read_block(value, name)
             keep_hashes(commit.tx, head.number, block.seqs, leaves_of(block))
@@ -343,19 +346,19 @@ def append_wires(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
     return range(first, seq)
 
 
-def _values(wires: Iterable[Wire], seq: int, recorded: int, number: int) -> Iterator[tuple[int, bytes]]:
-    """Blocks in their stored form, with how many events each has."""
+def _values(wires: Iterable[Wire], seq: int, recorded: int, number: int) -> Iterator[tuple[Wire, bytes]]:
+    """Blocks, and their stored form."""
     for wire in wires:
         stamp(wire, seq, recorded, number)
-        yield wire.count, seal(wire)
+        yield wire, seal(wire)
         seq += wire.count
         number += wire.count
 
 
-def _ahead(values: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+def _ahead(values: Iterator[tuple[Wire, bytes]]) -> Iterator[tuple[Wire, bytes]]:
     """The same, made in another thread while the store takes in the ones before, when they are large."""
-    for count, value in values:
-        yield count, value
+    for wire, value in values:
+        yield wire, value
         if len(value) >= _LARGE:
             break
     else:

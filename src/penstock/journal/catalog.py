@@ -28,7 +28,15 @@ from penstock.journal.blocks import (
     seal,
 )
 from penstock.journal.keys import block_key
-from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MERGE_FAN_IN, SMALL_BYTES, TOPIC_DEDUP_WINDOW
+from penstock.journal.summaries import summarise, summarise_joined
+from penstock.limits import (
+    BLOCK_BYTES,
+    BLOCK_EVENTS,
+    MERGE_FAN_IN,
+    SMALL_BYTES,
+    SUMMARY_EVENTS,
+    TOPIC_DEDUP_WINDOW,
+)
 
 
 class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -328,14 +336,18 @@ def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> tuple
     fits = tail.next in (first, 0)
     parts = tail.parts
     if fits and (len(parts) >= MERGE_FAN_IN - 1 or tail.size >= BLOCK_BYTES // 2):
-        key, value = block_key(head.number, parts[0][0]), build_joined([*parts, part])
+        joined = build_joined([*parts, part])
+        key, value = block_key(head.number, parts[0][0]), seal(joined)
         tx.delete_range(key + b"\0", block_key(head.number, first))
         tx.put(key, value)
+        summarise_joined(tx, head.number, head.name, joined, indexed=head.settings.indexed)
         head.tail = None
         return key, value, None
     wire = build_wire(columns, first, recorded_ms, base_id)
     key, value = block_key(head.number, first), seal(wire)
     tx.put(key, value)
+    if wire.count >= SUMMARY_EVENTS:
+        summarise(tx, head.number, wire, indexed=head.settings.indexed)
     size = len(value)
     if fits and size < SMALL_BYTES:
         parts.append(part)
@@ -346,7 +358,7 @@ def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> tuple
     return key, value, wire
 
 
-def write_blocks(tx: WriteTx, topic: int, part: RecentBlock) -> tuple[bytes, bytes, list[Wire | None]]:
+def write_blocks(tx: WriteTx, head: Head, part: RecentBlock) -> tuple[bytes, bytes, list[Wire | None]]:
     """Writes more events than make one block; returns the last block's key and value, and all of them."""
     position, recorded_ms, base_id, columns = part
     start, count, weights = 0, len(columns.kinds), columns.weights()
@@ -354,8 +366,9 @@ def write_blocks(tx: WriteTx, topic: int, part: RecentBlock) -> tuple[bytes, byt
     while start < count:
         stop = start + _fitting(weights, start)
         wire = build_wire(columns.slice(start, stop), position + start, recorded_ms, base_id + start)
-        key, value = block_key(topic, position + start), seal(wire)
+        key, value = block_key(head.number, position + start), seal(wire)
         tx.put(key, value)
+        summarise(tx, head.number, wire, indexed=head.settings.indexed)
         wires.append(wire)
         start = stop
     return key, value, wires

@@ -345,7 +345,7 @@ class Commit:
                 wires = [wire]
             else:
                 head.tail = None
-                key, value, wires = write_blocks(self.tx, head.number, part)
+                key, value, wires = write_blocks(self.tx, head, part)
             if head.settings.verified:
                 seqs, ids = range(first, first + count), range(additions.base_id, additions.base_id + count)
                 keep_hashes(self.tx, head.number, seqs, leaves(columns, seqs, ids, [additions.recorded_ms] * count))

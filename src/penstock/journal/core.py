@@ -122,6 +122,11 @@ class JournalCore:
             )
         return record
 
+    def begin(self) -> None:
+        """Takes up what an earlier process has left undone."""
+        self.housekeeper.begin()
+        self.indexer.begin()
+
     # ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────────
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""

@@ -27,7 +27,18 @@ from penstock.journal.sealed.segments import load_segments, sealed_files
 from penstock.journal.writer import Writer, WriteRequest
 from penstock.limits import RETENTION_BYTES
 
-_OWN = (keys.STATE, keys.BLOCK, keys.LEAVES, keys.CURSOR, keys.DEDUP, keys.SEALS, keys.SEGMENT, INDEX)
+_OWN = (
+    keys.STATE,
+    keys.BLOCK,
+    keys.SUMMARY,
+    keys.HASHES,
+    keys.LEAVES,
+    keys.CURSOR,
+    keys.DEDUP,
+    keys.SEALS,
+    keys.SEGMENT,
+    INDEX,
+)
 
 _STEP_ROWS = 1024
 """Rows that one commit removes at the most, so that no caller waits long behind it."""

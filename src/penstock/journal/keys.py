@@ -6,6 +6,8 @@
     a name                    a topic whose settings have a max_age
     s topic                   a topic's counters that compaction changes: trimmed, removed, high water (msgpack)
     b topic first             a block: the events first … first+n of one or more commits
+    o topic first             what the events first … are like: kinds, scopes, times (journal.summaries)
+    j topic first             by which terms the events first … are found, until they are indexed (journal.summaries)
     l topic first             hashes of the events first …, in a verified topic (journal.storage.leaves)
     c topic consumer          a cursor: a position, and when it moved there
     d topic bucket dedup      a dedup key: position and id of its event
@@ -46,6 +48,8 @@ TOPIC = b"t"
 AGED = b"a"
 STATE = b"s"
 BLOCK = b"b"
+SUMMARY = b"o"
+HASHES = b"j"
 LEAVES = b"l"
 CURSOR = b"c"
 DEDUP = b"d"
@@ -79,6 +83,8 @@ block_key: Callable[[int, int], bytes] = partial(_block.pack, BLOCK)
 """The key of a topic's block by its first position; every commit makes one, so it is no function of Python's."""
 
 
+summary_key: Callable[[int, int], bytes] = partial(_block.pack, SUMMARY)
+hashes_key: Callable[[int, int], bytes] = partial(_block.pack, HASHES)
 leaves_key: Callable[[int, int], bytes] = partial(_block.pack, LEAVES)
 """The key of some hashes by the position of the first."""
 
@@ -120,6 +126,11 @@ def dropped_number(key: bytes) -> int:
     if len(key) != _topic.size:
         raise Corrupt(f"the key of a dropped topic has {len(key)} bytes, and should have {_topic.size}")
     return int.from_bytes(key[1:])
+
+
+def topic_of(key: bytes) -> int:
+    """The number of the topic in a key that begins with a prefix and that number."""
+    return int.from_bytes(key[1:5])
 
 
 def topic_key(name: str) -> bytes:

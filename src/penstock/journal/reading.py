@@ -24,6 +24,8 @@ from penstock.journal.catalog import (
     open_block,
 )
 from penstock.journal.sealed.files import sealed_block_holding, sealed_blocks, sealed_blocks_back
+from penstock.journal.summaries import Summary, stored_summaries
+from penstock.limits import SUMMARY_RANGES
 
 if TYPE_CHECKING:
     from penstock.documents.conditions import Where
@@ -37,6 +39,9 @@ class Span(Protocol):
 
 
 S = TypeVar("S", bound=Span)
+
+Bounds = tuple[int, int]
+"""Positions after the first and through the second."""
 
 
 class EventQuery(msgspec.Struct, frozen=True):
@@ -88,6 +93,17 @@ class EventQuery(msgspec.Struct, frozen=True):
         """How many wanted rows to look for: all of them where a condition is to be asked."""
         return self.limit if self.where is None else None
 
+    @property
+    def summarised(self) -> bool:
+        """Whether summaries can say of a range that it holds no wanted event."""
+        return self.kinds is not None or self.scope is not None
+
+    def may_be_in(self, summary: Summary) -> bool:
+        """Whether a wanted event may be among those that a summary is of."""
+        if self.kinds is not None and summary.kinds is not None and self.kinds.isdisjoint(summary.kinds):
+            return False
+        return self.scope is None or summary.scopes is None or self.scope in summary.scopes
+
     def rows(self, block: Block, start: int, stop: int) -> Sequence[int]:
         """The wanted rows among start … stop-1 of a block; `where` is still to be asked of them."""
         rows: Sequence[int] = range(start, stop)
@@ -117,6 +133,11 @@ class EventQuery(msgspec.Struct, frozen=True):
 
 
 EVERYTHING = EventQuery()
+
+
+def overlap(wanted: Bounds, held: Bounds) -> bool:
+    """Whether two ranges, ends included, have anything in common; one that ends before it begins has nothing."""
+    return wanted[0] <= min(wanted[1], held[1]) and wanted[1] >= held[0]
 
 
 class TopicView:
@@ -301,17 +322,57 @@ class TopicView:
         if left <= 0:
             return
         plain = wanted.everything
-        for block in (self.blocks_back if reverse else self.blocks)(after, through):
-            start = block.row_after(after) if block.first <= after else 0
-            stop = block.row_after(through) if block.last > through else block.count
-            rows = range(start, stop) if plain else wanted.rows(block, start, stop)
-            if reverse:
-                rows = rows[::-1]
-            if len(rows) >= left:
-                yield from [Event(block, row) for row in rows[:left]]
-                return
-            yield from [Event(block, row) for row in rows]
-            left -= len(rows)
+        spans = self.spans(after, through, wanted, reverse=reverse) if wanted.summarised else ((after, through),)
+        for low, high in spans:
+            for block in (self.blocks_back if reverse else self.blocks)(low, high):
+                start = block.row_after(low) if block.first <= low else 0
+                stop = block.row_after(high) if block.last > high else block.count
+                rows = range(start, stop) if plain else wanted.rows(block, start, stop)
+                if reverse:
+                    rows = rows[::-1]
+                if len(rows) >= left:
+                    yield from [Event(block, row) for row in rows[:left]]
+                    return
+                yield from [Event(block, row) for row in rows]
+                left -= len(rows)
+
+    def spans(
+        self,
+        after: int,
+        through: int,
+        wanted: EventQuery,
+        *,
+        occurred: Bounds | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Bounds]:
+        """Where in after < position ≤ through wanted events may be; elsewhere there are none, as summaries say.
+
+        `occurred`: only those of which producers say that they happened from one time through another (milliseconds).
+        """
+        stored = stored_summaries(self.snap, self.number, self.name, after, through, reverse=reverse)
+        passed = 0
+        for row in stored:
+            for one in reversed(row) if reverse else row:
+                if one.last <= after or one.first > through:
+                    continue
+                if wanted.may_be_in(one) and (occurred is None or overlap(occurred, one.occurred)):
+                    passed += 1
+                elif reverse:
+                    if one.last < through:
+                        yield one.last, through
+                    through, passed = one.first - 1, 0
+                else:
+                    if one.first - 1 > after:
+                        yield after, one.first - 1
+                    after, passed = one.last, 0
+                if passed == SUMMARY_RANGES:  # a reader that wants a few need not wait until all are looked at
+                    bound = one.first - 1 if reverse else one.last
+                    if after < bound < through:
+                        yield (bound, through) if reverse else (after, bound)
+                        after, through = (after, bound) if reverse else (bound, through)
+                    passed = 0
+        if after < through:
+            yield after, through
 
     def get(self, seq: int) -> Event | None:
         if seq <= self.hidden:

@@ -78,7 +78,8 @@ def read_batches(
         view.check_not_trimmed(after)
         after = max(after, view.hidden)
         left = limit
-        for block in joined(view.blocks(after, through), batch_rows):
+        together = batch_rows if limit is None else min(batch_rows, limit)
+        for block in joined(view.blocks(after, through), together):
             start = block.row_after(after) if block.first <= after else 0
             stop = block.row_after(through) if block.last > through else block.count
             if left is not None:

@@ -15,7 +15,7 @@ from penstock.clock import SystemClock, set_back_ms
 from penstock.engine.contract import Engine, Snapshot
 from penstock.errors import Closed, Corrupt, PenstockError
 from penstock.journal import keys
-from penstock.journal.blocks import Block, merge, select, stored_size, text_values
+from penstock.journal.blocks import Block, Wire, joined, seal, select, stored_size, text_values
 from penstock.journal.catalog import (
     Settings,
     TopicState,
@@ -29,10 +29,18 @@ from penstock.journal.catalog import (
 from penstock.journal.commit import Commit, forget_expired
 from penstock.journal.cursors import read_cursors
 from penstock.journal.dropping import DropRules, clear_dropped
-from penstock.journal.index.runs import drop_index, trim_index
+from penstock.journal.index.runs import drop_index, load_directory, trim_index
 from penstock.journal.leaves import trim_hashes
-from penstock.journal.reading import TopicView
+from penstock.journal.reading import EVERYTHING, TopicView
 from penstock.journal.sealed.segments import drop_segments
+from penstock.journal.summaries import (
+    Summary,
+    pack_summaries,
+    read_summaries,
+    summarise_joined,
+    summary_of,
+    trim_summaries,
+)
 from penstock.journal.writer import Writer, WriteRequest
 from penstock.limits import (
     BLOCK_BYTES,
@@ -44,6 +52,8 @@ from penstock.limits import (
     RETENTION_BYTES,
     RETENTION_SECONDS,
     SMALL_BYTES,
+    SUMMARY_EVENTS,
+    SUMMARY_RANGES,
 )
 from penstock.observe.logs import Log
 from penstock.units import in_parts
@@ -196,7 +206,10 @@ class Housekeeper:
         """Merges the smallest blocks; and, when that has left enough middling ones, those."""
         if thorough:
             merge_tail(self._engine, self._writer, topic, below=MERGED_BYTES, fan_in=2)
+            fill_summaries(self._engine, self._writer, topic, lambda: self._closed)
+            join_summaries(self._engine, self._writer, topic, fan_in=2)
             return
+        join_summaries(self._engine, self._writer, topic, fan_in=2 * SUMMARY_RANGES)
         small = merge_tail(self._engine, self._writer, topic, below=SMALL_BYTES)
         # Without small blocks to merge, the commits since the last look left middling ones themselves.
         self._merges[topic] += 1 if small else MERGE_FAN_IN
@@ -362,6 +375,7 @@ def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> 
         drop_segments(commit.tx, head.number, through)
         trim_index(commit.tx, head.number, topic, through)
         trim_hashes(commit.tx, head.number, through)
+        trim_summaries(commit.tx, head.number, through)
         head.newest = None
         state = msgspec.structs.replace(
             state,
@@ -663,10 +677,11 @@ def merge_tail(engine: Engine, writer: Writer, topic: str, *, below: int, fan_in
             return 0
         tail.reverse()
         chunks = list(_chunks(snap, tail, topic))
+        covered = load_directory(snap, record.number, topic).through if record.settings.indexed else keys.MAX_SEQ
     merged = 0
     for run, blocks in chunks:
-        joined = merge(blocks)
-        if writer.run(WriteRequest(_Exchange(run, joined, noted), len(joined), relaxed=True)):
+        exchange = _Exchange(topic, record.number, run, joined(blocks), noted, covered)
+        if writer.run(WriteRequest(exchange, len(exchange.value), relaxed=True)):
             merged += len(run)
     return merged
 
@@ -693,10 +708,13 @@ def _chunks(snap: Snapshot, run: list[_Stored], topic: str) -> Iterator[tuple[li
 class _Exchange:
     """Puts a merged block in the place of its parts, unless they have changed since they were read."""
 
-    def __init__(self, run: list[_Stored], joined: bytes, noted: int) -> None:
+    def __init__(self, topic: str, number: int, run: list[_Stored], joined: Wire, noted: int, covered: int) -> None:
+        self._topic, self._number = topic, number
         self._run = run
         self._joined = joined
+        self.value = seal(joined)
         self._noted = noted
+        self._covered = covered
 
     def __call__(self, commit: Commit) -> bool:
         first, last = self._run[0][0], self._run[-1][0]
@@ -704,5 +722,75 @@ class _Exchange:
             return False
         commit.exchange()
         commit.tx.delete_range(first + b"\0", last + b"\0")
-        commit.tx.put(first, self._joined)
+        commit.tx.put(first, self.value)
+        if self._joined.seqs is None:
+            indexed = keys.block_first(last) > self._covered
+            summarise_joined(commit.tx, self._number, self._topic, self._joined, indexed=indexed)
         return True
+
+
+# ── Summaries: neighbours become one row, and blocks that have none, from an earlier version, get theirs ──
+
+
+def join_summaries(engine: Engine, writer: Writer, topic: str, *, fan_in: int) -> None:
+    """Puts the newest summaries, if there are `fan_in` rows that are not full, into rows of `SUMMARY_RANGES` each."""
+    rows: list[_Stored] = []
+    ranges: list[Summary] = []
+    with engine.read() as snap:
+        record = load_record(snap, topic)
+        if record is None:
+            return
+        for key, value in snap.scan(*keys.topic_range(keys.SUMMARY, record.number), reverse=True):
+            found = read_summaries(value, topic)
+            if len(found) >= SUMMARY_RANGES:
+                break
+            rows.append((key, value))
+            ranges[:0] = found
+    if len(rows) < fan_in:
+        return
+    rows.reverse()
+    parts = [ranges[at : at + SUMMARY_RANGES] for at in range(0, len(ranges), SUMMARY_RANGES)]
+
+    def exchange(commit: Commit) -> None:
+        first, last = rows[0][0], rows[-1][0] + b"\0"
+        if commit.is_current(topic, record.number) and list(commit.tx.scan(first, last)) == rows:
+            commit.tx.delete_range(first, last)
+            for part in parts:
+                commit.tx.put(keys.summary_key(record.number, part[0].first), pack_summaries(part))
+
+    writer.run(WriteRequest(exchange, relaxed=True))
+
+
+def fill_summaries(engine: Engine, writer: Writer, topic: str, stopped: Callable[[], bool]) -> None:
+    """Makes the summaries of blocks that have none, some at a time."""
+    after = 0
+    while not stopped():
+        with engine.read() as snap:
+            view = TopicView.open(snap, topic)
+            if view is None:
+                return
+            state = load_state(snap, view.number, topic)
+            made, after = _unsummarised(view, max(after, state.trimmed, state.sealed), state)
+        if made:
+            writer.run(WriteRequest(partial(_keep_summaries, topic, view.number, made), relaxed=True))
+        if len(made) < SUMMARY_RANGES:
+            return
+
+
+def _unsummarised(view: TopicView, after: int, state: TopicState) -> tuple[list[Summary], int]:
+    """The summaries of some blocks after a position that have none, and how far was looked."""
+    made: list[Summary] = []
+    for low, high in view.spans(after, keys.MAX_SEQ, EVERYTHING, occurred=(1, 0)):
+        for block in view.hot_blocks(low, high, state, open_block):
+            after = block.last
+            if block.count >= SUMMARY_EVENTS and low < block.first and block.last <= high:
+                made.append(summary_of(block))
+            if len(made) == SUMMARY_RANGES:
+                return made, after
+    return made, after
+
+
+def _keep_summaries(topic: str, number: int, made: Sequence[Summary], commit: Commit) -> None:
+    if commit.is_current(topic, number):
+        for one in made:  # one by one: between them there may be others
+            commit.tx.put(keys.summary_key(number, one.first), pack_summaries([one]))

@@ -36,6 +36,7 @@ from penstock.journal.index.runs import (
     span_of,
 )
 from penstock.journal.reading import EventQuery, TopicView
+from penstock.journal.summaries import TermHashes, stored_hashes
 from penstock.limits import INDEX_FAN_IN, INDEX_MEMORY_BYTES, MERGED_BYTES
 
 if TYPE_CHECKING:
@@ -189,11 +190,15 @@ class Lookup:
         if base >= needed:
             self._tail, self._limit = tail, base
             return
-        if _waiting_bytes(view, base) > INDEX_MEMORY_BYTES:
+        hashed = list(stored_hashes(view.snap, view.number, view.name, base))
+        if _waiting_bytes(view, base, hashed) > INDEX_MEMORY_BYTES:
             self._behind, self._tail, self._limit = True, tail, base
             return
-        for block in view.blocks(base, keys.MAX_SEQ):
-            tail.add(block, block_size(block))
+        for hashes in hashed:
+            if hashes.first > tail.covered:
+                _read_into(tail, view, hashes.first - 1)
+                tail.add_hashes(hashes)
+        _read_into(tail, view, keys.MAX_SEQ)
         self._tail, self._limit = tail, tail.covered
         if self._version is not None:
             # The next look-up knows the newest block again, and does not read it for nothing.
@@ -284,10 +289,10 @@ class Lookup:
             found = list(self._view.events(after, through, None, EventQuery(key=key)))
             return [found[::-1] if reverse else found] if found else []
         assert self._tail is not None
-        known = self._tail.of_key(key, after, min(through, self._limit), reverse=reverse)
+        known = self._tail.of_key(self._view, key, after, min(through, self._limit), reverse=reverse)
         if self._extra is None:
             return known
-        newer = self._extra.of_key(key, max(after, self._limit), through, reverse=reverse)
+        newer = self._extra.of_key(self._view, key, max(after, self._limit), through, reverse=reverse)
         return chain(newer, known) if reverse else chain(known, newer)
 
     def _run_pieces(self, key: str, after: int, through: int, *, reverse: bool) -> Iterator[Piece]:
@@ -366,7 +371,7 @@ class Lookup:
                         seen.add(key)
                         yield key
         for tail, after, through in self._tails():
-            for key in tail.entities(after, through):
+            for key in tail.entities(view, after, through):
                 if key not in seen:
                     seen.add(key)
                     yield key
@@ -376,13 +381,13 @@ class Lookup:
         """The events of this topic that an event caused, in order."""
         yield from self._marked(CAUSES, id)
         for tail, after, through in self._tails():
-            yield from tail.of_cause(id, after, through)
+            yield from tail.of_cause(self._view, id, after, through)
 
     def correlated(self, id: str) -> Iterator[Event]:
         """The events of this topic with a correlation id, in order."""
         yield from self._marked(CORRELATIONS, id)
         for tail, after, through in self._tails():
-            yield from tail.of_correlation(id, after, through)
+            yield from tail.of_correlation(self._view, id, after, through)
 
     def _tails(self) -> Iterator[tuple[Memtable, int, int]]:
         after = max(self._trimmed, self.directory.through)
@@ -419,10 +424,20 @@ class Lookup:
                     yield mark_seq(mark)
 
 
-def _waiting_bytes(view: TopicView, base: int) -> int:
-    """How much of a topic no run covers, about."""
+def _waiting_bytes(view: TopicView, base: int, hashed: Sequence[TermHashes]) -> int:
+    """How much of a topic neither runs nor hashes cover, about."""
     block = last_block(view.snap, view.number, view.name)
-    return 0 if block is None else (block.last - base) * (len(block.payload) // block.count + 64)
+    if block is None:
+        return 0
+    waiting = block.last - base - sum(one.last - one.first + 1 for one in hashed)
+    return waiting * (len(block.payload) // block.count + 64)
+
+
+def _read_into(tail: Memtable, view: TopicView, through: int) -> None:
+    """Reads what a memtable does not have yet, through a position."""
+    if tail.covered < through:
+        for block in view.blocks(tail.covered, through):
+            tail.add(block, block_size(block))
 
 
 def entity_events(

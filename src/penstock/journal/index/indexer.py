@@ -27,6 +27,7 @@ from penstock.journal.blocks import Block, text_values
 from penstock.journal.catalog import last_block, load_record, load_state
 from penstock.journal.commit import Commit
 from penstock.journal.index.index import EntityIndex
+from penstock.journal.index.memtable import Memtable
 from penstock.journal.index.runs import (
     CAUSES,
     CORRELATIONS,
@@ -59,6 +60,7 @@ from penstock.journal.index.runs import (
     save_directory,
 )
 from penstock.journal.reading import TopicView
+from penstock.journal.summaries import forget_hashes
 from penstock.journal.writer import Writer, WriteRequest
 from penstock.limits import (
     INDEX_CALM_SECONDS,
@@ -68,6 +70,7 @@ from penstock.limits import (
     INDEX_RUN_BYTES,
     INDEX_RUN_EVENTS,
     INDEX_STEP_BYTES,
+    INDEX_WAITING_EVENTS,
 )
 from penstock.observe.logs import Log
 
@@ -100,8 +103,18 @@ class Indexer:
         self._wanted = threading.Event()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._left = False
+        """Whether an earlier process has left something unindexed."""
         self._worked_since = 0.0
         self._lookups = 0
+
+    def begin(self) -> None:
+        """Has what an earlier process left unindexed taken up when the journal is calm."""
+        with self._engine.read() as snap:
+            self._left = next(iter(snap.scan(keys.HASHES, keys.prefix_end(keys.HASHES))), None) is not None
+        if self._left:
+            with self._lock:
+                self._start()
 
     def request(self, topic: str) -> None:
         """Asks for a look at a topic soon."""
@@ -117,10 +130,13 @@ class Indexer:
             if self._closed:
                 return
             options.add(topic)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="penstock-indexer", daemon=True)
-                self._thread.start()
+            self._start()
         self._wanted.set()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="penstock-indexer", daemon=True)
+            self._thread.start()
 
     def at_rest(self, topic: str) -> bool:
         """Whether everything is indexed, in as few runs as it will be without further events."""
@@ -187,7 +203,7 @@ class Indexer:
     def _run(self) -> None:
         seen = (0, 0)
         while not self._closed:
-            if self._wanted.wait(INDEX_CALM_SECONDS if self._to_merge else None):
+            if self._wanted.wait(INDEX_CALM_SECONDS if self._to_merge or self._left else None):
                 self._wanted.clear()
                 self._do_due()
                 seen = (self.commits, self._changes())
@@ -195,10 +211,28 @@ class Indexer:
             now = (self.commits, self._changes())
             # Other processes' commits are not counted, but seen.
             if now[0] - seen[0] < _CALM and (now[1] == seen[1] or now[0] != seen[0]):
+                if self._left:
+                    self._left = False
+                    self._try("", self._take_up)
+                    continue
                 with self._lock:
                     topic = self._to_merge.pop()
                 self._try(topic, self._merge_in_turn)
             seen = (self.commits, self._changes())
+
+    def _take_up(self, _: str) -> None:
+        """Asks for a look at the topics with events that no run covers."""
+        with self._engine.read() as snap:
+            numbers: set[int] = set()
+            at = keys.HASHES
+            while found := next(iter(snap.scan(at, keys.prefix_end(keys.HASHES))), None):
+                numbers.add(number := keys.topic_of(found[0]))
+                at = keys.topic_range(keys.HASHES, number)[1]
+            names = [keys.stored_name(key[1:]) for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))]
+            records = {name: load_record(snap, name) for name in names}
+        for name, record in records.items():
+            if record is not None and record.number in numbers:
+                self.request(name)
 
     def _changes(self) -> int:
         """The store's change counter; one that cannot be read now has not moved."""
@@ -240,14 +274,14 @@ class Indexer:
         more to search than fits in memory. Not for long: a caller of an indexer that fails would wait for ever.
         """
         memtable = self._index.memtables.get(topic)
-        if memtable is None or memtable.size <= INDEX_MEMORY_BYTES:
+        if memtable is None or not _is_full(memtable):
             return
         head = self._writer.catalog.heads.get(topic)
         if head is None or not head.settings.indexed or self._closed:
             return
         self.request(topic)
         until = time.monotonic() + _STALL_SECONDS
-        while memtable is not None and memtable.size > INDEX_MEMORY_BYTES and time.monotonic() < until:
+        while memtable is not None and _is_full(memtable) and time.monotonic() < until:
             time.sleep(_STALL_STEP_SECONDS)
             memtable = self._index.memtables.get(topic)
 
@@ -400,6 +434,11 @@ class Deletion:
             save_directory(commit.tx, self._number, replace(directory, rubbish=left))
 
 
+def _is_full(memtable: Memtable) -> bool:
+    """Whether more is in no run than a look-up should search, or than should be kept in memory."""
+    return len(memtable) > INDEX_WAITING_EVENTS or memtable.size > INDEX_MEMORY_BYTES
+
+
 class Building:
     """A run being written: announced, filled in steps, then listed or thrown away."""
 
@@ -456,6 +495,7 @@ class Building:
             changed = change(directory)
             if changed is not None:
                 save_directory(commit.tx, self._number, changed)
+                forget_hashes(commit.tx, self._number, changed.through)
             return changed is not None
 
         return bool(self._do(apply))
@@ -518,6 +558,7 @@ class Building:
             run = Run(self._id, first, last, level, self._size, self._entities, "".join(sorted(self._sections)))
             runs = tuple(sorted([*runs, run], key=lambda one: one.first))
         save_directory(commit.tx, self._number, replace(changed, runs=runs))
+        forget_hashes(commit.tx, self._number, changed.through)
         return True
 
     def _do(self, apply: Callable[[Commit], object]) -> object:

@@ -8,6 +8,9 @@ begins.
 It consists of parts, so that forgetting what runs cover is dropping the first ones. What a part holds for a term is
 packed positions: neither the dictionary nor what is in it are followed by the garbage collector, which otherwise stops
 every thread for as long as it takes to walk over half a million events.
+
+Of larger commits a part holds hashes only (see `journal.summaries`): four bytes an event, which are searched as they
+are, and no block. What they find is read from the store.
 """
 
 from __future__ import annotations
@@ -16,10 +19,13 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 from penstock.events import Event
 from penstock.journal.blocks import Block, Wire, text_values
-from penstock.limits import INDEX_MEMORY_BYTES, INDEX_RUN_EVENTS
+from penstock.journal.reading import TopicView
+from penstock.journal.summaries import TermHashes, hashes_of, rows_with
+from penstock.limits import INDEX_MEMORY_BYTES, INDEX_RUN_EVENTS, SUMMARY_EVENTS
 
 Positions = dict[str, bytearray]
 """The positions of a term's events, ascending, packed as an array of "Q" would be."""
@@ -30,6 +36,8 @@ State = tuple[int, int | None, Newest | None]
 Epoch = tuple[int, int]
 """The topic's number, its index's epoch, and whether events without a key are indexed, too."""
 
+_READ_BYTES = 4 << 20
+"""Payloads of blocks that are kept for the next look-up."""
 _TOGETHER = 256
 """Events handed out at once, at the most: who wants the newest one does not wait for a hundred thousand."""
 
@@ -85,10 +93,49 @@ class MemtablePart:
         return found
 
 
+class HashedPart:
+    """Some thousand neighbouring events by the hashes of their terms. `Memtable` adds to it."""
+
+    __slots__ = ("first", "lasts", "terms")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.lasts = [first - 1]
+        """The last position, as in other parts."""
+        self.terms = (bytearray(), bytearray(), bytearray())
+        """Of keys, causes and correlations; empty: no event has one."""
+
+    @property
+    def count(self) -> int:
+        return self.lasts[-1] - self.first + 1
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.terms))
+
+    def add(self, hashes: TermHashes) -> None:
+        """Adds the events that follow."""
+        count, more = self.count, hashes.last - hashes.first + 1
+        for mine, theirs in zip(self.terms, (hashes.keys, hashes.causes, hashes.correlations), strict=True):
+            if mine or theirs:
+                mine += bytes(4 * count - len(mine)) + (theirs or bytes(4 * more))
+        self.lasts[-1] = hashes.last  # last: what has a position has a hash
+
+    def positions(self, column: int, term: str, after: int, through: int) -> list[int]:
+        """Where events may have a term."""
+        first = self.first
+        return [first + row for row in rows_with(self.terms[column], term) if after < first + row <= through]
+
+
+KEYS, CAUSES, CORRELATIONS = range(3)
+"""The columns of a `HashedPart`."""
+Part = MemtablePart | HashedPart
+
+
 class Memtable:
     """The events base < position ≤ covered, by key (and, once asked for, by cause and correlation)."""
 
-    __slots__ = ("_lock", "_over", "_parts", "base", "covered", "epoch", "size", "state")
+    __slots__ = ("_lock", "_over", "_parts", "_read", "base", "covered", "epoch", "size", "state")
 
     def __init__(self, epoch: Epoch, base: int) -> None:
         self.epoch = epoch
@@ -99,8 +146,10 @@ class Memtable:
         self.state: State = (base, None, None)
         """What a look-up may rely on, exchanged as a whole: see `State`."""
         self._lock = threading.Lock()
-        self._parts: tuple[MemtablePart, ...] = (MemtablePart(),)
+        self._parts: tuple[Part, ...] = (MemtablePart(),)
         """In order; events are added to the last one."""
+        self._read: dict[int, Block] = {}
+        """Blocks that were read for what hashes found, by their first positions: the last few megabytes."""
         self._over = False
         """Another memtable has taken its parts over: nothing is added here any more."""
 
@@ -137,7 +186,11 @@ class Memtable:
                 return True
             start = 0
             for wire in wires:
-                if wire is not None:
+                if wire is not None and wire.count >= SUMMARY_EVENTS:
+                    self.add_hashes(hashes_of(wire))
+                    self._keep(Block(wire, topic))  # often it is the next that is read
+                    start += wire.count
+                elif wire is not None:
                     block = Block(wire, topic)
                     stop = start + wire.count
                     part = keys if keys is None or wire.count == len(keys) else keys[start:stop]
@@ -147,17 +200,30 @@ class Memtable:
             self.state = (self.covered, None, newest)
             return self.size <= 2 * INDEX_MEMORY_BYTES
 
+    def add_hashes(self, hashes: TermHashes) -> None:
+        """Adds the events right after `covered`."""
+        part = self._parts[-1]
+        if not isinstance(part, HashedPart) or part.count >= INDEX_RUN_EVENTS or part.lasts[-1] != hashes.first - 1:
+            part = HashedPart(hashes.first)
+            self._parts += (part,)
+        before = part.size
+        part.add(hashes)
+        self.size += part.size - before
+        self.covered = hashes.last
+
     def add(self, block: Block, size: int) -> None:
         """Adds what a block holds after `covered`."""
         start = block.row_after(self.covered)
-        if start < block.count:
+        if start == 0 and block.count >= SUMMARY_EVENTS and block.wire.seqs is None and block.first == self.covered + 1:
+            self.add_hashes(hashes_of(block.wire))
+        elif start < block.count:
             keys = None if block.wire.key is None else text_values(block.wire.key, block.count)[start:]
             self._add(block, start, size, keys)
 
     def _add(self, block: Block, start: int, size: int, keys: Sequence[str | None] | None) -> None:
         """Adds the events of a block from a row on, whose keys these are."""
         part = self._parts[-1]
-        if part.count >= INDEX_RUN_EVENTS:
+        if isinstance(part, HashedPart) or part.count >= INDEX_RUN_EVENTS:
             part = MemtablePart()
             self._parts += (part,)
         part.lasts.append(block.last)
@@ -172,44 +238,99 @@ class Memtable:
         self.size += size
         self.covered = block.last
 
-    def of_key(self, key: str, after: int, through: int, *, reverse: bool = False) -> Iterable[list[Event]]:
+    def of_key(
+        self, view: TopicView, key: str, after: int, through: int, *, reverse: bool = False
+    ) -> Iterable[list[Event]]:
         """The events of a key in after < position ≤ through, some at a time, in order."""
-        found: list[tuple[MemtablePart, array[int]]] = []
+        found: list[tuple[Part, Sequence[int]]] = []
         for part in self._parts:
-            packed = part.by_key.get(key)
-            if packed is not None:
-                positions = _between(packed, after, through)
-                if positions:
-                    found.append((part, positions))
+            if isinstance(part, HashedPart):
+                positions: Sequence[int] = part.positions(KEYS, key, after, through)
+            else:
+                packed = part.by_key.get(key)
+                positions = _between(packed, after, through) if packed is not None else ()
+            if positions:
+                found.append((part, positions))
         if not found:
             return ()
         part, positions = found[0]
-        if len(found) > 1 or len(positions) > _TOGETHER:
-            return _some_of(found, reverse)
-        if reverse:
-            positions.reverse()
-        return (part.events(positions),)
+        if len(found) > 1 or len(positions) > _TOGETHER or isinstance(part, HashedPart):
+            return self._some_of(view, key, found, reverse)
+        return (part.events(positions[::-1] if reverse else positions),)
 
-    def entities(self, after: int, through: int) -> list[str]:
+    def entities(self, view: TopicView, after: int, through: int) -> list[str]:
         """Every key that has events in after < position ≤ through."""
         found: dict[str, None] = {}
         for part in self._parts:
-            by_key = part.by_key
-            found |= dict.fromkeys(key for key in list(by_key) if _between(by_key[key], after, through))
+            if isinstance(part, HashedPart):
+                low, high = max(after, part.first - 1), min(through, part.lasts[-1])
+                for block in view.blocks(low, high) if part.terms[KEYS] else ():
+                    for key, seq in zip(text_values(block.wire.key, block.count), block.seqs, strict=True):
+                        if key is not None and low < seq <= high:
+                            found[key] = None
+            else:
+                by_key = part.by_key
+                found |= dict.fromkeys(key for key in list(by_key) if _between(by_key[key], after, through))
         return list(found)
 
-    def of_cause(self, id: str, after: int, through: int) -> list[Event]:
+    def of_cause(self, view: TopicView, id: str, after: int, through: int) -> list[Event]:
         """The events caused by an event."""
-        return self._noted(MemtablePart.by_cause, id, after, through)
+        found = self._noted(view, CAUSES, MemtablePart.by_cause, id, after, through)
+        return [event for event in found if event.causation_id == id]
 
-    def of_correlation(self, id: str, after: int, through: int) -> list[Event]:
+    def of_correlation(self, view: TopicView, id: str, after: int, through: int) -> list[Event]:
         """The events of a correlation."""
-        return self._noted(MemtablePart.by_correlation, id, after, through)
+        found = self._noted(view, CORRELATIONS, MemtablePart.by_correlation, id, after, through)
+        return [event for event in found if event.correlation_id == id]
 
-    def _noted(self, column: Callable[[MemtablePart], Positions], id: str, after: int, through: int) -> list[Event]:
+    def _noted(
+        self,
+        view: TopicView,
+        column: int,
+        noted: Callable[[MemtablePart], Positions],
+        id: str,
+        after: int,
+        through: int,
+    ) -> list[Event]:
+        found: list[Iterable[Event]] = []
         with self._lock:
-            found = [(part, column(part).get(id, b"")) for part in self._parts]
-            return [event for part, packed in found for event in part.events(_between(packed, after, through))]
+            for part in self._parts:
+                if isinstance(part, HashedPart):
+                    found.append(self.stored(view, part.positions(column, id, after, through)))
+                else:
+                    found.append(part.events(_between(noted(part).get(id, b""), after, through)))
+        return list(chain.from_iterable(found))  # read when no commit waits for it
+
+    def _some_of(
+        self, view: TopicView, key: str, found: list[tuple[Part, Sequence[int]]], reverse: bool
+    ) -> Iterator[list[Event]]:
+        for part, positions in reversed(found) if reverse else found:
+            ordered = positions[::-1] if reverse else positions
+            for start in range(0, len(ordered), _TOGETHER):
+                some = ordered[start : start + _TOGETHER]
+                if isinstance(part, MemtablePart):
+                    yield part.events(some)
+                elif events := [event for event in self.stored(view, some) if event.key == key]:
+                    yield events
+
+    def stored(self, view: TopicView, positions: Iterable[int]) -> Iterator[Event]:
+        """The events at positions, read from the store."""
+        block: Block | None = None
+        for seq in positions:
+            if block is None or not block.first <= seq <= block.last:
+                kept = (one for one in list(self._read.values()) if one.first <= seq <= one.last)
+                block = next(kept, None) or view.block_holding(seq)
+                if block is not None:
+                    self._keep(block)
+            row = None if block is None else block.row_of(seq)
+            if row is not None and block is not None:
+                yield Event(block, row)
+
+    def _keep(self, block: Block) -> None:
+        read = self._read
+        read[block.first] = block
+        while len(read) > 1 and sum(len(one.payload) for one in list(read.values())) > _READ_BYTES:
+            read.pop(next(iter(read)), None)
 
     def without(self, base: int, adopt: Callable[[Memtable], None]) -> None:
         """Hands a memtable of what is left when runs cover everything through `base` to `adopt`.
@@ -256,11 +377,3 @@ def _between(packed: bytes | bytearray, after: int, through: int) -> array[int]:
     """A copy: an array over the packed positions themselves would keep the writer from adding to them."""
     positions = array("Q", packed)
     return positions[bisect_right(positions, after) : bisect_right(positions, through)]
-
-
-def _some_of(found: list[tuple[MemtablePart, array[int]]], reverse: bool) -> Iterator[list[Event]]:
-    for part, positions in reversed(found) if reverse else found:
-        if reverse:
-            positions.reverse()
-        for start in range(0, len(positions), _TOGETHER):
-            yield part.events(positions[start : start + _TOGETHER])

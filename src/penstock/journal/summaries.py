@@ -1,0 +1,201 @@
+"""What ranges of positions hold, so that a reader opens only blocks that may have what it wants.
+
+    o topic first             kinds, scopes and times of neighbouring ranges, from there on    (msgpack, CRC-32)
+    j topic first             hashes of the keys, causes and correlations of one range         (msgpack, CRC-32)
+
+A commit of many events writes both beside its block, and so does merging small blocks. Events never change and
+positions are never reused: what is said of a range stays right for as long as its topic lives, whatever becomes of the
+blocks. Positions of which nothing is said are read. Housekeeping puts neighbouring summaries into one row; the hashes
+go when a run of the index covers their range.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from penstock.engine.contract import Snapshot, WriteTx
+from penstock.errors import Corrupt
+from penstock.journal import keys
+from penstock.journal.blocks import (
+    Block,
+    CodedText,
+    Text,
+    Wire,
+    pack_words,
+    text_values,
+    unpack_ints,
+    unpack_signed,
+)
+from penstock.limits import SUMMARY_EVENTS, SUMMARY_VALUES
+
+T = TypeVar("T")
+
+
+class Summary(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What the events first … last are like. None: that is not known."""
+
+    first: int
+    last: int
+    kinds: tuple[str, ...] | None
+    scopes: tuple[str, ...] | None
+    occurred: tuple[int, int]
+    """The producers' earliest and latest time, in milliseconds."""
+
+
+class TermHashes(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Four bytes for each of the events first … last: the CRC-32 of a term, or of nothing. Empty: none has one."""
+
+    first: int
+    last: int
+    keys: bytes
+    causes: bytes
+    correlations: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[Summary]).decode
+_decode_hashes = msgspec.msgpack.Decoder(TermHashes).decode
+
+
+def summary_of(block: Block) -> Summary:
+    """What the events of a block are like."""
+    wire, times = block.wire, block.run_times
+    if wire.occurred is not None:
+        times = list(unpack_signed(wire.occurred, wire.count))
+    return Summary(
+        block.first,
+        block.last,
+        tuple(wire.kinds) if len(wire.kinds) <= SUMMARY_VALUES else None,
+        _distinct(wire.scope, wire.count),
+        (min(times), max(times)),
+    )
+
+
+def _distinct(column: Text | None, count: int) -> tuple[str, ...] | None:
+    """The values of a column; None when they are many."""
+    if column is None:
+        return ()
+    if isinstance(column, CodedText):
+        values = set(column.values)
+    elif count > 4 * SUMMARY_VALUES:  # else it would be coded
+        return None
+    else:
+        values = set(text_values(column, count))
+    return tuple(value for value in values if value is not None) if len(values) <= SUMMARY_VALUES else None
+
+
+def hashes_of(wire: Wire) -> TermHashes:
+    """The hashes of what the events of a block without holes are found by."""
+    columns = [_hashes(column, wire.count) for column in (wire.key, wire.causation, wire.correlation)]
+    return TermHashes(wire.first, wire.first + wire.count - 1, *columns)
+
+
+def _hashes(column: Text | None, count: int) -> bytes:
+    if column is None:
+        return b""
+    if isinstance(column, CodedText):
+        coded = [zlib.crc32((value or "").encode()) for value in column.values]
+        return pack_words([coded[code] for code in unpack_ints(column.codes, count)])
+    values = text_values(column, count)
+    if column.nulls is not None:
+        values = [value or "" for value in values]
+    return pack_words(list(map(zlib.crc32, map(str.encode, values))))  # type: ignore[arg-type]
+
+
+def rows_with(hashes: bytes | bytearray, term: str) -> Iterator[int]:
+    """The rows whose term may be this one."""
+    wanted = zlib.crc32(term.encode()).to_bytes(4, "little")
+    at = hashes.find(wanted)
+    while at >= 0:
+        if at % 4 == 0:
+            yield at // 4
+        at = hashes.find(wanted, at + 1)
+
+
+# ── stored ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def summarise(tx: WriteTx, topic: int, wire: Wire, *, indexed: bool) -> None:
+    """Stores what a new block holds, if it is worth it; `indexed`: also by which terms its events are found."""
+    if wire.count < SUMMARY_EVENTS:
+        return
+    tx.put(keys.summary_key(topic, wire.first), pack_summaries([summary_of(Block(wire, ""))]))
+    if indexed and (wire.key is not None or wire.causation is not None or wire.correlation is not None):
+        tx.put(keys.hashes_key(topic, wire.first), _sealed(hashes_of(wire)))
+
+
+def summarise_joined(tx: WriteTx, topic: int, name: str, wire: Wire, *, indexed: bool) -> None:
+    """The same for a block without holes that takes the place of several: nothing is said of these any more."""
+    last = wire.first + wire.count - 1
+    stop = keys.summary_key(topic, last + 1)
+    for key, value in list(tx.scan(keys.summary_key(topic, wire.first), stop)):
+        if read_summaries(value, name)[-1].last > last:
+            return  # it says so already
+        tx.delete(key)
+    tx.delete_range(keys.hashes_key(topic, wire.first), keys.hashes_key(topic, last + 1))
+    summarise(tx, topic, wire, indexed=indexed)
+
+
+def forget_hashes(tx: WriteTx, topic: int, through: int) -> None:
+    """Removes the hashes of events that a run of the index covers."""
+    tx.delete_range(keys.hashes_key(topic, 0), keys.hashes_key(topic, through + 1))
+
+
+def trim_summaries(tx: WriteTx, topic: int, through: int) -> None:
+    """Removes what is said of positions up to one that are removed themselves, as far as whole rows are."""
+    forget_hashes(tx, topic, through)
+    low, _ = keys.topic_range(keys.SUMMARY, topic)
+    for key, _ in tx.scan(low, keys.summary_key(topic, through + 2), reverse=True):
+        tx.delete_range(low, key)
+        break
+
+
+def forget_summaries(tx: WriteTx, topic: int) -> None:
+    """Removes everything that is said of a topic's ranges."""
+    for prefix in (keys.SUMMARY, keys.HASHES):
+        tx.delete_range(*keys.topic_range(prefix, topic))
+
+
+def pack_summaries(summaries: Sequence[Summary]) -> bytes:
+    """Neighbouring summaries as one row."""
+    return _sealed(summaries)
+
+
+def _sealed(value: object) -> bytes:
+    body = _encode(value)
+    return body + zlib.crc32(body).to_bytes(4)
+
+
+def _opened(decode: Callable[[memoryview], T], value: bytes, topic: str) -> T:
+    body = memoryview(value)[:-4]
+    if zlib.crc32(body) != int.from_bytes(value[-4:]):
+        raise Corrupt("a summary fails its checksum; topic.reindex() makes them anew", topic=topic)
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"a summary does not decode: {error}; topic.reindex() makes them anew", topic=topic) from error
+
+
+def read_summaries(value: bytes, topic: str) -> list[Summary]:
+    return _opened(_decode, value, topic)
+
+
+def stored_summaries(
+    snap: Snapshot, topic: int, name: str, after: int, through: int, *, reverse: bool = False
+) -> Iterator[list[Summary]]:
+    """The summaries of positions after < position ≤ through, and some before, a row at a time."""
+    low, _ = keys.topic_range(keys.SUMMARY, topic)
+    start = keys.summary_key(topic, after + 1)
+    for key, _ in snap.scan(low, start, reverse=True):
+        start = key
+        break
+    for _, value in snap.scan(start, keys.summary_key(topic, min(through, keys.MAX_SEQ - 1) + 1), reverse=reverse):
+        yield read_summaries(value, name)
+
+
+def stored_hashes(snap: Snapshot, topic: int, name: str, after: int) -> Iterator[TermHashes]:
+    """The hashes of ranges that begin after a position, in order."""
+    for _, value in snap.scan(keys.hashes_key(topic, after + 1), keys.topic_range(keys.HASHES, topic)[1]):
+        yield _opened(_decode_hashes, value, name)
