@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
-from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 
 import penstock
@@ -48,8 +47,8 @@ def measure(url: str) -> None:
     source = PenstockSource({"url": url, "topic": "orders"})
     found = measured("make the reader (once a query)", lambda _: source.streamReader(READ))
     assert isinstance(found, StreamReader)
-    reader, limit = found, ReadMaxRows(ROWS)
-    end = measured("newest offset", lambda _: reader.latestOffset({"orders": 0}, limit))
+    reader = found
+    end = measured("newest offset", lambda _: reader.end_after({"orders": 0}, limited=True))
     (share,) = measured("plan", lambda _: reader.partitions({"orders": 0}, end))
     rows = measured("read and decode, in a task", lambda _: pa.Table.from_batches(list(reader.read(share))))
     assert rows.num_rows == ROWS

@@ -98,6 +98,7 @@ PARTS = {
     "spark-emulator": Part("Spark reads and writes a bucket through an emulator"),
     "spark-random": Part("any schema and payload comes back as it was"),
     "spark-programs": Part("whole programs with a Spark of their own"),
+    "spark-versions": Part("all that holds on the newest Spark holds on the others", ("scripts/spark_versions.py",)),
     "pages": Part("every page holds at every width, with crowded journals"),
 }
 

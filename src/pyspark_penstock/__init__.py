@@ -4,9 +4,11 @@ Spark imports every module named pyspark_* and takes its `DefaultSource`. A modu
 others from it, so that this one offers nothing rather than fail.
 """
 
+from penstock.errors import ConfigError
+
 try:
     from penstock.spark.source import PenstockSource as DefaultSource
-except ImportError:  # pragma: no cover - penstock without its extra for Spark
+except (ImportError, ConfigError):  # pragma: no cover - penstock without its extra for Spark, or an old one
     pass
 else:
     __all__ = ["DefaultSource"]

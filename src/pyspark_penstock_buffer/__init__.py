@@ -4,9 +4,11 @@ A module named pyspark_* can offer one source; `pyspark_penstock` offers the oth
 rather than fail to import.
 """
 
+from penstock.errors import ConfigError
+
 try:
     from penstock.spark.buffer.source import BufferSource as DefaultSource
-except ImportError:  # pragma: no cover - penstock without its extra for Spark
+except (ImportError, ConfigError):  # pragma: no cover - penstock without its extra for Spark, or an old one
     pass
 else:
     __all__ = ["DefaultSource"]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.spark.startup import java as javas
-from penstock.spark.startup.launch import spark_folder
+from penstock.spark.versions import SPARK
 
 
 def why_not_hidden() -> str | None:
@@ -51,14 +51,14 @@ class Cluster:
         environ = {
             **os.environ,
             "JAVA_HOME": str(self._home),
-            "SPARK_HOME": str(spark_folder()),
+            "SPARK_HOME": str(SPARK),
             "SPARK_WORKER_DIR": str(self._folder / f"worker-{number}"),
             "SPARK_LOCAL_DIRS": str(self._folder / f"local-{number}"),
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_NO_DAEMONIZE": "1",
         }
         with (self._folder / f"{what.partition('.')[0]}-{number}.log").open("wb") as log:
-            command = [str(spark_folder() / "bin" / "spark-class"), f"org.apache.spark.deploy.{what}"]
+            command = [str(SPARK / "bin" / "spark-class"), f"org.apache.spark.deploy.{what}"]
             command += ["--host", "127.0.0.1", *arguments]
             self._processes.append(
                 subprocess.Popen(

@@ -14,6 +14,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from since import most
 
 import penstock.spark
 from penstock import Projection, on
@@ -59,7 +60,7 @@ def main(master: str, url: str, folder: Path) -> None:
 
 def copy_stream(spark: SparkSession, url: str, folder: Path) -> None:
     """A stream from topic to topic; the key of a copy says who made it."""
-    options = {"url": url, "topic": "orders", "minPartitions": "4", "maxOffsetsPerTrigger": "6000"}
+    options = {"url": url, "topic": "orders", "minPartitions": "4", **most(6000)}
     orders = spark.readStream.format("penstock").options(**options).load()
     copies = orders.select("kind", "payload", F.udf(seen)(F.lit(str(folder))).alias("key"))
     writer = copies.writeStream.format("penstock").options(url=url, topic="copies")

@@ -26,6 +26,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
+from since import most
 from tiny_data import TINY_DATA
 
 import penstock
@@ -107,7 +108,7 @@ class Copying(Flow):
     """Whether a server works for it; its address lies in the folder then, as `server`."""
 
     def query(self, spark: SparkSession) -> Any:
-        asked = {"topic": "orders", "consumer": "copier", "maxOffsetsPerTrigger": self.per_batch, "minPartitions": 2}
+        asked = {"topic": "orders", "consumer": "copier", "minPartitions": 2, **most(self.per_batch)}
         frame = self.source(spark, "penstock-killing", url=self.place, **asked)
         frame = frame.select("kind", "payload", "key", F.col("id").alias("cause"))
         return frame.writeStream.format("penstock-killing").options(url=self.place, topic="copies")
@@ -193,7 +194,7 @@ class Arriving(Flow):
     def query(self, spark: SparkSession) -> Any:
         with penstock.open(self.url) as journal:
             journal.queue("events", priority=True, dedup_window=10_000)
-        entries = self.source(spark, "penstock-buffer-killing", url=self.buffer, maxOffsetsPerTrigger=2)
+        entries = self.source(spark, "penstock-buffer-killing", url=self.buffer, **most(2))
         messages = entries.selectExpr("cast(entry as string) as payload").selectExpr(
             "payload",
             "payload as dedup",
@@ -239,7 +240,7 @@ class Leaving(Flow):
         self.consumed: list[bytes] = []
 
     def query(self, spark: SparkSession) -> Any:
-        events = self.source(spark, "penstock-killing", url=self.url, topic="events", maxOffsetsPerTrigger=6)
+        events = self.source(spark, "penstock-killing", url=self.url, topic="events", **most(6))
         entries = events.selectExpr("payload as entry", "kind as metadata")
         return entries.writeStream.format("penstock-buffer-killing").options(url=self.buffer)
 
@@ -264,7 +265,7 @@ class Passing(Leaving):
         self.intake = f"file://{folder}/intake"
 
     def query(self, spark: SparkSession) -> Any:
-        entries = self.source(spark, "penstock-buffer-killing", url=self.intake, maxOffsetsPerTrigger=2)
+        entries = self.source(spark, "penstock-buffer-killing", url=self.intake, **most(2))
         return entries.select("entry").writeStream.format("penstock-buffer-killing").options(url=self.buffer)
 
     def put(self, numbers: range) -> None:

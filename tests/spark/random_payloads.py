@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from pyspark.sql import types as T
+from since import HAS_TIME
 
 Make = Callable[[], Any]
 """A value of a type, or None now and then."""
@@ -56,8 +57,7 @@ class RandomPayloads:
             (T.StringType(), lambda: dice.choice(_TEXTS)),
             (T.DateType(), lambda: date(1969, 12, 31) + timedelta(dice.randint(-9999, 9999))),
             (T.TimestampNTZType(), self._moment),
-            (T.TimeType(6), lambda: time(dice.randint(0, 23), 59, 1, dice.randint(0, 999_999))),
-        ]
+        ] + ([(T.TimeType(6), lambda: time(dice.randint(0, 23), 59, 1, dice.randint(0, 999_999)))] if HAS_TIME else [])
 
     def _plain(self) -> list[tuple[T.DataType, Make]]:
         dice = self._dice

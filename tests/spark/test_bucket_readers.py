@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
 import penstock
@@ -25,7 +24,6 @@ from penstock.spark.sealing import _SegmentTask
 from penstock.spark.source import PenstockSource, Range, StreamReader
 
 COLUMNS = StructType().add("seq", "long").add("payload", "string")
-ALL = ReadAllAvailable()
 
 
 @pytest.fixture
@@ -101,7 +99,7 @@ def test_a_stream_that_goes_on_elsewhere_does_not_take_the_journal_for_an_older_
     """It said that the journal is another one, or was restored from a backup."""
     fill(journal, 2)
     reader = stream(url)
-    assert reader.latestOffset({"orders": 5}, ALL)["orders"] == 5
+    assert reader.end_after({"orders": 5}, limited=False)["orders"] == 5
 
 
 def test_a_run_over_what_is_available_reads_what_was_appended_before(url: str, journal: LocalJournal) -> None:
@@ -109,7 +107,7 @@ def test_a_run_over_what_is_available_reads_what_was_appended_before(url: str, j
     start = reader.initialOffset()
     fill(journal, 2)
     reader.prepareForTriggerAvailableNow()
-    assert reader.latestOffset(start, ALL)["orders"] == 5
+    assert reader.end_after(start, limited=False)["orders"] == 5
 
 
 def test_a_stream_that_waits_asks_the_store_no_more_often(url: str, journal: LocalJournal) -> None:
@@ -119,7 +117,7 @@ def test_a_stream_that_waits_asks_the_store_no_more_often(url: str, journal: Loc
     engine._follower._pause = 1000.0
     checks = engine._follower.log_checks
     for _ in range(50):
-        offset = reader.latestOffset(offset, ALL)
+        offset = reader.end_after(offset, limited=False)
     assert engine._follower.log_checks == checks
 
 

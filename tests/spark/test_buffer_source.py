@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from since import needs_limits
 from without_spark import Row, Stream, rows_of, schema_of, source
 from without_spark import read as read_from
 
@@ -147,6 +148,7 @@ def test_options_reach_an_object_store(emulator: Emulator) -> None:
 
 
 # ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@needs_limits
 def test_a_batch_holds_at_most_so_many_objects(url: str, follow: Follow) -> None:
     produce(url, *[[f"{n}".encode()] for n in range(5)])
     assert [len(batch) for batch in follow(maxOffsetsPerTrigger=2, available_now=True).batches()] == [2, 2, 1]

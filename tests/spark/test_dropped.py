@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql.types import StructType
+from since import needs_limits
 from without_spark import Stream, seqs
 
 import penstock
@@ -140,6 +141,7 @@ def test_a_stream_that_had_read_all_of_a_topic_goes_on_in_the_one_made_anew(
     assert journal.topic("orders").cursor("billing") == 160
 
 
+@needs_limits
 def test_a_stream_that_was_behind_has_lost_events(place: dict[str, str], journal: penstock.Journal) -> None:
     running = stream(place, maxOffsetsPerTrigger=20)
     assert len(running.batch() or ()) == 20
@@ -168,7 +170,7 @@ def test_a_topic_of_a_pattern_that_is_dropped_before_its_batch_is_planned_is_not
     fill(journal, 10, "orders-old")
     reader = PenstockSource({**place, "topicPattern": "orders.*"}).streamReader(COLUMNS)
     start = reader.initialOffset()
-    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    end = reader.end_after(start, limited=reader.limited)
     journal.drop_topic("orders-old")
     with pytest.raises(PositionTrimmed, match="'orders-old' was dropped before this query had read its events 1 to 10"):
         reader.partitions(start, end)
@@ -177,6 +179,7 @@ def test_a_topic_of_a_pattern_that_is_dropped_before_its_batch_is_planned_is_not
     assert [share.topic for share in reader.partitions(start, {**end, "orders-old": 0})] == ["orders"]
 
 
+@needs_limits
 def test_a_topic_that_a_pattern_meets_only_now_begins_after_those_that_were_dropped_before(
     place: dict[str, str], journal: penstock.Journal
 ) -> None:

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from since import program
 
 import penstock
 from penstock import Draft
 from penstock.observe.pipelines import status
 
-PIPELINE = """
+PIPELINE = program("""
 from penstock.spark import flow, topic
 
 @flow(source=topic("orders", maxOffsetsPerTrigger=100), target=topic("copies"))
@@ -30,7 +31,7 @@ NUMBERS = topic("orders", payloadSchema="n BIGINT", maxOffsetsPerTrigger=100)
 @flow(source=NUMBERS, target=topic("sums"), output_mode="update")
 def sums(orders):
     return orders.groupBy().agg({"n": "sum"}).selectExpr("'sum' AS kind", "struct(`sum(n)` AS n) AS payload")
-"""
+""")
 
 
 @pytest.mark.nightly("spark-programs")

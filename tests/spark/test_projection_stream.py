@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as F
+from since import most, needs_limits
 
 import penstock
 import penstock.spark
@@ -44,7 +45,7 @@ def run(spark: SparkSession, url: str, tmp_path: Path) -> Callable[..., dict[str
             for row in frame.select("key", "generation", "state.amount", "state.count").collect():
                 found[row[0]] = (row[1], row[2], row[3])
 
-        given = {"url": url, "topic": "sums", "maxOffsetsPerTrigger": "100"}
+        given = {"url": url, "topic": "sums", **most(100)}
         stream = change(spark.readStream.format("penstock").options(**given).load())
         states = penstock.spark.project(stream, Total)
         writer = states.writeStream.foreachBatch(collect).option("checkpointLocation", str(tmp_path / "c"))
@@ -69,6 +70,7 @@ def expected(journal: penstock.Journal) -> dict[str, tuple[int, int, int]]:
     return sums
 
 
+@needs_limits
 def test_states_go_on_across_batches_restarts_and_a_batch_that_is_run_again(
     journal: penstock.Journal, run: Any, tmp_path: Path
 ) -> None:

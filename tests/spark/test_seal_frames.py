@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.dataset
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql.datasource import EqualTo, GreaterThan, LessThanOrEqual
+from since import needs_filters, needs_limits
 from without_spark import Stream, seqs
 from without_spark import read as read_plainly
 
@@ -121,7 +121,7 @@ def test_a_frame_of_a_lake_is_not_half_of_a_topic_made_anew(
     held = lake(spark, journal, "orders")
     assert held.count() == EVENTS
     journal.drop_topic("orders", force=True)
-    with pytest.raises(PySparkException, match="was dropped before this query had read its events 701 to"):
+    with pytest.raises(PySparkException, match=r"was dropped before .* its events 701 to|is no topic"):
         held.count()
     journal.topic("orders").append_many([_draft(n) for n in range(2 * EVENTS)])
     for frame in (held, unsealed):
@@ -165,6 +165,7 @@ def test_a_lake_in_an_object_store_is_read_without_a_file_system_of_sparks(
         settings.unset("fs.s3a.impl")
 
 
+@needs_filters
 def test_the_source_reads_across_the_seam(url: str, journal: penstock.Journal, tmp_path: Path) -> None:
     before = read_plainly(url, topic="orders")
     seal(journal, "orders", lake=str(tmp_path / "lake"), through=800, file_events=300)
@@ -174,13 +175,14 @@ def test_the_source_reads_across_the_seam(url: str, journal: penstock.Journal, t
         ({"startingOffsets": 250, "endingOffsets": 950}, before[250:950]),
     ):
         assert read_plainly(url, topic="orders", **options) == expected
-    wanted = [GreaterThan(("seq",), 700), LessThanOrEqual(("seq",), 900), EqualTo(("kind",), "placed")]
+    wanted = [("GreaterThan", "seq", 700), ("LessThanOrEqual", "seq", 900), ("EqualTo", "kind", "placed")]
     some = read_plainly(url, topic="orders", where=wanted)
     assert some == [row for row in before[700:900] if row["kind"] == "placed"]
     parsed = read_plainly(url, "seq BIGINT, n BIGINT", topic="orders", payloadSchema="n BIGINT")
     assert parsed == [{"seq": n + 1, "n": n} for n in range(EVENTS)]
 
 
+@needs_limits
 def test_a_stream_from_the_beginning_reads_sealed_history_and_goes_on(
     url: str, journal: penstock.Journal, tmp_path: Path
 ) -> None:

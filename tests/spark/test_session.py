@@ -147,6 +147,13 @@ def test_spark_that_is_not_installed_names_the_extra() -> None:
     assert done.returncode == 1
 
 
+def test_a_spark_that_is_too_old_is_named_with_the_one_that_is_needed() -> None:
+    old = "import sys, types; sys.modules['pyspark'] = old = types.ModuleType('pyspark')"
+    done = run(f"{old}; old.__version__ = '3.5.1'\nimport penstock.spark\npenstock.spark.session()")
+    assert "ConfigError: penstock needs Spark 4.0 or newer, and pyspark 3.5.1 is installed: run pip" in done.stderr
+    assert done.returncode == 1
+
+
 # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

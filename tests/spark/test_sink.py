@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
+from since import needs_limits
 from without_spark import read, source, write, write_batch
 
 import penstock
@@ -93,6 +95,20 @@ def test_a_query_writes_each_batch_once(place: dict[str, str], journal: penstock
     for query, batch, expected in (("a", 0, 10), ("a", 0, 10), ("a", 1, 20), ("a", 0, 20), ("b", 0, 30)):
         write_batch(place, batch, rows(5), rows(5), query=query, topic="orders")
         assert len(journal.topic("orders")) == expected
+
+
+def test_a_second_query_over_a_copied_checkpoint_is_told_so_and_can_have_a_name_of_its_own(
+    url: str, journal: penstock.Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_batch(url, 4, rows(5), query="a", topic="orders")
+    assert not caplog.messages
+    write_batch(url, 3, rows(5), query="a", topic="orders")
+    (said,) = caplog.messages
+    assert said.startswith("batch 3 of query a was written before") and 'option("txnAppId", …)' in said
+    write_batch(url, 3, rows(5), query="a", topic="orders", txnAppId="second")
+    assert len(journal.topic("orders")) == 10 and len(caplog.messages) == 1
+    with pytest.raises(ConfigError, match="txnVersion is for batch writes"):
+        write_batch(url, 3, rows(5), query="a", topic="orders", txnAppId="second", txnVersion=1)
 
 
 @pytest.mark.parametrize(
@@ -272,11 +288,12 @@ def test_a_write_that_fails_in_a_task_says_so_in_one_sentence_and_writes_nothing
     for mode, says in (("append", "a payload is not JSON: '{oops'"), ("overwrite", "only grows")):
         with pytest.raises(PySparkException) as failure:
             save(frame, url, mode, topic="orders")
-        said = {line for line in str(failure.value).splitlines() if line.startswith("penstock.errors.")}
-        assert len(said) == 1 and says in said.pop(), str(failure.value)
+        said = set(re.findall(r"penstock\.errors\..*", str(failure.value)))
+        assert len(said) == 1 and says in said.pop() and "Traceback" not in str(failure.value), str(failure.value)
     assert journal.topics() == [] and not list(tmp_path.glob("*.staging"))
 
 
+@needs_limits
 def test_windowed_totals_land_in_a_topic(
     spark: SparkSession, url: str, journal: penstock.Journal, tmp_path: Path
 ) -> None:

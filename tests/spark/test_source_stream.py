@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from since import needs_limits
 from without_spark import Row, Stream
 
 import penstock
@@ -31,6 +33,7 @@ def where(rows: list[Row]) -> list[tuple[str, int]]:
     return [(row["topic"], row["seq"]) for row in rows]
 
 
+@needs_limits
 def test_available_now_reads_what_is_there_in_batches_of_the_size_asked_for(
     url: str, journal: penstock.Journal
 ) -> None:
@@ -54,6 +57,7 @@ def test_latest_leaves_history_behind_and_misses_nothing_after_the_start(url: st
     assert where(stream.rows()) == positions(51, 57)
 
 
+@needs_limits
 def test_several_topics_share_a_batch_by_what_waits_and_new_ones_join_a_pattern(
     url: str, journal: penstock.Journal
 ) -> None:
@@ -68,6 +72,7 @@ def test_several_topics_share_a_batch_by_what_waits_and_new_ones_join_a_pattern(
     assert where(stream.rows()) == positions(1, 4, "c")
 
 
+@needs_limits
 def test_a_batch_waits_for_as_many_events_as_it_is_told_to(
     url: str, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +90,7 @@ def test_a_batch_waits_for_as_many_events_as_it_is_told_to(
     assert where(stream.rows()) == positions(10, 10)
 
 
+@needs_limits
 def test_a_consumer_shows_how_far_the_query_has_come_and_holds_compaction(
     place: dict[str, str], journal: penstock.Journal
 ) -> None:
@@ -125,6 +131,7 @@ def test_a_checkpoint_of_another_journal_is_refused(url: str, journal: penstock.
             Stream(url, checkpoint, topic="orders").batches()
 
 
+@needs_limits
 def test_offsets_are_positions_wherever_the_journal_is(place: dict[str, str], journal: penstock.Journal) -> None:
     fill(journal, 10)
     begun = Stream(place, topic="orders", maxOffsetsPerTrigger=6)
@@ -176,13 +183,17 @@ def follow(spark: SparkSession, url: str, tmp_path: Path) -> Iterator[Follow]:
         query.stop()
 
 
+@needs_limits
 def test_a_query_reads_batches_of_the_size_asked_for_and_goes_on_from_its_checkpoint(
     journal: penstock.Journal, follow: Follow
 ) -> None:
     fill(journal, 25)
-    _, seen = follow(once=True, maxOffsetsPerTrigger=10, consumer="billing")
+    query, seen = follow(once=True, maxOffsetsPerTrigger=10, consumer="billing")
     assert seen == [[*range(1, 11)], [*range(11, 21)], [*range(21, 26)]]
     assert journal.topic("orders").cursors() == {"billing": 25}
+    progress = [json.loads(one.sources[0].latestOffset)["orders"] for one in query.recentProgress]
+    assert [(one["latest"], one["events"], one["lag"]) for one in progress] == [(25, 10, 15), (25, 10, 5), (25, 5, 0)]
+    assert all(one["bytes"] > 0 for one in progress)
     fill(journal, 3)
     _, seen = follow(once=True)
     assert seen == [[26, 27, 28]]

@@ -16,6 +16,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
+from since import needs_limits
 
 import penstock
 import penstock.spark.journals as journals
@@ -484,6 +485,7 @@ def pages_of(spark: SparkSession) -> Iterator[str]:
 
 
 @NIGHTLY
+@needs_limits
 def test_a_stream_between_served_topics_is_exact_while_the_server_is_killed(
     spark: SparkSession, tmp_path: Path
 ) -> None:

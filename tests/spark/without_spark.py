@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import types as T
-from pyspark.sql.datasource import DataSource, Filter
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.documents.ddl import SchemaText, _parts, fields
 from penstock.spark.options import read_options
-from penstock.spark.source import PenstockSource, PushdownReader
+from penstock.spark.source import PenstockSource
 
 Row = dict[str, Any]
 Place = str | Path | Mapping[str, object]
@@ -77,17 +77,26 @@ def read(
     place: Place,
     schema: str | None = None,
     *,
-    where: Sequence[Filter] = (),
+    where: Sequence[Any] = (),
     of: type[DataSource] = PenstockSource,
     **options: object,
 ) -> list[Row]:
-    """A batch query: plans it, pushes down what `where` says, and runs its tasks."""
+    """A batch query: plans it, pushes down what `where` says, as (filter's name, column, value), and runs its tasks."""
     found = source(place, of=of, **options)
     if not where:
         return rows_of(found.reader(schema_of(found, schema)))
+    from penstock.spark.pushdown import PushdownReader  # which a Spark without filters cannot import
+
     reader = PushdownReader(read_options(found.given), schema_of(found, schema))
-    assert list(reader.pushFilters(list(where))) == [], "Spark would filter itself"
+    assert list(reader.pushFilters(filters(where))) == [], "Spark would filter itself"
     return rows_of(reader)
+
+
+def filters(where: Sequence[Any]) -> list[Any]:
+    """Filters as Spark pushes them: IsNotNull has no value."""
+    from pyspark.sql import datasource
+
+    return [getattr(datasource, name)((column,), *value) for name, column, *value in where]
 
 
 def seqs(rows: Sequence[Row]) -> list[int]:
@@ -120,7 +129,8 @@ class Stream:
         """The next batch; None when there is nothing to read."""
         reader, known = self.reader, self.checkpoint
         start = known[-1] if known else reader.initialOffset()
-        end = json.loads(json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit())))
+        reader.done(start)
+        end = json.loads(json.dumps(reader.end_after(start, limited=reader.limited)))
         if known and end == start:
             return None
         known.append(end)

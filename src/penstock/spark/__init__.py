@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.journal.sealed.report import SealReport
-    from penstock.spark.pipeline.flows import buffer_at, external, flow, queue, topic
+    from penstock.spark.pipeline.flows import buffer_at, external, flow, into, queue, topic
     from penstock.spark.pipeline.running import run
     from penstock.spark.projection.projecting import project, rebuild
     from penstock.spark.sealing import lake, seal
@@ -31,6 +31,7 @@ __all__ = [
     "buffer_at",
     "external",
     "flow",
+    "into",
     "lake",
     "project",
     "queue",
@@ -47,6 +48,7 @@ _HOMES = {
     "buffer_at": "spark.pipeline.flows",
     "external": "spark.pipeline.flows",
     "flow": "spark.pipeline.flows",
+    "into": "spark.pipeline.flows",
     "lake": "spark.sealing",
     "project": "spark.projection.projecting",
     "queue": "spark.pipeline.flows",

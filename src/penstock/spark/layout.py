@@ -23,7 +23,6 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.clock import to_ms
@@ -35,6 +34,7 @@ from penstock.queue.state.keys import FRONT
 from penstock.spark.journals import correlations
 from penstock.spark.options import JournalPlace, WriteOptions
 from penstock.spark.payload import check_form, json_text
+from penstock.spark.versions import arrow_schema_of
 
 DELIVERY = ("priority", "delay", "not_before", "max_attempts")
 """What only a queue understands."""
@@ -190,7 +190,7 @@ class SinkLayout(msgspec.Struct, frozen=True):
         for field in schema.fields:
             if field.name not in OPTIONS:
                 check_form(field.name, field.dataType)
-        found = to_arrow_schema(schema, timezone="UTC")
+        found = arrow_schema_of(schema)
         for name in found.names:
             _check_type(name, found.field(name).type)
         if "payload" not in found.names:

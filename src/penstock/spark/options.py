@@ -375,8 +375,6 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     if target is not None:
         check_name(target, "queue" if "queue" in given else "topic")
     app, version = given.get("txnappid"), number(given, "txnVersion", least=0)
-    if (app is None) != (version is None):
-        raise ConfigError("txnAppId and txnVersion go together: the application's name and a number that only grows")
     if app is not None:
         check_consumer(app, "txnAppId")
     kind = given.get("kind")

@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from penstock.errors import ConfigError
+from penstock.spark.versions import TIMES
 
-_PLAIN = (
+_PLAIN: tuple[type[T.DataType], ...] = (
     T.NullType,
     T.BooleanType,
     T.IntegralType,
@@ -28,7 +29,7 @@ _PLAIN = (
     T.DateType,
     T.TimestampType,
     T.TimestampNTZType,
-    T.TimeType,
+    *TIMES,
 )
 _ADVICE: tuple[tuple[type[T.DataType], str], ...] = (
     (T.VariantType, "write it as text with to_json, or read the payload as text and use parse_json"),

@@ -9,9 +9,9 @@ kinds and keys skip blocks.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -20,18 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyspark.sql.datasource import (
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-)
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StringType, StructType
 
 from penstock.documents.payloads import ParsedColumns, PayloadParser
@@ -40,21 +29,14 @@ from penstock.events import Draft, Event
 from penstock.journal.blocks import Block
 from penstock.journal.keys import MAX_SEQ
 from penstock.journal.to_arrow import PayloadType, arrow_schema, joined, record_batch
-from penstock.names import is_whole
 from penstock.spark.journals import SourceJournal, writing
 from penstock.spark.options import EVENT_COLUMNS, JournalPlace, Mode, ReadOptions
 from penstock.spark.payload import check_form, decoding
+from penstock.spark.versions import arrow_schema_of
 from penstock.surface.journal import Journal
 from penstock.surface.queue import Queue
 
-_COLUMNS = ("seq", "kind", "key", "occurred_at", "recorded_at")
-_COMPARE = {
-    EqualTo: "equal",
-    GreaterThan: "greater",
-    GreaterThanOrEqual: "greater_equal",
-    LessThan: "less",
-    LessThanOrEqual: "less_equal",
-}
+COMPARISONS = ("equal", "greater", "greater_equal", "less", "less_equal")
 
 
 class Condition(msgspec.Struct, frozen=True):
@@ -108,7 +90,7 @@ class RowFilter(msgspec.Struct, frozen=True):
         low: datetime | None = None
         high: datetime | None = None
         for condition in self.conditions:
-            if condition.column != "recorded_at" or condition.compare not in _COMPARE.values():
+            if condition.column != "recorded_at" or condition.compare not in COMPARISONS:
                 continue
             value: datetime = condition.value
             if condition.compare in ("equal", "greater", "greater_equal"):
@@ -148,49 +130,6 @@ def option_filter(options: ReadOptions) -> RowFilter:
     """The filter of the options `kinds` and `keys`, which reach streams as well: Spark hands those no filters."""
     named = (("kind", options.kinds), ("key", options.keys))
     return RowFilter(tuple(Condition(column, "is_in", list(values)) for column, values in named if values))
-
-
-def take_filters(filters: Iterable[Filter]) -> tuple[RowFilter, list[Filter]]:
-    """What of Spark's filters is done here, and the rest, which Spark does."""
-    done: list[Condition] = []
-    rest: list[Filter] = []
-    for one in filters:
-        condition = _condition(one)
-        if condition is None:
-            rest.append(one)
-        else:
-            done.append(condition)
-    return RowFilter(tuple(done)), rest
-
-
-def _condition(one: Filter) -> Condition | None:
-    attribute: tuple[str, ...] = getattr(one, "attribute", ())
-    if len(attribute) != 1 or attribute[0] not in _COLUMNS:
-        return None
-    column = attribute[0]
-    if isinstance(one, IsNotNull):
-        return Condition(column, "is_valid", None)
-    if isinstance(one, In):
-        values = [_value(column, value) for value in one.value]
-        if not values or any(value is None for value in values):
-            return None
-        return Condition(column, "is_in", values)
-    compare = _COMPARE.get(type(one))
-    value = _value(column, getattr(one, "value", None))
-    if compare is None or value is None:
-        return None
-    return Condition(column, compare, value)
-
-
-def _value(column: str, value: object) -> int | str | datetime | None:
-    """The value as the column's type, or None when it is of another one."""
-    if column == "seq":
-        return value if is_whole(value) else None
-    if column in ("kind", "key"):
-        return value if isinstance(value, str) else None
-    if isinstance(value, datetime):
-        return value if value.tzinfo else value.replace(tzinfo=UTC)
-    return None
 
 
 CORRUPT = "_corrupt_record"
@@ -327,7 +266,7 @@ class SourceLayout(msgspec.Struct, frozen=True):
         struct = options.payload_schema is not None and options.payload_struct
         for field in wanted.fields:
             check_form(field.name, field.dataType)
-        schema = to_arrow_schema(wanted, timezone="UTC")
+        schema = arrow_schema_of(wanted)
         own: list[str] = []
         parsed: list[pa.Field] = []
         for field in schema:

@@ -114,9 +114,9 @@ def send_piece(server: JournalPlace, job: str, batch: str, at: int, body: bytes 
         patiently(lambda: client.call(STAGE_OBJECT, batch, str(at), query=query, body=body))
 
 
-def commit_staged(server: JournalPlace, request: CommitRequest) -> None:
-    """Publishes what a server keeps, in one transaction of its own."""
-    patiently(lambda: client_of(server).call(COMMIT_STAGED, body=request))
+def commit_staged(server: JournalPlace, request: CommitRequest) -> bool:
+    """Publishes what a server keeps, in one transaction of its own; False when that was done before."""
+    return patiently(lambda: client_of(server).call(COMMIT_STAGED, body=request)).committed
 
 
 def drop_staged(server: JournalPlace, job: str) -> None:

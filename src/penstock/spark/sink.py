@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from penstock.entity.gate import load_gates, names_in, with_installed
@@ -36,6 +36,8 @@ from penstock.limits import MAX_KEY_BYTES
 from penstock.spark.journals import journal_id, patiently, writing
 from penstock.spark.layout import SinkLayout
 from penstock.spark.options import JournalPlace, WriteOptions, write_options
+from penstock.spark.sentences import in_sentences
+from penstock.spark.versions import ArrowStreamWriter
 from penstock.transfer.objects import StagingArea, area_of, decode_piece, encode_piece
 from penstock.transfer.publishing import Blocks, publish_blocks
 
@@ -51,15 +53,15 @@ class WriteTarget(Protocol):
     """What rows are written to."""
 
     app: str | None
-    """The application whose versions of a batch write are written once."""
-    version: int
+    """The application whose versions are written once: of a batch write, or the batches of a stream."""
+    version: int | None
 
     def stage(self, batches: Iterator[pa.RecordBatch], job: str, number: int) -> TaskShare:
         """Keeps a task's rows until the commit; `number` is the micro-batch, 0 for a job that has only one."""
         ...
 
-    def publish(self, shares: Sequence[TaskShare], by: tuple[str, str] | None, version: int) -> None:
-        """Makes rows visible, at once; nothing when `by`, an application or a query, has written the version before."""
+    def publish(self, shares: Sequence[TaskShare], by: tuple[str, str] | None, version: int) -> bool:
+        """Makes rows visible, at once; False when `by`, an application or a query, has written the version before."""
         ...
 
     def sweep(self, job: str, through: int | None = None) -> None:
@@ -67,10 +69,13 @@ class WriteTarget(Protocol):
         ...
 
 
+@in_sentences
 class BatchWriter(DataSourceArrowWriter):
     """Writes a frame once; with txnAppId and txnVersion, once for ever."""
 
     def __init__(self, target: WriteTarget) -> None:
+        if (target.app is None) != (target.version is None):
+            raise ConfigError("txnAppId and txnVersion go together: a name, and a number that only grows")
         self.target = target
         self.job = uuid.uuid4().hex
 
@@ -79,19 +84,20 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         target = self.target
-        target.publish(_shares(messages), None if target.app is None else ("app", target.app), target.version)
+        target.publish(_shares(messages), None if target.app is None else ("app", target.app), target.version or 0)
         target.sweep(self.job)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self.target.sweep(self.job)
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+@in_sentences
+class StreamWriter(ArrowStreamWriter):
     """Writes a stream's batches, each once, whatever is killed when."""
 
     def __init__(self, target: WriteTarget) -> None:
-        if target.app is not None:
-            raise ConfigError("txnAppId and txnVersion are for batch writes; a stream is known by its checkpoint")
+        if target.version is not None:
+            raise ConfigError("txnVersion is for batch writes; the batches of a stream have numbers of their own")
         self.target = target
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -108,7 +114,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if len(queries) > 1:
             raise PenstockError(f"one batch has the rows of several queries: {', '.join(queries)}")
         for query in queries:
-            self.target.publish(shares, ("query", query), batchId)
+            app = self.target.app
+            if not self.target.publish(shares, ("query", query) if app is None else ("app", app), batchId):
+                log.warning(
+                    "batch %s of %s was written before, and its rows are not written again. That is right after a "
+                    "kill. If this query has a copy of another one's checkpoint, it is taken for that one: give it a "
+                    'new checkpoint, or a name of its own, option("txnAppId", …)',
+                    *(batchId, f"query {query}" if app is None else f"application {app}"),
+                )
             self.target.sweep(query, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -207,8 +220,8 @@ class Staging:
             path = patiently(partial(self.area.put, share.job, number, share.batch, at, body))
         share.pieces.append(_StagedPiece(path, len(body), _hash(body)))
 
-    def publish(self, shares: Sequence[StagedShare], wanted: Publication) -> None:
-        """Appends what tasks have staged, in one transaction; nothing when the mark says that it was done before."""
+    def publish(self, shares: Sequence[StagedShare], wanted: Publication) -> bool:
+        """Appends what tasks have staged, in one transaction; False when the mark says that it was done before."""
         staged = [share for share in shares if share.size]
         if self.place.server is None:
             blocks = Blocks(
@@ -218,8 +231,7 @@ class Staging:
                 any(share.keyed for share in staged),
             )
             with writing(self.place.url, wanted.journal, wanted.gates) as opened:
-                publish_blocks(opened, blocks, wanted.mark, wanted.version, wanted.queue)
-            return
+                return publish_blocks(opened, blocks, wanted.mark, wanted.version, wanted.queue)
         from penstock.protocol.bulk import CommitRequest
         from penstock.spark.served import commit_staged
 
@@ -228,7 +240,7 @@ class Staging:
                 done.result()
         batches = [share.batch for share in staged]
         request = CommitRequest(wanted.journal or "", batches, wanted.mark, wanted.version, wanted.queue)
-        commit_staged(self.place.server, request)
+        return commit_staged(self.place.server, request)
 
     def _take_in(self, share: StagedShare) -> None:
         """Gives the server what of a share it does not have yet."""
@@ -381,7 +393,7 @@ class TopicTarget:
     def __init__(self, given: Mapping[str, str], schema: StructType, *, again: bool) -> None:
         """ConfigError when the frame cannot be written. `again`: as for `_planned`."""
         options = write_options(given)
-        self.app, self.version = options.app, options.version or 0
+        self.app, self.version = options.app, options.version
         self.staging = _staging(options)
         journal, gates = _planned(options, self.staging, again=again)
         self.options = msgspec.structs.replace(options, journal=journal, gates=gates)
@@ -390,12 +402,13 @@ class TopicTarget:
     def stage(self, batches: Iterator[pa.RecordBatch], job: str, number: int) -> StagedShare:
         return self.staging.stage(encoded(batches, self.layout), job, number)
 
-    def publish(self, shares: Sequence[TaskShare], by: tuple[str, str] | None, version: int) -> None:
+    def publish(self, shares: Sequence[TaskShare], by: tuple[str, str] | None, version: int) -> bool:
         options, staged = self.options, [share for share in shares if isinstance(share, StagedShare)]
-        if any(share.events for share in staged) or self.app is not None:
-            mark = None if by is None else mark_name(*by, options.topic or "")
-            queue = options.topic if options.queue else None
-            self.staging.publish(staged, Publication(options.journal, mark, version, queue, options.gates))
+        if self.app is None and not any(share.events for share in staged):
+            return True
+        mark = None if by is None else mark_name(*by, options.topic or "")
+        queue = options.topic if options.queue else None
+        return self.staging.publish(staged, Publication(options.journal, mark, version, queue, options.gates))
 
     def sweep(self, job: str, through: int | None = None) -> None:
         self.staging.sweep(job, through)

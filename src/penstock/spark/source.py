@@ -1,7 +1,8 @@
 """The data source `penstock`: topics of a journal as tables and streams, and as a place to write to.
 
 Spark asks a stream for the newest offset with the end of the last batch that its checkpoint holds as complete, also
-while nothing happens; that, and not the source's `commit` (which comes one batch late), is where the cursor goes.
+while nothing happens; that, and not the source's `commit` (which comes one batch late), is where the cursor goes, where
+Spark has it (`versions`).
 
 In a checkpoint an offset has the positions by topic: `{"orders": 250}`. A topic that is dropped and made anew goes on
 with the positions of the one before: a query that had read all of it goes on too, and one that had not has lost events,
@@ -24,10 +25,8 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
-    Filter,
     InputPartition,
 )
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from penstock.clock import to_ms
@@ -43,7 +42,9 @@ from penstock.spark.journals import (
     open_source,
 )
 from penstock.spark.options import Offset, ReadOptions, check_stream, read_options, resolved
-from penstock.spark.rows import Range, RowFilter, SourceLayout, option_filter, read_range, source_schema, take_filters
+from penstock.spark.rows import Range, RowFilter, SourceLayout, option_filter, read_range, source_schema
+from penstock.spark.sentences import in_sentences
+from penstock.spark.versions import LimitedReader, check_batch_limits
 
 _TASK_BYTES = 128 << 20
 """What one task reads at the most, about: as Spark does with files. A task costs some 50 ms before its first row."""
@@ -168,7 +169,7 @@ def signed(ranges: list[Range], journal: str) -> list[Range]:
     return ranges
 
 
-def limited(start: Mapping[str, int], end: Mapping[str, int], most: int) -> Offsets:
+def share_of(start: Mapping[str, int], end: Mapping[str, int], most: int) -> Offsets:
     """Offsets at most `most` positions after `start`: each topic gets its share of what waits, as in Kafka's."""
     waiting = {name: end[name] - start.get(name, 0) for name in end}
     total = sum(waiting.values())
@@ -186,6 +187,7 @@ def limited(start: Mapping[str, int], end: Mapping[str, int], most: int) -> Offs
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
+@in_sentences
 class PenstockSource(DataSource):
     """`spark.read.format("penstock").option("url", …).option("topic", …)`, and the same for streams and writes."""
 
@@ -202,11 +204,14 @@ class PenstockSource(DataSource):
         return source_schema(read_options(self.given))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        kind = PushdownReader if _PUSHDOWN_WORKER in sys.modules else BatchReader
-        return kind(read_options(self.given), schema)
+        options = read_options(self.given)
+        if _PUSHDOWN_WORKER not in sys.modules:
+            return BatchReader(options, schema)
+        from penstock.spark.pushdown import PushdownReader
+
+        return PushdownReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-
         return StreamReader(read_options(self.given), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -222,6 +227,7 @@ class PenstockSource(DataSource):
         return StreamWriter(TopicTarget(self.given, schema, again=True))
 
 
+@in_sentences
 class BatchReader(DataSourceReader):
     """Reads what is there when the query is planned."""
 
@@ -252,25 +258,19 @@ class BatchReader(DataSourceReader):
         return read_range(journal, partition, self.layout, self.filter, strict=self.options.fail_on_data_loss)
 
 
-class PushdownReader(BatchReader):
-    """The same, with filters; Spark refuses a reader that has `pushFilters` unless its setting for it is on."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        done, rest = take_filters(filters)
-        self.filter = self.filter.and_(done)
-        return rest
-
-
 _OTHER = "#"
 """Ends what is no topic in the offsets of older checkpoints, and is ignored: no topic has it in its name."""
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+@in_sentences
+class StreamReader(LimitedReader):
     """Reads a journal's topics batch after batch; offsets are positions by topic."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         check_stream(options)
+        check_batch_limits(options.given, ("maxOffsetsPerTrigger", "minOffsetsPerTrigger"))
         self.options = options
+        self.limited = options.max_offsets is not None
         self.layout = SourceLayout.of(schema, options)
         self._target: Offsets | None = None
         """How far trigger(availableNow=True) reads."""
@@ -282,6 +282,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._followed: Offsets = {}
         self._initial: Offsets | None = None
         self._anchored = True
+        self._batch: tuple[Offsets, Offsets] = {}, {}
+        """Where the newest batch begins and ends."""
         self._filter = option_filter(options)
         self._read_at = time.monotonic()
 
@@ -308,18 +310,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             start.values() if isinstance(start, dict) else (start,)
         )
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        most = self.options.max_offsets
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
-
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+    def end_after(self, start: dict[str, int], *, limited: bool) -> dict[str, int]:
         known = positions_of(start)
         began, latest = self._now()
-        self._follow({name: position for name, position in known.items() if name in latest})
-        if not self._anchored:
-            self._anchored = True
-            return _sorted(start)
-        if self.options.hold is not None and os.path.exists(self.options.hold):  # noqa: PTH110
+        self._batch = known, known
+        if self._stays():
             return _sorted(start)
         end = latest if self._target is None else self._target
         self._check_ahead(known, end)
@@ -328,9 +323,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._too_few(begin, end):
             return _sorted(start)
         self._read_at = time.monotonic()
-        if isinstance(limit, ReadMaxRows):
-            end = limited(begin, end, limit.max_rows)
+        if limited and self.options.max_offsets is not None:
+            end = share_of(begin, end, self.options.max_offsets)
+        self._batch = begin, end
         return _sorted({**known, **end})
+
+    def _stays(self) -> bool:
+        """Whether the next batch is left empty: the first of a query that starts at a moving place, or on hold."""
+        if not self._anchored:
+            self._anchored = True
+            return True
+        return self.options.hold is not None and os.path.exists(self.options.hold)  # noqa: PTH110
 
     def _too_few(self, start: Offsets, end: Offsets) -> bool:
         """Whether a batch waits for more; trigger(availableNow=True) takes what there is."""
@@ -340,8 +343,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         waiting = sum(position - start.get(name, 0) for name, position in end.items())
         return waiting < least and time.monotonic() - self._read_at < self.options.max_delay
 
-    def reportLatestOffset(self) -> dict[str, int]:
-        return _sorted(self._now()[1])
+    def reportLatestOffset(self) -> dict[str, dict[str, int]]:
+        """What `lastProgress` shows as the latest offset: how far a topic goes, and what of it the batch has."""
+        latest = self._now()[1]
+        start, end = self._batch
+        moved = [name for name in latest if end.get(name, 0) > start.get(name, 0)]
+        sizes = dict.fromkeys(latest, 0)
+        if moved:
+            with self._opened().state() as found:
+                sizes |= {name: view.size(start[name], end[name]) for name, view in found.topics(moved).items()}
+        return {
+            name: {"latest": newest, "events": end[name] - start[name], "bytes": sizes[name], "lag": newest - end[name]}
+            for name, newest in sorted(latest.items())
+            if name in end
+        }
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._behind = True
@@ -380,6 +395,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        self.plan(start, end)
         journal = self._opened()
         with journal.state() as found:
             topics = Topics(found, self.options)
@@ -397,13 +413,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         journal = open_source(self.options.place, partition.journal)
         return read_range(journal, partition, self.layout, self._filter, strict=self.options.fail_on_data_loss)
 
-    def commit(self, end: dict[str, int]) -> None:
-        """Nothing to do: see the top of this file."""
-
     def stop(self) -> None:
         """Nothing to let go of: the process ends."""
 
     # ── the cursor ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def done(self, reached: dict[str, int]) -> None:
+        latest = self._now()[1] if self.options.consumer is not None else {}
+        self._follow({name: position for name, position in positions_of(reached).items() if name in latest})
+
     def _follow(self, reached: Offsets, *, back: bool = False) -> None:
         """Moves the query's cursor, so that its lag can be seen and compaction waits for it."""
         if self.options.consumer is None:

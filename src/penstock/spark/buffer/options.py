@@ -122,8 +122,6 @@ def write_options(options: Mapping[str, str]) -> BufferWriteOptions:
     if compression not in ("none", "zstd"):
         raise ConfigError(f'compression is "none" or "zstd", not {compression!r}')
     app, version = given.get("txnappid"), number(given, "txnVersion", least=0)
-    if (app is None) != (version is None):
-        raise ConfigError("txnAppId and txnVersion go together: a name, and a number that only grows")
     if app is not None:
         check_consumer(app, "txnAppId")
     flush = number(given, "flushBytes") or _FLUSH_BYTES

@@ -32,8 +32,6 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
     InputPartition,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from penstock.buffer import Consumer, Descriptor, Fetcher, Metadata
@@ -44,8 +42,10 @@ from penstock.buffer.publishing import Publisher, StagedObject
 from penstock.clock import SystemClock
 from penstock.errors import ConfigError, Fenced, PenstockError, PositionTrimmed
 from penstock.spark.buffer.options import BufferReadOptions, BufferWriteOptions, read_options, resolved, write_options
+from penstock.spark.sentences import in_sentences
 from penstock.spark.sink import TaskShare
-from penstock.spark.source import Offsets, limited
+from penstock.spark.source import Offsets, share_of
+from penstock.spark.versions import LimitedReader, arrow_schema_of, check_batch_limits
 
 DDL = "sequence BIGINT, index INT, entry BINARY, metadata BINARY, ingested_at TIMESTAMP, location STRING"
 _TIME = pa.timestamp("us", "UTC")
@@ -98,7 +98,7 @@ class BufferLayout(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, wanted: StructType) -> BufferLayout:
         """The layout of a schema; ConfigError when it asks for what there is not."""
-        schema = to_arrow_schema(wanted, timezone="UTC")
+        schema = arrow_schema_of(wanted)
         for one in schema:
             if one.name not in _SCHEMA.names:
                 raise ConfigError(
@@ -162,6 +162,7 @@ def read_run(run: ManifestRange, options: BufferReadOptions, layout: BufferLayou
                 left.cancel()
 
 
+@in_sentences
 class BufferSource(DataSource):
     """`spark.read.format("penstock-buffer").option("url", "s3://…")`, and the same for streams and writes."""
 
@@ -180,7 +181,6 @@ class BufferSource(DataSource):
         return BufferBatchReader(read_options(self.given), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-
         return BufferStreamReader(read_options(self.given), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -196,6 +196,7 @@ class BufferSource(DataSource):
         return StreamWriter(BufferTarget(write_options(self.given), schema))
 
 
+@in_sentences
 class BufferBatchReader(DataSourceReader):
     """Looks at what is in the manifest when the query is planned; owns nothing and acknowledges nothing."""
 
@@ -221,11 +222,14 @@ _POLL = 0.1
 """Seconds between looks at a manifest in which nothing was new; Spark itself would ask a hundred times a second."""
 
 
-class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+@in_sentences
+class BufferStreamReader(LimitedReader):
     """Reads a buffer batch after batch, as its one consumer."""
 
     def __init__(self, options: BufferReadOptions, schema: StructType) -> None:
+        check_batch_limits(options.given, ("maxOffsetsPerTrigger",))
         self.options = options
+        self.limited = options.max_offsets is not None
         self.layout = BufferLayout.of(schema)
         self._consumers: dict[str, Consumer] = {}
         self._seen: dict[str, Manifest] = {}
@@ -246,11 +250,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._anchored = not latest
         return dict(self._initial)
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        most = self.options.max_offsets
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
-
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+    def end_after(self, start: dict[str, int], *, limited: bool) -> dict[str, int]:
         self._check_manifests(start)
         if not self._anchored:
             self._anchored = True
@@ -260,8 +260,8 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check_ahead(start)
         end = self._ends() if self._target is None else self._target
         end = {path: max(end[path], start[path]) for path in end}
-        if isinstance(limit, ReadMaxRows):
-            end = limited(start, end, limit.max_rows)
+        if limited and self.options.max_offsets is not None:
+            end = share_of(start, end, self.options.max_offsets)
         self._idle_since = monotonic() if end == start else None
         return end
 
@@ -331,6 +331,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        self.plan(start, end)
         self._check_manifests(end)
         if any(path not in self._seen or _end(self._seen[path]) < end[path] for path in end):
             self._refresh()
@@ -396,9 +397,9 @@ class BufferTarget:
     """A buffer that a frame is written to."""
 
     def __init__(self, options: BufferWriteOptions, schema: StructType) -> None:
-        _check_columns(to_arrow_schema(schema, timezone="UTC"), len(options.places))
+        _check_columns(arrow_schema_of(schema), len(options.places))
         self.options = options
-        self.app, self.version = options.app, options.version or 0
+        self.app, self.version = options.app, options.version
 
     def stage(self, batches: Iterator[pa.RecordBatch], job: str, number: int) -> Uploaded:
         """Uploads a task's rows as objects of about flushBytes."""
@@ -419,13 +420,15 @@ class BufferTarget:
             arrow_to_block(rows.column("entry")), metadata, rows.num_rows, self.options.compression
         )
 
-    def publish(self, shares: Sequence[TaskShare], by: tuple[str, str] | None, version: int) -> None:
+    def publish(self, shares: Sequence[TaskShare], by: tuple[str, str] | None, version: int) -> bool:
         mark = None if by is None else Mark(":".join(by), version)
+        written = True
         for shard in range(len(self.options.places)):
             uploaded = (share for share in shares if isinstance(share, Uploaded))
             staged = [one for share in uploaded for which, one in share.objects if which == shard]
             if staged:
-                self._publisher(shard).publish(staged, mark)
+                written = self._publisher(shard).publish(staged, mark) and written
+        return written
 
     def sweep(self, job: str, through: int | None = None) -> None:
         """Nothing to do: a commit whose answer was lost ends here too, and what was not published is collected."""

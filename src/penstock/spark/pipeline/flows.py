@@ -27,7 +27,6 @@ from penstock.errors import ConfigError, Denied, PenstockError
 from penstock.names import check_name, shown_url
 from penstock.spark.journals import journal_id
 from penstock.spark.options import absolute_url, check_stream, is_served, read_options, resolved, write_options
-from penstock.spark.startup.launch import spark_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,6 +119,14 @@ class Endpoint:
         if self.kind == "pattern":
             return {"topicpattern": self.names[0]}
         return {self.kind: ",".join(self.names)} if self.names else {}
+
+
+def into(format: str = "penstock", **options: object) -> Callable[[DataFrame, int], None]:
+    """What `foreachBatch` calls to write each batch of a stream once, in any output mode: the options are the sink's.
+
+    totals.writeStream.foreachBatch(penstock.spark.into(url="shop.db", topic="totals")).outputMode("update")
+    """
+    return BatchByBatch(format, {name: _text(name, value) for name, value in options.items()})
 
 
 class BatchByBatch:
@@ -326,7 +333,8 @@ class Pipeline:
 
 def load_pipeline(path: str | Path, *, name: str | None = None) -> Pipeline:
     """The pipeline in a file: every flow it declares or imports. ConfigError says in which line something is wrong."""
-    spark_folder()
+    import penstock.spark.versions  # noqa: F401  # says what is missing, or too old
+
     file = Path(path)
     try:
         text = file.read_bytes()

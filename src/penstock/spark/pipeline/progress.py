@@ -6,7 +6,7 @@ events, buffers in manifest entries: what an entry holds is known only after it 
 
 from __future__ import annotations
 
-import json
+import ast
 import os
 import socket
 import time
@@ -129,6 +129,8 @@ class RunningFlow:
         """When it is to be started (monotonic), if it is not running."""
         self.failures = 0
         """How often it failed since a batch last succeeded."""
+        self.repeated = False
+        """Whether a run over what is there was started a second time."""
         self.status = FlowStatus(
             pipeline=pipeline,
             flow=flow.name,
@@ -184,10 +186,10 @@ class RunningFlow:
         self.status.rows_out += max(0, int(progress["sink"].get("numOutputRows") or 0))  # -1: the sink cannot say
         self._counted.append((time.monotonic(), rows))
         for at, source in enumerate(progress["sources"]):
-            with suppress(ValueError, TypeError, AttributeError):
-                self._offsets[at] = positions_of(
-                    {name: int(seq) for name, seq in json.loads(source["endOffset"]).items()}
-                )
+            with suppress(ValueError, TypeError, AttributeError, SyntaxError):
+                # JSON, which a dictionary of numbers reads like in Python too: some versions of Spark write that.
+                found = ast.literal_eval(source["endOffset"])
+                self._offsets[at] = positions_of({name: int(seq) for name, seq in found.items()})
         if "addBatch" in progress["durationMs"]:  # not the sign of life of an idle query
             self.status.batch = int(progress["batchId"])
             self.status.batch_seconds = progress["durationMs"].get("triggerExecution", 0) / 1000

@@ -46,6 +46,7 @@ from penstock.spark.pipeline.flows import (
 )
 from penstock.spark.pipeline.progress import Reporter, RunningFlow
 from penstock.spark.startup import sessions
+from penstock.spark.versions import AVAILABLE_NOW_IS_ONE_BATCH
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,6 +110,8 @@ _PASSING = frozenset(
 """Errors of Python code after which the same work may succeed. StorageError says itself; see `_passes`."""
 
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n((?:[ \t]+.*\n)+)([\w.]+(?:: .*)?)")
+_SENTENCE = re.compile(r"penstock\.errors\.\w+: .*")
+"""An error of penstock's own, as `sentences` lets Spark tell it."""
 _FRAME = re.compile(r'^[ \t]+File "([^"]+)", line (\d+)', re.MULTILINE)
 _LASTING = frozenset(
     {
@@ -142,7 +145,10 @@ def fault_of(error: BaseException, file: str | None = None) -> Fault:
     chain = _chain(error)
     raised = [match for one in chain for match in _TRACEBACK.finditer(_text(one))]
     if raised:
-        return _python_fault(raised[-1], file)
+        return _python_fault(raised[-1][1], raised[-1][2], file)
+    sentences = [match[0] for one in chain for match in _SENTENCE.finditer(_text(one))]
+    if sentences:
+        return _python_fault("", sentences[-1], file)
     crash = next((said for one in chain if (said := crash_of(_text(one))) is not None), None)
     if crash is not None:
         return Fault(crash, False)
@@ -167,8 +173,7 @@ def _text(error: BaseException) -> str:
     return found if isinstance(found, str) else str(error)
 
 
-def _python_fault(raised: re.Match[str], file: str | None) -> Fault:
-    frames, last = raised.groups()
+def _python_fault(frames: str, last: str, file: str | None) -> Fault:
     name, _, message = last.partition(": ")
     name = name.rpartition(".")[2]
     own = getattr(__import__("penstock.errors", fromlist=[name]), name, None)
@@ -384,7 +389,10 @@ class Runner:
             if active:
                 return
             error = running.query.exception()
-        if error is None:
+        if error is None and self.once and AVAILABLE_NOW_IS_ONE_BATCH and running.status.lag and not running.repeated:
+            running.repeated = True  # the batch may have been one that was left unfinished
+            self._start(running)
+        elif error is None:
             running.ended("done" if self.once else "stopped")
         else:
             self._failed(running, fault_of(error, self.pipeline.file))

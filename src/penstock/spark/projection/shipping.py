@@ -29,12 +29,12 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.entity.projection import _KINDS as KINDS
 from penstock.entity.projection import Projection, check_projection, folder_of
 from penstock.errors import ConfigError
 from penstock.schema import Schema, event, schema_of, schema_of_type, upcast
+from penstock.spark.versions import arrow_schema_of
 
 _PLAIN: dict[object, T.DataType] = {
     bool: T.BooleanType(),
@@ -108,7 +108,7 @@ class StateRows:
     """Makes record batches of states."""
 
     def __init__(self, schema: T.StructType) -> None:
-        self.schema = to_arrow_schema(schema, timezone="UTC")
+        self.schema = arrow_schema_of(schema)
         state = schema["state"].dataType
         assert isinstance(state, T.StructType)
         self._convert = [(field.name, _converter(field.dataType)) for field in state.fields]

@@ -27,6 +27,7 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.spark.startup.java import Java, home_for_scripts
 from penstock.spark.startup.settings import MASTER_VARIABLE, Scratch
+from penstock.spark.versions import SPARK
 
 _BASE = (
     "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.util java.util.concurrent "
@@ -110,15 +111,6 @@ class Jvm:
             self.process.wait()
 
 
-def spark_folder() -> Path:
-    """The installed pyspark package; ConfigError naming the extra when there is none."""
-    try:
-        import pyspark
-    except ImportError as error:
-        raise ConfigError('Spark is not installed; run pip install "penstock[spark]".') from error
-    return Path(pyspark.__file__).parent
-
-
 def goes_direct(master: str, conf: Mapping[str, str], environ: Mapping[str, str] | None = None) -> bool:
     """Whether Spark's own scripts would add nothing that matters to this start.
 
@@ -126,13 +118,12 @@ def goes_direct(master: str, conf: Mapping[str, str], environ: Mapping[str, str]
     files or variables only they understand are in play.
     """
     env = os.environ if environ is None else environ
-    folder = spark_folder()
     return (
         sys.platform != "win32"
         and master.startswith(("local", "spark://"))
-        and (not env.get("SPARK_HOME") or Path(env["SPARK_HOME"]).resolve() == folder.resolve())
-        and not (folder / "conf").exists()
-        and (folder / "jars").is_dir()
+        and (not env.get("SPARK_HOME") or Path(env["SPARK_HOME"]).resolve() == SPARK.resolve())
+        and not (SPARK / "conf").exists()
+        and (SPARK / "jars").is_dir()
         and not any(env.get(name) for name in _UNUSUAL_VARIABLES)
         and not any(name in conf for name in _UNUSUAL_SETTINGS)
     )
@@ -156,7 +147,7 @@ def _virtual_machine_flags(java: Java) -> list[str]:
         # Keeps /tmp/hsperfdata_<user> away, which a killed JVM leaves behind.
         "-XX:-UsePerfData",
         "-cp",
-        f"{spark_folder() / 'jars'}/*",
+        f"{SPARK / 'jars'}/*",
     ]
 
 
@@ -213,7 +204,7 @@ def _environment(java: Java, conf: Mapping[str, str], connection: Path) -> dict[
     # Where SPARK_HOME is set, workers import pyspark from its uncompiled zip: 1.0–1.3 s instead of 0.25 s.
     env.pop("SPARK_HOME", None)
     if not _workers_find_pyspark():
-        env["SPARK_HOME"] = str(spark_folder())
+        env["SPARK_HOME"] = str(SPARK)
     return env
 
 
@@ -226,7 +217,7 @@ def local_address(master: str) -> dict[str, str]:
 
 def _workers_find_pyspark() -> bool:
     """Whether a fresh interpreter sees this pyspark without help: it lies in one of Python's own folders."""
-    parent = spark_folder().parent.resolve()
+    parent = SPARK.parent.resolve()
     own = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
     if site.ENABLE_USER_SITE:
         own.add(site.getusersitepackages())

@@ -10,35 +10,25 @@ and pyarrow, which takes longer on a busy machine. Here the connection comes fir
 from __future__ import annotations
 
 import os
+import runpy
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import IO
-
-
-@contextmanager
-def _connected() -> Iterator[IO[bytes]]:
-    """The connection to Spark, over which it is told this process's number first."""
-    path = os.environ.get("PYTHON_WORKER_FACTORY_SOCK_PATH")
-    if path is None:  # a port and a secret: pyspark knows how
-        from pyspark.worker_util import get_sock_file_to_executor
-
-        with get_sock_file_to_executor(timeout=None) as connection:
-            yield connection
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.connect(path)
-        with sock.makefile("rwb") as connection:
-            connection.write(os.getpid().to_bytes(4))
-            connection.flush()
-            yield connection  # type: ignore[misc]  # a file of bytes in all but its declared type
+from contextlib import suppress
 
 
 def _serve() -> None:
-    with suppress(BrokenPipeError, ConnectionResetError), _connected() as connection:
-        from pyspark.sql.streaming.python_streaming_source_runner import main
+    path = os.environ.get("PYTHON_WORKER_FACTORY_SOCK_PATH")
+    with suppress(BrokenPipeError, ConnectionResetError):
+        if path is None:  # a port and a secret: pyspark knows how
+            runpy.run_module("pyspark.sql.streaming.python_streaming_source_runner", run_name="__main__")
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.connect(path)
+            with sock.makefile("rwb") as connection:
+                connection.write(os.getpid().to_bytes(4))  # Spark is told this process's number first
+                connection.flush()
+                from pyspark.sql.streaming.python_streaming_source_runner import main
 
-        main(connection, connection)
+                main(connection, connection)  # type: ignore[arg-type]  # a file of bytes in all but its declared type
 
 
 if __name__ == "__main__":

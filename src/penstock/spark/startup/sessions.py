@@ -20,7 +20,6 @@ from penstock.spark.startup.launch import (
     goes_direct,
     launch,
     launch_by_scripts,
-    spark_folder,
     worker_variables,
 )
 from penstock.spark.startup.settings import UNNAMED, Scratch, defaults, from_keywords, merged, with_identity
@@ -63,7 +62,6 @@ def session(app: str = "penstock", *, master: str = "local[*]", **conf: object) 
         with penstock.spark.session("report") as spark:
             spark.read.format("penstock").option("url", "shop.db").option("topic", "orders").load().show()
     """
-    spark_folder()
     given = with_identity(from_keywords(conf), app, master)
     with _running.lock:
         _forget_a_dead_jvm()

@@ -109,8 +109,6 @@ def _alive(path: Path) -> bool:
     return True
 
 
-_CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-
 _STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 MASTER_VARIABLE = "PENSTOCK_SPARK_MASTER"
 """Where `session()` tells the processes that Spark starts which master it has."""
@@ -156,6 +154,8 @@ def with_identity(conf: Mapping[str, str | None], app: str, master: str) -> dict
 
 def defaults(master: str, scratch: Scratch) -> dict[str, str]:
     """penstock's own settings for this master."""
+    from penstock.spark.versions import CHECKPOINT_FILES, HAS_FILE_SOCKETS  # where pyspark is not, nothing is started
+
     anywhere = {
         "spark.ui.showConsoleProgress": "false",
         # A worker that crashes leaves a traceback in the task's error: see `penstock.spark.payload`.
@@ -178,9 +178,9 @@ def defaults(master: str, scratch: Scratch) -> dict[str, str]:
         # A streaming batch pays for every partition, full or empty: 50 cost 1.6 s where 2 cost 0.1 s.
         "spark.sql.shuffle.partitions": str(min(max(threads(master), 2), 16)),
         # The default manager runs `stat` in a subprocess for every file: 60 ms a batch against 18 ms.
-        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
+        "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILES,
     }
-    sockets = scratch.sockets()
+    sockets = scratch.sockets() if HAS_FILE_SOCKETS else None
     if sockets is not None:
         # Workers over Unix sockets: source to sink in 90–105 ms instead of 160–175 ms.
         local["spark.python.unix.domain.socket.enabled"] = "true"

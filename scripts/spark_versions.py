@@ -1,0 +1,58 @@
+"""Runs the Spark tests on every Spark that penstock works with, each in an environment of its own.
+
+    .venv/bin/python scripts/spark_versions.py             all of them
+    .venv/bin/python scripts/spark_versions.py 4.0 4.3     some; what comes after -- is pytest's
+
+An environment has the packages of the one that runs this, and before them the newest patch of a version of pyspark.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSIONS = ("4.0", "4.1", "4.2", "4.3")
+
+
+def environment(version: str) -> Path:
+    """The Python of an environment with that Spark; made where there is none."""
+    folder = Path(sys.prefix) / f"spark-{version}"
+    ready = folder / ".ready"
+    if not ready.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        _call(sys.executable, "-m", "venv", "--without-pip", str(folder))
+        packages = next((folder / "lib").glob("python*/site-packages"))
+        beside = sysconfig.get_path("purelib")
+        (packages / "beside.pth").write_text(f"import site; site.addsitedir({beside!r})\n")
+        uv = shutil.which("uv")
+        pip = [uv, "pip"] if uv else [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+        _call(*pip, "install", "--quiet", "--no-deps", "--target", str(packages), f"pyspark=={version}.*")
+        (folder / "declarative").symlink_to(Path(sys.prefix) / "declarative")
+        ready.touch()
+    return folder / "bin" / "python"
+
+
+def _call(*command: str) -> None:
+    subprocess.run(command, cwd=ROOT, check=True)
+
+
+def main() -> int:
+    said = sys.argv[1:]
+    at = said.index("--") if "--" in said else len(said)
+    failed = []
+    for version in said[:at] or VERSIONS:
+        print(f"── Spark {version}", flush=True)
+        tests = said[at + 1 :] or ["tests/spark"]
+        if subprocess.call([environment(version), "-m", "pytest", *tests], cwd=ROOT):
+            failed.append(version)
+    if failed:
+        print(f"failed on Spark {', '.join(failed)}")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""What Spark says of an error of penstock's: its sentence, where it would begin with a traceback.
+
+Spark quotes what a Python process says of an exception, and puts pages of Java below it, which nobody reads to the end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, TypeVar
+
+from penstock.errors import PenstockError
+
+C = TypeVar("C", bound=type[Any])
+
+_ASKED = (
+    *("__init__", "schema", "reader", "streamReader", "writer", "streamWriter", "partitions", "pushFilters", "read"),
+    *("initialOffset", "end_after", "done", "reportLatestOffset", "prepareForTriggerAvailableNow", "write", "commit"),
+)
+
+
+def in_sentences(cls: C) -> C:
+    """A class whose methods Spark calls, and in which errors of penstock's leave no traceback."""
+    for name in _ASKED:
+        if (method := vars(cls).get(name)) is not None:
+            setattr(cls, name, _plainly(method))
+    return cls
+
+
+def _plainly(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def plain(*arguments: Any, **named: Any) -> Any:
+        try:
+            found = method(*arguments, **named)
+        except PenstockError:
+            _hide_traceback()
+            raise
+        return _each_plainly(found) if isinstance(found, Iterator) else found
+
+    return plain
+
+
+def _each_plainly(rows: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield from rows
+    except PenstockError:
+        _hide_traceback()
+        raise
+
+
+def _hide_traceback() -> None:
+    """Spark's worker looks for this when it tells of an exception, which ends it: no other error is meant."""
+    os.environ["SPARK_HIDE_TRACEBACK"] = "1"
