@@ -1,6 +1,6 @@
 """What Spark says of an error of penstock's: its sentence, where it would begin with a traceback.
 
-Spark quotes what a Python process says of an exception, and puts pages of Java below it, which nobody reads to the end.
+Spark quotes what a Python process says of an exception in the first line of its own, and puts pages of Java below it.
 """
 
 from __future__ import annotations
