@@ -109,8 +109,8 @@ def test_pipelines_that_fail_restart_or_fall_silent_are_named(journal: penstock.
     report(journal, [flow])
     assert says(take_sample(journal)) == ["pipeline shop/revenue failed"]
     flow.state, flow.reported_at = "running", datetime.now(UTC) - timedelta(minutes=5)
-    later = Sample(datetime.now(UTC).timestamp(), {}, {}, 0.0, 0, 0, 0)
-    assert [one.says for one in examine(later, [flow])] == ["pipeline shop/revenue has not reported for a minute"]
+    later = Sample(datetime.now(UTC).timestamp(), {}, {}, 0.0, 0, 0, 0, flows=[flow])
+    assert [one.says for one in examine(later)] == ["pipeline shop/revenue has not reported for a minute"]
 
 
 def test_a_lag_that_grows_at_every_look_is_named() -> None:

@@ -1,7 +1,7 @@
 """The manifest as a shared object: every change is one conditional put of a whole new manifest.
 
 A put can fail in three ways: another writer was first (`VersionConflict`), it was refused, or its answer was lost.
-After any of them a producer cannot know whether its entries are in the queue; `find` looks for them.
+After any of them a producer cannot know whether its entries are in the queue; `find_appended` looks for them.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ManifestObject:
         self._marks = Marks(store, path, clock)
         self._known: ManifestVersion | None = None
         self._length = 0
-        #: The sequence the last `append` would give its first entry; None when it did not get as far as writing.
-        self.expected_sequence: int | None = None
+        self._uncertain: int | None = None
+        """The sequence that an `append` without an answer would have given its first entry."""
 
     @property
     def length(self) -> int:
@@ -107,27 +107,30 @@ class ManifestObject:
         entries: Sequence[tuple[str, Sequence[Metadata]]],
         mark: Mark | None = None,
         checksums: Mapping[str, int] | None = None,
-    ) -> int:
-        """Tries once to append to the latest known manifest; returns the first entry's sequence.
+    ) -> None:
+        """Tries once to append to the latest known manifest.
 
-        `VersionConflict` and `StorageError` leave it open whether it was done: ask `find` with `expected_sequence`.
+        `VersionConflict` and `StorageError` leave it open whether it was done: ask `find_appended` before the next try.
         """
-        self.expected_sequence = None
         snapshot = self._known or self._load()
         data = append(snapshot.manifest, entries, mark, checksums)
-        first = self.expected_sequence = snapshot.manifest.next_sequence
+        self._uncertain = snapshot.manifest.next_sequence
         self._replace(snapshot, data)
-        return first
+        self._uncertain = None
 
-    def find(self, first: int, names: Sequence[Collection[str]]) -> int | None:
-        """How many batches are in the queue (or were, lately), in this order from sequence `first`.
+    def find_appended(self, names: Sequence[Collection[str]]) -> int:
+        """How many batches an `append` without an answer has put into the queue, in this order.
 
-        Each batch is given by every location it was ever appended under. None while that sequence is still to come; 0
-        when others have it, or it cannot be told any more.
+        Each batch is given by every location it was ever appended under. 0 when the append was not done (yet), others
+        have its place, or it cannot be told any more.
         """
+        first = self._uncertain
+        if first is None:
+            return 0
         manifest = self.load()
         if manifest.next_sequence <= first:
-            return None
+            return 0  # and it may still be done
+        self._uncertain = None
         wanted = range(first, first + len(names))
         there = {sequence: location for sequence, location in manifest.locations() if sequence in wanted}
         if first not in there:

@@ -531,7 +531,7 @@ class UploadPipeline:
 #
 # Uploads overlap and finish in any order; the manifest takes the uploaded prefix, so one producer's batches stay in
 # order. One manifest write carries every batch that is ready. Whatever fails is tried again until it succeeds or the
-# producer is closed; what a write without an answer did is found out before the next one (`ManifestObject.find`).
+# producer is closed; what a write without an answer did is found out before the next one (`find_appended`).
 
 
 #: Batches in one manifest write.
@@ -552,7 +552,6 @@ class Lane:
         self._manifest = manifest
         self._contention = Contention()
         self._errors = Backoff(first=0.05, most=5.0)
-        self._uncertain: int | None = None  # where a write whose outcome is unknown would have put its first batch
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -630,13 +629,10 @@ class Lane:
         return ready
 
     def _write(self, ready: list[Outgoing]) -> None:
-        if self._uncertain is not None:
-            found = self._manifest.find(self._uncertain, [batch.locations for batch in ready])
-            if found is not None:  # None: the write was not done, but may still be
-                self._uncertain = None
-            if found:
-                self._complete(ready[:found])
-                return
+        found = self._manifest.find_appended([batch.locations for batch in ready])
+        if found:
+            self._complete(ready[:found])
+            return
         # Known before the names are looked at: whatever a collector decides from now on makes the append conflict.
         self._manifest.latest_known()
         for batch in ready:
@@ -649,13 +645,8 @@ class Lane:
                 [(batch.location, batch.metadata) for batch in ready],
                 checksums={batch.location: batch.crc for batch in ready if batch.crc is not None},
             )
-        except BaseException:
-            if self._manifest.expected_sequence is not None:
-                self._uncertain = self._manifest.expected_sequence
-            raise
         finally:
             self._contention.took(monotonic() - started)
-        self._uncertain = None
         self._complete(ready)
 
     def _complete(self, batches: list[Outgoing]) -> None:

@@ -82,17 +82,12 @@ class Publisher:
         manifest = ManifestObject(self._store, self._place.manifest, self._clock, self._measures.for_role("producer"))
         contention, errors = Contention(), Backoff(first=0.05, most=5.0)
         deadline = monotonic() + self._patience
-        uncertain: int | None = None
         tried: list[set[str]] = [set() for _ in staged]
         shares = list(staged)
         for attempt in range(1 << 62):
             try:
-                if uncertain is not None and mark is None:
-                    found = manifest.find(uncertain, tried)
-                    if found:
-                        break
-                    if found == 0:
-                        uncertain = None
+                if mark is None and manifest.find_appended(tried):
+                    break
                 if mark is not None and self._is_done(manifest, mark):
                     return False
                 manifest.latest_known()  # before the names are looked at, as in `Lane`
@@ -110,11 +105,8 @@ class Publisher:
                     contention.took(monotonic() - started)
                 break
             except VersionConflict:
-                uncertain = manifest.expected_sequence
                 self._pause(contention.delay(attempt + 1))
             except StorageError as error:
-                if manifest.expected_sequence is not None:
-                    uncertain = manifest.expected_sequence
                 if not error.retryable or monotonic() > deadline:
                     raise
                 log.warning("cannot write %s; trying again: %s", self._place.manifest, error)

@@ -70,9 +70,9 @@ def take_sample(journal: LocalJournal) -> Sample:
         unstored_seconds=journal._engine.unstored_seconds(),
         unreadable=unreadable,
     )
-    sample.flows = flows_of(journal, topics)
+    sample.flows = _reported(journal, topics.get(PIPELINES), status)
     sample.workers = _reported(journal, topics.get(WORKERS), gave_up)
-    sample.findings = examine(sample, sample.flows)
+    sample.findings = examine(sample)
     return sample
 
 
@@ -197,11 +197,6 @@ def _count_dead(journal: LocalJournal, target: str, groups: list[QueueSample], o
         one.dead = known.counts.get((one.name, one.group), 0)
 
 
-def flows_of(journal: LocalJournal, topics: dict[str, TopicSample]) -> list[FlowStatus]:
-    """How pipelines stand."""
-    return _reported(journal, topics.get(PIPELINES), status)
-
-
 def _reported(journal: LocalJournal, reports: TopicSample | None, read: Callable[[LocalJournal], list[T]]) -> list[T]:
     """What is reported in a topic, read again when that has grown."""
     if reports is None:
@@ -247,13 +242,13 @@ Lags = dict[tuple[str, str], int]
 """How far each consumer of each topic is behind, by topic and consumer."""
 
 
-def examine(sample: Sample, flows: Iterable[FlowStatus] = ()) -> list[Finding]:
+def examine(sample: Sample) -> list[Finding]:
     """Everything that is wrong at one time, gravest kind first, the largest number first within a kind."""
     now = datetime.fromtimestamp(sample.at, UTC)
     found = [
         *_find_full_disk(sample),
         *_find_unreadable(sample),
-        *_find_flows(flows, now),
+        *_find_flows(sample.flows, now),
         *_find_workers(sample.workers),
         *_find_queues(sample),
     ]

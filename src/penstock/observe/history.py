@@ -24,7 +24,6 @@ import msgspec
 from penstock.errors import PenstockError
 from penstock.journal import keys
 from penstock.limits import HISTORY_NAMES, HISTORY_ROW_BYTES
-from penstock.observe.pipelines import FlowStatus
 from penstock.observe.sample import QueueSample, Sample
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def series(kind: str, *names: str) -> str:
 
 
 # ── from samples to rows ─────────────────────────────────────────────────────────────────────────────────────────────
-def measured(sample: Sample, flows: Iterable[FlowStatus] = ()) -> Values:
+def measured(sample: Sample) -> Values:
     """A sample as series; fields that count are totals since ever."""
     found: Values = {}
     settled = 0
@@ -111,7 +110,7 @@ def measured(sample: Sample, flows: Iterable[FlowStatus] = ()) -> Values:
                 found[series("settle", group.name, group.group)] = _histogram(group.settle_times)
             settled += group.settled
             sums = [*map(sum, zip(sums[:5], states[:5], strict=True)), max(sums[5], states[5])]
-    for flow in flows:
+    for flow in sample.flows:
         batch_ms = round((flow.batch_seconds or 0.0) * 1000)
         found[series("flow", flow.key)] = (flow.rows, flow.lag or 0, batch_ms, flow.rows_out)
     found["all"] = (sum(topic.latest for topic in sample.topics.values()), settled, *sums)
@@ -215,13 +214,13 @@ class History:
         self._minute: tuple[float, Values] | None = None
         self._load()
 
-    def add(self, sample: Sample, flows: Iterable[FlowStatus] = ()) -> None:
+    def add(self, sample: Sample) -> None:
         """Takes a sample in; a minute that it ends is written to the journal."""
         now = sample.at
         with self._lock:
             if self._step is not None and 0 <= now - self._step[0] < STEP:
                 return
-            values = measured(sample, flows)
+            values = measured(sample)
             if self._step is not None and now > self._step[0]:
                 took = now - self._step[0]
                 if took <= 3 * STEP:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Closed, PenstockError
-from penstock.observe.collect import GROWING_STEPS, Lags, flows_of, growing, lags_of, take_sample
+from penstock.observe.collect import GROWING_STEPS, Lags, growing, lags_of, take_sample
 from penstock.observe.sample import Sample
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Sampler:
             self._add_rates(sample)
             self._watch_lags(sample)
             if self.history is not None:
-                self.history.add(sample, flows_of(self._journal, sample.topics))
+                self.history.add(sample)
             self._newest = sample
         for tell in list(self._listeners):
             tell()

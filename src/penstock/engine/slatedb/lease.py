@@ -150,6 +150,7 @@ class WriterLease:
         first_seen = 0.0
         late = waited = False
         while True:
+            patience = 0.0
             try:
                 found = self._store.read(LEASE_PATH, seen)
                 holder = None if found is None else _decode(found, self._name)
@@ -158,31 +159,25 @@ class WriterLease:
                     if self._put(found.version if found else None, holder.epoch if holder else 1):
                         break
                     continue
+                if seen is None or found.version != seen.version:
+                    renewed = seen is not None
+                    seen, first_seen, late = found, self._clock(), False
+                    if not standby and not takeover and not holder.released and (renewed or _works_here(holder)):
+                        raise self._locked(holder)
+                self.was_given_back = holder.released
+                free = holder.released or takeover or _state_here(holder) == ""
+                if free or self._clock() - first_seen >= holder.seconds:
+                    patience = holder.seconds
+                    if self._put(found.version, holder.epoch + 1):
+                        break
+                    if not standby and not takeover:
+                        raise self._locked(read_lease(self._store, self._name) or holder)
+                    continue
             except StorageError as error:
-                if not error.retryable or (not standby and self._clock() > deadline):
+                if not error.retryable or (not standby and self._clock() > deadline + patience):
                     raise
                 log.warning("the lease of %s cannot be taken yet: %s", self._name, error)
                 self._sleep(self._record.seconds / RETRIES)
-                continue
-            if seen is None or found.version != seen.version:
-                renewed = seen is not None
-                seen, first_seen, late = found, self._clock(), False
-                if not standby and not takeover and not holder.released and (renewed or _works_here(holder)):
-                    raise self._locked(holder)
-            self.was_given_back = holder.released
-            free = holder.released or takeover or _state_here(holder) == ""
-            if free or self._clock() - first_seen >= holder.seconds:
-                try:
-                    if self._put(found.version, holder.epoch + 1):
-                        break
-                except StorageError as error:
-                    if not error.retryable or (not standby and self._clock() > deadline + holder.seconds):
-                        raise
-                    log.warning("the lease of %s cannot be taken yet: %s", self._name, error)
-                    self._sleep(self._record.seconds / RETRIES)
-                    continue
-                if not standby and not takeover:
-                    raise self._locked(read_lease(self._store, self._name) or holder)
                 continue
             left = first_seen + holder.seconds - self._clock()
             if not waited or (not late and left < holder.seconds * (1 - LATE_AT)):
