@@ -186,7 +186,7 @@ def test_the_background_collector_collects_and_stops_when_fenced(memory: ObjectS
     consumer = buffer.consumer(clock=clock, gc_interval=0.005)
     eventually(lambda: not there(memory))
     buffer.consumer(clock=clock)
-    eventually(lambda: not consumer._collector.running)
+    eventually(lambda: not consumer._collector._thread.is_alive())
 
 
 def test_the_background_collector_outlives_a_failure(memory: ObjectStore, clock: ManualClock):
@@ -196,7 +196,7 @@ def test_the_background_collector_outlives_a_failure(memory: ObjectStore, clock:
     consumer = Consumer(faulty, gc_interval=0.005, clock=clock)
     eventually(lambda: not there(memory))
     consumer.close()
-    assert not consumer._collector.running
+    assert not consumer._collector._thread.is_alive()
 
 
 def test_a_killed_writers_temporary_file_is_swept_after_the_grace(tmp_path):

@@ -149,7 +149,7 @@ def test_close_stops_the_collector_even_when_the_last_write_fails(memory, faulty
     faulty.on("put_if", "fail")
     with pytest.raises(StorageError):
         consumer.close()
-    assert not consumer._collector.running
+    assert not consumer._collector._thread.is_alive()
     consumer.close()
     for call in (consumer.next_batch, consumer.flush, lambda: consumer.ack(0), lambda: consumer.ack_through(0)):
         with pytest.raises(Closed):

@@ -165,15 +165,12 @@ def _version(meta: ObjectMeta | PutResult) -> dict[str, str]:
 def _errors(verb: str, url: str, path: str) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError as error:
-        raise StorageError(f"cannot {verb} {path} in {url}: no such bucket or container ({_brief(error)})") from error
-    except _FINAL as error:
-        raise StorageError(f"cannot {verb} {path} in {url}: {_brief(error)}") from error
-    except (refused.BaseError, OSError) as error:
+    except (refused.BaseError, OSError, ValueError) as error:
         told = _brief(error)
-        if any(word in told for word in _NO_BUCKET):
-            raise StorageError(f"cannot {verb} {path} in {url}: no such bucket or container ({told})") from error
-        raise StorageError(f"cannot {verb} {path} in {url}: {told}", retryable=True) from error
+        if gone := isinstance(error, FileNotFoundError) or any(word in told for word in _NO_BUCKET):
+            told = f"no such bucket or container ({told})"
+        retryable = not gone and not isinstance(error, _FINAL)
+        raise StorageError(f"cannot {verb} {path} in {url}: {told}", retryable=retryable) from error
 
 
 def _brief(error: BaseException) -> str:

@@ -91,10 +91,6 @@ class Collector:
     def start(self) -> None:
         self._thread.start()
 
-    @property
-    def running(self) -> bool:
-        return self._thread.is_alive() and not self._stop.is_set()
-
     def stop(self) -> None:
         self._stop.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():

@@ -9,7 +9,6 @@ class BufferCounters:
     """The buffer's metrics in one registry."""
 
     def __init__(self, registry: Registry = REGISTRY) -> None:
-        self.registry = registry
         count, gauge, spread = registry.counter, registry.gauge, registry.histogram
         self.batches_flushed = count("buffer.batches_flushed", "Batches whose manifest entry is durable.")
         self.entries_flushed = count("buffer.entries_flushed", "Entries in those batches.")

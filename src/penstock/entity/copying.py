@@ -21,7 +21,6 @@ import io
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -113,66 +112,31 @@ def export(
     progress: Progress | None,
 ) -> ExportReport:
     """Writes topics into a folder, or one topic into a file."""
-    with as_storage_error(f"export to {os.fspath(path)}"):
-        return _export(core, Path(path), topics, format, progress)
+    place = Path(path)
+    with as_storage_error(f"export to {place}"):
+        names = core.topics() if topics is None else list(topics)
+        ending = file_format(place)
+        if ending is not None and not place.is_dir():
+            return _export_file(core, place, names, format or ending, progress)
+        return _FolderExport(core, place, format or "jsonl").run(names, progress)
 
 
-def _export(
-    core: JournalCore,
-    folder: Path,
-    topics: Iterable[str] | None,
-    format: CopyFormat | None,
-    progress: Progress | None,
+def _export_file(
+    core: JournalCore, path: Path, names: list[str], format: CopyFormat, progress: Progress | None
 ) -> ExportReport:
-    names = core.topics() if topics is None else list(topics)
-    if (ending := file_format(folder)) is not None and not folder.is_dir():
-        if len(names) != 1:
-            raise ConfigError(
-                f"{folder} is one topic's file, and {len(names)} topics are to be exported: name a folder"
-            )
-        if names[0] not in core.topics():
-            raise ConfigError(f"there is no topic {names[0]!r} to export")
-        log = TopicLog(core, names[0])
-        total = log.ask(TopicView.count, 0)
-        made = partial(like, core.engine.location)
-        written = write_file(log.read(), folder, format or ending, progress=progress, total=total, made=made)
-        return ExportReport(1, written)
-    format = format or "jsonl"
-    if format not in ("jsonl", "parquet"):
-        raise ConfigError(f'a folder is written as "jsonl" or "parquet", not {format!r}')
-    if folder.is_file():
-        raise ConfigError(f"{folder} is a file; an export is a folder: name another place")
-    store = core.engine.location
-    if not folder.exists():
-        make_folder(folder)
-        like(store, folder)
-    manifest = _manifest(folder, format)
-    write = _write_topic_lines if format == "jsonl" else _write_parts
-    with core.engine.read() as snap:
-        views = [(name, TopicView.open(snap, name)) for name in names]
-        found = [(name, view) for name, view in views if view is not None]
-        for name, _ in found:
-            _check_same_journal(folder, name, manifest.topics.get(name), core.id)
-        total = sum(view.count() for _, view in found)
-        meter = _Meter(progress, total)
-        for name, view in found:
-            state = load_state(snap, view.number, name)
-            entry = manifest.topics.setdefault(name, TopicEntry())
-            entry.journal = core.id
-            entry.settings, entry.trimmed, entry.through = view.record.settings, state.trimmed, view.latest()
-
-            def save() -> None:
-                save_manifest(folder, manifest, store)
-
-            save()
-            write(_Target(folder, store, entry, save), view, meter)
-    return ExportReport(len(found), meter.written)
+    if len(names) != 1:
+        raise ConfigError(f"{path} is one topic's file, and {len(names)} topics are to be exported: name a folder")
+    if names[0] not in core.topics():
+        raise ConfigError(f"there is no topic {names[0]!r} to export")
+    log = TopicLog(core, names[0])
+    meter = Meter(progress, log.ask(TopicView.count, 0))
+    return ExportReport(1, write_file(log.read(), path, format, store=core.engine.location, meter=meter))
 
 
-class _Meter:
+class Meter:
     """Counts what is done, and what of it was done by this run."""
 
-    def __init__(self, progress: Progress | None, total: int) -> None:
+    def __init__(self, progress: Progress | None = None, total: int = 0) -> None:
         self._progress = progress
         self._total = total
         self._done = 0
@@ -186,6 +150,131 @@ class _Meter:
         self.written += count
         if self._progress is not None:
             self._progress(self._done, self._total)
+
+
+class _FolderExport:
+    """Topics on their way into a folder. All in it is as private as the store."""
+
+    def __init__(self, core: JournalCore, folder: Path, format: str) -> None:
+        if format not in ("jsonl", "parquet"):
+            raise ConfigError(f'a folder is written as "jsonl" or "parquet", not {format!r}')
+        if folder.is_file():
+            raise ConfigError(f"{folder} is a file; an export is a folder: name another place")
+        self._core = core
+        self._store = core.engine.location
+        self._folder = folder
+        if not folder.exists():
+            make_folder(folder)
+            like(self._store, folder)
+        manifest = load_manifest(folder)
+        if manifest is None and any(folder.iterdir()):
+            raise ConfigError(f"{folder} is not empty and holds no export: name another place")
+        self._manifest = manifest or ExportManifest(format=format)
+        if self._manifest.format != format:
+            raise ConfigError(
+                f"{folder} holds an export as {self._manifest.format}, not as {format}: name another place"
+            )
+        self._meter = Meter()
+
+    def run(self, names: list[str], progress: Progress | None) -> ExportReport:
+        write = self._write_lines if self._manifest.format == "jsonl" else self._write_parts
+        with self._core.engine.read() as snap:
+            views = [view for name in names if (view := TopicView.open(snap, name)) is not None]
+            for view in views:
+                self._check_same_journal(view.name)
+            self._meter = Meter(progress, sum(view.count() for view in views))
+            for view in views:
+                state = load_state(snap, view.number, view.name)
+                entry = self._manifest.topics.setdefault(view.name, TopicEntry())
+                entry.journal = self._core.id
+                entry.settings, entry.trimmed, entry.through = view.record.settings, state.trimmed, view.latest()
+                self._save()
+                write(view, entry)
+        return ExportReport(len(views), self._meter.written)
+
+    def _check_same_journal(self, name: str) -> None:
+        """ConfigError when the folder holds events of another journal's topic: positions of two do not go on."""
+        entry = self._manifest.topics.get(name)
+        if entry is None or not (entry.synced or entry.parts) or entry.journal == self._core.id:
+            return
+        if entry.journal:
+            known = "is of another journal"
+        else:
+            known = "was written by an earlier version, which did not note of which journal it is"
+        raise ConfigError(f"the export of {name!r} in {self._folder} {known}: export to an empty folder")
+
+    def _save(self) -> None:
+        save_manifest(self._folder, self._manifest, self._store)
+
+    def _skip(self, view: TopicView, after: int) -> None:
+        """Counts what an earlier run has written."""
+        if after > view.trimmed():
+            self._meter.skip(view.count_between(view.trimmed(), after))
+
+    def _write_lines(self, view: TopicView, entry: TopicEntry) -> None:
+        path = self._folder / topic_file(view.name, ".jsonl")
+        after = _cut_unsynced(path, entry)
+        self._skip(view, after)
+        with path.open("ab", buffering=1 << 20) as out:
+            like(self._store, path)
+            sync_folder(self._folder)
+            for block in view.blocks(after, keys.MAX_SEQ):
+                rows = range(block.row_after(after), block.count)
+                lines = b"".join([event_json(Event(block, row)) + b"\n" for row in rows])
+                out.write(lines)
+                entry.crc = zlib.crc32(lines, entry.crc)
+                self._meter.add(len(rows))
+                if out.tell() - entry.synced >= _SYNC_BYTES:
+                    self._sync_lines(out, entry)
+            self._sync_lines(out, entry)
+
+    def _sync_lines(self, out: BinaryIO, entry: TopicEntry) -> None:
+        out.flush()
+        os.fsync(out.fileno())
+        entry.synced = out.tell()
+        self._save()
+
+    def _write_parts(self, view: TopicView, entry: TopicEntry) -> None:
+        own = self._folder / topic_file(view.name)
+        make_folder(own)
+        like(self._store, own)
+        parts = parts_of(own, entry)
+        for _, _, path in parts:
+            check_file(path, entry.parts[path.name])
+        for path in own.iterdir():
+            if path.name not in entry.parts:
+                path.unlink()  # not finished
+        after = parts[-1][1] if parts else 0
+        self._skip(view, after)
+        gathered: list[Block] = []
+        count = 0
+        for block in view.blocks(after, keys.MAX_SEQ):
+            gathered.append(block)
+            count += block.count
+            if count >= _PART_EVENTS:
+                self._write_part(own, entry, gathered, after)
+                after, gathered, count = block.last, [], 0
+        if gathered:
+            self._write_part(own, entry, gathered, after)
+
+    def _write_part(self, folder: Path, entry: TopicEntry, blocks: list[Block], after: int) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema = part_schema()
+        partial = folder / ".partial"
+        first = 0
+        with pa.OSFile(str(partial), "wb") as out, pq.ParquetWriter(out, schema, compression="zstd") as writer:
+            for block in blocks:
+                rows = range(block.row_after(after), block.count)
+                first = first or block.seq(rows[0])
+                writer.write_batch(_part_batch(block, rows, schema))
+                self._meter.add(len(rows))
+        like(self._store, partial)
+        name, found = f"{first}-{blocks[-1].last}.parquet", _measured(partial, partial.stat().st_size)
+        move_into_place(partial, folder / name)
+        entry.parts[name] = found
+        self._save()
 
 
 def topic_file(topic: str, ending: str = "") -> str:
@@ -223,64 +312,7 @@ def save_manifest(folder: Path, manifest: ExportManifest, store: str | None = No
     like(store, folder / MANIFEST)
 
 
-@dataclass
-class _Target:
-    """Where a topic goes: the folder, the store whose permissions it gets, what the manifest says, and saving that."""
-
-    folder: Path
-    store: str | None
-    entry: TopicEntry
-    save: Callable[[], None]
-
-
-def _manifest(folder: Path, format: str) -> ExportManifest:
-    manifest = load_manifest(folder)
-    if manifest is None:
-        if any(folder.iterdir()):
-            raise ConfigError(f"{folder} is not empty and holds no export: name another place")
-        return ExportManifest(format=format)
-    if manifest.format != format:
-        raise ConfigError(f"{folder} holds an export as {manifest.format}, not as {format}: name another place")
-    return manifest
-
-
-def _check_same_journal(folder: Path, name: str, entry: TopicEntry | None, journal: str) -> None:
-    """ConfigError when a folder holds events of another journal's topic: positions of two journals do not go on."""
-    if entry is None or not (entry.synced or entry.parts) or entry.journal == journal:
-        return
-    if entry.journal:
-        known = "is of another journal"
-    else:
-        known = "was written by an earlier version, which did not note of which journal it is"
-    raise ConfigError(f"the export of {name!r} in {folder} {known}: export to an empty folder")
-
-
 # ── JSON Lines ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def _write_topic_lines(target: _Target, view: TopicView, meter: _Meter) -> None:
-    path = target.folder / topic_file(view.name, ".jsonl")
-    after = _cut_unsynced(path, target.entry)
-    meter.skip(view.count_between(view.trimmed(), after) if after > view.trimmed() else 0)
-    with path.open("ab", buffering=1 << 20) as out:
-        like(target.store, path)
-        sync_folder(target.folder)
-        for block in view.blocks(after, keys.MAX_SEQ):
-            rows = range(block.row_after(after), block.count)
-            lines = b"".join([event_json(Event(block, row)) + b"\n" for row in rows])
-            out.write(lines)
-            target.entry.crc = zlib.crc32(lines, target.entry.crc)
-            meter.add(len(rows))
-            if out.tell() - target.entry.synced >= _SYNC_BYTES:
-                _sync_lines(out, target)
-        _sync_lines(out, target)
-
-
-def _sync_lines(out: BinaryIO, target: _Target) -> None:
-    out.flush()
-    os.fsync(out.fileno())
-    target.entry.synced = out.tell()
-    target.save()
-
-
 def _cut_unsynced(path: Path, entry: TopicEntry) -> int:
     """Removes what may not be on disk, or not as it was written; returns the position of the last line before it."""
     if entry.synced:
@@ -345,51 +377,6 @@ def parts_of(folder: Path, entry: TopicEntry) -> list[tuple[int, int, Path]]:
     return sorted(found)
 
 
-def _write_parts(target: _Target, view: TopicView, meter: _Meter) -> None:
-    own = target.folder / topic_file(view.name)
-    make_folder(own)
-    like(target.store, own)
-    parts = parts_of(own, target.entry)
-    for _, _, path in parts:
-        check_file(path, target.entry.parts[path.name])
-    for path in own.iterdir():
-        if path.name not in target.entry.parts:
-            path.unlink()  # not finished
-    after = parts[-1][1] if parts else 0
-    meter.skip(view.count_between(view.trimmed(), after) if after > view.trimmed() else 0)
-    gathered: list[Block] = []
-    count = 0
-    for block in view.blocks(after, keys.MAX_SEQ):
-        gathered.append(block)
-        count += block.count
-        if count >= _PART_EVENTS:
-            _write_part(target, own, gathered, after, meter)
-            after, gathered, count = block.last, [], 0
-    if gathered:
-        _write_part(target, own, gathered, after, meter)
-
-
-def _write_part(target: _Target, folder: Path, blocks: list[Block], after: int, meter: _Meter) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    schema = part_schema()
-    last = blocks[-1].last
-    partial = folder / ".partial"
-    first = 0
-    with pa.OSFile(str(partial), "wb") as out, pq.ParquetWriter(out, schema, compression="zstd") as writer:
-        for block in blocks:
-            rows = range(block.row_after(after), block.count)
-            first = first or block.seq(rows[0])
-            writer.write_batch(_part_batch(block, rows, schema))
-            meter.add(len(rows))
-    like(target.store, partial)
-    name, found = f"{first}-{last}.parquet", _measured(partial, partial.stat().st_size)
-    move_into_place(partial, folder / name)
-    target.entry.parts[name] = found
-    target.save()
-
-
 def _part_batch(block: Block, rows: range, schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
@@ -431,50 +418,34 @@ def file_format(path: Path) -> CopyFormat | None:
 
 
 def write_file(
-    events: Iterable[Event],
-    path: Path,
-    format: CopyFormat,
-    *,
-    progress: Progress | None = None,
-    total: int = 0,
-    made: Callable[[Path], None] | None = None,
+    events: Iterable[Event], path: Path, format: CopyFormat, *, store: str | None = None, meter: Meter | None = None
 ) -> int:
-    """Writes events to a file, which appears when all of it is written; returns how many.
-
-    `made` is told of the file before it has anything in it: to make it as private as the store.
-    """
+    """Writes events to a file, which appears when all of it is written, as private as the store; returns how many."""
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb", buffering=1 << 20) as out:
-            if made is not None:
-                made(partial)
-            count = write_events(events, out, format, progress=progress, total=total)
+            like(store, partial)  # before there is anything in it
+            count = write_events(events, out, format, meter)
         move_into_place(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     return count
 
 
-def write_events(
-    events: Iterable[Event], out: BinaryIO, format: CopyFormat, *, progress: Progress | None = None, total: int = 0
-) -> int:
+def write_events(events: Iterable[Event], out: BinaryIO, format: CopyFormat, meter: Meter | None = None) -> int:
     """Writes events to a stream; returns how many."""
     writers = {"jsonl": _write_lines, "csv": _write_csv, "parquet": _write_parquet, "arrow": _write_arrow}
     if format not in writers:
         raise ConfigError(f"an export is written as {', '.join(writers)}, not {format!r}")
-    done = 0
+    meter = meter or Meter()
+    writers[format](_in_batches(iter(events), meter), out)
+    return meter.written
 
-    def batches() -> Iterator[list[Event]]:
-        nonlocal done
-        source = iter(events)
-        while batch := list(islice(source, _BATCH)):
-            yield batch
-            done += len(batch)
-            if progress is not None:
-                progress(done, total)
 
-    writers[format](batches(), out)
-    return done
+def _in_batches(events: Iterator[Event], meter: Meter) -> Iterator[list[Event]]:
+    while batch := list(islice(events, _BATCH)):
+        yield batch
+        meter.add(len(batch))
 
 
 def _write_lines(batches: Iterator[list[Event]], out: BinaryIO) -> None:
