@@ -85,7 +85,7 @@ def seconds(value: Seconds, name: str, *, minimum: float | None = 0.0) -> float:
 
 
 def set_back_ms(since_ms: int, now_ms: int) -> int:
-    """By how much a clock went back behind the beginning of something that lasts for a while; 0 when it did not.
+    """How many milliseconds before `since_ms` the clock was set back to; 0 when it was not.
 
     Whatever is kept as a time of the clock (a lease, a wait, a rate, a window) begins and ends that much earlier, which
     is stored: then it lasts no longer than it was to, from the moment on at which this was found out.

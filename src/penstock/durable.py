@@ -19,7 +19,7 @@ from penstock.errors import StorageError
 
 @contextmanager
 def as_storage_error(doing: str) -> Iterator[None]:
-    """What the system says of a file is a StorageError that says what was being done; trying again may help."""
+    """Turns an error of the system into a StorageError that says what was being done."""
     try:
         yield
     except OSError as error:
@@ -45,7 +45,7 @@ def lock_file(path: str | os.PathLike[str], how: int) -> int:
 
 
 def sync_file(descriptor: int) -> None:
-    """Puts a file's bytes on disk, past the disk's own cache where the system makes that a separate wish."""
+    """Puts a file's bytes on disk; on macOS also out of the disk's own cache."""
     if sys.platform == "darwin":
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     else:
@@ -67,7 +67,7 @@ def sync_path(path: str | os.PathLike[str]) -> None:
 
 
 def move_into_place(partial: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Gives a finished file, or a folder of files, its name, on disk with all that is in it."""
+    """Syncs a finished file, or folder of files, and renames it to its final name."""
     source, place = Path(partial), Path(target)
     _sync_all(source)
     source.replace(place)
@@ -85,7 +85,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Makes a folder and those above it, on disk: a file is lost with the folder it lies in."""
+    """Makes a folder and its missing parents, and syncs them: a file is lost with its folder."""
     folder = Path(path).absolute()
     missing = [folder, *folder.parents]
     missing = missing[: next(at for at, one in enumerate(missing) if one.is_dir())]
@@ -96,7 +96,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
 
 def like(store: str | os.PathLike[str] | None, made: str | os.PathLike[str]) -> None:
-    """Gives a file or folder made from a store, and all in it, the store's permissions; nothing where it has none."""
+    """Gives a file or folder made from a store the store's permissions; does nothing when the store has no files."""
     if store is None or not Path(store).exists():
         return
     kept = _readable(Path(store))
@@ -110,7 +110,7 @@ def like(store: str | os.PathLike[str] | None, made: str | os.PathLike[str]) -> 
 
 
 def _readable(store: Path) -> int:
-    """Who may read and write a store: a folder's files say it, unless the folder itself lets fewer in."""
+    """The permissions of a store: those of its files, unless its folder's are narrower."""
     mode = stat.S_IMODE(store.stat().st_mode) & 0o666
     if store.is_dir():
         for name in ("data", "CURRENT"):

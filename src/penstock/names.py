@@ -136,7 +136,7 @@ def _encoded(text: str, what: str, error: type[ConfigError] = ConfigError) -> by
 
 
 def split_url(url: str) -> SplitResult:
-    """The parts of a url; `ConfigError` for what is none, such as one with half an IPv6 address."""
+    """Splits a url; `ConfigError` when it cannot be split, as one with half an IPv6 address."""
     try:
         return urlsplit(url)
     except ValueError:  # its text may have a secret in it
@@ -144,7 +144,7 @@ def split_url(url: str) -> SplitResult:
 
 
 def shown_url(url: str) -> str:
-    """A url for messages, logs and pages: without what may be a secret, which is its user, its password and its query.
+    """A url for messages, logs and pages, without its user, password and query, which may be secrets.
 
     Everything that shows where something lies shows it through this.
     """

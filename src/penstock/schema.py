@@ -167,7 +167,7 @@ def forget(kind: str) -> None:
 
 
 def brings_kind(payload: object, kind: str) -> bool:
-    """Whether a message's payload is of a declared type, which brings its kind along; ConfigError for another kind."""
+    """Whether a payload is of a declared type, which decides its kind; ConfigError when `kind` is another one."""
     schema = _by_type.get(type(payload))
     if schema is None:
         return False

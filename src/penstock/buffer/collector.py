@@ -69,7 +69,7 @@ def collect(
 
 
 def _horizon(named: set[str], newest_old_ms: int) -> int:
-    """Only what was named before this time may go: past its grace, and older than everything the manifest names."""
+    """The time before which objects may be deleted: past their grace, and older than all the manifest names."""
     horizon = newest_old_ms + 1
     for location in named:
         time = batch_time_ms(location)

@@ -177,7 +177,7 @@ class BufferPaths(NamedTuple):
 
 
 def buffer_paths(manifest: str, prefix: str | None) -> BufferPaths:
-    """Checks the two paths; a manifest that is not the usual one needs a prefix that is said.
+    """Checks the two paths; a manifest other than the default needs a prefix of its own.
 
     A collector knows its own manifest's batches, and takes all others under its prefix for waste.
     """
@@ -349,7 +349,7 @@ class Marks:
         self._marks: dict[str, _StoredMark] = {}
 
     def read(self, name: str) -> int | None:
-        """The highest number of that name whose entries have been removed, as far as anyone remembers."""
+        """The highest number of that name among removed entries, if it was not forgotten."""
         self._load()
         kept = self._marks.get(name)
         return None if kept is None else kept.number

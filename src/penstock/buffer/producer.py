@@ -319,7 +319,7 @@ class UploadPipeline:
 
     @property
     def inherited(self) -> bool:
-        """Whether this process was forked from the one that made it: its threads, and what they carry, are there."""
+        """Whether this process was forked from the one that made the pipeline, and has its threads."""
         return os.getpid() != self._pid
 
     def _check_process(self) -> None:
@@ -589,7 +589,7 @@ class Lane:
         self._pipeline.measures.bytes_written.inc(len(data))
 
     def _stale(self, name: str) -> bool:
-        """Whether that is no name yet, or one so old that a collector may soon delete its unreferenced object.
+        """Whether a batch has no name yet, or one so old that a collector may soon delete its object.
 
         Such a batch is uploaded again under a new name: what is appended cannot have been collected.
         """

@@ -96,7 +96,7 @@ def too_large(url: str, path: str, size: int, most: int) -> StorageError:
 
 
 def check_path(path: str, what: str) -> str:
-    """A path every store can hold and none can be led out of its root by; ConfigError when it is not."""
+    """Checks a path: every store can hold it, and it leads out of no store's root; ConfigError otherwise."""
     segments = path.split("/")
     if not path or any(segment in ("", ".", "..") for segment in segments):
         raise ConfigError(f"{what} must be a relative path without empty, '.' or '..' segments, not {path!r}")

@@ -226,7 +226,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _wire_type(kind: pa.DataType) -> pa.DataType:
-    """What Arrow's reader reads a type as: text, where it has no reading of its own, or a lax one."""
+    """The type Arrow's reader is asked for: text where it cannot read the type, or reads it laxly."""
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_wire_type(field.type)) for field in kind])
     if pa.types.is_list(kind):
@@ -315,7 +315,7 @@ def converted(value: object, convert: Converter | None, name: str) -> object:
 
 
 def converter(kind: pa.DataType) -> Converter | None:
-    """What makes a decoded value one that Arrow takes for a type; None where it is one already."""
+    """Converts a decoded value to one that Arrow takes for a type; None where none is needed."""
     if pa.types.is_struct(kind):
         return _struct_converter(kind)
     if pa.types.is_map(kind):

@@ -28,7 +28,7 @@ COPY_BYTES = 8 << 20
 
 
 class BaseEngine(Engine):
-    """The part of an engine that has nothing to do with how it stores: its state, its turn-taking, its refusals."""
+    """What every engine does alike: whether it is usable, whose turn it is to write, what it refuses."""
 
     def __init__(self, location: str | None, *, read_only: bool, durability: Durability) -> None:
         if durability not in ("disk", "process"):
@@ -196,7 +196,7 @@ def check_only_own(folder: Path, store: str, is_own: Callable[[str], bool]) -> N
 
 @contextmanager
 def backup_at(destination: str | os.PathLike[str]) -> Iterator[Path]:
-    """Where a backup is written: it gets its own name, on disk, when the block ends well, and is removed when not."""
+    """Yields where to write a backup; syncs and renames it when the block ends well, removes it when it raises."""
     target = Path(destination).absolute()
     if target.exists() or target.is_symlink():
         raise ConfigError(f"{target} exists already; a backup never overwrites: give it a new name")
@@ -318,7 +318,7 @@ class OpenFiles:
                 self._folders.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def missing(self) -> str | None:
-        """A name that is not that of the file that was opened under it; None as long as all are."""
+        """A path that no longer leads to the file that was opened under it; None while all do."""
         try:
             folder = os.stat(self._folder)  # noqa: PTH116
         except OSError:
@@ -337,7 +337,7 @@ class OpenFiles:
 
     @contextmanager
     def replacing(self, path: str, source: str) -> Iterator[None]:
-        """While the block gives `source` the name of `path`, that may be either; afterwards, what is there."""
+        """Accepts either file under `path` while the block renames `source` to it."""
         before = self._known[path]
         self._known[path] = either = (*before, _identity(source))
         try:

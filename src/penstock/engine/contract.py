@@ -114,7 +114,7 @@ class Engine(ABC):
 
     @abstractmethod
     def changes(self) -> int:
-        """A number that is another one after a commit in any process; a few microseconds to ask."""
+        """A number that changes with every commit, in any process; it takes a few microseconds to ask."""
 
     def catch_up(self) -> None:
         """Makes the next read see everything that was durable when this was called; only a reader of a store that is
@@ -134,22 +134,22 @@ class Engine(ABC):
         """Bytes on disk (of keys and values, in memory)."""
 
     def writer(self) -> str | None:
-        """Who writes the store now, for people; None where that is not written down, or where no process does."""
+        """The process that writes the store, for people; None when none does, or the engine does not know."""
         return None
 
     def requests(self) -> dict[str, dict[str, int]]:
-        """Requests that something bills, since the store was opened: cause → kind → number; none for local files.
+        """Billed requests since the store was opened: cause → kind → number; empty for local files.
 
         The kind `bytes` is what they brought into the store.
         """
         return {}
 
     def objects(self) -> dict[str, int]:
-        """How many objects an object store holds of this one, by what they are for; none for local files."""
+        """The number of objects in the object store, by purpose; empty for local files."""
         return {}
 
     def unstored_seconds(self) -> float:
-        """For how long the oldest commit that no caller waited for is in this process's memory only; 0 when none is."""
+        """How long the oldest relaxed commit has been in this process's memory only; 0 when there is none."""
         return 0.0
 
     def usable(self) -> bool:

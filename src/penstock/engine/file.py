@@ -95,7 +95,7 @@ class FileEngine(BatchEngine):
             raise
 
     def _load(self, after: int = 0) -> int:
-        """Reads the index, saved or made anew, and what was written after it, of a file of a later generation."""
+        """Opens the data file, which must be of a later generation than `after`, and its index."""
         data = DataFile(self._disk, self._path, writable=not self.read_only)
         if data.generation <= after:
             raise StorageError(
@@ -1028,7 +1028,7 @@ def check_end(data: DataFile, position: LogPosition) -> bool:
 
 
 def _was_whole(data: DataFile, position: LogPosition, size: int) -> bool:
-    """False for the torn end of a crash; True when the record is there after all; `Corrupt` when it was once."""
+    """Whether the next record is there after all; False for a crash's torn end, `Corrupt` when it was on disk."""
     if data.vouched(position.end, size) <= position.seq:
         return False
     if next(data.records(position.end, position.seq, data.size()), None) is None:

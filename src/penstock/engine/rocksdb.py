@@ -158,7 +158,7 @@ class RocksdbEngine(BatchEngine):
         return reading
 
     def _take_secondary(self) -> Secondary:
-        """An instance of its own for every open snapshot: catching up moves all that is read through one."""
+        """Hands out an instance for one snapshot only: catching up moves every read through it."""
         while self._idle:
             instance = self._idle.pop()
             if instance.catch_up():
@@ -256,7 +256,7 @@ class RocksdbEngine(BatchEngine):
             return self._version
 
     def _file_facts(self) -> tuple[int, ...]:
-        """What tells from outside that the writer has written: the newest log's size, and which files there are."""
+        """The files and the newest log's size, which change when the writer in another process writes."""
         try:
             folder = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - several times faster than Path.stat
             if self._log is None or not self._facts or folder != self._facts[0]:
@@ -541,7 +541,7 @@ def explain(error: Exception, name: str) -> PenstockError:
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """What rocksdict raises as an error of ours; errors of ours and of the system pass as they are."""
+    """Turns what rocksdict raises into a penstock error; other errors pass."""
     try:
         yield
     except (PenstockError, OSError):

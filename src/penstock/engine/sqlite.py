@@ -617,7 +617,7 @@ def damaged_row(key: object) -> Corrupt:
 
 
 def write_failed(error: apsw.IOError) -> bool:
-    """Whether a commit failed while its pages were written: then its last one, without which none counts, was not."""
+    """Whether a commit failed while its pages were written: without its last page it counts for nothing."""
     # Errors that Python code raises inside SQLite do not have it.
     return getattr(error, "extendedresult", None) == apsw.SQLITE_IOERR_WRITE
 
@@ -658,7 +658,7 @@ ROLLBACK = "ROLLBACK"
 
 
 class WriteAheadLog:
-    """When the log is copied into the database so that it can start over, and what is done when a sync of it fails."""
+    """Syncs the log, and copies it into the database so that it can start over."""
 
     def __init__(self, path: Path, doubt: LogDoubt, writer: apsw.Connection) -> None:
         self._path = path

@@ -639,7 +639,7 @@ class _Import:
             self.imported += len(rows)
 
     def _compare(self, rows: Copies, known: int) -> None:
-        """What is there must be the same history: it is enough to look at both ends of a batch, ids being unique."""
+        """Raises ConfigError when the topic has another history; both ends of a batch tell, since ids are unique."""
         for row in {0, known - 1}:
             if not self._log.ask(partial(_held, rows.seqs[row], rows.ids[row]), False):
                 raise ConfigError(
@@ -658,7 +658,7 @@ class _Import:
 
 
 def _held(seq: int, id: int, view: TopicView) -> bool:
-    """Whether an event is at its position, or compaction has removed what was there: asked of one moment."""
+    """Whether the event with this id is at its position, or was removed from it by compaction."""
     event = view.get(seq)
     if event is not None:
         return event._identity() == id

@@ -95,7 +95,7 @@ class Fences:
         commit.raise_barrier(hidden.barrier)
 
     def _unhold(self, hidden: _Hidden) -> None:
-        """Says that a fence has ended; the row goes when the writer comes to it, which no caller waits for."""
+        """Removes the row of a fence that has ended, without waiting for the commit."""
         owner, hidden.owner = hidden.owner, None
         if owner is None:
             return
@@ -135,7 +135,7 @@ class Fences:
                 work()
 
     def afterwards(self, work: Callable[[], object]) -> None:
-        """Does something that appends: now, or when the exclusive fence that is open has ended."""
+        """Runs `work`, which appends, now or when the open exclusive fence has ended."""
         with self._lock:
             if self.exclusive is not None:
                 self._later.append(work)
@@ -314,7 +314,7 @@ class Fence:
                 self._hidden.cancel("the fence's block raised an exception")
 
     def _check(self, staged: Sequence[Staged], before: int) -> None:
-        """What is wrong with a draft is said when it is submitted, not when the fence commits."""
+        """Raises what is wrong with drafts when they are submitted, not when the fence commits."""
         self._core.check_open()
         self._hidden.fences.ask_others(staged)
         Plan(self._core, staged, before=before)

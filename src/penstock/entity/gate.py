@@ -126,7 +126,7 @@ class Gates:
                 self.ask(gate, plain, encoded)
 
     def ask(self, gate: Gate, draft: Draft, encoded: bytes) -> None:
-        """Shows a draft, whose kind is text, to a gate, with its payload as it will be stored; Denied, and recorded."""
+        """Shows a draft to a gate, with its payload as it will be stored; records a refusal and raises Denied."""
         try:
             gate.check(_copy(draft, encoded))
         except Denied as denied:
@@ -162,7 +162,7 @@ class Gates:
 
 
 def _copy(draft: Draft, encoded: bytes) -> Draft:
-    """What one gate sees, and may spoil: nothing in it is the caller's, the payload is as it will be read."""
+    """A copy of a draft for one gate, which may change it; its payload is as readers will see it."""
     payload = encoded if is_binary(draft.payload) else msgspec.json.decode(encoded)
     headers = dict(draft.headers) if isinstance(draft.headers, Mapping) else draft.headers
     return msgspec.structs.replace(draft, payload=payload, headers=headers)
@@ -264,7 +264,7 @@ def gate(
 
 
 def check_gate_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Names as they were given; ConfigError for one that is none, or that is there twice."""
+    """Checks the names of gates; ConfigError for one that is malformed or given twice."""
     found: list[str] = []
     for name in names:
         place, colon, title = name.rpartition(":")

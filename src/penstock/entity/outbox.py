@@ -9,6 +9,7 @@ entity as it was before the batch, and so that a refusal changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Self, Unpack
 
 from msgspec.structs import replace
@@ -115,7 +116,7 @@ def _checked_plan(core: JournalCore, staged: Sequence[Staged]) -> Plan:
 
 
 def counted_from(draft: Draft, start: int) -> Draft:
-    """A draft whose integer cause counts from the first of some drafts, as one that counts from `start` before them."""
+    """Moves a draft's integer cause, an index into its own batch, on by `start`."""
     if start and is_whole(draft.cause):
         return replace(draft, cause=draft.cause + start)
     return draft
@@ -156,8 +157,7 @@ class _TopicDrafts:
                 draft = replace(draft, cause=cause - first if cause >= first else None)
             own.append(draft)
         self.checked = prepare(own, topic, core.find_cause)
-        self.batch = PreparedBatch(self.checked.columns, self.checked.size)
-        self.batch.dedups, self.batch.cause_rows = self.checked.dedups, self.checked.cause_rows
+        self.batch = replace(self.checked, expects=None)
 
     def append(self, commit: Commit, receipts: Sequence[Receipt]) -> list[Receipt]:
         return commit.append(self.topic, self._linked(receipts) if self.causes else self.batch)
@@ -171,9 +171,7 @@ class _TopicDrafts:
             receipt = receipts[cause]
             columns.causation[row] = receipt.id
             columns.correlation[row] = columns.correlation[row] or receipt.correlation_id or receipt.id
-        linked = PreparedBatch(columns, self.batch.size)
-        linked.dedups, linked.cause_rows = self.batch.dedups, self.batch.cause_rows
-        return linked
+        return replace(self.batch, columns=columns)
 
 
 class Plan:
@@ -184,14 +182,10 @@ class Plan:
     def __init__(self, core: JournalCore, staged: Sequence[Staged], before: int = 0) -> None:
         """`before` drafts came earlier and are not part of it: such a plan only checks, it cannot be applied."""
         self._segments: list[_TopicDrafts] = []
-        start = 0
-        while start < len(staged):
-            stop = start + 1
-            while stop < len(staged) and staged[stop][0] == staged[start][0]:
-                stop += 1
-            drafts = [draft for _, draft in staged[start:stop]]
-            self._segments.append(_TopicDrafts(core, staged[start][0], before + start, drafts))
-            start = stop
+        for topic, neighbours in groupby(staged, key=lambda one: one[0]):
+            drafts = [draft for _, draft in neighbours]
+            self._segments.append(_TopicDrafts(core, topic, before, drafts))
+            before += len(drafts)
         self.size = sum(segment.batch.size for segment in self._segments)
 
     def apply(self, commit: Commit) -> list[Receipt]:

@@ -264,16 +264,16 @@ class Fold(Generic[P]):
                     raise
         return state
 
-    def fold_pieces(self, state: P, pieces: Iterable[Piece]) -> tuple[P, int, int]:
-        """Changes a state by rows of blocks; returns it with the last position and the number of events."""
-        last = count = 0
+    def fold_pieces(self, state: P, pieces: Iterable[Piece]) -> tuple[int, int, int]:
+        """Changes a state by rows of blocks; returns the first and the last position, and the number of events."""
+        first = last = count = 0
         for block, rows in pieces:
             if not len(rows):
                 continue
             self._fold_piece(state, block, rows)
-            last = block.seq(rows[-1])
+            first, last = first or block.seq(rows[0]), block.seq(rows[-1])
             count += len(rows)
-        return state, last, count
+        return first, last, count
 
     def fold_each(self, block: Any, states: Sequence[P]) -> None:
         """Changes many states by the events of a block (or of something like one): the n-th state by the n-th event."""

@@ -32,7 +32,7 @@ class CheckReport(msgspec.Struct, frozen=True):
 
 
 class TreeRoot(msgspec.Struct, frozen=True):
-    """What a topic's history was, in one hash: publish it, or have it signed, and proofs can be checked against it."""
+    """A topic's history in one hash: publish it or sign it, and proofs can be checked against it."""
 
     journal: str
     """The id of the store."""

@@ -8,6 +8,7 @@ drafts.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -105,44 +106,30 @@ class Reactor(TopicWorker):
         for reaction in reactions:
             before = len(staged)
             staged.extend((name, counted_from(draft, before)) for name, draft in reaction)
-        try:
-            plan = self._plan(staged)
-            if plan is None:
-                return True
-            topic, consumer, last = self._topic, self._consumer, events[-1].seq
-
-            def apply(commit: Commit) -> None:
-                view = TopicView.open(commit.tx, topic)
-                if view is None or last <= view.began():
-                    return  # the topic was dropped
-                if (read_cursor(commit.tx, view.number, consumer) or 0) != start:
-                    return  # another reactor of this name was faster
-                plan.apply(commit)
-                move_cursor(commit, topic, consumer, last, back=False)
-
-            while True:
-                try:
-                    self._log.core.writer.run(WriteRequest(apply, plan.size))
-                    return True
-                except FenceActive:  # one was opened since the guards were asked
-                    if not self._outwait_fence():
-                        return True
-        except Exception as error:
-            if len(events) > 1 and not alone:
-                return False
-            error.add_note(f"in reactor {self.name!r}, appending its reaction to event {events[0].seq}")
-            raise
-
-    def _plan(self, staged: list[Staged]) -> Plan | None:
-        """What is to be appended; None when the reactor was stopped while a fence was open."""
-        core = self._log.core
+        core, last = self._log.core, events[-1].seq
         while True:
             try:
                 ask_guards(core.guards, staged)
-                return Plan(core, staged)
-            except FenceActive:
+                plan = Plan(core, staged)
+                core.writer.run(WriteRequest(partial(self._apply, plan, start, last), plan.size))
+                return True
+            except FenceActive:  # the guards', or one that was opened since they were asked
                 if not self._outwait_fence():
-                    return None
+                    return True
+            except Exception as error:
+                if len(events) > 1 and not alone:
+                    return False
+                error.add_note(f"in reactor {self.name!r}, appending its reaction to event {events[0].seq}")
+                raise
+
+    def _apply(self, plan: Plan, start: int, last: int, commit: Commit) -> None:
+        view = TopicView.open(commit.tx, self._topic)
+        if view is None or last <= view.began():
+            return  # the topic was dropped
+        if (read_cursor(commit.tx, view.number, self._consumer) or 0) != start:
+            return  # another reactor of this name was faster
+        plan.apply(commit)
+        move_cursor(commit, self._topic, self._consumer, last, back=False)
 
     def _outwait_fence(self) -> bool:
         """Waits for a while until no exclusive fence is open; False when the reactor was stopped meanwhile."""

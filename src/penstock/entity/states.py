@@ -22,7 +22,7 @@ from penstock.journal import keys
 from penstock.journal.blocks import text_values
 from penstock.journal.catalog import TopicState, load_record, load_state
 from penstock.journal.commit import Commit
-from penstock.journal.index.index import Lookup
+from penstock.journal.index.index import Lookup, Piece
 from penstock.journal.keys import MAX_SEQ, prefix_end
 from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import EventQuery, TopicView
@@ -101,11 +101,11 @@ def project(
             return start.generation, state
         if state is None:
             state, start = projection(), None
-        pieces = _Pieces(view, lookup, key, start.generation if start is not None else 0)
-        state, last, count = folder.fold_pieces(state, pieces)
+        pieces = _pieces(view, lookup, key, start.generation if start is not None else 0)
+        first, last, count = folder.fold_pieces(state, pieces)
     if not count:
         return (start.generation, state) if start is not None else (0, None)
-    first = start.first if start is not None else pieces.first
+    first = start.first if start is not None else first
     saved = Saved(declared.fingerprint, last, first, state_of_topic.compacted, pack_state(state))
     states.put(view.number, declared, key, saved)
     if count >= SAVE_AFTER and not core.engine.read_only:
@@ -125,28 +125,15 @@ def project_if_changed(
     return None if newest == generation else (newest, state)
 
 
-class _Pieces:
-    """What is to be folded, and where it began."""
-
-    def __init__(self, view: TopicView, lookup: Lookup | None, key: str | None, after: int) -> None:
-        self._view, self._lookup, self._key, self._after = view, lookup, key, after
-        self.first = 0
-
-    def __iter__(self) -> Any:
-        if self._key is not None:
-            assert self._lookup is not None
-            found: Any = self._lookup.open(self._view).pieces(self._key, self._after, keys.MAX_SEQ)
-        else:
-            found = self._whole()
-        for block, rows in found:
-            if not self.first and len(rows):
-                self.first = block.seq(rows[0])
-            yield block, rows
-
-    def _whole(self) -> object:
-        after = self._after
-        for block in self._view.blocks(after, keys.MAX_SEQ):
-            yield block, range(block.row_after(after) if block.first <= after else 0, block.count)
+def _pieces(view: TopicView, lookup: Lookup | None, key: str | None, after: int) -> Iterable[Piece]:
+    """What is to be folded: the events of an entity, or of the whole topic."""
+    if key is not None:
+        assert lookup is not None
+        return lookup.open(view).pieces(key, after, keys.MAX_SEQ)
+    return (
+        (block, range(block.row_after(after) if block.first <= after else 0, block.count))
+        for block in view.blocks(after, keys.MAX_SEQ)
+    )
 
 
 def _start(
@@ -254,7 +241,7 @@ def is_valid(saved: Saved, declared: Declared, state: TopicState) -> bool:
 
 
 def check_folded(saved: Saved, key: str | None, state: TopicState, latest: int) -> None:
-    """Refuses a state of events that a topic does not have: `project` would never fold those that come there."""
+    """Refuses a state that claims positions the topic has not reached: `project` would skip their events."""
     if not 1 <= saved.first <= saved.generation <= latest:
         raise ConfigError(
             f"the state of {(key or 'the whole topic')[:40]!r} says that it was folded from events {saved.first} to "
@@ -412,7 +399,7 @@ class Watch(Generic[P]):
 
 
 def verify_states(log: TopicLog, projection: type[P]) -> list[str | None]:
-    """The keys (None: the whole topic) of saved states that `project` would use, and that folding does not give."""
+    """The keys (None: the whole topic) of valid saved states that differ from what folding gives."""
     folder, core = folder_of(projection), log.core
     lookup = core.index.lookup(log.name)
     wrong: list[str | None] = []
@@ -479,7 +466,7 @@ class StreamedState(msgspec.Struct, frozen=True):
 
 
 class FiledStates(msgspec.Struct, frozen=True):
-    """Of which projection the states are that a query has saved: another one cannot go on with them."""
+    """The projection whose states a query has saved; another one cannot go on with them."""
 
     version: int
     fingerprint: int
@@ -550,7 +537,7 @@ def rebuild(
 
 
 class Rebuilt(msgspec.Struct, frozen=True):
-    """What of a topic a rebuild folds, when it begins: nothing of one that is not there."""
+    """How much of a topic a rebuild folds; zeros when there is no such topic."""
 
     through: int = 0
     events: int = 0
@@ -567,7 +554,7 @@ def rebuilt(snap: Snapshot, topic: str) -> Rebuilt:
 
 
 class StateSaving:
-    """Puts the states of one rebuild into the store, wherever they are folded: in the place of all there were."""
+    """Saves the states of one rebuild, in place of all that were saved before."""
 
     def __init__(self, log: TopicLog, states: StateCache, projection: type[Any]) -> None:
         self._topic = log.name
@@ -599,7 +586,7 @@ class StateSaving:
 def replace_states(
     topic: str, declared: Declared, states: Iterable[tuple[str | None, Saved]], commit: Commit, *, begin: bool = False
 ) -> None:
-    """Saves states of a rebuild; `begin`: first all goes that is saved of the projection, of whatever version."""
+    """Saves states of a rebuild; with `begin`, removes every saved state of the projection first."""
     head = commit.head(topic)
     if head is None:
         raise _dropped(topic)

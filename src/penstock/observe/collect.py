@@ -155,7 +155,7 @@ TopicEnd = tuple[int, int]
 
 
 class _CountedLetters(msgspec.Struct):
-    """Where the letters of a dead-letter queue came from, as long as its numbers are these."""
+    """Where the letters of a dead-letter queue came from; valid while its numbers are these."""
 
     numbers: list[tuple[int | None, int, int, int]]
     latest: int

@@ -137,7 +137,7 @@ Source = Callable[[], "Iterable[tuple[tuple[str, ...], float | Reading]]"]
 
 
 class Watched:
-    """A metric whose values are asked for when they are read, for what is counted elsewhere."""
+    """A metric that is counted elsewhere: its values are asked for when they are read."""
 
     def __init__(self, name: str, help: str, kind: str, labels: tuple[str, ...], source: Source) -> None:
         self.name = name

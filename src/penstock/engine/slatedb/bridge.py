@@ -195,7 +195,7 @@ def fenced(name: str, by: str, epoch: int = 0) -> Fenced:
 
 @contextmanager
 def explained(name: str, done: str) -> Iterator[None]:
-    """What SlateDB raises as an error of ours; `done` says what could not be done in time."""
+    """Turns what SlateDB raises into a penstock error; `done` says what could not be done in time."""
     try:
         yield
     except sl.Error as error:

@@ -580,7 +580,7 @@ def put_format(database: sl.Db, format: bytes, timeout: float) -> None:
 
 @contextmanager
 def unfinished(database: sl.Db, timeout: float) -> Iterator[None]:
-    """Whatever ends the block before its own end leaves a database that cannot be opened as a store."""
+    """Marks a database as unfinished until the block ends: a copy that is cut off cannot be opened as a store."""
     put_format(database, UNFINISHED, timeout)
     yield
     put_format(database, FORMAT, timeout)

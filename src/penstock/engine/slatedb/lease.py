@@ -82,7 +82,7 @@ class LeaseStore(Protocol):
 
 
 class WriterLease:
-    """One writer's lease. `take` it, `keep` it, `confirm` it before every acknowledgement, `release` it."""
+    """One writer's lease: `acquire` it, `confirm` it before every acknowledgement, `release` it."""
 
     def __init__(
         self,
@@ -388,7 +388,7 @@ KEPT = 8
 
 
 class FolderStore:
-    """The objects of a journal in a folder, as far as they are not SlateDB's own business."""
+    """The objects of a journal in a folder that are not SlateDB's own: the lease."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
