@@ -148,6 +148,10 @@ def fill_queues(journal: Journal, size: int) -> None:
     ranked = journal.queue("ranked", priority=True)
     for priority in range(3):
         ranked.push_many([{"n": number} for number in range(size // 3)], priority=priority)
+    flying = journal.queue("flying", lease=100_000)
+    flying.push_many(range(size + 40))
+    for number in range(size // 2):
+        flying.take_many(1 + number % 2)
     journal.queue("waiting").push_many(range(size), delay=1_000)
     failing = journal.queue("failing", max_attempts=1, lease=100_000)
     failing.push_many(range(few + 20))

@@ -284,8 +284,7 @@ class QueueRules(TopicRules):
             assert found == []
             return
         taken = 0
-        # Claims look at deliveries in the order in which they were made.
-        for token, one in sorted(jobs.held.items(), key=lambda item: int(item[0].removeprefix("token "))):
+        for token, one in sorted(jobs.held.items(), key=lambda item: item[1].seq):
             if one.view != name or one.label != label or taken >= limit or jobs.now - one.touched < idle * 1000:
                 continue
             if one.attempts >= (jobs.messages[one.seq].budget or self.policy["max_attempts"]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TypeVar
 
 from penstock.documents.conditions import Where
@@ -235,7 +236,7 @@ def _page(found: Iterable[tuple[FailedMessage, P]], limit: int | None) -> tuple[
 
 @implements(deliveries.LIST_PENDING)
 def list_pending(at: LocalBackend, name: str, query: PendingQuery) -> PendingList:
-    return PendingList(inspect.pending(at.queue(name), query.group)[: query.limit])
+    return PendingList(list(islice(inspect.pending(at.queue(name), query.group), query.limit)))
 
 
 # ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -28,7 +28,8 @@ Rows (`t`: the topic's number, `g`: a group's; everything big-endian):
     qt t s name     a periodic message
     qt t n g who    a consumer: when it was last seen, since when, on which machine
     qg t g g        the group: frontier, counters, next times
-    qg t g l n      a lease: a run of positions or a list of messages, with a deadline
+    qg t g l n      a lease: a run of positions or a list of messages, with a deadline; see `lease_number`
+    qg t g i from n a stretch of neighbours in a lease with a list of messages: its end, and its index there
     qg t g r seq    a message that is ready, and not where a plain queue would have it; beside it one of
     qg t g y p seq    by priority, then position
     qg t g u lane seq in its lane, in a queue with fair share

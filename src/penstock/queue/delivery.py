@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.journal.commit import Commit
-from penstock.queue.operations.settle import HeldMessage, extend, find_held, nack, release, stale
+from penstock.queue.operations.settle import extend, find_held, nack, release, stale
 from penstock.queue.state.cache import QueueState
+from penstock.queue.state.group import HeldMessage
 from penstock.queue.state.records import Lease
 from penstock.queue.token import make_token
 from penstock.surface.delivery import Delivery, Outcome

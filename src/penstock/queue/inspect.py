@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import groupby, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar, get_args
 
 import msgspec
@@ -30,7 +30,7 @@ from penstock.queue.letters import DeadLetterCursor, letter, origin
 from penstock.queue.operations.settle import stale
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState, presences, unknown_queue
-from penstock.queue.state.group import Group
+from penstock.queue.state.group import Group, HeldMessage
 from penstock.queue.state.records import (
     FAILED,
     HELD,
@@ -38,7 +38,6 @@ from penstock.queue.state.records import (
     READY,
     UNTOUCHED,
     WAITING,
-    Lease,
     MessageRow,
     SpecialRow,
     read_special,
@@ -170,10 +169,8 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     message: MessageRow
     event: Event | None = None
     """Where the walk came by it; see `View.event`."""
-    lease: Lease | None = None
-    number: int = 0
-    """The lease's."""
-    index: int = 0
+    held: HeldMessage | None = None
+    """Under its lease, when it is in flight."""
 
 
 class View:
@@ -195,9 +192,29 @@ class View:
         walks = [self._walk_group(group, wanted, after) for group in chosen]
         return heapq.merge(*walks, key=lambda one: (one.seq, one.label or "")) if len(walks) > 1 else walks[0]
 
+    def held(self, label: str | None) -> Iterator[HeldMessage]:
+        """The messages in flight, by position; those taken in the name of one group, or all."""
+        held = [group.in_flight(self.snap) for group in self.named(label)]
+        every = heapq.merge(*held, key=lambda one: one.seq) if len(held) != 1 else held[0]
+        return every if label is None else (one for one in every if one.lease.label == label)
+
+    def named(self, label: str | None) -> list[Group]:
+        """The group of a name, which in work mode all share; all of them without one."""
+        if label is None or not self.state.fanout:
+            return self.state.all_groups(self.snap)
+        number = self.state.record.groups.get(label)
+        return [] if number is None else [self.state.group(self.snap, number, label)]
+
     def event(self, entry: Entry) -> Event | None:
         """The event of a message; None when it was removed."""
         return entry.event or self.state.blocks.event(self.snap, entry.seq)
+
+    def has(self, group: Group, seq: int) -> bool:
+        """Whether a group has not settled the message at a position."""
+        message = group.find(self.snap, seq)
+        if message is None:
+            return group.lease_of(self.snap, seq) is not None
+        return seq > self.overdue or message.state == FAILED
 
     def events(self, entries: Iterable[Entry]) -> Iterator[Event]:
         """The events of messages in order of position, each once."""
@@ -211,13 +228,9 @@ class View:
 
     def available(self) -> Iterator[Event]:
         """The messages that no group has in flight or has given up."""
-        if not self.state.fanout:
-            yield from self.events(self.walk("ready", "delayed"))
-            return
-        for _, same in groupby(self.walk(), lambda one: one.seq):
-            entries = list(same)
-            if all(one.state in ("ready", "delayed") for one in entries):
-                yield from self.events(entries)
+        for event in self.events(self.walk("ready", "delayed")):
+            if not self.state.fanout or self.state.is_free(self.snap, event.seq):
+                yield event
 
     def _walk_group(self, group: Group, wanted: Collection[str], after: int) -> Iterator[Entry]:
         label = group.name if group.number else None if self.state.fanout else "default"
@@ -233,14 +246,9 @@ class View:
         return heapq.merge(*sources, key=lambda one: one.seq)
 
     def _in_flight(self, group: Group, after: int) -> Iterator[Entry]:
-        held = [
-            (lease.seq(index), number, lease, index)
-            for number, lease in group.leases(self.snap)
-            for index in lease.held()
-            if lease.seq(index) > after
-        ]
-        for seq, number, lease, index in sorted(held, key=lambda one: one[0]):
-            yield Entry(seq, "in_flight", group, lease.label, lease.message(index), None, lease, number, index)
+        for held in group.in_flight(self.snap, after):
+            message = held.lease.message(held.index)
+            yield Entry(held.seq, "in_flight", group, held.lease.label, message, None, held)
 
     def _parked(self, group: Group, label: str | None, wanted: Collection[str], after: int) -> Iterator[Entry]:
         """Messages that are ready or delayed, and have a row of their own or are in a run."""
@@ -288,7 +296,7 @@ class View:
             return state.group(snap, WORK)
         number = state.record.groups.get(name)
         if number is not None:
-            return state.group(snap, number)
+            return state.group(snap, number, name)
         if state.record.groups:
             # What it will find, the others' progress decides: the one furthest behind says the most.
             furthest = max(state.named_groups(snap), key=lambda group: group.unsettled(self.latest))
@@ -366,8 +374,8 @@ def _moment(ms: int) -> datetime | None:
 def get(queue: LocalQueue, seq: int) -> Event | None:
     """The message at a position; None when it is settled or never was."""
     with viewing(queue) as view:
-        entry = next(view.walk(after=seq - 1), None) if seq else None
-        return None if entry is None or entry.seq != seq else view.event(entry)
+        has = 0 < seq <= view.latest and any(view.has(group, seq) for group in view.state.each_group(view.snap))
+        return view.state.blocks.event(view.snap, seq) if has else None
 
 
 def unsettled_events(queue: LocalQueue, after: int = 0) -> Iterator[Event]:
@@ -398,13 +406,11 @@ def messages(
         fanout, named = view.state.fanout, view.state.record.groups
         if fanout and named and group is not None and group not in named:
             raise ConfigError(f"queue {queue.name!r} has no group {group!r}; there are: {', '.join(sorted(named))}")
-        groups = view.state.all_groups(view.snap)
-        if fanout and named and group is not None:
-            groups = [one for one in groups if one.number and one.name == group]
+        groups = view.named(group if named else None)
         previous = 0
         for entry in view.walk(*(() if state is None else (state,)), after=after, groups=groups):
             event = view.event(entry)
-            if event is None or (entry.lease is not None and group not in (None, entry.label)):
+            if event is None or (entry.held is not None and group not in (None, entry.label)):
                 continue
             if entry.seq != previous:
                 if limit is not None:
@@ -416,12 +422,12 @@ def messages(
 
 
 def _listed(view: View, entry: Entry, event: Event) -> QueueMessage:
-    message, group, lease, snap = entry.message, entry.group, entry.lease, view.snap
+    message, group, held, snap = entry.message, entry.group, entry.held, view.snap
     trail = group.trail(snap, message)
     blocked = message.state == HELD
     if message.state == UNTOUCHED and event.key is not None:
         blocked = group.is_busy(snap, event.key)
-    deadline = 0 if lease is None else lease.deadline_of(entry.index)
+    deadline = 0 if held is None else held.lease.deadline_of(held.index)
     return QueueMessage(
         event,
         entry.state,
@@ -435,27 +441,22 @@ def _listed(view: View, entry: Entry, event: Event) -> QueueMessage:
         trail.traceback,
         _moment(message.first_ms),
         _moment(message.last_ms),
-        None if lease is None else lease.consumer,
+        None if held is None else held.lease.consumer,
         _moment(deadline),
         trail.shown(),
     )
 
 
 # ── deliveries and consumers ─────────────────────────────────────────────────────────────────────────────────────────
-def pending(queue: LocalQueue, name: str | None) -> list[PendingDelivery]:
-    """The deliveries in flight, of one group or of all."""
-    found = []
+def pending(queue: LocalQueue, name: str | None) -> Iterator[PendingDelivery]:
+    """The deliveries in flight, of one group or of all, in order of position."""
     with viewing(queue) as view:
-        for entry in view.walk("in_flight"):
-            lease = entry.lease
-            if lease is None or name not in (None, lease.label):
-                continue
-            deadline = lease.deadline_of(entry.index)
-            token = make_token(view.state.topic, entry.group.number, entry.number, entry.index, lease.secret)
-            times = from_ms(lease.delivered_ms), _moment(deadline) or datetime.max.replace(tzinfo=UTC)
-            who, message = (lease.label, lease.consumer), entry.message
-            found.append(PendingDelivery(token, entry.seq, *who, message.attempts, *times, message.key))
-    return found
+        for held in view.held(name):
+            lease, message = held.lease, held.lease.message(held.index)
+            token = make_token(view.state.topic, held.group.number, held.number, held.index, lease.secret)
+            deadline = _moment(lease.deadline_of(held.index)) or datetime.max.replace(tzinfo=UTC)
+            times = from_ms(lease.delivered_ms), deadline
+            yield PendingDelivery(token, held.seq, lease.label, lease.consumer, message.attempts, *times, message.key)
 
 
 def find_delivery(queue: LocalQueue, token: str) -> Delivery:
@@ -495,9 +496,8 @@ def consumers(queue: LocalQueue) -> list[QueueConsumer]:
     with viewing(queue) as view:
         labels = {number: name for name, number in view.state.record.groups.items()}
         held: dict[tuple[str, str | None], list[int]] = {}
-        for entry in view.walk("in_flight"):
-            if entry.lease is not None:
-                held.setdefault((entry.lease.label, entry.lease.consumer), []).append(entry.seq)
+        for one in view.held(None):
+            held.setdefault((one.lease.label, one.lease.consumer), []).append(one.seq)
         for key, _, row in presences(view.snap, view.state.topic):
             number, name = keys.split_presence(key)
             age, label = (view.now - row.seen_ms) / 1000, labels.get(number, "default")

@@ -29,13 +29,14 @@ from penstock.queue.metrics import QueueCounters
 from penstock.queue.operations import groups, repair
 from penstock.queue.operations.groups import Pause
 from penstock.queue.operations.push import push
-from penstock.queue.operations.settle import HeldMessage, ack, ack_mask, find_held
+from penstock.queue.operations.settle import ack, ack_mask, find_held
 from penstock.queue.operations.take import Request
 from penstock.queue.options import DeliveryOptions, read_delivery_options
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.results.reply import NOTHING, StoredResult, answer_of
 from penstock.queue.run.waiting import take_waiting, take_waiting_async
 from penstock.queue.state.cache import QueueState, forget_presence
+from penstock.queue.state.group import HeldMessage
 from penstock.queue.token import fits, read_token
 from penstock.schema import DECLARED, brings_kind, schema_of_type
 from penstock.surface.delivery import Delivery, Outcome, TakeRequest

@@ -50,7 +50,7 @@ class QueueRegistry:
         self._closed = False
         core.holds.append(self.upkeep.holds)
         core.trims.append(self.upkeep.trimmed)
-        core.housekeeper.holds.append(self.upkeep.holds_in_passing)
+        core.housekeeper.holds.append(self.upkeep.holds)
         core.housekeeper.before_retention.append(self.upkeep.give_way)
         core.housekeeper.chores.append(self.upkeep.maintain)
         rules = core.housekeeper.drop_rules

@@ -21,7 +21,8 @@ _SECRET = 8
 _POOL = 512 * _SECRET
 
 MAX_GROUP = (1 << 16) - 1
-MAX_INDEX = (1 << 16) - 1
+NUMBER_BITS, INDEX_BITS = 46, 10
+"""Of a lease's number, and of a message's index in it."""
 
 
 class Address:
@@ -67,7 +68,8 @@ def read_token(token: str) -> Address | None:
     raw = b32decode(token.upper())
     tag = raw[_BODY:]
     body = int.from_bytes(raw[:_BODY]) ^ _stream(tag)
-    return Address(body >> 56, body >> 16 & ((1 << 40) - 1), body & MAX_INDEX, tag)
+    number = body >> INDEX_BITS & ((1 << NUMBER_BITS) - 1)
+    return Address(body >> NUMBER_BITS + INDEX_BITS, number, body & ((1 << INDEX_BITS) - 1), tag)
 
 
 def fits(topic: int, address: Address, secret: bytes) -> bool:
@@ -76,7 +78,7 @@ def fits(topic: int, address: Address, secret: bytes) -> bool:
 
 
 def _body(group: int, number: int, index: int) -> bytes:
-    return (group << 56 | number << 16 | index).to_bytes(_BODY)
+    return ((group << NUMBER_BITS | number) << INDEX_BITS | index).to_bytes(_BODY)
 
 
 def _tag(topic: int, body: bytes, secret: bytes) -> bytes:

@@ -15,7 +15,7 @@ from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.check import check_queue
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import FAILED, READY, TAKEN, WAITING, MessageRow, encode
+from penstock.queue.state.records import FAILED, LISTED, READY, SINGLE, TAKEN, WAITING, MessageRow, encode
 
 
 def problems(queue: Queue) -> list[str]:
@@ -98,6 +98,10 @@ CHANGES: dict[str, tuple[Callable[[Commit, Group], object], str]] = {
         lambda commit, group: commit.tx.put(group.row(keys.TRAIL, 2), b"\x92\x90\xc0"),
         "failed attempts of message 2, which is settled",
     ),
+    "a lease that its messages do not lead to": (
+        lambda commit, group: commit.tx.put(keys.batch_key(group.prefix, 1, LISTED | 1), keys.pack_seqs([1, 0])),
+        "stretches of leases are",
+    ),
     "a time nobody looks at": (
         lambda commit, group: setattr(group.record, "next_due", 0) or commit.touch(group),
         "next_due is 0",
@@ -161,3 +165,41 @@ def test_messages_of_an_older_store_are_found_and_put_by_their_state_in_passing(
     assert {one.seq: one.state for one in queue.messages()} == {
         1: "in_flight", 2: "ready", 3: "ready", 5: "ready", 6: "ready",
     }  # fmt: skip
+
+
+def test_leases_of_an_older_store_hold_their_messages(journal: Journal, queue: Queue) -> None:
+    own = queue._backend
+    assert isinstance(own, LocalQueue)
+    (held,) = queue.pending()
+
+    def make_older(commit: Commit, state: QueueState) -> None:
+        group = state.group(commit.tx, 0)
+        lease = group.lease(commit.tx, SINGLE | held.seq)
+        assert lease is not None
+        commit.tx.delete(group.row(keys.LEASE, SINGLE | held.seq))
+        group.save_lease(commit, 7, lease)
+        state.forget_groups()
+
+    own.change(make_older)
+    assert problems(queue) == []
+    assert [one.seq for one in queue.pending()] == [one.seq for one in queue.messages("in_flight")] == [1]
+    assert queue.get(1) is not None and queue.discard([1]) == 0
+    again = queue.delivery(queue.pending()[0].token)
+    again.ack()
+    assert queue.get(1) is None and queue.pending() == [] and problems(queue) == []
+
+
+def test_messages_of_leases_that_lie_within_each_other_are_listed_in_order(journal: Journal) -> None:
+    queue = journal.queue("keyed", max_attempts=5)
+    for number in range(8):
+        queue.push(number, key=str(number))
+    first = queue.take_many(8)
+    first[2].release()
+    first[3].release()
+    first[5].release()
+    assert len(queue.take_many(2)) == 2 and queue.take() is not None
+    first[0].ack()
+    assert [one.seq for one in queue.pending()] == [one.seq for one in queue.messages("in_flight")] == [*range(2, 9)]
+    assert [one.seq for one in queue.messages(after=4, limit=2)] == [5, 6]
+    assert all(queue.get(seq) is not None for seq in range(2, 9)) and queue.get(1) is None
+    assert queue.discard(range(1, 9)) == 0 and problems(queue) == []

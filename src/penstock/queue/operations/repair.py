@@ -48,25 +48,32 @@ if TYPE_CHECKING:
 
 # ── claim ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def claim(queue: LocalQueue, request: Request, idle_ms: int) -> list[Delivery]:
-    return queue._writer.run(
-        WriteRequest(lambda commit: _claim(commit, queue, queue._cache.state(commit, queue.name), request, idle_ms))
-    )
+    queue.change(group_for, request.label)  # so that it is there, and its times follow the clock
+    chosen, left = [], request.limit
+    with viewing(queue) as view:
+        for held in view.held(request.label):
+            lease, index = held.lease, held.index
+            if view.now - lease.touched_ms(index) >= idle_ms:
+                chosen.append((held.number, index))
+                left -= not over_budget(view.snap, view.state, lease.message(index))
+                if not left:
+                    break
+    return queue.change(_claim, queue, request, idle_ms, chosen) if chosen else []
 
 
-def _claim(commit: Commit, queue: LocalQueue, state: QueueState, request: Request, idle_ms: int) -> list[Delivery]:
+def _claim(
+    commit: Commit, state: QueueState, queue: LocalQueue, request: Request, idle_ms: int, chosen: list[tuple[int, int]]
+) -> list[Delivery]:
     group = group_for(commit, state, request.label)
     if state.record.is_paused(request.label):
         return []
     hold = LeaseHandle(queue, request.label, request.consumer)
     now, operation = commit.now_ms, TakeOperation(commit, state, group, request, hold)
-    for number, lease in list(group.leases(commit.tx)):
-        for index in lease.held() if lease.label == request.label else ():
-            if len(operation.messages) >= request.limit:
-                break
-            if now - lease.touched_ms(index) < idle_ms:
-                continue
+    for number, index in chosen:
+        lease = group.lease(commit.tx, number)
+        if lease is not None and lease.holds(index) and now - lease.touched_ms(index) >= idle_ms:
             event = state.blocks.event(commit.tx, lease.seq(index))
-            if event is None or over_budget(commit, state, lease.message(index)):
+            if event is None or over_budget(commit.tx, state, lease.message(index)):
                 expire_messages(commit, state, group, number, lease, [index])
                 continue
             (message,) = group.take_back(commit, number, lease, [index])
@@ -80,23 +87,18 @@ def _claim(commit: Commit, queue: LocalQueue, state: QueueState, request: Reques
 # ── discarding ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
     """Keeps of some positions those whose messages are neither settled nor failed nor in flight."""
-    flying, latest = state.in_flight(commit.tx), state.latest(commit)
-    still = []
-    for seq in dict.fromkeys(seqs):
-        found = [] if seq > latest or seq in flying else state.find(commit.tx, seq)
-        if found and all(message.state != FAILED for _, message in found):
-            still.append(seq)
-    return still
+    latest = state.latest(commit)
+    return [seq for seq in dict.fromkeys(seqs) if seq <= latest and state.is_free(commit.tx, seq)]
 
 
 def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
     def apply(commit: Commit) -> int:
         state = queue._cache.state(commit, queue.name)
-        latest, flying = state.latest(commit), state.in_flight(commit.tx)
+        latest = state.latest(commit)
         overdue = state.overdue_through(commit.tx, commit.now_ms)
         gone = 0
         for seq in dict.fromkeys(seqs):
-            found = state.find(commit.tx, seq) if 0 < seq <= latest and seq not in flying else []
+            found = state.find_free(commit.tx, seq) if 0 < seq <= latest else []
             if found:
                 # What has outlived its ttl is gone already, for every count.
                 gone += seq > overdue or any(message.state == FAILED for _, message in found)
@@ -417,7 +419,7 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) ->
 
     def apply(commit: Commit) -> Receipt | None:
         state, tx, seq = queue._cache.state(commit, queue.name), commit.tx, event.seq
-        if seq in state.in_flight(tx) or not state.find(tx, seq):
+        if not state.find_free(tx, seq):
             return None
         target, wanted = queue._cache.state(commit, to.name), _pushed_with(commit, state, seq)
         if to.name == queue.name:

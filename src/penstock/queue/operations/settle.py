@@ -14,8 +14,7 @@ import time
 from itertools import islice
 from typing import Final, Literal
 
-import msgspec
-
+from penstock.engine.contract import Snapshot
 from penstock.errors import StaleDelivery
 from penstock.journal.commit import Commit
 from penstock.journal.owners import is_alive
@@ -27,7 +26,7 @@ from penstock.queue.operations.push import as_batch, push
 from penstock.queue.results.reply import NOTHING, StoredResult, answer, answer_failure
 from penstock.queue.state.blocks import copy_columns
 from penstock.queue.state.cache import QueueState, note_extension
-from penstock.queue.state.group import Group
+from penstock.queue.state.group import Group, HeldMessage
 from penstock.queue.state.records import (
     FAILED,
     NEVER,
@@ -51,15 +50,6 @@ SWEEP_LEASES = 512
 OWNER_CHECK = 0.5
 """Seconds between two looks for the owners of endless leases."""
 LAPSED: Final = NackOptions(LEASE_LOST)
-
-
-class HeldMessage(msgspec.Struct, eq=False):
-    """A message that a lease still holds."""
-
-    group: Group
-    number: int
-    lease: Lease
-    index: int
 
 
 def find_held(
@@ -189,9 +179,9 @@ def expire_messages(
         _fail(commit, queue, group, lease, message, min(deadline, commit.now_ms), LAPSED)
 
 
-def over_budget(commit: Commit, queue: QueueState, message: MessageRow) -> bool:
+def over_budget(snap: Snapshot, queue: QueueState, message: MessageRow) -> bool:
     """Whether a message has had all its attempts."""
-    return message.attempts >= queue.budget(commit.tx, message.seq)
+    return message.attempts >= queue.budget(snap, message.seq)
 
 
 def give_up_dead_owners(commit: Commit, queue: QueueState, group: Group, owner: str, step: int) -> bool:
@@ -279,7 +269,7 @@ def _fail(
             note_failure(commit, queue, group, message.seq)
     ended: AttemptEnd = "rejected" if options.dead else "lapsed" if options is LAPSED else "failed"
     tried = group.ended_attempts(commit, lease, message, since_ms, ended, failure.error)
-    if options.dead or over_budget(commit, queue, message):
+    if options.dead or over_budget(commit.tx, queue, message):
         reason: Reason = REJECTED if options.dead else EXHAUSTED
         return give_up(commit, queue, group, message, reason, failure, tried=tried)
     message.error = failure.error

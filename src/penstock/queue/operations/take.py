@@ -26,12 +26,21 @@ from penstock.queue.state import keys
 from penstock.queue.state.blocks import LONGEST_SCAN, DamagedBlock, Rows, first_free_row, first_rows, has_keys
 from penstock.queue.state.cache import QueueState, note_presence
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import HELD, NEVER, READY, TAKEN, UNTOUCHED, WAITING, Lease, MessageRow, read_special
+from penstock.queue.state.records import (
+    HELD,
+    LONGEST_LEASE,
+    NEVER,
+    READY,
+    TAKEN,
+    UNTOUCHED,
+    WAITING,
+    Lease,
+    MessageRow,
+    read_special,
+)
 from penstock.queue.token import new_secret
 from penstock.surface.delivery import Delivery
 
-LEASE_MESSAGES = 1024
-"""The most messages under one lease record: settling one of them rewrites the record."""
 STEP = 256
 """How many messages one commit sorts in, walks past or takes back before it lets others have their turn."""
 RUN_STEPS, ROWS_OF_A_STEP = 8, 1024
@@ -124,7 +133,7 @@ def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Requ
     rows, row = found
     if isinstance(rows, DamagedBlock) or rows.wire.key is not None or rows.wire.seqs is not None:
         return None
-    count = min(request.limit, LEASE_MESSAGES, rows.count - row)
+    count = min(request.limit, LONGEST_LEASE, rows.count - row)
     if rows.first + row != first or (count < request.limit and first + count <= latest):
         return None
     lease_ms = round(policy.lease * 1000) if request.lease_ms is None else request.lease_ms
@@ -333,7 +342,7 @@ class TakeOperation:
 
     def _take_run(self, rows: Rows, row: int, limit: int, through: int) -> int:
         """Takes messages without keys: one lease over as many neighbouring positions as there are."""
-        limit = min(limit, LEASE_MESSAGES)
+        limit = min(limit, LONGEST_LEASE)
         start = rows.seq(row)
         events: list[Event] = []
         while True:
@@ -425,8 +434,8 @@ class TakeOperation:
     def lease_messages(self) -> None:
         """Leases the messages that were picked one by one so far."""
         picked, self.messages = self.messages, []
-        for at in range(0, len(picked), LEASE_MESSAGES):
-            part = picked[at : at + LEASE_MESSAGES]
+        for at in range(0, len(picked), LONGEST_LEASE):
+            part = picked[at : at + LONGEST_LEASE]
             for message, _ in part:
                 message.state = READY
                 message.attempts += 1

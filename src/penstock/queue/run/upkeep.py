@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 SETTLED_MESSAGES = 1024
 """How many settled messages make a look at the topic worth it."""
-FEW_LEASES = 1024
-"""Up to so many leases are looked through in a commit; more of them only beside the writer."""
 CLEAR_ROWS = 1024
 """The most rows of removed messages that one commit deletes."""
 CUT_EVENTS = 4096
@@ -66,7 +64,6 @@ class QueueUpkeep:
         self._thinned: dict[int, int] = {}
         self._thinning: set[int] = set()
         """Topics whose pass over settled blocks has begun."""
-        self._standings: dict[str, Standing] = {}
         self._forgotten: dict[tuple[int, int], bytes] = {}
         """How far the windows of keys were looked through, by topic and group."""
         self._pushes: dict[int, dict[bytes, bytes]] = {}
@@ -76,15 +73,6 @@ class QueueUpkeep:
         """For compaction on request: unsettled messages stay."""
         queue = self._cache.find(commit, topic)
         return () if queue is None else [(f"queue {topic}", settled_through(commit.tx, queue))]
-
-    def holds_in_passing(self, commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
-        """For retention: the same, or what was settled at the last look where many leases make a new one long."""
-        queue = self._cache.find(commit, topic)
-        if queue is None or sum(group.record.leases for group in queue.all_groups(commit.tx)) <= FEW_LEASES:
-            return self.holds(commit, topic)
-        standing = self._standings.get(topic)
-        known = standing is not None and standing.record == encode(queue.record)
-        return [(f"queue {topic}", standing.settled if standing is not None and known else 0)]
 
     def trimmed(self, commit: Commit, topic: str, through: int) -> None:
         """A forced compaction is about to remove messages, settled or not."""
@@ -164,13 +152,9 @@ class QueueUpkeep:
 
     # ── what is settled from the beginning on ────────────────────────────────────────────────────────────────────────
     def _find_standing(self, topic: str) -> Standing:
-        """How far a queue is settled, found beside the writer: there may be very many leases."""
+        """How far a queue is settled, found beside the writer: there may be very many groups."""
         with self._core.engine.read() as snap, self._cache.beside(snap, topic) as queue:
-            standing = Standing(b"", 0)
-            if queue is not None:
-                standing = Standing(encode(queue.record), settled_through(snap, queue))
-        self._standings[topic] = standing
-        return standing
+            return Standing(b"", 0) if queue is None else Standing(encode(queue.record), settled_through(snap, queue))
 
     def _remove(self, commit: Commit, topic: str, standing: Standing) -> bool:
         """Removes some blocks of what is settled from the beginning on; True when there is more."""
@@ -307,7 +291,8 @@ def thin(snap: Snapshot, queue: QueueState, start: int, stop: int) -> tuple[int,
     unsettled: set[int] = set()
     for group in queue.all_groups(snap):
         unsettled.update(message.seq for message in group.parked(snap, reached, start))
-        unsettled.update(group.in_flight(snap))
+        held = (one.seq for one in group.in_flight(snap, start))
+        unsettled.update(takewhile(lambda seq: seq <= reached, held))
     thinned: list[ThinnedBlock] = []
     for stored in found:
         block = stored[2]

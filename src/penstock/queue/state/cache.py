@@ -25,6 +25,7 @@ from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import (
+    FAILED,
     GroupRecord,
     MessageRow,
     Presence,
@@ -114,13 +115,14 @@ class QueueState:
         head = commit.head(self.name)
         return head.latest if head else 0
 
-    def group(self, snap: Snapshot, number: int) -> Group:
+    def group(self, snap: Snapshot, number: int, name: str | None = None) -> Group:
         """A group by its number; one that has no record yet has not done anything yet."""
         group = self._groups.get(number)
         if group is None:
             value = snap.get(keys.group_prefix(self.topic, number) + keys.RECORD)
             record = GroupRecord() if value is None else read_group(value, self.name)
-            name = next((name for name, known in self.record.groups.items() if known == number), "")
+            if name is None:
+                name = next((name for name, known in self.record.groups.items() if known == number), "")
             group = self._groups[number] = Group(self, number, name, record)
         return group
 
@@ -132,7 +134,7 @@ class QueueState:
 
     def named_groups(self, snap: Snapshot) -> list[Group]:
         """Every group of a fanout queue that has a name; in work mode names say only who took something."""
-        return [self.group(snap, number) for number in self.record.groups.values()] if self.fanout else []
+        return list(self.each_group(snap))[1:] if self.fanout else []
 
     def delivering(self, snap: Snapshot) -> list[Group]:
         """The groups that have the queue's messages."""
@@ -140,7 +142,13 @@ class QueueState:
 
     def all_groups(self, snap: Snapshot) -> list[Group]:
         """The shared group, which in fanout mode keeps what no other wants, and the named ones."""
-        return [self.group(snap, WORK), *self.named_groups(snap)]
+        return list(self.each_group(snap))
+
+    def each_group(self, snap: Snapshot) -> Iterator[Group]:
+        """The same, read as they are asked for."""
+        yield self.group(snap, WORK)
+        for name, number in self.record.groups.items() if self.fanout else ():
+            yield self.group(snap, number, name)
 
     def find(self, snap: Snapshot, seq: int) -> list[tuple[Group, MessageRow]]:
         """The message at a position, in every group that has neither settled it nor handed it out."""
@@ -164,9 +172,22 @@ class QueueState:
         own = self.own_budget(snap, seq)
         return self.policy.max_attempts if own is None else own
 
+    def find_free(self, snap: Snapshot, seq: int) -> list[tuple[Group, MessageRow]]:
+        """The same, unless a lease of some group holds it: then it is not to be touched."""
+        found = self.find(snap, seq)
+        others = {group.number: group for group in self.all_groups(snap)}
+        for group, _ in found:
+            del others[group.number]
+        return [] if found and any(group.lease_of(snap, seq) for group in others.values()) else found
+
+    def is_free(self, snap: Snapshot, seq: int) -> bool:
+        """Whether a message is neither settled nor in flight, and no group has given it up."""
+        found = self.find_free(snap, seq)
+        return bool(found) and all(message.state != FAILED for _, message in found)
+
     def in_flight(self, snap: Snapshot) -> set[int]:
         """The positions that leases of some group hold."""
-        return {seq for group in self.all_groups(snap) for seq in group.in_flight(snap)}
+        return {held.seq for group in self.all_groups(snap) for held in group.in_flight(snap)}
 
     def discard(self, commit: Commit, seq: int) -> None:
         """Settles a message that is not in flight, for all groups."""

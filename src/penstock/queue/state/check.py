@@ -11,7 +11,7 @@ from penstock.journal.reading import TopicView
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import FAILED, HELD, NEVER, READY, WAITING, MessageRow, read_message
+from penstock.queue.state.records import FAILED, HELD, LISTED, NEVER, READY, RUN, WAITING, MessageRow, read_message
 
 _ORDERS = (keys.READY, keys.LANE, keys.TURN, keys.WAITING, keys.HELD)
 
@@ -36,14 +36,13 @@ class _GroupCheck:
         self._rows = {message.seq: message for message in self._placed}
         self._runs = dict(group.run_members(snap))
         self._leases = dict(group.leases(snap))
-        self._flying = {
-            lease.seq(index): lease.message(index) for lease in self._leases.values() for index in lease.held()
-        }
+        self._flying = {held.seq: held.lease.message(held.index) for held in group.in_flight(snap)}
 
     def problems(self) -> Iterator[str]:
         yield from self._places()
         yield from self._counters()
         yield from self._indexes()
+        yield from self._lists()
         yield from self._keys()
         yield from self._lanes()
         yield from self._trails()
@@ -114,6 +113,19 @@ class _GroupCheck:
             in_run = stored[row] and self._runs.get(keys.tail_seq(row)) is not None
             if not in_run and not (is_turn and keys.tail_seq(row) in firsts):
                 yield f"index row {row!r} leads to no message"
+
+    def _lists(self) -> Iterator[str]:
+        """From every message in flight there is a way to its lease, and none leads elsewhere."""
+        for number, lease in self._leases.items():
+            for index in lease.held():
+                found = self._group.lease_of(self._snap, lease.seq(index))
+                if found is None or (found.number, found.index) != (number, index):
+                    yield f"message {lease.seq(index)} is in lease {number}, and is not found there"
+        said = {keys.split_due(row): tuple(keys.unpack_seqs(value)) for row, value in self._scan(keys.BATCH)}
+        lists = [(number, lease) for number, lease in self._leases.items() if LISTED <= number < RUN]
+        stretches = {(first, number): (last, at) for number, lease in lists for at, first, last in lease.stretches()}
+        if said != stretches:
+            yield f"stretches of leases are {said}, and should be {stretches}"
 
     def _keys(self) -> Iterator[str]:
         """Of an ordering key, those that are under way are listed, and the others wait behind one of them."""

@@ -38,9 +38,13 @@ from penstock.queue.state.blocks import row_with_key
 from penstock.queue.state.records import (
     FAILED,
     HELD,
+    LISTED,
+    LONGEST_LEASE,
     NEVER,
     NO_TRAIL,
     READY,
+    RUN,
+    SINGLE,
     TAKEN,
     UNTOUCHED,
     WAITING,
@@ -72,6 +76,19 @@ TURN_STEP = 32
 """How many messages with the same turn a take looks at together."""
 
 _run = struct.Struct(">QQ")
+
+
+class HeldMessage(msgspec.Struct, eq=False):
+    """A message that a lease still holds."""
+
+    group: Group
+    number: int
+    lease: Lease
+    index: int
+
+    @property
+    def seq(self) -> int:
+        return self.lease.seq(self.index)
 
 
 class Group:
@@ -120,28 +137,100 @@ class Group:
 
     def leases(self, snap: Snapshot, after: int = 0) -> Iterator[tuple[int, Lease]]:
         """Every lease with a higher number than `after`, the oldest first."""
-        for key, value in snap.scan(*self.rows(keys.LEASE, after)):
+        return self._read_leases(snap, *self.rows(keys.LEASE, after))
+
+    def _read_leases(self, snap: Snapshot, low: bytes, high: bytes) -> Iterator[tuple[int, Lease]]:
+        for key, value in snap.scan(low, high):
             number = keys.tail_seq(key)
             lease = self._leases.get(number)
             if lease is None:
                 lease = self._leases[number] = read_lease(value, self.queue.name)
             yield number, lease
 
-    def in_flight(self, snap: Snapshot) -> set[int]:
-        """The positions that leases hold."""
-        return {lease.seq(index) for _, lease in self.leases(snap) for index in lease.held()}
+    def lease_of(self, snap: Snapshot, seq: int) -> HeldMessage | None:
+        """A message under the lease that holds it; None when none does."""
+        for number, index in self._addresses(snap, seq) if self.record.in_flight else ():
+            lease = self.lease(snap, number)
+            if lease is not None and lease.holds(index):
+                return HeldMessage(self, number, lease, index)
+        return next((held for held in self._held_of_old(snap, seq - 1) if held.seq == seq), None)
+
+    def _addresses(self, snap: Snapshot, seq: int) -> Iterator[tuple[int, int]]:
+        """Where a message may be held: the numbers of leases, and its index there."""
+        yield SINGLE | seq, 0
+        for key, _ in snap.scan(self.row(keys.LEASE, RUN), self.row(keys.LEASE, RUN | seq + 1), reverse=True):
+            yield keys.tail_seq(key), seq - (keys.tail_seq(key) ^ RUN)
+            break
+        low = keys.batch_key(self.prefix, max(0, seq - LONGEST_LEASE), 0)
+        for key, value in snap.scan(low, keys.batch_key(self.prefix, seq + 1, 0), reverse=True):
+            (first, number), (last, index) = keys.split_due(key), keys.unpack_seqs(value)
+            if seq <= last:
+                yield number, index + seq - first
+
+    def in_flight(self, snap: Snapshot, after: int = 0) -> Iterator[HeldMessage]:
+        """The messages beyond a position that leases hold, ascending, read as they are asked for."""
+        if not self.record.in_flight:
+            return iter(())
+        runs, singles, end = (self.row(keys.LEASE, kind) for kind in (RUN, SINGLE, SINGLE + RUN))
+        beyond = self.row(keys.LEASE, RUN | after + 1)
+        first_run = next((key for key, _ in snap.scan(runs, beyond, reverse=True)), beyond)
+        return heapq.merge(
+            self._held_of(snap, self.row(keys.LEASE, SINGLE | after + 1), end, after),
+            self._held_of(snap, first_run, singles, after),
+            self._held_in_lists(snap, after),
+            self._held_of_old(snap, after),
+            key=lambda held: held.seq,
+        )
+
+    def _held_of(self, snap: Snapshot, low: bytes, high: bytes, after: int) -> Iterator[HeldMessage]:
+        for number, lease in self._read_leases(snap, low, high):
+            held = (HeldMessage(self, number, lease, index) for index in lease.held())
+            yield from (one for one in held if one.seq > after)
+
+    def _held_of_old(self, snap: Snapshot, after: int) -> list[HeldMessage]:
+        """What leases of an older store hold."""
+        held = self._held_of(snap, self.prefix + keys.LEASE, self.row(keys.LEASE, LISTED), after)
+        return sorted(held, key=lambda one: one.seq)
+
+    def _held_in_lists(self, snap: Snapshot, after: int) -> Iterator[HeldMessage]:
+        """Stretches of several lists may lie within each other: those that have begun are held side by side."""
+        begun: list[tuple[int, HeldMessage]] = []
+        low = keys.batch_key(self.prefix, max(0, after - LONGEST_LEASE), 0)
+        for key, value in snap.scan(low, self.rows(keys.BATCH)[1]):
+            (first, number), (last, index) = keys.split_due(key), keys.unpack_seqs(value)
+            while begun and begun[0][0] < first:
+                yield heapq.heappop(begun)[1]
+            lease = self.lease(snap, number)
+            for seq in range(max(first, after + 1), last + 1):
+                if lease is not None and lease.holds(index + seq - first):
+                    heapq.heappush(begun, (seq, HeldMessage(self, number, lease, index + seq - first)))
+        yield from (held for _, held in sorted(begun, key=lambda one: one[0]))
 
     def add_lease(self, commit: Commit, lease: Lease) -> int:
-        """Stores a new lease over messages that are taken, and gives it its number."""
+        """Stores a new lease over messages that are taken, and gives it its number.
+
+        By the number the lease of a message is found: of one message, and of a run, it says the position it begins
+        with, and no two at a time begin with the same. Of a list it counts up, and rows lead there from the messages.
+        """
         record = self.record
-        number = record.next_lease
-        record.next_lease += 1
+        if lease.count == 1:
+            number = SINGLE | lease.start
+        elif lease.messages is None:
+            number = RUN | lease.start
+        else:
+            number = LISTED | record.next_lease
+            record.next_lease += 1
+            for index, first, last in lease.stretches():
+                commit.tx.put(keys.batch_key(self.prefix, first, number), keys.pack_seqs([last, index]))
         record.leases += 1
         record.in_flight += lease.count
         if lease.owner is not None:
             record.endless += 1
-        elif not record.next_deadline or lease.deadline < record.next_deadline:
-            record.next_deadline = lease.deadline
+        else:
+            if not record.next_deadline or lease.deadline < record.next_deadline:
+                record.next_deadline = lease.deadline
+            if record.swept and (not record.swept_deadline or lease.deadline < record.swept_deadline):
+                record.swept_deadline = lease.deadline  # the look under way may have passed its place
         self._leases[number] = lease
         commit.tx.put(self.prefix + keys.LEASE + number.to_bytes(8), encode(lease))
         commit.touch(self)
@@ -170,6 +259,9 @@ class Group:
             record.next_deadline = 0
         self._leases.pop(number, None)
         commit.tx.delete(self.prefix + keys.LEASE + number.to_bytes(8))
+        if LISTED <= number < RUN:
+            for _, first, _ in lease.stretches():
+                commit.tx.delete(keys.batch_key(self.prefix, first, number))
 
     def take_back(self, commit: Commit, number: int, lease: Lease, indexes: list[int]) -> list[MessageRow]:
         """Takes messages out of a lease that go elsewhere, and returns them; `move` puts them there."""
@@ -701,11 +793,8 @@ class Group:
             for key, _ in snap.scan(*self.rows(kind)):
                 floor = min(floor, keys.tail_seq(key) - 1)
                 break
-        for _, lease in self.leases(snap):
-            if lease.messages is None and not lease.settled:
-                floor = min(floor, lease.start - 1)
-            else:
-                floor = min([floor, *(lease.seq(index) - 1 for index in lease.held())])
+        for held in self.in_flight(snap):
+            return min(floor, held.seq - 1)
         return floor
 
 

@@ -30,7 +30,7 @@ _SHARED = b"qt"
 _GROUP = b"qg"
 _FLOW = b"qf"
 
-RECORD, LEASE, TRAIL, RUN, TAKEN, BUSY = b"g", b"l", b"t", b"p", b"v", b"b"
+RECORD, LEASE, BATCH, TRAIL, RUN, TAKEN, BUSY = b"g", b"l", b"i", b"t", b"p", b"v", b"b"
 PLACES = b"r", b"s", b"k", b"f"
 """Messages with a row of their own, by state: ready, waiting, held, failed."""
 UNSORTED = b"e"
@@ -127,6 +127,10 @@ def turn_key(group: bytes, turn: int, seq: int) -> bytes:
     return group + TURN + _due_seq.pack(turn, seq)
 
 
+def batch_key(group: bytes, first: int, lease: int) -> bytes:
+    return group + BATCH + _due_seq.pack(first, lease)
+
+
 def busy_key(group: bytes, key: str) -> bytes:
     return group + BUSY + _text(key)
 
@@ -167,7 +171,7 @@ def split_ready(key: bytes) -> tuple[int, int]:
 
 
 def split_due(key: bytes) -> tuple[int, int]:
-    """Due time and position of a waiting row; turn and position of a row of turns."""
+    """Due time and position of a waiting row; turn and position of a row of turns; position and lease of a batch."""
     return _due_seq.unpack_from(key, _row.size)
 
 

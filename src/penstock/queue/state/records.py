@@ -84,6 +84,7 @@ class GroupRecord(msgspec.Struct, array_like=True):
     in_flight: int = 0
     leases: int = 0
     next_lease: int = 1
+    """The next number of a lease with a list of messages."""
     next_due: int = 0
     """No waiting message is due before this; 0: nothing waits."""
     next_deadline: int = 0
@@ -165,6 +166,16 @@ class Lease(msgspec.Struct, array_like=True):
     def seq(self, index: int) -> int:
         return self.start + index if self.messages is None else self.messages[index].seq
 
+    def stretches(self) -> list[tuple[int, int, int]]:
+        """Where the messages of a list are neighbours: the index of the first, and from where to where they lie."""
+        found: list[tuple[int, int, int]] = []
+        for index, message in enumerate(self.messages or ()):
+            if found and found[-1][2] == message.seq - 1:
+                found[-1] = *found[-1][:2], message.seq
+            else:
+                found.append((index, message.seq, message.seq))
+        return found
+
     def deadline_of(self, index: int) -> int:
         if self.extended is not None and index in self.extended:
             return self.extended[index][0]
@@ -196,6 +207,12 @@ class Lease(msgspec.Struct, array_like=True):
     def held(self) -> list[int]:
         """The messages still held, by index."""
         return indexes_of(self.held_mask()) if self.settled else list(range(self.count))
+
+
+LONGEST_LEASE = 1024
+"""The most messages under one lease: settling one of them rewrites its row."""
+LISTED, RUN, SINGLE = 1 << 44, 2 << 44, 3 << 44
+"""Leases with lower numbers are an older store's."""
 
 
 def indexes_of(mask: int) -> list[int]:
