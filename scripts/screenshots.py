@@ -1,9 +1,7 @@
-"""Takes the pictures in docs/images with a real Chromium.
-
-They are of the journal that the browser tests look at (a thousand topics, a hundred thousand messages, hostile names),
-in which a shop is busy while they are taken.
+"""Takes the pictures in docs/images with a real Chromium: the console over a shop that is busy meanwhile.
 
 python scripts/screenshots.py            # needs playwright and a chromium (or PENSTOCK_CHROMIUM)
+python scripts/screenshots.py FOLDER     # instead: every page, desktop and phone, light and dark, to look at
 """
 
 from __future__ import annotations
@@ -15,105 +13,201 @@ import sys
 import tempfile
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
-ROOT = Path(__file__).resolve().parent.parent
-IMAGES = ROOT / "docs" / "images"
-sys.path.insert(0, str(ROOT / "src"))
-sys.path.insert(0, str(ROOT / "tests"))
+import penstock
+from penstock.observe.pipelines import FlowStatus, report
+from penstock.server.running import bind, make_server
 
-import penstock  # noqa: E402
-from penstock.server.running import bind, make_server  # noqa: E402
-from server.crowded import fill  # noqa: E402
-
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 BUSY_SECONDS = 90.0
+SIZES = {"desktop": (1440, 900), "phone": (390, 844)}
+PAGES = {
+    "overview": "/",
+    "search": "/search?q=customer-7",
+    "topics": "/topics",
+    "topic": "/topics/orders",
+    "event": "/topics/orders/events/12",
+    "queues": "/queues",
+    "queue": "/queues/emails",
+    "dead": "/queues/emails?tab=dead",
+    "dead-letter-queue": "/queues/emails.dead",
+    "delayed": "/queues/thumbnails?state=delayed",
+    "workers": "/queues/emails?tab=workers",
+    "schedules-of-queue": "/queues/reports?tab=schedules",
+    "groups": "/queues/newsletter?tab=groups",
+    "policy": "/queues/emails?tab=policy",
+    "schedules": "/schedules",
+    "pipelines": "/pipelines",
+    "buffers": "/buffers",
+    "health": "/health",
+    "api": "/docs",
+    "lost": "/topics/ordres",
+}
 
 
-def keep_shop(journal: penstock.Journal, stopping: threading.Event) -> None:
-    """Orders come, are paid and shipped; mails are sent, some in vain."""
-    chance = random.Random(7)
-    orders, payments, shipments = (journal.topic(name) for name in ("orders", "payments", "shipments"))
-    emails = journal.queue("emails", max_attempts=1, dead_letter="emails.dead", lease=30)
-    thumbnails = journal.queue("thumbnails")
-    number = 0
-    while not stopping.wait(0.05):
-        for _ in range(chance.randint(1, 12)):
-            number += 1
-            total = round(chance.lognormvariate(3.5, 0.8), 2)
-            customer = f"customer-{chance.randint(1, 90)}"
-            placed = orders.append("order.placed", {"order": number, "total": total}, key=customer)
-            if chance.random() < 0.8:
-                paid = payments.append("payment.received", {"order": number, "amount": total}, cause=placed)
-                if chance.random() < 0.6:
-                    shipments.append("shipment.sent", {"order": number, "parcels": chance.randint(1, 3)}, cause=paid)
-            emails.push({"to": f"{customer}@example.com", "order": number})
-            if number % 3 == 0:
-                thumbnails.push({"image": f"product-{number}.jpg"}, delay=chance.choice((0, 0, 20)))
-        for delivery in emails.take_many(chance.randint(4, 8), consumer=f"mailer-{chance.randint(1, 3)}"):
+class Shop:
+    """Orders come, are paid and shipped; mails are sent, some in vain; a pipeline counts."""
+
+    def __init__(self, journal: penstock.Journal) -> None:
+        self.journal = journal
+        self.emails = journal.queue("emails", max_attempts=2, dead_letter="emails.dead", lease=30, ttl=3600)
+        self.thumbnails = journal.queue("thumbnails")
+        self.refunds = journal.queue("refunds", max_attempts=1)
+        self.newsletter = journal.queue("newsletter", mode="fanout")
+        for group in ("mail", "push", "archive"):
+            self.newsletter.add_group(group)
+        reports = journal.queue("reports")
+        reports.every("0 6 * * mon-fri", {"report": "sales"}, name="daily-sales", timezone="Europe/Berlin")
+        reports.every(900, {"report": "stock"}, name="stock-levels")
+        reports.pause()
+        self.flow = FlowStatus(
+            pipeline="shop",
+            flow="revenue",
+            state="running",
+            sources=["orders"],
+            target="revenue",
+            rows_per_second=61.0,
+            lag=120,
+            batch=41,
+            batch_seconds=1.4,
+            rows=18_240,
+            started_at=datetime.now(UTC),
+        )
+
+    def run(self, stopping: threading.Event) -> None:
+        chance, number, journal = random.Random(7), 0, self.journal
+        orders, payments, shipments = (journal.topic(name) for name in ("orders", "payments", "shipments"))
+        while not stopping.wait(0.05):
+            for _ in range(chance.randint(1, 6)):
+                number += 1
+                total = round(chance.lognormvariate(3.5, 0.8), 2)
+                customer = f"customer-{chance.randint(1, 90)}"
+                placed = orders.append("order.placed", {"order": number, "total": total}, key=customer)
+                if chance.random() < 0.8:
+                    paid = payments.append("payment.received", {"order": number, "amount": total}, cause=placed)
+                    if chance.random() < 0.6:
+                        parcels = chance.randint(1, 3)
+                        shipments.append("shipment.sent", {"order": number, "parcels": parcels}, cause=paid)
+                self.emails.push({"to": f"{customer}@example.com", "order": number}, kind="receipt", cause=placed)
+                if number % 3 == 0:
+                    self.thumbnails.push({"image": f"product-{number}.jpg"}, delay=chance.choice((0, 0, 300)))
+                if number % 97 == 0:
+                    self.newsletter.push({"issue": number // 97, "title": "What is new"})
+                if number % 400 == 0:
+                    self.refunds.push({"order": number, "total": total})
+            self._work(chance)
+            for consumer, share in (("billing", 1.0), ("warehouse", 0.97), ("analytics", 0.8)):
+                orders.commit(consumer, int(orders.latest * share))
+            if number % 20 == 0:
+                self._report(number)
+
+    def _work(self, chance: random.Random) -> None:
+        for delivery in self.emails.take_many(chance.randint(2, 5), consumer=f"mailer-{chance.randint(1, 3)}"):
             outcome = chance.random()
-            if outcome < 0.03:
-                delivery.nack(error=chance.choice(("SMTPError: 550 mailbox full", "TimeoutError: no answer in 10 s")))
-            elif outcome < 0.9:
+            if outcome < 0.015:
+                error = chance.choice(("SMTPError: 550 mailbox full", "TimeoutError: no answer in 10 s"))
+                delivery.nack(error=error, dead=chance.random() < 0.3)
+            elif outcome < 0.995:
                 delivery.ack()
-        for consumer, share in (("billing", 1.0), ("warehouse", 0.97), ("analytics", 0.8)):
-            orders.commit(consumer, int(orders.latest * share))
+        for delivery in self.thumbnails.take_many(3, consumer="resizer"):
+            delivery.ack()
+        for delivery in self.refunds.take_many(1, consumer="cashier"):
+            delivery.nack(error="PaymentError: the card has expired")
+        for delivery in self.newsletter.take_many(1, group="archive"):
+            delivery.ack()
+
+    def _report(self, number: int) -> None:
+        flow = self.flow
+        flow.rows, flow.batch, flow.reported_at = number, number // 20, datetime.now(UTC)
+        failed = FlowStatus(
+            pipeline="shop",
+            flow="customers",
+            state="failed",
+            sources=["orders", "payments"],
+            target="customers",
+            restarts=3,
+            started_at=flow.started_at,
+            error="AnalysisException: [UNRESOLVED_COLUMN.WITH_SUGGESTION] A column or function parameter with name "
+            "`amuont` cannot be resolved. Did you mean one of the following? [`amount`, `order`, `kind`].",
+        )
+        report(self.journal, [flow, failed])
 
 
-def shoot(page: Any, url: str, path: str, name: str) -> None:
-    page.goto(url + path)
-    page.locator("#state").filter(has_text="live").wait_for()
-    page.wait_for_timeout(2500)
-    page.screenshot(path=IMAGES / f"{name}.png")
+def look(page: Page, address: str) -> None:
+    page.goto(address)
+    if page.locator("#state").count():
+        page.locator("#state").filter(has_text="live").wait_for()
+    page.wait_for_timeout(1500)
+
+
+def shoot_everything(browser: Browser, url: str, folder: Path) -> None:
+    for scheme in ("light", "dark"):
+        for size, (width, height) in SIZES.items():
+            context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
+            page = context.new_page()
+            for name, path in PAGES.items():
+                look(page, url + path)
+                page.screenshot(path=folder / f"{name}-{size}-{scheme}.png", full_page=True)
+            context.close()
+
+
+def shoot_docs(browser: Browser, url: str) -> None:
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    for name in ("overview", "queue", "dead", "delayed", "pipelines"):
+        look(page, url + PAGES[name])
+        page.screenshot(path=IMAGES / f"{name}.png")
+    look(page, url + PAGES["topic"])
+    page.locator("#tail li .kind").nth(4).click()
+    page.locator("#inspector .json").wait_for()
+    page.locator("#filters").scroll_into_view_if_needed()
+    page.screenshot(path=IMAGES / "topic.png")
+    page.emulate_media(color_scheme="dark")
+    look(page, url + PAGES["overview"])
+    page.screenshot(path=IMAGES / "overview-dark.png")
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size({"width": 390, "height": 844})
+    look(page, url + PAGES["queues"])
+    page.screenshot(path=IMAGES / "phone.png")
+    context.close()
 
 
 def main() -> None:
     chromium = os.environ.get("PENSTOCK_CHROMIUM") or shutil.which("chromium")
     if chromium is None:
         sys.exit("no Chromium here: apt-get install chromium, or name one with PENSTOCK_CHROMIUM")
-    IMAGES.mkdir(exist_ok=True)
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    (folder or IMAGES).mkdir(parents=True, exist_ok=True)
     stopping = threading.Event()
-    with tempfile.TemporaryDirectory() as folder, penstock.open(Path(folder) / "shop.db", durability="process") as shop:
-        fill(shop)
-        shop.queue("reports").every(
-            "0 6 * * mon-fri", {"report": "sales"}, name="daily-sales", timezone="Europe/Berlin"
-        )
-        listening = bind("127.0.0.1", 0)
-        server = make_server(shop)
-        serving = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-        working = threading.Thread(target=keep_shop, args=(shop, stopping), daemon=True)
-        serving.start()
+    with (
+        tempfile.TemporaryDirectory() as place,
+        penstock.open(Path(place) / "shop.db", durability="process") as journal,
+    ):
+        working = threading.Thread(target=Shop(journal).run, args=(stopping,), daemon=True)
         working.start()
+        listening = bind("127.0.0.1", 0)
+        server = make_server(journal)
+        serving = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        serving.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            for scheme in ("light", "dark"):
-                context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme=scheme)
-                page = context.new_page()
-                if scheme == "light":
-                    page.goto(url)
-                    time.sleep(BUSY_SECONDS)  # a chart needs a past
-                    shoot(page, url, "/", "overview")
-                    shoot(page, url, "/queues/emails", "queue")
-                    shoot(page, url, "/queues/thumbnails/messages?state=delayed", "messages")
-                    page.set_viewport_size({"width": 390, "height": 844})
-                    shoot(page, url, "/", "phone")
-                    page.set_viewport_size({"width": 1440, "height": 900})
-                    shoot(page, url, "/topics/orders", "topic")
-                    page.locator("#tail li .kind").nth(4).click()
-                    page.locator("#inspector .json").wait_for()
-                    page.locator("#filters").scroll_into_view_if_needed()
-                    page.screenshot(path=IMAGES / "topic.png", full_page=False)
-                else:
-                    shoot(page, url, "/", "overview-dark")
-                context.close()
+            page = browser.new_page()
+            page.goto(url)
+            time.sleep(BUSY_SECONDS)  # a chart needs a past
+            page.close()
+            if folder is None:
+                shoot_docs(browser, url)
+            else:
+                shoot_everything(browser, url, folder)
             browser.close()
         stopping.set()
         working.join()
-        shop_server = server.config.app
-        shop_server.state.service.stop()  # type: ignore[union-attr]
+        server.config.app.state.service.stop()  # type: ignore[union-attr]
         server.should_exit = True
         serving.join()
 

@@ -15,12 +15,14 @@ from penstock.limits import HISTORY_NAMES, HISTORY_ROW_BYTES
 from penstock.observe import history as history_module
 from penstock.observe.collect import take_sample
 from penstock.observe.history import (
+    FIELDS,
     TIERS,
     History,
     HistoryRow,
     Tier,
     between,
     combined,
+    measured,
     quantile_ms,
 )
 from penstock.observe.history import series as series_of
@@ -257,6 +259,27 @@ def test_the_last_minutes_are_finer_while_somebody_looks(tmp_path: Path) -> None
         rows = history.over(900, now + 60)
         assert [row.seconds for row in rows] == [60, 60, 60] + [5.0] * 11
         assert {row.values[series_of("topic", "jobs")][0] for row in rows[3:]} == {10}
+
+
+def test_minutes_in_which_nobody_looked_are_drawn_between_those_in_which_somebody_did(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "jobs.db") as journal:
+        history = History(journal)
+        watched = [*range(0, 60, 5), *range(60, 600, 60), *range(600, 661, 5)]
+        for second in watched:
+            history.add(sample(START + second, second))
+        rows = history.over(900, START + 660)
+        assert [row.seconds for row in rows] == [5] * 12 + [60] * 9 + [5] * 12
+        ends = [row.at - START for row in rows]
+        assert ends == sorted(ends) and set(range(120, 601, 60)) <= set(ends), "every minute of the gap"
+
+
+def test_letters_are_dead_in_their_queue_and_counted_once_in_all(tmp_path: Path) -> None:
+    emails = QueueSample("emails", "default", 0, 0, 0, 0, None, dead=3)
+    letters = QueueSample("emails.dead", "default", 0, 0, 0, 0, None, letters=3)
+    found = measured(Sample(START, {}, {"emails": [emails], "emails.dead": [letters]}, 0.0, 0, 0, 0))
+    dead = FIELDS["queue"].index("dead")
+    assert [found[series_of("queue", name, "default")][dead] for name in ("emails", "emails.dead")] == [3, 3]
+    assert found["all"][FIELDS["all"].index("dead")] == 3
 
 
 def test_a_damaged_ring_begins_anew(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 import penstock
 from penstock.queue.policy import FIELDS
 from penstock.queue.retry import Retry
-from penstock.server.acts.act import ACTS
-from penstock.server.acts.policy import POLICY, policy_form, read_retry, retry_value
+from penstock.server.acts.forms import read_retry, write_retry
+from penstock.server.acts.policy import MEANINGS, policy_form
+from penstock.server.acts.table import ACTS
 from server.serving import ADMIN, READ, WRITE, Answer, Served
 from waiting import eventually
 
@@ -87,10 +88,27 @@ def test_unknown_acts_fields_and_shapes_are_refused(served: Served, journal: pen
     assert "queue is missing" in refusal(served, "purge")
 
 
+def test_what_destroys_is_asked_in_red_and_what_destroys_much_by_name(
+    served: Served, journal: penstock.Journal
+) -> None:
+    journal.queue("jobs").push_many([1, 2])
+    asked = {
+        act: ask(served, act, queue="jobs", **fields).json
+        for act, fields in {"purge": {}, "drop-queue": {}, "delete-message": {"seq": "1"}, "pause": {}}.items()
+    }
+    assert {act: said.get("typed") for act, said in asked.items() if said.get("danger")} == {
+        "purge": "jobs",
+        "drop-queue": "jobs",
+        "delete-message": None,
+    }
+
+
 # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_publishing_checks_the_json_and_asks_before_it_makes_a_topic(served: Served, journal: penstock.Journal) -> None:
-    assert "the payload is no JSON" in refusal(served, "publish", topic="t", kind="k", payload="{")
-    assert "headers are a JSON object" in refusal(served, "publish", topic="t", kind="k", headers='{"a": 1}')
+    assert "payload: this is no JSON" in refusal(served, "publish", topic="t", kind="k", payload="{")
+    assert "headers: this is no JSON object of texts" in refusal(
+        served, "publish", topic="t", kind="k", headers='{"a": 1}'
+    )
     assert question(served, "publish", topic="t", kind="k") == "There is no topic t yet. Make it with this event?"
     fields = {"topic": "t", "kind": "k", "payload": '{"n": 1}', "key": "a", "headers": '{"source": "x"}'}
     assert do(served, "publish", **fields) == "k was published as t #1"
@@ -131,7 +149,7 @@ def test_a_consumer_is_moved_by_position_time_event_and_end(served: Served, jour
     def seek(to: str, value: str = "") -> str:
         return do(served, "seek", topic="t", consumer="billing", to=to, value=value)
 
-    assert "a whole number, like 1200, not 'abc'" in refusal(
+    assert "'abc' is no whole number: write one like 1200" in refusal(
         served, "seek", topic="t", consumer="billing", to="position", value="abc"
     )
     assert "lies beyond" in refusal(served, "seek", topic="t", consumer="billing", value="31")
@@ -170,7 +188,7 @@ def test_the_console_drops_a_topic_after_asking(served: Served, journal: penstoc
 )
 def test_a_retry_is_written_as_people_say_it(text: str, retry: Retry) -> None:
     assert read_retry(text) == retry
-    assert read_retry(retry_value(retry)) == retry
+    assert read_retry(write_retry(retry)) == retry
 
 
 def test_a_retry_that_cannot_be_read_is_refused(served: Served, journal: penstock.Journal) -> None:
@@ -183,7 +201,7 @@ def test_a_policy_is_changed_in_units_and_nothing_else_with_it(served: Served, j
     queue = journal.queue("q", ttl=60, retry=Retry.linear(5), priority=True)
     queue.push_many([1, 2])
     fields = {"queue": "q", "lease": "5m", "max_attempts": "7", "retry": "as it is", "ttl": "1m", "dedup_window": "5m"}
-    assert question(served, "policy", **fields) == "Change lease, max attempts of q, with 2 messages in it?"
+    assert question(served, "policy", **fields) == "Change lease, max_attempts of q, with 2 messages in it?"
     do(served, "policy", **fields)
     policy = queue.policy
     assert (policy.lease, policy.max_attempts, policy.ttl, policy.retry) == (300, 7, 60, Retry.linear(5))
@@ -191,13 +209,12 @@ def test_a_policy_is_changed_in_units_and_nothing_else_with_it(served: Served, j
 
 
 def test_every_field_of_a_policy_is_in_the_form_and_is_changed_by_it(served: Served, journal: penstock.Journal) -> None:
-    assert sorted(one.name for one in POLICY) == sorted(FIELDS)
     journal.queue("q")
-    page = served.ask("GET", "/queues/q", headers={"Accept": "text/html"}).data.decode()
+    page = served.ask("GET", "/queues/q?tab=policy", headers={"Accept": "text/html"}).data.decode()
     form = page[page.index('<form id="policy"') :].partition("</form>")[0]
     names = re.findall(r'<(?:input|select) [^>]*?name="(\w+)"', form)
     changeable = [name for name in FIELDS if name != "mode"]
-    assert sorted(names) == sorted([*changeable, "queue"])
+    assert sorted(names) == sorted([*changeable, "queue"]) and sorted(MEANINGS) == sorted(changeable)
     refused = ask(served, "policy", queue="q", mode="fanout")
     assert refused.status == 409 and "move the messages" in refused.json["detail"]
     written = {
@@ -227,7 +244,7 @@ def test_every_field_of_a_policy_is_in_the_form_and_is_changed_by_it(served: Ser
         queue = journal.queue(f"queue.{name}")
         before = msgspec.structs.asdict(queue.policy)
         given = {"queue": queue.name, name: text, **needs.get(name, {})}
-        assert name.replace("_", " ") in question(served, "policy", **given)
+        assert name in question(served, "policy", **given)
         do(served, "policy", **given)
         after = msgspec.structs.asdict(queue.policy)
         assert after[name] == value, name
@@ -245,7 +262,9 @@ def test_a_policy_that_contradicts_itself_is_refused_before_anybody_is_asked(
     assert "not both" in refusal(served, "policy", queue="q", throttle="1s", debounce="1s")
     assert "rate: 'fast' is no rate" in refusal(served, "policy", queue="q", rate="fast")
     assert "is no duration" in refusal(served, "policy", queue="q", breaker_pause="soon")
-    assert "Most in flight of one key" in refusal(served, "policy", queue="q", max_in_flight_per_key="few")
+    assert "max in flight per key: 'few' is no whole number" in refusal(
+        served, "policy", queue="q", max_in_flight_per_key="few"
+    )
     assert "True or False" in refusal(served, "policy", queue="q", priority="perhaps")
     assert "needs a dead-letter queue" in refusal(served, "make-queue", queue="new", retention="dead_letter")
     assert journal.queue("q").policy == before and "new" not in journal.queues()
@@ -256,7 +275,7 @@ def test_queues_groups_and_schedules_are_made_and_dropped(served: Served, journa
     assert "already" in refusal(served, "make-queue", queue="news")
     queue = journal.queue("news")
     assert (queue.policy.mode, queue.policy.max_attempts, queue.policy.lease) == ("fanout", 5, 60)
-    do(served, "add-group", queue="news", group="mail")
+    do(served, "add-group", queue="news", name="mail")
     do(served, "push", queue="news", payload='{"a": 1}', delay="0s")
     assert "1 message will no longer wait" in question(served, "remove-group", queue="news", group="mail")
     do(served, "remove-group", queue="news", group="mail")
@@ -265,10 +284,10 @@ def test_queues_groups_and_schedules_are_made_and_dropped(served: Served, journa
     do(served, "add-schedule", queue="news", name="often", when="5m")
     assert {one.name: one.interval for one in queue.schedules()} == {"nightly": None, "often": 300}
     assert "Replace it?" in question(served, "add-schedule", queue="news", name="often", when="6m")
-    assert "was pushed" in do(served, "run-schedule", queue="news", name="nightly")
+    assert "was pushed" in do(served, "run-schedule", queue="news", schedule="nightly")
     newest = next(journal.topic("news").read(reverse=True))
     assert (newest.kind, newest.payload, newest.headers["schedule"]) == ("tick", {"n": 1}, "nightly")
-    do(served, "remove-schedule", queue="news", name="often")
+    do(served, "remove-schedule", queue="news", schedule="often")
     asked = question(served, "drop-queue", queue="news")
     assert "2 messages" in asked and "1 schedule" in asked
     do(served, "drop-queue", queue="news")
@@ -397,7 +416,7 @@ def test_messages_are_sent_back_so_many_a_second(served: Served, journal: pensto
     took = max(event.recorded_at for event in queue) - begun
     assert took.total_seconds() > 0.45, "not all of them at once: the last one has 19 before it"
     assert "a second" in refusal(served, "redrive", queue="emails", rate="0")
-    assert "a whole number" in refusal(served, "redrive", queue="emails", rate="fast")
+    assert "no whole number" in refusal(served, "redrive", queue="emails", rate="fast")
 
 
 def test_deep_json_is_refused_with_a_sentence(served: Served, journal: penstock.Journal) -> None:
@@ -504,5 +523,5 @@ def test_a_schedule_takes_a_cron_line_with_seconds_and_numbers_are_plain(
 def test_pages_take_digits_that_are_no_number_for_text(served: Served, journal: penstock.Journal) -> None:
     journal.queue("jobs").push("x")
     assert served.get("/topics/jobs/events/%C2%B2").status == 404
-    for path in ("/queues/jobs/messages?after=%C2%B2", "/?page=%C2%B2", "/topics/jobs?page=%C2%B2"):
+    for path in ("/queues/jobs?after=%C2%B2", "/?topics-page=%C2%B2", "/topics/jobs?consumers-page=%C2%B2"):
         assert served.get(path).status == 200, path

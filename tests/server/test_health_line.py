@@ -64,7 +64,7 @@ def first_line(served: Served) -> dict[str, str]:
     page = served.get("/").data.decode()
     line = page.partition('id="health"')[2].partition("</section>")[0]
     links = [part.partition(">") for part in line.split("<a href=")[1:]]
-    return {unescape(says.partition("<")[0]): unescape(href.strip('"')) for href, _, says in links}
+    return {unescape(says.partition("<")[0]): unescape(href.split('"')[1]) for href, _, says in links}
 
 
 def test_each_thing_that_is_wrong_leads_to_a_page_that_shows_it() -> None:

@@ -23,6 +23,14 @@ def say_yes(page: Page, question: str) -> None:
     expect(page.locator("#confirm")).to_be_hidden()
 
 
+def type_and_say_yes(page: Page, question: str, name: str) -> None:
+    """Of what destroys much, the name has to be typed."""
+    expect(page.locator("#question")).to_contain_text(question)
+    expect(page.locator("#confirm-yes")).to_be_disabled()
+    page.locator("#confirm-name").fill(name)
+    say_yes(page, question)
+
+
 def say_no(page: Page) -> None:
     page.locator("#confirm").get_by_role("button", name="Cancel").click()
     expect(page.locator("#confirm")).to_be_hidden()
@@ -39,8 +47,8 @@ def newest_act(journal: penstock.Journal) -> tuple[str, str | None]:
 
 def test_topics_are_made_published_to_kept_compacted_and_dropped(page: Page, crowd: Served) -> None:
     journal = crowd.journal
-    page.goto(crowd.url)
-    page.get_by_text("Make a topic or a queue").click()
+    page.goto(f"{crowd.url}/topics")
+    page.get_by_text("Make a topic").click()
     form = page.locator("#make-topic")
     form.locator("[name=topic]").fill("made.here")
     form.locator("[name=max_age]").fill("7d")
@@ -48,6 +56,7 @@ def test_topics_are_made_published_to_kept_compacted_and_dropped(page: Page, cro
     say_yes(page, "Make the topic made.here and keep for 7 d?")
     said(page, "made.here keeps for 7 d")
     page.goto(f"{crowd.url}/topics/made.here")
+    page.get_by_text("Publish an event").click()
     form = page.locator("#publish")
     field = form.locator("[name=payload]")
     form.locator("[name=kind]").fill(NASTY[:80])
@@ -62,12 +71,14 @@ def test_topics_are_made_published_to_kept_compacted_and_dropped(page: Page, cro
         said(page, f"was published as made.here #{n}")
     expect(page.locator("#tail li")).to_have_count(2)
     page.reload()
+    page.get_by_text("Publish an event").click()
     form.locator("[data-template]").select_option(index=1)
     expect(form.locator("[name=kind]")).to_have_value(NASTY[:80])
     expect(form.locator("[name=key]")).to_have_value(NASTY)
     expect(field).to_have_value('{\n  "n": 1\n}')
     form.get_by_role("button", name="Publish").click()
     said(page, "made.here #3")
+    page.get_by_role("link", name="Settings").click()
     page.locator("#retention [name=max_bytes]").fill("64MiB")
     page.locator("#retention [name=max_events]").fill("2")
     page.locator("#retention").get_by_role("button", name="Save").click()
@@ -77,17 +88,17 @@ def test_topics_are_made_published_to_kept_compacted_and_dropped(page: Page, cro
     assert journal.topic("made.here").settings.max_bytes == 64 << 20
     page.locator("#compact [name=through]").fill("1")
     page.locator("#compact").get_by_role("button", name="Remove").click()
-    say_yes(page, "through position 1?")
+    type_and_say_yes(page, "through position 1?", "made.here")
     said(page, "removed from made.here")
     assert newest_act(journal)[0] == "console.compact"
-    page.goto(f"{crowd.url}/topics/made.here")
+    page.goto(f"{crowd.url}/topics/made.here?tab=settings")
     journal.queue("made.here").push(1)
     journal.topic("made.here").commit("billing", 3)
     form = page.locator("#drop-topic")
     form.get_by_label("also with its consumers and its queue").check()
     form.get_by_role("button", name="Drop the topic").click()
-    say_yes(page, "1 consumer and 1 queue with")
-    expect(page.locator("h1")).to_have_text("Overview")
+    type_and_say_yes(page, "1 consumer and 1 queue with", "made.here")
+    expect(page.locator("h1")).to_have_text("Topics")
     assert "made.here" not in journal.topics() and newest_act(journal) == ("console.drop-topic", "made.here")
 
 
@@ -96,7 +107,7 @@ def test_consumers_are_moved_by_position_time_and_event_and_forgotten(page: Page
     for n in range(300):
         topic.append("counted", {"n": n})
     topic.commit(NASTY, 250)
-    page.goto(f"{crowd.url}/topics/followed")
+    page.goto(f"{crowd.url}/topics/followed?tab=consumers")
     form = page.locator("#seek")
 
     def seek(to: str, value: str, question: str, position: int) -> None:
@@ -110,7 +121,7 @@ def test_consumers_are_moved_by_position_time_and_event_and_forgotten(page: Page
     form.locator("[name=consumer]").fill(NASTY)
     form.locator("[name=value]").fill("abc")
     form.get_by_role("button", name="Seek").click()
-    said(page, "value is a whole number, like 1200, not 'abc'")
+    said(page, "value: 'abc' is no whole number")
     form.locator("[name=value]").fill("100")
     form.get_by_role("button", name="Seek").click()
     say_no(page)
@@ -121,11 +132,12 @@ def test_consumers_are_moved_by_position_time_and_event_and_forgotten(page: Page
     seek("event", "41", "it will skip 40 events?", 40)
     seek("end", "", "it will skip 260 events?", 300)
     seek("start", "", "it will get 300 events again?", 0)
+    page.goto(f"{crowd.url}/topics/followed")
     page.locator('#tail li[data-seq="290"] .kind').click()
     page.get_by_role("button", name="to this event").click()
     say_yes(page, f"Move {NASTY} from 0 to 289 of followed: it will skip 289 events?")
     eventually(lambda: topic.cursor(NASTY) == 289)
-    page.goto(f"{crowd.url}/topics/followed")
+    page.goto(f"{crowd.url}/topics/followed?tab=consumers")
     page.locator("#consumers").get_by_role("button", name="Forget").click()
     say_yes(page, f"Forget that {NASTY} is at 289 of followed?")
     expect(page.get_by_text("no consumer has committed a position")).to_be_visible()
@@ -134,8 +146,8 @@ def test_consumers_are_moved_by_position_time_and_event_and_forgotten(page: Page
 
 def test_queues_groups_and_schedules_are_made_changed_and_dropped(page: Page, crowd: Served) -> None:
     journal = crowd.journal
-    page.goto(crowd.url)
-    page.get_by_text("Make a topic or a queue").click()
+    page.goto(f"{crowd.url}/queues")
+    page.get_by_text("Make a queue").click()
     form = page.locator("#make-queue")
     form.locator("[name=queue]").fill("made.queue")
     form.locator("[name=mode]").select_option("fanout")
@@ -143,30 +155,34 @@ def test_queues_groups_and_schedules_are_made_changed_and_dropped(page: Page, cr
     form.get_by_role("button", name="Make the queue").click()
     said(page, "made.queue")
     assert "made.queue" in journal.queues()
-    page.goto(f"{crowd.url}/queues/made.queue")
+    page.goto(f"{crowd.url}/queues/made.queue?tab=groups")
     for group in (NASTY, "second"):
-        page.locator("#add-group [name=group]").fill(group)
+        page.locator("#add-group [name=name]").fill(group)
         page.locator("#add-group").get_by_role("button", name="Add the group").click()
         said(page, f"the group {group} was added")
     assert sorted(journal.queue("made.queue").groups()) == sorted([NASTY, "second"])
+    page.goto(f"{crowd.url}/queues/made.queue")
+    page.get_by_text("Push a message").click()
     push = page.locator("#push")
     push.locator("[name=payload]").fill('{"n": 1}')
     push.locator("[name=delay]").fill("1h")
     push.get_by_role("button", name="Push").click()
     said(page, "made.queue #1")
-    page.get_by_text("Change it").click()
+    page.get_by_role("link", name="Policy").click()
     page.locator("#policy [name=lease]").fill("1h30m")
     page.locator("#policy [name=retry]").fill("1s x 2 up to 5m")
-    page.get_by_label("Deliveries, at most").fill("100/s")
-    page.get_by_label("Dead letters go to").fill("made.dead")
-    page.get_by_label("Messages older than the topic keeps").select_option("dead_letter")
+    page.get_by_label("rate", exact=True).fill("100/s")
+    page.get_by_label("dead_letter").fill("made.dead")
+    page.get_by_label("retention").select_option("dead_letter")
     page.locator("#policy").get_by_role("button", name="Save").click()
     say_yes(page, "of made.queue, with 1 message in it?")
     said(page, "made.queue")
-    expect(page.locator("#policy-section")).to_contain_text("1.5 h")
+    expect(page.get_by_label("lease")).to_have_value("1h30m")
     policy = journal.queue("made.queue").policy
     assert policy.retention == "dead_letter" and policy.rate is not None and policy.dead_letter == "made.dead"
     assert policy.lease == 5400 and policy.retry == Retry.exponential(1, factor=2, cap=300)
+    page.get_by_role("link", name="Schedules").last.click()
+    page.get_by_text("Add a schedule").click()
     form = page.locator("#add-schedule")
     form.locator("[name=name]").fill(NASTY)
     form.locator("[name=when]").fill("90m")
@@ -188,22 +204,22 @@ def test_queues_groups_and_schedules_are_made_changed_and_dropped(page: Page, cr
     page.get_by_role("button", name="Resume").click()
     said(page, "made.queue/second goes on")
     expect(page.locator(".paused")).to_have_count(0)
+    page.get_by_role("link", name="Groups").click()
     page.get_by_role("button", name="Remove the group second").click()
     say_yes(page, "second")
     said(page, "the group second was removed")
     assert journal.queue("made.queue").groups() == [NASTY]
-    page.goto(f"{crowd.url}/queues/made.queue")
+    page.goto(f"{crowd.url}/queues/made.queue?tab=policy")
     page.get_by_role("button", name="Remove every message").click()
     say_no(page)
     assert len(journal.queue("made.queue")) == 2
     page.get_by_role("button", name="Remove every message").click()
-    say_yes(page, "2 messages")
+    type_and_say_yes(page, "2 messages", "made.queue")
     said(page, "2 messages")
     assert len(journal.queue("made.queue")) == 0
-    page.goto(f"{crowd.url}/queues/made.queue")
     page.get_by_role("button", name="Drop the queue").click()
-    say_yes(page, "made.queue")
-    expect(page.locator("h1")).to_have_text("Overview")
+    type_and_say_yes(page, "made.queue", "made.queue")
+    expect(page.locator("h1")).to_have_text("Queues")
     assert "made.queue" not in journal.queues() and newest_act(journal) == ("console.drop-queue", "made.queue")
 
 
@@ -214,8 +230,8 @@ def test_a_hundred_thousand_messages_are_paused_and_go_on(page: Page, crowd: Ser
     say_yes(page, f"Pause invoices? {MESSAGES - 3:,} ready messages will wait until it is resumed")
     expect(page.locator(".paused")).to_contain_text("The queue is paused")
     assert invoices.take() is None
-    page.goto(f"{crowd.url}/?queues-sort=ready")
-    expect(page.locator("#queues")).to_contain_text("invoices (paused)")
+    page.goto(f"{crowd.url}/queues?queues-sort=ready")
+    expect(page.locator("#queues tr.warning, #queues tr.alert").first).to_contain_text("invoices (paused)")
     page.goto(f"{crowd.url}/queues/invoices")
     page.get_by_role("button", name="Resume").click()
     expect(page.locator(".paused")).to_have_count(0)
@@ -240,7 +256,7 @@ def test_dead_letters_are_sent_back_chosen_by_condition_all_slowly_edited_and_de
     page: Page, crowd: Served
 ) -> None:
     queue = fill_own(crowd.journal, "letters")
-    page.goto(f"{crowd.url}/queues/letters")
+    page.goto(f"{crowd.url}/queues/letters?tab=dead")
     section = page.locator("#dead-section")
     boxes = section.locator("tbody input[type=checkbox]")
     boxes.nth(0).check()
@@ -252,10 +268,12 @@ def test_dead_letters_are_sent_back_chosen_by_condition_all_slowly_edited_and_de
     say_yes(page, "Send 2 messages back to their queue, with a fresh budget?")
     said(page, "2 messages were sent back")
     assert len(list(queue.dead_letters())) == 58
-    section.locator("[name=where]").fill("payload.n < 10")
-    section.get_by_role("button", name="Send those back").click()
+    section.locator("[name=dead-where]").fill("payload.n < 10")
+    section.get_by_role("button", name="Filter").click()
+    section.get_by_role("button", name="Send all that match back").click()
     say_yes(page, "Send 8 messages back")
     said(page, "8 messages were sent back")
+    page.goto(f"{crowd.url}/queues/letters?tab=dead")
     expect(section.locator("tbody tr")).to_have_count(50)
     section.locator("tbody tr").first.locator("td").nth(3).click()
     inspector = page.locator("#inspector")
@@ -278,7 +296,7 @@ def test_dead_letters_are_sent_back_chosen_by_condition_all_slowly_edited_and_de
     expect(section.locator("tbody tr")).to_have_count(47)
     boxes.nth(0).check()
     section.get_by_role("button", name="Delete chosen").click()
-    say_yes(page, "Delete 1 message that letters gave up?")
+    type_and_say_yes(page, "Delete 1 message that letters gave up?", "letters")
     expect(section.locator("tbody tr")).to_have_count(46)
     section.locator("[name=rate]").fill("1000")
     section.get_by_role("button", name="Send all back").click()
@@ -293,7 +311,7 @@ def test_delayed_ready_and_flying_messages_are_run_edited_deleted_released_and_s
     page: Page, crowd: Served
 ) -> None:
     queue = fill_own(crowd.journal, "flying")
-    page.goto(f"{crowd.url}/queues/flying/messages?state=delayed")
+    page.goto(f"{crowd.url}/queues/flying?state=delayed")
     rows = page.locator("#messages tbody tr")
     expect(rows).to_have_count(5)
     page.get_by_role("button", name="Run now #64").click()
@@ -303,7 +321,7 @@ def test_delayed_ready_and_flying_messages_are_run_edited_deleted_released_and_s
     say_yes(page, "Delete 1 message, flying #65?")
     said(page, "1 message was deleted")
     expect(rows).to_have_count(3)
-    rows.first.locator("td").nth(8).click()
+    rows.first.locator("td").nth(6).click()
     inspector = page.locator("#inspector")
     expect(inspector.get_by_role("region", name="As a message")).to_contain_text("0 of 1")
     inspector.get_by_text("Edit it").click()
@@ -313,16 +331,16 @@ def test_delayed_ready_and_flying_messages_are_run_edited_deleted_released_and_s
     said(page, "the edited message is flying #")
     assert queue.get(66) is None
     assert [one.event.payload for one in queue.messages("delayed")][-1] == {"late": "mended"}
-    page.goto(f"{crowd.url}/queues/flying/messages?state=delayed")
+    page.goto(f"{crowd.url}/queues/flying?state=delayed")
     page.get_by_role("button", name="Run all delayed messages now").click()
     say_yes(page, "Run 3 delayed messages of flying now?")
     expect(page.get_by_text("no message is in this state")).to_be_visible()
-    page.goto(f"{crowd.url}/queues/flying/messages?state=ready")
+    page.goto(f"{crowd.url}/queues/flying?state=ready")
     page.get_by_role("button", name="Delete #69", exact=True).click()
     say_yes(page, "Delete 1 message, flying #69?")
     said(page, "1 message was deleted")
     assert queue.get(69) is None
-    page.goto(f"{crowd.url}/queues/flying")
+    page.goto(f"{crowd.url}/queues/flying?state=in_flight")
     pending = page.locator("#pending tbody tr")
     expect(pending).to_have_count(3)
     page.get_by_role("button", name="Release #61").click()
@@ -344,12 +362,14 @@ def test_failed_messages_are_sent_back_and_deleted(page: Page, crowd: Served) ->
     queue.push_many([{"n": n} for n in range(60)])
     for delivery in queue.take_many(60):
         delivery.nack(error=NASTY)
-    page.goto(f"{crowd.url}/queues/failing")
+    page.goto(f"{crowd.url}/queues/failing?tab=dead")
     section = page.locator("#failed-section")
-    section.locator("[name=where]").fill("payload.n in (3, 4)")
-    section.get_by_role("button", name="Send those back").click()
+    section.locator("[name=failed-where]").fill("payload.n in (3, 4)")
+    section.get_by_role("button", name="Filter").click()
+    section.get_by_role("button", name="Send all that match back").click()
     say_yes(page, "Send 2 messages back")
     said(page, "2 messages were sent back")
+    page.goto(f"{crowd.url}/queues/failing?tab=dead")
     assert queue.stats().failed == 58
     section.locator("tbody input[type=checkbox]").first.check()
     section.get_by_role("button", name="Send chosen back").click()
@@ -357,7 +377,7 @@ def test_failed_messages_are_sent_back_and_deleted(page: Page, crowd: Served) ->
     said(page, "1 message was sent back")
     assert queue.stats().failed == 57
     section.get_by_role("button", name="Delete all").click()
-    say_yes(page, "Delete 57 messages that failing gave up?")
+    type_and_say_yes(page, "Delete 57 messages that failing gave up?", "failing")
     expect(page.get_by_text("no failed messages")).to_be_visible()
     assert queue.stats().failed == 0 and newest_act(crowd.journal) == ("console.delete", "failing")
 
@@ -379,12 +399,12 @@ def test_a_worker_that_gave_up_is_named_shown_and_forgotten(
 
 
 def test_who_may_only_read_is_offered_nothing_to_do(page: Page, guarded: Served, shop: penstock.Receipt) -> None:
-    for path in ("/", "/queues/emails", "/queues/emails/messages?state=delayed", "/topics/orders",
-                 "/topics/orders/events/3", "/schedules"):  # fmt: skip
+    for path in ("/", "/queues/emails", "/queues/emails?tab=dead", "/queues/emails?tab=policy", "/topics/orders",
+                 "/topics/orders/events/3", "/schedules", "/queues", "/topics"):  # fmt: skip
         shown = guarded.ask("GET", path, token=READ, headers={"Accept": "text/html"})
         assert shown.status == 200 and b"data-act" not in shown.data, path
     log_in(page, guarded, READ)
-    open_live(page, f"{guarded.url}/queues/emails")
+    open_live(page, f"{guarded.url}/queues/emails?tab=dead")
     expect(page.locator("#dead tbody tr")).to_have_count(5)
     assert page.locator("[data-act]").count() == page.get_by_role("button", name="Send").count() == 0
 
@@ -395,11 +415,11 @@ def test_a_button_pressed_before_the_scripts_are_there_is_not_lost(
     journal.queue("emails").push({"to": "ada"})
     held: list[Route] = []
     page.route("**/static/page.js", lambda route: held.append(route))
-    page.goto(f"{served.url}/queues/emails", wait_until="commit")
+    page.goto(f"{served.url}/queues/emails?tab=policy", wait_until="commit")
     page.get_by_role("button", name="Drop the queue").click()
     assert page.locator("#question").text_content() == ""
     eventually(lambda: page.locator("h1").count() == 1 and bool(held))
     held[0].continue_()
-    say_yes(page, "1 message")
-    expect(page.locator("h1")).to_have_text("Overview")
+    type_and_say_yes(page, "1 message", "emails")
+    expect(page.locator("h1")).to_have_text("Queues")
     assert journal.queues() == []

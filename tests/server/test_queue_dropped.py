@@ -16,7 +16,7 @@ from penstock.local.journal import LocalJournal
 from penstock.queue.operations import repair
 from penstock.queue.operations.repair import discard_many
 from penstock.queue.queue import LocalQueue
-from penstock.server.acts.act import ACTS
+from penstock.server.acts.table import ACTS
 from server.serving import Served
 from server.test_acts import do, give_up, question, refusal
 
@@ -85,7 +85,15 @@ ABOUT_A_QUEUE = sorted(name for name, act in ACTS.items() if act.subject == "que
 def test_no_act_makes_a_queue_that_is_dropped_meanwhile(
     served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch, act: str
 ) -> None:
-    fields = {"seq": "1", "group": "g", "name": "tick", "when": "1h", "token": "a" * 24, "payload": "1"}
+    fields = {
+        "seq": "1",
+        "group": "g",
+        "name": "tick",
+        "schedule": "tick",
+        "when": "1h",
+        "token": "a" * 24,
+        "payload": "1",
+    }
     wanted = {name: text for name, text in fields.items() if name in ACTS[act].fields}
     for look in (1, 2, 3, 4):
         queue = journal.queue("emails", max_attempts=7)
@@ -97,7 +105,7 @@ def test_no_act_makes_a_queue_that_is_dropped_meanwhile(
 
 
 @pytest.mark.parametrize("look", range(1, 12))
-@pytest.mark.parametrize("path", ["/topics/emails/events/1", "/schedules", "/queues/emails", "/queues/emails/messages"])
+@pytest.mark.parametrize("path", ["/topics/emails/events/1", "/schedules", "/queues/emails", "/queues/emails?tab=dead"])
 def test_no_page_makes_a_queue(
     served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch, path: str, look: int
 ) -> None:

@@ -105,7 +105,9 @@ def measured(sample: Sample) -> Values:
         for group in groups:
             latest = sample.topics[group.name].latest if group.name in sample.topics else 0
             states = _states(group)
-            found[series("queue", group.name, group.group)] = (latest, group.settled, *states)
+            # Letters are dead here too, but in the sum they are counted once, where they came from.
+            here = (*states[:4], group.dead + (group.letters or 0), states[5])
+            found[series("queue", group.name, group.group)] = (latest, group.settled, *here)
             if group.settle_times:
                 found[series("settle", group.name, group.group)] = _histogram(group.settle_times)
             settled += group.settled
@@ -252,10 +254,13 @@ class History:
         with self._lock:
             if seconds <= STEP * STEPS:
                 fine = [row for row in self._recent if row.at > since]
-                # Before a person looked, samples were a minute apart.
-                first = fine[0].at - fine[0].seconds if fine else now
-                coarse = [row for row in self._tiers[0] if since < row.at <= first]
-                return coarse + fine
+                # While nobody looked, samples were a minute apart.
+                unseen = [
+                    row
+                    for row in self._tiers[0]
+                    if row.at > since and not any(row.at - row.seconds < one.at <= row.at for one in fine)
+                ]
+                return sorted(unseen + fine, key=lambda row: row.at)
             tier = next((at for at, tier in enumerate(TIERS) if tier.seconds * tier.rows >= seconds), len(TIERS) - 1)
             found = [row for row in self._tiers[tier] if row.at > since]
             # What the coarser row does not cover yet.

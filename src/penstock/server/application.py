@@ -45,7 +45,7 @@ SECURITY_HEADERS = (
         b"form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     ),
 )
-"""On every answer that does not bring its own; only the page that shows the API does."""
+"""On every answer."""
 
 
 class Secured:

@@ -76,6 +76,7 @@ class Sampler:
     @property
     def newest(self) -> Sample:
         """The newest sample; a fresh one is taken when the last is from a time without readers."""
+        self.start()
         self._asked = time.monotonic()
         if self._newest is None or self._idle:
             self._idle = False

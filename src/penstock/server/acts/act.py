@@ -1,44 +1,45 @@
-"""An act of the console: its name, the role it needs, its fields as a form sends them, and what it does."""
+"""An act of the console: the operation it stands for, the question that is asked first, and what is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from penstock.errors import ConfigError, UnknownQueue
-from penstock.protocol.operation import Role
-from penstock.units import parse_duration, parse_moment, parse_size
+from penstock.errors import ConfigError, UnknownTopic
+from penstock.local.journal import LocalJournal
+from penstock.protocol.operation import Operation, Role
+from penstock.server.acts.forms import Value, filled, whole
+from penstock.surface.queue import Queue
+from penstock.surface.topic import Topic
 
-if TYPE_CHECKING:
-    from penstock.local.journal import LocalJournal
-    from penstock.surface.queue import Queue
-    from penstock.surface.topic import Topic
+A = TypeVar("A")
+S = TypeVar("S", bound=msgspec.Struct)
 
-Value = str | list[str]
-"""A field as a form sends it: text, or several texts."""
+Danger = Literal["", "red", "typed"]
+"""How an act is asked for: plainly, in red, or in red with the name of what it destroys to be typed."""
 
 
 class ActCall:
     """One request to do something, or to say what would be done."""
 
     def __init__(
-        self,
-        journal: LocalJournal,
-        fields: dict[str, Value],
-        preview: bool,
-        stopping: Callable[[], bool] = lambda: False,
+        self, journal: LocalJournal, fields: dict[str, Value], stopping: Callable[[], bool] = lambda: False
     ) -> None:
         self.journal = journal
         self.fields = fields
-        self.preview = preview
-        """Whether only the question is wanted."""
         self.stopping = stopping
         """Whether the server ends; what an act does in the background ends with it."""
 
-    # ── fields ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def run(self, operation: Operation[A], request: msgspec.Struct | None = None) -> A:
+        """What an operation answers; the form has the names in its path."""
+        return self.journal._backend.call(operation, *map(self.text, operation.names), request=request)
+
+    def filled(self, kind: type[S], **other: object) -> S:
+        """The form as a request."""
+        return filled(kind, self.fields, **other)
+
     def optional(self, name: str) -> str | None:
         """A field's text; None when it was left empty."""
         value = self.fields.get(name, "")
@@ -53,96 +54,62 @@ class ActCall:
             raise ConfigError(f"{name.replace('_', ' ')} is missing: fill it in")
         return value
 
-    def several(self, name: str) -> list[str]:
-        """A field that may have several values."""
-        value = self.fields.get(name, [])
-        return [value] if isinstance(value, str) else value
-
     def whole(self, name: str) -> int | None:
         """A whole number of at least 0."""
         text = self.optional(name)
-        if text is None:
-            return None
-        plain = text.replace(",", "").replace("_", "")
-        if not plain.isascii() or not plain.isdigit() or len(plain) > 18:
-            raise ConfigError(f"{name.replace('_', ' ')} is a whole number, like 1200, not {text[:40]!r}")
-        return int(plain)
-
-    def duration(self, name: str) -> float | None:
-        """Seconds, written as 90s, 5m, 1h30m, 7d."""
-        text = self.optional(name)
-        return None if text is None else parse_duration(text)
-
-    def size(self, name: str) -> int | None:
-        """Bytes, written as 1000, 64KiB, 2GiB."""
-        text = self.optional(name)
-        return None if text is None else parse_size(text)
-
-    def moment(self, name: str) -> datetime:
-        """A time, or how long ago."""
-        return parse_moment(self.text(name), datetime.now(UTC))
-
-    def yes(self, name: str) -> bool:
-        return self.optional(name) is not None
-
-    def payload(self, name: str = "payload") -> object:
-        """JSON that a person typed; ConfigError says where it is wrong."""
-        text = self.fields.get(name, "")
-        if not isinstance(text, str) or not text.strip():
-            return None
         try:
-            return msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the {name} is no JSON: {error}") from error
-        except RecursionError:
-            raise ConfigError(f"the {name} is nested too deeply") from None
+            return None if text is None else whole(text)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from error
 
-    # ── what they name ───────────────────────────────────────────────────────────────────────────────────────────────
-    def topic(self, name: str = "topic") -> Topic:
-        """A topic that is there."""
-        found = self.text(name)
+    @property
+    def topic(self) -> Topic:
+        """The topic, which must be there: a mistyped name must not make one."""
+        found = self.text("topic")
         if found not in self.journal.topics():
-            raise ConfigError(f"there is no topic {found[:80]!r}")
+            raise UnknownTopic(f"there is no topic {found[:80]!r}")
         return self.journal.topic(found)
 
-    def queue(self, name: str = "queue") -> Queue:
-        """A queue that is there: a mistyped name must not make one."""
-        found = self.text(name)
-        try:
-            return self.journal.queue(found, create=False)
-        except UnknownQueue:
-            raise UnknownQueue(f"there is no queue {found[:80]!r}") from None
+    @property
+    def queue(self) -> Queue:
+        """The queue, which must be there."""
+        return self.journal.queue(self.text("queue"), create=False)
 
 
-Perform = Callable[[ActCall], str]
-"""Answers the question of a preview (empty when there is nothing to ask), or does the act and says what was done."""
+def _no_question(call: ActCall) -> str:
+    return ""
 
 
-class Act(msgspec.Struct, frozen=True):
-    """Something a person can do."""
+class Act:
+    """Something a person can do. Role, names and whose topics it may touch are those of its operation."""
 
-    name: str
-    role: Role
-    subject: str
-    """The field that names what the act is about."""
-    fields: frozenset[str]
-    perform: Perform
-    on_system: bool = False
-    """Whether it may be about a topic of penstock's own."""
-
-
-ACTS: dict[str, Act] = {}
-
-
-def act(role: Role, subject: str, *fields: str, on_system: bool = False) -> Callable[[Perform], Perform]:
-    """Registers a function as the act of its name; `fields` are the others it takes."""
-
-    def register(perform: Perform) -> Perform:
-        name = perform.__name__.replace("_", "-")
-        ACTS[name] = Act(name, role, subject, frozenset((subject, *fields)), perform, on_system)
-        return perform
-
-    return register
+    def __init__(
+        self,
+        operation: Operation[Any],
+        does: Callable[[ActCall], str],
+        asks: Callable[[ActCall], str] = _no_question,
+        *,
+        danger: Danger = "",
+        fields: Iterable[str] = (),
+        role: Role | None = None,
+        subject: str | None = None,
+        on_system: bool | None = None,
+    ) -> None:
+        needed = role or operation.role
+        assert needed is not None, f"everybody may {operation.name}: that is no act"
+        self.role: Role = needed
+        self.subject = subject or operation.names[0]
+        """The field that names what the act is about."""
+        self.does = does
+        """Does it, and says what was done."""
+        self.asks = asks
+        """The question to ask first; empty when there is nothing to ask."""
+        self.danger: Danger = danger
+        request = operation.query or operation.body
+        taken = request.__struct_fields__ if isinstance(request, msgspec.StructMeta) else ()
+        self.fields = frozenset((self.subject, *operation.names, *taken, *fields))
+        self.on_system = operation.on_system if on_system is None else on_system
+        """Whether it may be about a topic of penstock's own."""
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:

@@ -1,6 +1,12 @@
-"""POST /acts/{act}: a form's fields in, a question or what was done out."""
+"""POST /acts/{act}: a form's fields in, a question or what was done out; who did what is in the topic `penstock.audit`.
+
+A record has the kind `console.<act>`, as its key the topic or queue it was about, as its payload an `AuditRecord`. Who
+the operator is, a token says: the record has its role and the first characters of its hash, never the token.
+"""
 
 from __future__ import annotations
+
+from typing import Final
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -11,15 +17,16 @@ from starlette.routing import BaseRoute, Route
 from penstock.documents.decoding import decoded
 from penstock.errors import ConfigError
 from penstock.server.access import address_of
-from penstock.server.acts import messages, queues, topics
-from penstock.server.acts.act import ACTS, ActCall, Value
-from penstock.server.acts.audit import write_down
+from penstock.server.acts.act import ActCall
+from penstock.server.acts.forms import Value
+from penstock.server.acts.table import ACTS
 from penstock.server.api import parameters
 from penstock.server.problems import Refused
 from penstock.server.service import Service, guarded
 
-REGISTERED = (messages, queues, topics)
-"""Importing them fills ACTS."""
+AUDIT: Final = "penstock.audit"
+LONGEST: Final = 500
+"""Characters of a field that are written down."""
 
 
 class ActRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -33,7 +40,26 @@ class ActAnswer(msgspec.Struct, omit_defaults=True):
     """The question to ask before the act is done, or what was done."""
 
     question: str = ""
+    danger: bool = False
+    """Whether it destroys something."""
+    typed: str | None = None
+    """What has to be typed before it is done."""
     says: str = ""
+
+
+class AuditRecord(msgspec.Struct):
+    """An act that was done."""
+
+    act: str
+    subject: str
+    role: str
+    who: str
+    """`local` where no token is asked for, else the beginning of the token's hash."""
+    address: str
+    """Where the request came from."""
+    fields: dict[str, Value]
+    says: str
+    """What was done, in words."""
 
 
 @guarded("write")
@@ -48,18 +74,28 @@ async def perform_act(request: Request, service: Service) -> Response:
     unknown = set(given.fields) - act.fields
     if unknown:
         raise ConfigError(f"{name} has no field {sorted(unknown)[0]!r}; there are {', '.join(sorted(act.fields))}")
-    call = ActCall(service.journal, given.fields, given.preview, service.closing.is_set)
-    if act.subject in ("topic", "queue") and not act.on_system:
-        service.access.check_change(call.optional(act.subject) or "")
-    said = await run_in_threadpool(act.perform, call)
+    call = ActCall(service.journal, given.fields, service.closing.is_set)
+    subject = call.optional(act.subject) or ""
+    if not act.on_system:
+        service.access.check_change(subject)
     if given.preview:
-        return _answer(ActAnswer(question=said))
-    who = service.access.identity(request)
-    address = address_of(request)
-    await run_in_threadpool(
-        lambda: write_down(service.journal, act, given.fields, said, role=role, who=who, address=address)
-    )
-    return _answer(ActAnswer(says=said))
+        question = await run_in_threadpool(act.asks, call)
+        typed = subject if act.danger == "typed" and question else None
+        return _answer(ActAnswer(question, bool(act.danger), typed))
+    says = await run_in_threadpool(act.does, call)
+    kept = {field: _short(value) for field, value in given.fields.items() if value}
+    who, address = service.access.identity(request), address_of(request)
+    record = AuditRecord(name, subject[:200], role, who, address, kept, says)
+    body: dict[str, object] = msgspec.to_builtins(record)
+    audit = service.journal.topic(AUDIT)
+    await run_in_threadpool(lambda: audit.append(f"console.{name}", body, key=subject[:200] or None))
+    return _answer(ActAnswer(says=says))
+
+
+def _short(value: Value) -> Value:
+    if isinstance(value, str):
+        return value if len(value) <= LONGEST else value[:LONGEST] + "…"
+    return [one[:80] for one in value[:50]]
 
 
 def _answer(answer: ActAnswer) -> Response:

@@ -95,10 +95,14 @@ async def sampled(service: Service) -> AsyncIterator[asyncio.Event]:
         end()
 
 
-async def stream_of(service: Service, render: Callable[[Sample], object]) -> AsyncIterator[bytes]:
-    """What `render(sample)` says, as server-sent events: at once, and after every sample that changes it."""
+async def stream_of(service: Service, render: Callable[[Sample], object], beat: bool = False) -> AsyncIterator[bytes]:
+    """What `render(sample)` says, as server-sent events: at once, and after every sample that changes it.
+
+    `beat`: a sample that changes nothing is said too, as an empty object, so that a page knows that it is not old.
+    """
     await asyncio.to_thread(service.sampler.start)
     said: bytes | None = None
+    is_new = True
     async with sampled(service) as news:
         while not service.closing.is_set():
             news.clear()
@@ -106,14 +110,17 @@ async def stream_of(service: Service, render: Callable[[Sample], object]) -> Asy
             if now != said:
                 said = now
                 yield b"data: %b\n\n" % now
+            elif beat and is_new:
+                yield b"data: {}\n\n"
             try:
                 async with asyncio.timeout(PING_SECONDS):
-                    await news.wait()
+                    is_new = await news.wait()
             except TimeoutError:
+                is_new = False
                 yield b": still here\n\n"
 
 
-def sse(service: Service, render: Callable[[Sample], object]) -> Response:
+def sse(service: Service, render: Callable[[Sample], object], beat: bool = False) -> Response:
     """A stream of `render(sample)` as server-sent events, counted among the listeners."""
     if service.live.listeners >= service.limits.max_listeners:
         raise Refused(503, "TooManyListeners", "too many live streams are open", {"Retry-After": "5"})
@@ -121,7 +128,7 @@ def sse(service: Service, render: Callable[[Sample], object]) -> Response:
     async def counted() -> AsyncGenerator[bytes, None]:
         service.live.listeners += 1
         try:
-            async for frame in stream_of(service, render):
+            async for frame in stream_of(service, render, beat):
                 yield frame
         finally:
             service.live.listeners -= 1

@@ -15,8 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.server.pages import buffers, charts, event, login, overview, pipelines, queue, rendering, schedules, topic
-from penstock.server.service import Service, guarded
+from penstock.server.pages import api, buffers, charts, event, login, overview, pipelines, queue, schedules, topic
 
 TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 FILES = frozenset(
@@ -32,10 +31,6 @@ FILES = frozenset(
         "keyboard.js",
         "charts.js",
         "icon.svg",
-        "api.css",
-        "api.js",
-        "vendor/swagger-ui/swagger-ui-bundle.js",
-        "vendor/swagger-ui/swagger-ui.css",
         "vendor/uplot/uPlot.iife.min.js",
         "vendor/uplot/uPlot.min.css",
     )
@@ -66,33 +61,20 @@ async def static_file(request: Request) -> Response:
 static_file.open_to_all = True  # type: ignore[attr-defined]
 
 
-API_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
-)
-"""The viewer's own style sheet has its icons inside; nothing else is allowed to it that other pages are not."""
-
-
-@guarded("read")
-def api_page(request: Request, service: Service) -> Response:
-    """The API, to read and to try."""
-    answer = rendering.bare_page(request, "api.html", "API")
-    answer.headers["Content-Security-Policy"] = API_POLICY
-    return answer
-
-
 def page_routes() -> list[BaseRoute]:
     """The routes of the page."""
     return [
         Route("/", overview.overview),
         Route("/live/overview", overview.live_overview),
+        Route("/topics", overview.topics_page),
+        Route("/queues", overview.queues_page),
+        Route("/search", overview.search_page),
         Route("/topics/{topic}", topic.topic_page),
         Route("/live/topics/{topic}", topic.live_topic),
         Route("/topics/{topic}/events/{event}", event.event_page),
         Route("/graph/{correlation:path}", event.graph_page),
         Route("/queues/{queue}", queue.queue_page),
         Route("/live/queues/{queue}", queue.live_queue),
-        Route("/queues/{queue}/messages", queue.messages_page),
         Route("/charts/overview", charts.overview_charts),
         Route("/charts/topics/{topic}", charts.topic_charts),
         Route("/charts/queues/{queue}", charts.queue_charts),
@@ -105,7 +87,7 @@ def page_routes() -> list[BaseRoute]:
         Route("/live/buffers", buffers.live_buffers),
         Route("/pipelines", pipelines.pipelines_page),
         Route("/live/pipelines", pipelines.live_pipelines),
-        Route("/docs", api_page),
+        Route("/docs", api.api_page),
         Route("/login", login.login_page, methods=["GET", "POST"]),
         Route("/logout", login.logout, methods=["POST"]),
         Route("/static/{name:path}", static_file),

@@ -95,7 +95,7 @@ def table(states: list[BufferState]) -> Table:
     for state in states:
         cells = [state.name, parts.number(state.waiting), parts.number(state.read), parts.age(state.lag)]
         cells += [parts.number(state.epoch), parts.number(state.next_sequence), state.problem or "–"]
-        rows.append(Row(state.name, cells, None, state.problem is not None))
+        rows.append(Row(state.name, cells, None, "alert" if state.problem else ""))
     columns = ["Buffer", "Batches waiting", "Read, not yet removed", "Lag", "Epoch", "Next sequence", "Problem"]
     return Table(
         "buffers", columns, rows, [1, 2, 3, 4, 5], "this server was told of no buffer: penstock serve --buffer URL"

@@ -84,7 +84,6 @@ def rows_of(request: Request, service: Service) -> list[HistoryRow]:
     name = request.query_params.get("range") or "15m"
     if name not in RANGES:
         raise ConfigError(f"range is one of {', '.join(RANGES)}, not {name[:20]!r}")
-    service.sampler.start()
     history = service.sampler.history
     return [] if history is None else history.over(RANGES[name], time.time())
 

@@ -33,10 +33,12 @@ class ListColumn(msgspec.Struct, Generic[T]):
     cell: Callable[[T], str]
     value: Callable[[T], float] | None = None
     """Of numbers: what they are compared by, the largest first. Text begins with its first."""
+    minor: bool = False
+    """Whether a phone has no room for it."""
 
 
 class Listing(Generic[T]):
-    """Which rows of a list a request asks for: `sort`, `page` and, but where the whole page is searched, `q`."""
+    """Which rows of a list a request asks for: `ID-sort`, `ID-page` and, to filter them, `ID-q`."""
 
     def __init__(
         self,
@@ -47,7 +49,6 @@ class Listing(Generic[T]):
         *,
         usual: str,
         empty: str,
-        prefix: str | None = None,
         has_buttons: bool = False,
     ) -> None:
         self.id = id
@@ -55,14 +56,13 @@ class Listing(Generic[T]):
         self.row = row
         self.empty = empty
         self.has_buttons = has_buttons
-        self._query = dict(request.query_params)
-        self._prefix = f"{id}-" if prefix is None else prefix
-        self._filter = f"{id}-q" if prefix is None else None
-        self._wanted = "" if self._filter is None else self._query.get(self._filter, "").strip()[:200].lower()
-        sort = self._query.get(f"{self._prefix}sort", usual)
+        self.query = dict(request.query_params)
+        self._filter = f"{id}-q"
+        self._wanted = self.query.get(self._filter, "").strip()[:200].lower()
+        sort = self.query.get(f"{id}-sort", usual)
         self._backwards = sort.startswith("-")
         self._column = next((column for column in columns if column.name == sort.lstrip("-")), columns[0])
-        text = self._query.get(f"{self._prefix}page", "1")
+        text = self.query.get(f"{id}-page", "1")
         self._page = max(1, int(text)) if text.isdecimal() and len(text) < 6 else 1
 
     def table(self, items: Iterable[T]) -> Table:
@@ -79,7 +79,10 @@ class Listing(Generic[T]):
         numeric = [at for at, column in enumerate(self.columns) if column.value is not None]
         sorts = self._sorts() if whole > 1 else []
         pager = self._pager(page, pages, len(found)) if whole > ROWS or self._wanted else None
-        return Table(self.id, titles, rows, numeric, self.empty, sorts, has_buttons=self.has_buttons, pager=pager)
+        minor = [at for at, column in enumerate(self.columns) if column.minor]
+        return Table(
+            self.id, titles, rows, numeric, self.empty, sorts, has_buttons=self.has_buttons, pager=pager, minor=minor
+        )
 
     def _sorted(self, found: list[T]) -> list[T]:
         """Rows in the order that was asked for; those that are alike by their first column."""
@@ -92,10 +95,10 @@ class Listing(Generic[T]):
         return found
 
     def _pager(self, page: int, pages: int, total: int) -> Pager:
-        own = f"{self._prefix}page"
-        before = urlencode({**self._query, own: page - 1}) if page > 1 else None
-        after = urlencode({**self._query, own: page + 1}) if page < pages else None
-        kept = [(name, value) for name, value in self._query.items() if name not in (own, self._filter)]
+        own = f"{self.id}-page"
+        before = urlencode({**self.query, own: page - 1}) if page > 1 else None
+        after = urlencode({**self.query, own: page + 1}) if page < pages else None
+        kept = [(name, value) for name, value in self.query.items() if name not in (own, self._filter)]
         return Pager(page, pages, total, before, after, self._filter, self._wanted, kept)
 
     def _sorts(self) -> list[tuple[str, str]]:
@@ -104,7 +107,7 @@ class Listing(Generic[T]):
         for column in self.columns:
             current = column is self._column
             again = f"-{column.name}" if current and not self._backwards else column.name
-            query = urlencode({**self._query, f"{self._prefix}sort": again, f"{self._prefix}page": 1})
+            query = urlencode({**self.query, f"{self.id}-sort": again, f"{self.id}-page": 1})
             ascending = (column.value is None) != self._backwards
             found.append((query, ("ascending" if ascending else "descending") if current else "none"))
         return found

@@ -1,12 +1,20 @@
-"""The overview: how everything does, and where to look; and the page with everything that is wrong."""
+"""How everything does, and where to look: the overview, all topics, all queues, what a search finds, what is wrong."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
 from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.errors import PenstockError
+from penstock.events import Event
+from penstock.journal.reading import find_event
+from penstock.names import is_system
 from penstock.observe.sample import QueueSample, Sample, TopicSample
 from penstock.observe.workers import TOPIC as WORKERS
 from penstock.server.pages import charts, parts, rendering
@@ -15,12 +23,19 @@ from penstock.server.pages.parts import ActButton, Row, Table, Tile, Update
 from penstock.server.service import Service, guarded
 from penstock.units import show_size
 
+FOUND = 50
+"""Events that a search shows."""
+FOUND_SECONDS = 1.0
+"""How long a search looks for events of a key."""
+
 TOPIC_COLUMNS: tuple[ListColumn[TopicSample], ...] = (
     ListColumn("Topic", "name", lambda topic: topic.name),
     ListColumn("Events", "events", lambda topic: parts.number(topic.events), lambda topic: topic.events),
     ListColumn("Rate", "rate", lambda topic: parts.rate(topic.rate), lambda topic: round(topic.rate, 1)),
-    ListColumn("Latest", "latest", lambda topic: parts.number(topic.latest), lambda topic: topic.latest),
-    ListColumn("Consumers", "consumers", lambda topic: parts.number(len(topic.lags)), lambda topic: len(topic.lags)),
+    ListColumn("Latest", "latest", lambda topic: parts.number(topic.latest), lambda topic: topic.latest, True),
+    ListColumn(
+        "Consumers", "consumers", lambda topic: parts.number(len(topic.lags)), lambda topic: len(topic.lags), True
+    ),
     ListColumn(
         "Worst lag",
         "lag",
@@ -40,13 +55,19 @@ def _dead(group: QueueSample) -> int:
     return group.dead if group.letters is None else group.letters
 
 
+def _state(title: str, name: str, count: Callable[[QueueSample], int], minor: bool = False) -> ListColumn[QueueSample]:
+    return ListColumn(title, name, lambda group: parts.number(count(group)), count, minor)
+
+
 STATE_COLUMNS: tuple[ListColumn[QueueSample], ...] = (
-    ListColumn("Ready", "ready", lambda group: parts.number(group.ready), lambda group: group.ready),
-    ListColumn("In flight", "in-flight", lambda group: parts.number(group.in_flight), lambda group: group.in_flight),
-    ListColumn("Delayed", "delayed", lambda group: parts.number(group.delayed), lambda group: group.delayed),
-    ListColumn("Failed", "failed", lambda group: parts.number(group.failed), lambda group: group.failed),
-    ListColumn("Dead", "dead", lambda group: parts.number(_dead(group)), _dead),
-    ListColumn("Oldest", "oldest", lambda group: parts.age(group.oldest_age), lambda group: group.oldest_age or 0.0),
+    _state("Ready", "ready", lambda group: group.ready),
+    _state("In flight", "in-flight", lambda group: group.in_flight, minor=True),
+    _state("Delayed", "delayed", lambda group: group.delayed, minor=True),
+    _state("Failed", "failed", lambda group: group.failed),
+    _state("Dead", "dead", _dead),
+    ListColumn(
+        "Oldest", "oldest", lambda group: parts.age(group.oldest_age), lambda group: group.oldest_age or 0.0, True
+    ),
 )
 QUEUE_COLUMNS = (ListColumn("Queue", "name", queue_name), *STATE_COLUMNS)
 
@@ -54,15 +75,17 @@ QUEUE_COLUMNS = (ListColumn("Queue", "name", queue_name), *STATE_COLUMNS)
 def queue_row(group: QueueSample, cells: list[str], base: str) -> Row:
     """A group of a queue, with the way to its page."""
     href = f"{base}/queues/{rendering.segment(group.name)}?{urlencode({'group': group.group})}"
-    return Row(f"{group.name}/{group.group}", cells, href, group.failed > 0 or group.dead > 0)
+    level: parts.Level = "alert" if group.failed or group.dead else "warning" if group.paused else ""
+    return Row(f"{group.name}/{group.group}", cells, href, level)
 
 
 class OverviewRows:
-    """Which topics and queues a request asks for."""
+    """Which topics and queues a request asks for: those whose names have `q` in them, with `system` also penstock's."""
 
     def __init__(self, request: Request) -> None:
-        self.query = request.query_params.get("q", "").strip()[:200].lower()
+        self.query = request.query_params.get("q", "").strip()[:200]
         self.address = urlencode(dict(request.query_params))
+        self._with_system = "system" in request.query_params
         base = rendering.base_of(request)
         self._topics = Listing(
             request,
@@ -71,7 +94,6 @@ class OverviewRows:
             lambda topic, cells: Row(topic.name, cells, f"{base}/topics/{rendering.segment(topic.name)}"),
             usual="rate",
             empty="no topic here",
-            prefix="",
         )
         self._queues = Listing(
             request,
@@ -80,15 +102,32 @@ class OverviewRows:
             lambda group, cells: queue_row(group, cells, base),
             usual="ready",
             empty="no queue here",
-            prefix="q",
         )
 
     def topic_table(self, sample: Sample) -> Table:
-        return self._topics.table(topic for topic in sample.topics.values() if self.query in topic.name.lower())
+        """Topics; those that are queues are among the queues."""
+        return self._topics.table(
+            topic
+            for topic in sample.topics.values()
+            if topic.name not in sample.queues
+            and (self._with_system or not is_system(topic.name))
+            and self.query.lower() in topic.name.lower()
+        )
 
     def queue_table(self, sample: Sample) -> Table:
         groups = (group for found in sample.queues.values() for group in found)
-        return self._queues.table(group for group in groups if self.query in group.name.lower())
+        return self._queues.table(group for group in groups if self.query.lower() in group.name.lower())
+
+    def system(self, sample: Sample) -> tuple[int, bool, str]:
+        """How many topics are penstock's own, whether they are shown, and the query that switches that."""
+        count = sum(is_system(name) for name in sample.topics)
+        kept = {name: value for name, value in self._topics.query.items() if name != "system"}
+        return count, self._with_system, urlencode(kept if self._with_system else {**kept, "system": "1"})
+
+
+def _own(sample: Sample) -> list[str]:
+    """The topics that are neither queues nor penstock's."""
+    return [name for name in sample.topics if name not in sample.queues and not is_system(name)]
 
 
 def tiles(sample: Sample) -> list[Tile]:
@@ -98,7 +137,7 @@ def tiles(sample: Sample) -> list[Tile]:
     failed, dead = sum(group.failed for group in groups), sum(group.dead for group in groups)
     return [
         Tile("rate", "Events a second", parts.rate(sample.rate)),
-        Tile("topic-count", "Topics", parts.number(len(sample.topics))),
+        Tile("topic-count", "Topics", parts.number(len(_own(sample)))),
         Tile("backlog", "Ready in queues", parts.number(sum(group.ready for group in groups))),
         Tile("oldest", "Oldest ready", parts.age(oldest)),
         Tile("in-flight", "In flight", parts.number(sum(group.in_flight for group in groups))),
@@ -108,22 +147,63 @@ def tiles(sample: Sample) -> list[Tile]:
     ]
 
 
-@guarded("read")
-def overview(request: Request, service: Service) -> Response:
-    service.sampler.start()
-    sample = service.sampler.newest
-    view = OverviewRows(request)
+def _page(request: Request, service: Service, template: str, title: str, **values: object) -> Response:
+    sample, view = service.sampler.newest, OverviewRows(request)
     return rendering.page(
         request,
         service,
-        "overview.html",
-        "Overview",
+        template,
+        title,
         live=f"/live/overview?{view.address}",
-        tiles=tiles(sample),
-        charts=charts.OVERVIEW,
+        kind="",
         topics=view.topic_table(sample),
         queues=view.queue_table(sample),
+        system=view.system(sample),
+        found=view.query,
+        **values,
     )
+
+
+@guarded("read")
+def overview(request: Request, service: Service) -> Response:
+    sample = service.sampler.newest
+    if not _own(sample) and not sample.queues:
+        address = f"{request.url.scheme}://{request.headers.get('host', '')}{rendering.base_of(request)}"
+        return rendering.page(request, service, "empty.html", "Overview", live="/live/overview", address=address)
+    return _page(request, service, "overview.html", "Overview", tiles=tiles(sample), charts=charts.OVERVIEW)
+
+
+@guarded("read")
+def topics_page(request: Request, service: Service) -> Response:
+    return _page(request, service, "topics.html", "Topics")
+
+
+@guarded("read")
+def queues_page(request: Request, service: Service) -> Response:
+    return _page(request, service, "queues.html", "Queues")
+
+
+@guarded("read")
+def search_page(request: Request, service: Service) -> Response:
+    """Topics and queues by a part of their names, events by their id or their key."""
+    query = request.query_params.get("q", "").strip()[:200]
+    return _page(request, service, "search.html", "Search", events=list(islice(found_events(service, query), FOUND)))
+
+
+def found_events(service: Service, query: str) -> Iterator[Event]:
+    """The event of an id, then the newest of a key, topic by topic for as long as a person waits."""
+    if not query:
+        return
+    with service.journal._engine.read() as snap:
+        event = find_event(snap, query)
+    if event is not None:
+        yield event
+    until = time.monotonic() + FOUND_SECONDS
+    for name in _own(service.sampler.newest) + list(service.sampler.newest.queues):
+        if time.monotonic() > until:
+            return
+        with suppress(PenstockError):  # dropped or damaged, or no key that an event can have
+            yield from service.journal.topic(name).read(key=query, reverse=True, limit=10)
 
 
 @guarded("read")
@@ -140,7 +220,12 @@ async def live_overview(request: Request, service: Service) -> Response:
 def finding_table(sample: Sample, base: str) -> Table:
     """Every finding, gravest first."""
     rows = [
-        Row(f"{one.kind}/{one.subject}/{one.detail}", [one.says, one.kind], base + parts.place_of(one), True)
+        Row(
+            f"{one.kind}/{one.subject}/{one.detail}",
+            [one.says, one.kind],
+            base + parts.place_of(one),
+            parts.level_of(one),
+        )
         for one in sample.findings
     ]
     return Table("findings", ["What", "Kind"], rows, [], "nothing is wrong")
@@ -154,7 +239,7 @@ def worker_table(sample: Sample, base: str, *, may_write: bool, may_admin: bool)
         error = (one.error or "–").partition("\n")[0]
         href = f"{base}/topics/{quote(WORKERS)}?{urlencode({'key': one.worker})}"
         buttons = [ActButton("Forget", "forget-worker", {"worker": one.worker})] if may_admin else []
-        rows.append(Row(one.worker, [one.worker, one.host or "–", str(one.pid), at, error], href, True, buttons))
+        rows.append(Row(one.worker, [one.worker, one.host or "–", str(one.pid), at, error], href, "alert", buttons))
     columns = ["Worker", "Host", "Process", "Gave up", "Error"]
     return Table("gave-up", columns, rows, [2], "no worker has given up", has_buttons=may_admin)
 
@@ -169,7 +254,6 @@ def health_tiles(sample: Sample) -> list[Tile]:
 
 @guarded("read")
 def health_page(request: Request, service: Service) -> Response:
-    service.sampler.start()
     sample = service.sampler.newest
     base = rendering.base_of(request)
     return rendering.page(

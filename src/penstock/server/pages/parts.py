@@ -7,6 +7,7 @@ them into the same cells. So there is one description of a row, and it is here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -66,15 +67,21 @@ class ActButton(msgspec.Struct):
         return msgspec.json.encode(self.fields).decode()
 
 
+Level = Literal["", "warning", "alert"]
+"""How much something wants attention: what was paused, waits or falls behind is no failure."""
+
+
 class Row(msgspec.Struct, omit_defaults=True):
     """A row: what it is known by, where it leads, what its cells say."""
 
     key: str
     cells: list[str]
     href: str | None = None
-    alert: bool = False
-    """Something about it wants attention."""
+    """Where its first cell leads."""
+    level: Level = ""
     buttons: list[ActButton] = []
+    links: dict[int, str] = {}
+    """Where other cells lead, by column."""
 
 
 class Pager(msgspec.Struct):
@@ -86,8 +93,8 @@ class Pager(msgspec.Struct):
     before: str | None
     """The query of the page before."""
     after: str | None
-    filter: str | None = None
-    """The parameter that filters the table; None when something else on the page does."""
+    filter: str
+    """The parameter that filters the table."""
     wanted: str = ""
     kept: list[tuple[str, str]] = []
     """What else the address says."""
@@ -109,6 +116,10 @@ class Table(msgspec.Struct):
     """Whether rows are events that open beside the table."""
     pager: Pager | None = None
     """Of a table that is longer than what is shown of it."""
+    following: str | None = None
+    """Of a table whose rows are not counted: the query of those that come after."""
+    minor: list[int] = []
+    """Columns that a phone has no room for."""
 
 
 class Tile(msgspec.Struct):
@@ -125,6 +136,15 @@ class HealthLink(msgspec.Struct):
 
     says: str
     href: str
+    level: Level
+
+
+WARNINGS = frozenset(("paused", "oldest", "lag"))
+"""Findings of something that waits; the others are of something that failed."""
+
+
+def level_of(finding: Finding) -> Level:
+    return "warning" if finding.kind in WARNINGS else "alert"
 
 
 SHOWN_FINDINGS = 6
@@ -133,9 +153,10 @@ SHOWN_FINDINGS = 6
 
 def health(findings: Sequence[Finding], base: str) -> list[HealthLink]:
     """What is wrong, as the first line of a page says it."""
-    links = [HealthLink(one.says, base + place_of(one)) for one in findings[:SHOWN_FINDINGS]]
+    links = [HealthLink(one.says, base + place_of(one), level_of(one)) for one in findings[:SHOWN_FINDINGS]]
     if len(findings) > SHOWN_FINDINGS:
-        links.append(HealthLink(f"and {len(findings) - SHOWN_FINDINGS:,} more", f"{base}/health"))
+        more = len(findings) - SHOWN_FINDINGS
+        links.append(HealthLink(f"and {more:,} more", f"{base}/health", level_of(findings[SHOWN_FINDINGS])))
     return links
 
 
@@ -148,11 +169,11 @@ def place_of(finding: Finding) -> str:
         "unreadable": f"/topics/{name}",
         "pipeline": "/pipelines",
         "worker": "/health#worker-section",
-        "dead": f"/queues/{name}?{group}#dead-section",
-        "failed": f"/queues/{name}?{group}#failed-section",
+        "dead": f"/queues/{name}?{group}&tab=dead",
+        "failed": f"/queues/{name}?{group}&tab=dead#failed-section",
         "paused": f"/queues/{name}?{group}",
         "oldest": f"/queues/{name}?{group}",
-        "lag": f"/topics/{name}#consumer-section",
+        "lag": f"/topics/{name}?tab=consumers",
     }
     return places[finding.kind]
 

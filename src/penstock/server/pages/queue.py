@@ -1,9 +1,10 @@
-"""A queue's page: what is in which state over time, who holds what, what was given up, and how to send it back."""
+"""A queue's page: its messages by state over time, what was given up and how to send it back, workers, schedules, and
+the policy; a tab each."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -20,7 +21,7 @@ from penstock.queue.inspect import (
     failures,
 )
 from penstock.queue.letters import DeadLetterCursor
-from penstock.server.acts.policy import policy_form, policy_words
+from penstock.server.acts.policy import policy_form
 from penstock.server.api.queues import groups_of, queue_of
 from penstock.server.pages import charts, lists, parts, rendering, schedules
 from penstock.server.pages.lists import ListColumn, Listing
@@ -28,32 +29,19 @@ from penstock.server.pages.overview import STATE_COLUMNS, queue_row
 from penstock.server.pages.parts import ActButton, Row, Table, Tile, Update
 from penstock.server.service import Service, guarded
 
-if TYPE_CHECKING:
-    from penstock.surface.queue import Queue
-
 SHOWN = lists.ROWS
 SHOWN_GROUPS = 8
-"""Groups that have a tab of their own; of more there is a table."""
+"""Groups that have a link of their own; of more there is a table."""
+MESSAGE_STATES = (("", "all"), *((state, state.replace("_", " ")) for state in STATES))
 
 
-def _group(request: Request, queue: Queue) -> str:
-    groups = groups_of(queue)
-    wanted = request.query_params.get("group") or groups[0]
-    return wanted if wanted in groups else groups[0]
+def _found(sample: Sample, name: str, group: str) -> QueueSample:
+    found = (one for one in sample.queues.get(name, ()) if one.group == group)
+    return next(found, QueueSample(name, group, 0, 0, 0, 0, None))
 
 
-def _position(text: str) -> int:
-    place = DeadLetterCursor.read(text)
-    return 0 if place is None else place.seq
-
-
-def _found(sample: Sample, name: str, group: str) -> QueueSample | None:
-    return next((one for one in sample.queues.get(name, ()) if one.group == group), None)
-
-
-def tiles(sample: Sample, name: str, group: str) -> list[Tile]:
+def tiles(found: QueueSample) -> list[Tile]:
     """The messages of a group, by state."""
-    found = _found(sample, name, group) or QueueSample(name, group, 0, 0, 0, 0, None)
     if found.letters is None:
         first = Tile("ready", "Ready", parts.number(found.ready))
         dead = Tile("dead-count", "Dead letters", parts.number(found.dead), found.dead > 0)
@@ -72,175 +60,186 @@ def tiles(sample: Sample, name: str, group: str) -> list[Tile]:
     ]
 
 
-def _clock(moment: datetime) -> str:
+def _clock(moment: datetime | None) -> str:
     """A time as the script will show it."""
-    return moment.isoformat(timespec="milliseconds")
+    return "–" if moment is None else moment.isoformat(timespec="milliseconds")
+
+
+def _until(one: QueueMessage) -> str:
+    return _clock(one.due or one.deadline)
 
 
 PENDING_COLUMNS: tuple[ListColumn[PendingDelivery], ...] = (
     ListColumn("Message", "message", lambda held: f"#{held.seq}", lambda held: held.seq),
     ListColumn("Holder", "holder", lambda held: held.consumer or "–"),
-    ListColumn("Group", "group", lambda held: held.group),
+    ListColumn("Group", "group", lambda held: held.group, minor=True),
     ListColumn("Attempt", "attempt", lambda held: parts.number(held.attempt), lambda held: held.attempt),
-    ListColumn("Delivered", "delivered", lambda held: _clock(held.delivered_at)),
+    ListColumn("Delivered", "delivered", lambda held: _clock(held.delivered_at), minor=True),
     ListColumn("Deadline", "deadline", lambda held: _clock(held.deadline)),
 )
 WORKER_COLUMNS: tuple[ListColumn[QueueConsumer], ...] = (
     ListColumn("Worker", "worker", lambda one: one.name),
-    ListColumn("Group", "group", lambda one: one.group),
-    ListColumn("Host", "host", lambda one: one.host or "–"),
+    ListColumn("Group", "group", lambda one: one.group, minor=True),
+    ListColumn("Host", "host", lambda one: one.host or "–", minor=True),
     ListColumn("State", "state", lambda one: one.state),
-    ListColumn("Since", "since", lambda one: "–" if one.since is None else _clock(one.since)),
+    ListColumn("Since", "since", lambda one: _clock(one.since), minor=True),
     ListColumn("Last seen", "seen", lambda one: _clock(one.last_seen)),
     ListColumn("In hand", "hand", lambda one: in_hand_words(one)),
 )
 GROUP_COLUMNS = (ListColumn[QueueSample]("Group", "group", lambda one: one.group), *STATE_COLUMNS)
+MESSAGE_COLUMNS: dict[str, Callable[[QueueMessage], str]] = {
+    "Message": lambda one: f"#{one.seq}",
+    "State": lambda one: one.state.replace("_", " "),
+    "Group": lambda one: one.group or "–",
+    "Attempts": lambda one: f"{one.attempts} of {one.max_attempts}",
+    "Due or until": _until,
+    "Priority": lambda one: str(one.priority),
+    "Key": lambda one: one.key or "–",
+    "Error or holder": lambda one: (one.error or one.consumer or "–").partition("\n")[0],
+    "Payload": lambda one: parts.preview(one.event),
+}
 
 
-class QueueRows:
-    """Which messages in flight, workers and groups of a queue a request asks for."""
+class QueueView:
+    """What a request wants to see of a queue: a group of it, and one of its tabs."""
 
-    def __init__(self, request: Request, queue: Queue, group: str) -> None:
-        self.queue = queue
-        self.group = group
-        base, may_write = rendering.base_of(request), rendering.can(request, "write")
-        self._may_write, self._may_admin = may_write, rendering.can(request, "admin")
-        empty = "nothing is in flight"
-        self._pending = Listing(
-            request, "pending", PENDING_COLUMNS, self._held, usual="-message", empty=empty, has_buttons=may_write
-        )
-        empty = "no worker is there: penstock work, or queue.worker(handler)"
-        self._workers = Listing(request, "workers", WORKER_COLUMNS, _worker_row, usual="-seen", empty=empty)
-        self._groups = Listing(
-            request,
-            "groups",
-            GROUP_COLUMNS,
-            lambda one, cells: queue_row(one, cells, base),
-            usual="group",
-            empty="no group is there",
-        )
+    def __init__(self, request: Request, service: Service) -> None:
+        self.request, self.service = request, service
+        self.queue = queue_of(request, service)
+        self.name = self.queue.name
+        self.groups = groups_of(self.queue)
+        self.has_groups = self.queue.policy.mode == "fanout"
+        query = request.query_params
+        wanted = query.get("group") or self.groups[0]
+        self.group = wanted if wanted in self.groups else self.groups[0]
+        self.tab = query.get("tab") if query.get("tab") in dict(self.tabs()) else "messages"
+        self.state = check_state(query.get("state") or None)
+        text = query.get("after", "0")
+        self.after = int(text) if text.isdecimal() and len(text) <= 18 else 0
+        self.base = rendering.base_of(request)
+        self.may_write, self.may_admin = rendering.can(request, "write"), rendering.can(request, "admin")
 
-    def _held(self, held: PendingDelivery, cells: list[str]) -> Row:
-        fields = {"queue": self.queue.name, "token": held.token}
-        buttons = [ActButton("Release", "release", fields)] if self._may_write else []
-        if self._may_admin:
-            buttons.append(ActButton("Done", "settle", {**fields, "outcome": "done"}))
-            buttons.append(ActButton("Give up", "settle", {**fields, "outcome": "dead"}))
-        return Row(held.token, cells, buttons=buttons)
+    def tabs(self) -> list[tuple[str, str]]:
+        """The parts of the page, each with its name."""
+        groups = [("groups", "Groups")] if self.has_groups else []
+        return [
+            ("messages", "Messages"),
+            ("dead", "Dead letters"),
+            ("workers", "Workers"),
+            ("schedules", "Schedules"),
+            *groups,
+            ("policy", "Policy"),
+        ]
 
-    def pending(self) -> Table:
+    def tables(self, sample: Sample) -> dict[str, Table]:
+        """The tables of the tab, as they are now."""
+        if self.tab == "workers":
+            return {"workers": self._workers()}
+        if self.tab == "schedules":
+            return {"schedules": schedules.listing(self.request).table(self.queue.schedules())}
+        if self.tab == "groups":
+            return {"group_table": self._groups(sample)}
+        if self.tab == "messages":
+            return {"messages": self._pending() if self.state == "in_flight" else self._messages()}
+        return {}
+
+    def values(self) -> dict[str, object]:
+        """What the tab shows beside its tables."""
+        if self.tab == "messages":
+            templates = [event for event in self.queue.peek(5, group=self.group) if not event.binary]
+            return {"charts": charts.QUEUE, "templates": templates, "states": MESSAGE_STATES}
+        if self.tab == "policy":
+            return {"policy": policy_form(self.queue.policy)}
+        if self.tab != "dead":
+            return {}
+        backend = self.service.journal._backend.queue(self.name)
+        return {
+            "dead": lists.turned(self.request, "dead", lambda text: dead_letters(backend, DeadLetterCursor.read(text))),
+            "failed": lists.turned(self.request, "failed", lambda text: failures(backend, self.group, _position(text))),
+        }
+
+    def _pending(self) -> Table:
         """Messages in flight, with what can be done about each."""
-        return self._pending.table(self.queue.pending(self.group if self.queue.policy.mode == "fanout" else None))
 
-    def workers(self) -> Table:
+        def row(held: PendingDelivery, cells: list[str]) -> Row:
+            fields = {"queue": self.name, "token": held.token}
+            buttons = [ActButton("Release", "release", fields)] if self.may_write else []
+            if self.may_admin:
+                buttons.append(ActButton("Done", "settle", {**fields, "outcome": "done"}))
+                buttons.append(ActButton("Give up", "settle", {**fields, "outcome": "dead"}))
+            return Row(held.token, cells, self._address(held.seq), buttons=buttons)
+
+        listing = Listing(
+            self.request,
+            "pending",
+            PENDING_COLUMNS,
+            row,
+            usual="-message",
+            empty="nothing is in flight",
+            has_buttons=self.may_write,
+        )
+        found = listing.table(self.queue.pending(self.group if self.has_groups else None))
+        found.opens = True
+        return found
+
+    def _messages(self) -> Table:
+        """Messages that are not settled, with what can be done about each."""
+        group = self.group if self.has_groups else None
+        found = self.queue.messages(self.state, group=group, after=self.after, limit=SHOWN + 1)
+        seqs = sorted({one.seq for one in found})
+        shown = [one for one in found if one.seq in set(seqs[:SHOWN])]
+        columns = self._columns()
+        rows = [self._message(one, [MESSAGE_COLUMNS[name](one) for name in columns]) for one in shown]
+        table = Table("messages", columns, rows, [], "no message is in this state")
+        table.has_buttons, table.opens = self.may_admin, True
+        table.minor = [at for at, name in enumerate(columns) if name not in ("Message", "State", "Error or holder")]
+        if len(seqs) > SHOWN:
+            table.following = urlencode({**self.request.query_params, "after": shown[-1].seq})
+        return table
+
+    def _columns(self) -> list[str]:
+        """What there is to say of this queue's messages."""
+        unused = {"Group": not self.has_groups, "Priority": not self.queue.policy.priority}
+        return [name for name in MESSAGE_COLUMNS if not unused.get(name)]
+
+    def _message(self, one: QueueMessage, cells: list[str]) -> Row:
+        buttons = []
+        fields = {"queue": self.name, "seq": str(one.seq)}
+        if self.may_admin and one.state == "delayed":
+            buttons.append(ActButton("Run now", "run-now", fields | ({"group": one.group} if one.group else {})))
+        if self.may_admin and one.state != "in_flight":
+            buttons.append(ActButton("Delete", "delete-message", fields))
+        level: parts.Level = "alert" if one.state == "failed" else ""
+        return Row(f"{one.group}/{one.seq}/{one.state}", cells, self._address(one.seq), level, buttons)
+
+    def _address(self, seq: int) -> str:
+        return f"{self.base}/topics/{rendering.segment(self.name)}/events/{seq}"
+
+    def _workers(self) -> Table:
         """Workers, and other consumers that gave their name: where, since when, their last sign of life, what they
         hold."""
-        return self._workers.table(self.queue.consumers())
+        empty = "no worker is there: penstock work, or queue.worker(handler)"
+        return Listing(self.request, "workers", WORKER_COLUMNS, _worker_row, usual="-seen", empty=empty).table(
+            self.queue.consumers()
+        )
 
-    def groups(self, sample: Sample) -> Table:
+    def _groups(self, sample: Sample) -> Table:
         """The groups of a queue in fanout mode, each with a page of its own."""
-        return self._groups.table(sample.queues.get(self.queue.name, ()))
+
+        def row(one: QueueSample, cells: list[str]) -> Row:
+            return queue_row(one, cells, self.base)
+
+        listing = Listing(self.request, "groups", GROUP_COLUMNS, row, usual="group", empty="no group is there")
+        return listing.table(sample.queues.get(self.name, ()))
 
 
 def _worker_row(one: QueueConsumer, cells: list[str]) -> Row:
-    return Row(f"{one.group}/{one.name}", cells, None, one.state == "gone" and one.in_hand > 0)
+    return Row(f"{one.group}/{one.name}", cells, None, "alert" if one.state == "gone" and one.in_hand else "")
 
 
-@guarded("read")
-def queue_page(request: Request, service: Service) -> Response:
-    queue = queue_of(request, service)
-    group = _group(request, queue)
-    service.sampler.start()
-    sample = service.sampler.newest
-    rows = QueueRows(request, queue, group)
-    holds_dead = is_dead_letter_queue(sample, queue.name)
-    backend = service.journal._backend.queue(queue.name)
-    return rendering.page(
-        request,
-        service,
-        "queue.html",
-        queue.name,
-        live=f"/live/queues/{rendering.segment(queue.name)}?{urlencode({**request.query_params, 'group': group})}",
-        kind="Dead-letter queue" if holds_dead else "Queue",
-        is_dead_letter_queue=holds_dead,
-        queue=queue,
-        group=group,
-        groups=groups_of(queue),
-        group_table=rows.groups(sample),
-        shown_groups=SHOWN_GROUPS,
-        tiles=tiles(sample, queue.name, group),
-        charts=charts.QUEUE,
-        dead=lists.turned(request, "dead", lambda text: dead_letters(backend, DeadLetterCursor.read(text))),
-        failed=lists.turned(request, "failed", lambda text: failures(backend, group, _position(text))),
-        pending=rows.pending(),
-        next=queue.peek(10, group=group),
-        policy=policy_words(queue.policy),
-        consumers=rows.workers(),
-        schedules=schedules.listing(request).table(queue.schedules()),
-        policy_form=policy_form(queue.policy),
-        templates=[event for event in queue.peek(5, group=group) if not event.binary],
-        has_groups=queue.policy.mode == "fanout",
-        pauses=queue.pauses(),
-        states=MESSAGE_STATES,
-    )
-
-
-# ── the messages by state ────────────────────────────────────────────────────────────────────────────────────────────
-MESSAGE_STATES = (("", "all"), *((state, state.replace("_", " ")) for state in STATES))
-
-
-@guarded("read")
-def messages_page(request: Request, service: Service) -> Response:
-    """The messages of a queue that are not settled, by state, a page at a time."""
-    queue = queue_of(request, service)
-    query = request.query_params
-    state = check_state(query.get("state") or None)
-    text = query.get("after", "0")
-    after = int(text) if text.isdecimal() and len(text) <= 18 else 0
-    found = queue.messages(state, group=query.get("group") or None, after=after, limit=SHOWN + 1)
-    seqs = sorted({one.seq for one in found})
-    shown = [one for one in found if one.seq in set(seqs[:SHOWN])]
-    base = rendering.base_of(request)
-    older = {**query, "after": str(shown[-1].seq)} if len(seqs) > SHOWN else None
-    return rendering.page(
-        request,
-        service,
-        "messages.html",
-        queue.name,
-        live="/live/health",
-        kind="Messages of a queue",
-        queue=queue,
-        state=state or "",
-        states=MESSAGE_STATES,
-        messages=message_table(queue, shown, base, **rendering.allowed(request)),
-        following=None if older is None else urlencode(older),
-        delayed=state == "delayed" and bool(shown),
-    )
-
-
-def message_table(queue: Queue, found: list[QueueMessage], base: str, *, may_write: bool, may_admin: bool) -> Table:
-    """Messages with their state, and what can be done about each."""
-    rows = []
-    for one in found:
-        attempts = f"{one.attempts} of {one.max_attempts}"
-        until = one.due or one.deadline
-        cells = [f"#{one.seq}", one.state.replace("_", " "), one.group or "–", attempts]
-        cells += ["–" if until is None else _clock(until), str(one.priority), one.key or "–"]
-        cells += [(one.error or one.consumer or "–").partition("\n")[0], parts.preview(one.event)]
-        buttons = []
-        fields = {"queue": queue.name, "seq": str(one.seq)}
-        if may_admin and one.state == "delayed":
-            buttons.append(ActButton("Run now", "run-now", fields | ({"group": one.group} if one.group else {})))
-        if may_admin and one.state != "in_flight":
-            buttons.append(ActButton("Delete", "delete-message", fields))
-        href = f"{base}/topics/{rendering.segment(queue.name)}/events/{one.seq}"
-        rows.append(Row(f"{one.group}/{one.seq}", cells, href, one.state == "failed", buttons))
-    columns = ["Message", "State", "Group", "Attempts", "Due or until", "Priority", "Key", "Error or holder", "Payload"]
-    return Table("messages", columns, rows, [], "no message is in this state", has_buttons=may_admin, opens=True)
-
-
-def is_dead_letter_queue(sample: Sample, name: str) -> bool:
-    return any(group.letters is not None for group in sample.queues.get(name, ()))
+def _position(text: str) -> int:
+    place = DeadLetterCursor.read(text)
+    return 0 if place is None else place.seq
 
 
 def in_hand_words(one: QueueConsumer) -> str:
@@ -252,13 +251,32 @@ def in_hand_words(one: QueueConsumer) -> str:
 
 
 @guarded("read")
+def queue_page(request: Request, service: Service) -> Response:
+    view = QueueView(request, service)
+    sample = service.sampler.newest
+    found = _found(sample, view.name, view.group)
+    return rendering.page(
+        request,
+        service,
+        "queue.html",
+        view.name,
+        live=f"/live/queues/{rendering.segment(view.name)}?{urlencode({**request.query_params, 'group': view.group})}",
+        kind="Queue" if found.letters is None else "Dead-letter queue",
+        view=view,
+        holds_dead=found.letters is not None,
+        shown_groups=SHOWN_GROUPS,
+        tiles=tiles(found),
+        pauses=view.queue.pauses(),
+        **view.tables(sample),
+        **view.values(),
+    )
+
+
+@guarded("read")
 async def live_queue(request: Request, service: Service) -> Response:
-    name = request.path_params["queue"]
-    queue = queue_of(request, service)
-    group = _group(request, queue)
-    rows = QueueRows(request, queue, group)
+    view = QueueView(request, service)
 
     def render(sample: Sample) -> Update:
-        return parts.update(tiles(sample, name, group), rows.pending(), rows.workers(), rows.groups(sample))
+        return parts.update(tiles(_found(sample, view.name, view.group)), *view.tables(sample).values())
 
     return rendering.stream(request, service, render)

@@ -26,6 +26,8 @@ from penstock.server.service import Service
 
 LINKS = (
     ("/", "Overview"),
+    ("/topics", "Topics"),
+    ("/queues", "Queues"),
     ("/schedules", "Schedules"),
     ("/pipelines", "Pipelines"),
     ("/buffers", "Buffers"),
@@ -39,6 +41,8 @@ KEYS = (
     ("Escape", "close it"),
     ("n, b", "next page of its table, and back"),
     ("g o", "overview"),
+    ("g t", "topics"),
+    ("g q", "queues"),
     ("g s", "schedules"),
     ("g p", "pipelines"),
     ("g b", "buffers"),
@@ -113,7 +117,7 @@ def page(
 ) -> HTMLResponse:
     """A whole page. `live` is the path of the stream that keeps it fresh, `kind` what the title names."""
     base = base_of(request)
-    service.sampler.start()
+    location = service.journal._engine.location or "memory"
     return _answer(
         template,
         200,
@@ -121,6 +125,8 @@ def page(
         base=base,
         title=title,
         kind=kind,
+        journal=location.rstrip("/").rpartition("/")[2],
+        location=location,
         path=request.url.path.removeprefix(base),
         links=LINKS,
         keys=KEYS,
@@ -142,7 +148,7 @@ def stream(request: Request, service: Service, render: Callable[[Sample], Update
         said.health = parts.health(sample.findings, base)
         return said
 
-    return sse(service, whole)
+    return sse(service, whole, beat=True)
 
 
 def part(request: Request, template: str, **values: object) -> HTMLResponse:
@@ -170,9 +176,17 @@ HEADINGS = {
 
 
 def problem_page(request: Request, status: int, message: str) -> HTMLResponse:
-    """What went wrong, with the ways back."""
+    """What went wrong; with the navigation for those who are known, while the journal answers."""
     heading = HEADINGS.get(status, "That did not work" if status < 500 else "The server failed")
-    return bare_page(request, "problem.html", heading, status=status, message=message[:1].upper() + message[1:])
+    message = message[:1].upper() + message[1:]
+    service: Service = request.app.state.service
+    role = service.access.role(request) if status < 500 and status != 421 else None
+    if role is None:
+        return bare_page(request, "problem_bare.html", heading, status=status, message=message)
+    request.state.role = role
+    answer = page(request, service, "problem.html", heading, live="/live/health", message=message)
+    answer.status_code = status
+    return answer
 
 
 def _answer(template: str, status: int, **values: object) -> HTMLResponse:

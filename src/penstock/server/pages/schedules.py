@@ -49,15 +49,18 @@ def _tick(at: int) -> Callable[[Schedule], str]:
 COLUMNS: tuple[ListColumn[Schedule], ...] = (
     ListColumn("Schedule", "schedule", lambda one: one.name),
     ListColumn("Queue", "queue", lambda one: one.queue),
-    ListColumn("When", "when", timing),
+    ListColumn("When", "when", timing, minor=True),
     ListColumn("Next", "next", _tick(0)),
-    ListColumn("Then", "then", _tick(1)),
-    ListColumn("Then", "after", _tick(2)),
+    ListColumn("Then", "then", _tick(1), minor=True),
+    ListColumn("Then", "after", _tick(2), minor=True),
     ListColumn(
-        "Last", "last", lambda one: "–" if one.last_tick is None else one.last_tick.isoformat(timespec="milliseconds")
+        "Last",
+        "last",
+        lambda one: "–" if one.last_tick is None else one.last_tick.isoformat(timespec="milliseconds"),
+        minor=True,
     ),
-    ListColumn("Missed ticks", "missed", lambda one: one.missed),
-    ListColumn("Kind", "kind", lambda one: one.kind),
+    ListColumn("Missed ticks", "missed", lambda one: one.missed, minor=True),
+    ListColumn("Kind", "kind", lambda one: one.kind, minor=True),
 )
 
 
@@ -66,9 +69,9 @@ def listing(request: Request) -> Listing[Schedule]:
     base, may_write = rendering.base_of(request), rendering.can(request, "write")
 
     def row(one: Schedule, cells: list[str]) -> Row:
-        fields = {"queue": one.queue, "name": one.name}
+        fields = {"queue": one.queue, "schedule": one.name}
         buttons = [ActButton("Run now", "run-schedule", fields), ActButton("Remove", "remove-schedule", fields)]
-        href = f"{base}/queues/{rendering.segment(one.queue)}#schedule-section"
+        href = f"{base}/queues/{rendering.segment(one.queue)}?tab=schedules"
         return Row(f"{one.queue}/{one.name}", cells, href, buttons=buttons if may_write else [])
 
     empty = "there is no schedule: queue.every(60, payload, name=…)"

@@ -19,13 +19,14 @@ from penstock.journal.catalog import Settings
 from penstock.journal.keys import MAX_SEQ
 from penstock.names import is_system
 from penstock.observe.sample import Sample, TopicSample
+from penstock.server.acts.forms import write_field
 from penstock.server.api import parameters
 from penstock.server.api.topics import existing
 from penstock.server.pages import charts, parts, rendering
 from penstock.server.pages.lists import ListColumn, Listing
 from penstock.server.pages.parts import ActButton, Row, Table, Tile, Update
 from penstock.server.service import Service, guarded
-from penstock.units import write_duration, write_size
+from penstock.units import write_size
 
 if TYPE_CHECKING:
     from penstock.surface.topic import Topic
@@ -53,7 +54,7 @@ def _moved(one: ConsumerPosition) -> str:
 
 CONSUMER_COLUMNS: tuple[ListColumn[ConsumerPosition], ...] = (
     ListColumn("Consumer", "consumer", lambda one: one.consumer),
-    ListColumn("Position", "position", lambda one: parts.number(one.at), lambda one: one.at),
+    ListColumn("Position", "position", lambda one: parts.number(one.at), lambda one: one.at, True),
     ListColumn("Lag", "lag", lambda one: parts.number(one.lag), lambda one: one.lag),
     ListColumn("Last moved", "moved", _moved),
 )
@@ -102,11 +103,14 @@ def _events(request: Request, topic: Topic) -> tuple[list[Event], str | None]:
         return [], str(error)
 
 
+TABS = (("events", "Events"), ("consumers", "Consumers"), ("settings", "Settings"))
+
+
 def settings_values(settings: Settings) -> dict[str, str]:
     """What a topic keeps, in units a person can write back."""
     return {
-        "max_age": "" if settings.max_age is None else write_duration(settings.max_age),
-        "max_events": "" if settings.max_events is None else str(settings.max_events),
+        "max_age": write_field(settings.max_age),
+        "max_events": write_field(settings.max_events),
         "max_bytes": "" if settings.max_bytes is None else write_size(settings.max_bytes),
         "by_key": "yes" if settings.by_key else "",
     }
@@ -127,8 +131,10 @@ def tiles(name: str, sample: Sample) -> list[Tile]:
 @guarded("read")
 def topic_page(request: Request, service: Service) -> Response:
     topic = existing(request, service)
-    service.sampler.start()
     sample = service.sampler.newest
+    tabs = TABS if rendering.can(request, "admin") and not is_system(topic.name) else TABS[:2]
+    wanted = request.query_params.get("tab", "")
+    tab = wanted if wanted in dict(tabs) else "events"
     after = topic.latest  # before the events: a page that shows none follows what comes after this
     events, problem = _events(request, topic)
     older = None
@@ -142,11 +148,13 @@ def topic_page(request: Request, service: Service) -> Response:
         topic.name,
         live=f"/live/topics/{rendering.segment(topic.name)}?{urlencode(dict(request.query_params))}",
         kind="Topic",
+        tab=tab,
+        tabs=tabs,
         topic=topic,
         is_queue=topic.name in service.journal.queues(),
         is_own=is_system(topic.name),
         tiles=tiles(topic.name, sample),
-        charts=charts.TOPIC,
+        **({"charts": charts.TOPIC} if tab == "events" else {}),
         consumers=ConsumerRows(request, topic.name).table(sample),
         settings=settings_values(topic.settings),
         templates=[event for event in events[:5] if not event.binary],

@@ -13,8 +13,8 @@ async function perform(act, fields, preview) {
 // The server words the question; the button that was pressed says what yes means.
 async function carryOut(act, fields, yes, options = {}) {
   try {
-    const { question } = await perform(act, fields, true);
-    if (question && !await ask(question, yes)) return;
+    const asked = await perform(act, fields, true);
+    if (asked.question && !await ask(asked, yes)) return;
     const { says } = await perform(act, fields, false);
     if (options.stay) { tell(says); return; }
     if (options.then) { sessionStorage.setItem("penstock-said", says); location.href = options.then; return; }
@@ -37,7 +37,6 @@ document.addEventListener("submit", (submit) => {
   submit.preventDefault();
   const act = submit.submitter?.dataset.act ?? form.dataset.act;
   const fields = fieldsOf(form, submit.submitter);
-  if (act === "delete" && fields.scope !== "filter") delete fields.where;
   carryOut(act, fields, submit.submitter?.textContent ?? "Yes", { stay: "stay" in form.dataset, then: form.dataset.then });
 });
 

@@ -90,9 +90,10 @@
       return [this.data.times, ...stacked.reverse()];
     }
 
+    // Of a past that is shorter than the range, all of it, over the whole width.
     setRange() {
-      const now = Date.now() / 1000;
-      this.plot.setScale("x", { min: now - RANGES[range], max: now });
+      const now = Date.now() / 1000, first = this.data.times[0] ?? 0;
+      this.plot.setScale("x", { min: Math.max(now - RANGES[range], Math.min(first, now - 60)), max: now });
     }
 
     build() {
@@ -110,7 +111,7 @@
         cursor: { drag: { x: false, y: false }, points: { size: 6 } },
         scales: { x: { time: true, auto: false }, y: { range: (_, low, high) => [0, Math.max(1, (high ?? 0) * 1.08)] } },
         axes: [
-          { ...axis, values: (_, marks, __, ___, gap) => marks.map((mark) => this.clock(mark, gap)) },
+          { ...axis, space: 80, values: (_, marks, __, ___, gap) => marks.map((mark) => this.clock(mark, gap)) },
           { ...axis, size: 62, values: (_, marks) => marks.map(this.write.axis), ...(this.write.steps && { incrs: this.write.steps }) },
         ],
         series: [{}, ...series],
@@ -125,7 +126,8 @@
     clock(mark, gap) {
       const moment = new Date(mark * 1000);
       if (gap >= 86400) return moment.toLocaleDateString([], { month: "short", day: "numeric" });
-      return moment.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
+      const second = gap < 60 ? "2-digit" : undefined;
+      return moment.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second, hour12: false });
     }
 
     buildLegend() {

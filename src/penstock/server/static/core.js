@@ -15,12 +15,13 @@ export function make(tag, text, attributes = {}) {
 // ── times ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 export const ISO = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d/;
 
-export function localTime(iso) {
+// In the reader's zone. In tables, today's date goes without saying; an event has its date always.
+export function localTime(iso, dated = false) {
   const moment = new Date(iso);
   if (Number.isNaN(moment.getTime()) || moment.getFullYear() > 9000) return iso;
   const part = moment.getMilliseconds(), today = new Date();
   const clock = moment.toLocaleTimeString([], { hour12: false }) + (part ? "." + String(part).padStart(3, "0") : "");
-  if (moment.toDateString() === today.toDateString()) return clock;
+  if (!dated && moment.toDateString() === today.toDateString()) return clock;
   const year = moment.getFullYear() === today.getFullYear() ? undefined : "numeric";
   return moment.toLocaleDateString([], { year, month: "short", day: "numeric" }) + " " + clock;
 }
@@ -28,8 +29,33 @@ export function localTime(iso) {
 export function localTimes(within) {
   for (const time of within.querySelectorAll("time")) {
     time.title = time.dateTime;
-    time.textContent = localTime(time.dateTime);
+    time.textContent = localTime(time.dateTime, true);
   }
+}
+
+export function zone() {
+  const named = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  const offset = new Intl.DateTimeFormat("en", { timeZoneName: "shortOffset" }).formatToParts()
+    .find((part) => part.type === "timeZoneName").value.replace("GMT", "UTC");
+  return offset === "UTC" || offset === "UTC+0" ? named : `${named} (${offset})`;
+}
+
+// ── what a search found ─────────────────────────────────────────────────────────────────────────────────────────────
+export function markFound() {
+  const main = $("content"), sought = main?.dataset.found?.toLowerCase();
+  if (!sought || !CSS.highlights) return;
+  const ranges = [];
+  const walk = document.createTreeWalker(main, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const text = walk.currentNode.textContent.toLowerCase();
+    for (let at = text.indexOf(sought); at >= 0; at = text.indexOf(sought, at + sought.length)) {
+      const range = new Range();
+      range.setStart(walk.currentNode, at);
+      range.setEnd(walk.currentNode, at + sought.length);
+      ranges.push(range);
+    }
+  }
+  CSS.highlights.set("found", new Highlight(...ranges));
 }
 
 // ── light and dark ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -57,10 +83,18 @@ export function tellAfterReload(text) {
   location.reload();
 }
 
-export function ask(question, yes) {
-  const dialog = $("confirm");
+// A danger is asked for in red; of what destroys much, the name has to be typed.
+export function ask({ question, danger, typed }, yes) {
+  const dialog = $("confirm"), button = $("confirm-yes"), name = $("confirm-name");
   $("question").textContent = question;
-  $("confirm-yes").textContent = yes;
+  button.textContent = yes;
+  button.classList.toggle("danger", Boolean(danger));
+  $("confirm-typed").hidden = !typed;
+  $("confirm-typed").querySelector("code").textContent = typed ?? "";
+  name.value = "";
+  button.disabled = Boolean(typed);
+  name.oninput = () => { button.disabled = name.value.trim() !== typed; };
+  name.onkeydown = (press) => { if (press.key === "Enter" && !button.disabled) button.click(); };
   dialog.returnValue = "no";
   dialog.showModal();
   return new Promise((resolve) => {

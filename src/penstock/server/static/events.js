@@ -15,7 +15,7 @@ function shortPayload(event) {
 function eventItem(event) {
   const item = make("li", null, { "data-seq": event.seq });
   const href = `${base}/topics/${encodeURIComponent(event.topic)}/events/${event.seq}`;
-  const time = make("time", localTime(event.recorded_at), { datetime: event.recorded_at, title: event.recorded_at });
+  const time = make("time", localTime(event.recorded_at, true), { datetime: event.recorded_at, title: event.recorded_at });
   item.append(make("a", "#" + event.seq, { href, class: "seq" }), time, make("span", event.kind, { class: "kind", title: event.kind }));
   if (event.key !== undefined) item.append(make("span", event.key, { class: "key", title: event.key }));
   item.append(make("code", shortPayload(event), { class: "payload" }));

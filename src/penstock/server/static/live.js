@@ -1,5 +1,5 @@
-// Keeps tiles, tables and the line at the top as the server says they are.
-import { $, ISO, base, body, localTime, make } from "./core.js";
+// Keeps tiles, tables and the line at the top as the server says they are, and says when it says nothing any more.
+import { $, ISO, base, body, localTime, make, markFound } from "./core.js";
 
 function buttons(row) {
   const cell = make("td", null, { class: "acts" });
@@ -12,22 +12,29 @@ function buttons(row) {
   return cell;
 }
 
+function columnsOf(table, name) { return new Set((table.dataset[name] || "").split(",").filter(Boolean).map(Number)); }
+
+function newLine(table, row) {
+  const line = make("tr", null, { "data-key": row.key, "data-event": table.dataset.opens ? row.href : null });
+  const numeric = columnsOf(table, "numeric"), minor = columnsOf(table, "minor");
+  row.cells.forEach((_, column) => {
+    const cell = make("td", null);
+    cell.classList.toggle("number", numeric.has(column));
+    cell.classList.toggle("minor", minor.has(column));
+    const href = column ? row.links?.[column] : row.href;
+    if (href) cell.append(make("a", "", { href }));
+    line.append(cell);
+  });
+  return line;
+}
+
 function updateTable(id, rows) {
   const table = $(id);
   if (!table) return;
-  const numeric = new Set((table.dataset.numeric || "").split(",").filter(Boolean).map(Number));
   const tbody = table.tBodies[0];
   const known = new Map([...tbody.rows].map((row) => [row.dataset.key, row]));
   rows.forEach((row, at) => {
-    let line = known.get(row.key);
-    if (!line) {
-      line = make("tr", null, { "data-key": row.key });
-      row.cells.forEach((_, column) => {
-        const cell = make("td", null, { class: numeric.has(column) ? "number" : null });
-        if (column === 0 && row.href) cell.append(make("a", "", { href: row.href }));
-        line.append(cell);
-      });
-    }
+    const line = known.get(row.key) ?? newLine(table, row);
     if (table.tHead.querySelector("th.acts") && !line.querySelector("td.acts")) line.append(buttons(row));
     known.delete(row.key);
     row.cells.forEach((text, column) => {
@@ -36,7 +43,7 @@ function updateTable(id, rows) {
       const shown = ISO.test(text) ? localTime(text) : text;
       if (place.textContent !== shown) { place.textContent = shown; cell.title = text; }
     });
-    line.classList.toggle("alert", Boolean(row.alert));
+    for (const level of ["alert", "warning"]) line.classList.toggle(level, row.level === level);
     if (tbody.rows[at] !== line) tbody.insertBefore(line, tbody.rows[at] ?? null);
   });
   for (const gone of known.values()) gone.remove();
@@ -44,17 +51,40 @@ function updateTable(id, rows) {
   if (empty) empty.hidden = rows.length > 0;
 }
 
-function showHealth(links) {
-  const health = $("health");
-  const shown = links.length ? links : [{ says: "All is well", href: base + "/health" }];
-  const now = shown.map((one) => one.says).join("\n");
+// ── the line at the top ─────────────────────────────────────────────────────────────────────────────────────────────
+const health = $("health");
+const HOME = base + "/health";
+
+function showHealth(links, level) {
+  health.className = "health " + level;
+  const now = links.map((one) => one.says).join("\n");
   if ([...health.children].map((one) => one.textContent).join("\n") === now) return;
-  health.className = "health " + (links.length ? "bad" : "good");
-  health.replaceChildren(...shown.map((one) => make("a", one.says, { href: one.href })));
+  health.replaceChildren(...links.map((one) => make("a", one.says, { href: one.href, class: one.level ?? null })));
+}
+
+const BEAT = 5000;
+let known = null;
+let heard = Date.now(), beat = BEAT;
+
+// The server says something at every look it takes. After two that are missing, what the page shows is the past.
+function listen(said) {
+  const now = Date.now();
+  beat = Math.max(BEAT, now - heard);
+  heard = now;
+  if (said.health) known = said.health;
+  body.classList.remove("stale");
+  if (known) showHealth(known.length ? known : [{ says: "All is well", href: HOME }], known[0]?.level ?? "good");
+}
+
+function watch() {
+  if (Date.now() - heard < 2 * beat) return;
+  body.classList.add("stale");
+  showHealth([{ says: `No data since ${new Date(heard).toLocaleTimeString([], { hour12: false })}`, href: HOME }], "unknown");
 }
 
 function update(said) {
-  if (said.health) showHealth(said.health);
+  if (document.querySelector(".commands") && (said.tables?.topics?.length || said.tables?.queues?.length)) location.reload();
+  listen(said);
   for (const [id, text] of Object.entries(said.texts ?? {})) {
     const element = $(id);
     if (element && element.textContent !== text) element.textContent = text;
@@ -63,6 +93,7 @@ function update(said) {
     document.querySelector(`[data-tile="${CSS.escape(id)}"]`)?.classList.toggle("alert", alert);
   }
   for (const [id, rows] of Object.entries(said.tables ?? {})) updateTable(id, rows);
+  if (said.tables) markFound();
 }
 
 export function follow(path, onMessage) {
@@ -78,4 +109,8 @@ export function follow(path, onMessage) {
 for (const cell of document.querySelectorAll("table.live td")) {
   if (!cell.firstElementChild && ISO.test(cell.textContent)) cell.textContent = localTime(cell.textContent);
 }
-if (body.dataset.live) follow(body.dataset.live, update);
+if (body.dataset.live) {
+  follow(body.dataset.live, update);
+  setInterval(watch, 1000);
+}
+markFound();

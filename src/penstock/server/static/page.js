@@ -1,5 +1,5 @@
 // The script of every page: it brings the parts together.
-import { $, switchTheme, tell } from "./core.js";
+import { $, switchTheme, tell, zone } from "./core.js";
 import "./live.js";
 import "./payload.js";
 import "./events.js";
@@ -8,6 +8,7 @@ import "./keyboard.js";
 
 const remembered = localStorage.getItem("penstock-theme");
 if (remembered) document.documentElement.dataset.theme = remembered;
+if ($("zone")) $("zone").textContent = zone();
 $("theme")?.addEventListener("click", switchTheme);
 
 const said = sessionStorage.getItem("penstock-said");

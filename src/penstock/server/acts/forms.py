@@ -1,0 +1,153 @@
+"""What a person types into a form, as the fields of a request or a policy: their types say how each is read.
+
+Numbers of seconds are durations (`5m`, `1h30m`), numbers of bytes sizes (`64MiB`), a retry is `at once`, `30s`,
+`5s, 1m, 10m` or `1s x 2 up to 5m`, what may be anything is JSON. What is left empty has its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from penstock.errors import ConfigError
+from penstock.queue.retry import Retry
+from penstock.units import parse_duration, parse_size, write_duration
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+Value = str | list[str]
+"""A field as a form sends it: text, or several texts."""
+AS_IT_IS = "as it is"
+"""What a form says of a retry that it cannot write: a linear or random one is kept unless it is changed."""
+
+
+def filled(kind: type[S], fields: Mapping[str, Value], **other: object) -> S:
+    """A request with what a form says; `other` fields are set as they are. ConfigError names the first bad one."""
+    values = dict(other)
+    for field in struct_fields(kind):
+        given = fields.get(field.name, "")
+        if field.name in other:
+            continue
+        if isinstance(given, list):
+            values[field.name] = given
+        elif given.strip():
+            values[field.name] = read_field(field, given)
+        elif field.required:
+            raise ConfigError(f"{field.name.replace('_', ' ')} is missing: fill it in")
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from error
+
+
+def struct_fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
+    found = inspect.type_info(kind)
+    assert isinstance(found, inspect.StructType)
+    return found.fields
+
+
+def types_of(field: inspect.Field) -> list[inspect.Type]:
+    """The types a field may have, without None."""
+    kind = field.type.type if isinstance(field.type, inspect.Metadata) else field.type
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return [kind for kind in kinds if not isinstance(kind, inspect.NoneType)]
+
+
+def choices_of(field: inspect.Field) -> Iterable[str]:
+    """What can be chosen for a field; nothing when it is typed."""
+    kind = types_of(field)[0]
+    if isinstance(kind, inspect.LiteralType):
+        return [str(value) for value in kind.values]
+    return ("no", "yes") if isinstance(kind, inspect.BoolType) else ()
+
+
+def read_field(field: inspect.Field, text: str) -> object:
+    """A field's value from what was typed; ConfigError when it is none."""
+    text, kinds = text.strip(), types_of(field)
+    if any(isinstance(kind, inspect.LiteralType) and text in kind.values for kind in kinds):
+        return text
+    try:
+        match kinds[0]:
+            case inspect.FloatType():
+                return None if text == "ever" else parse_duration(text)
+            case inspect.IntType():
+                return parse_size(text) if field.name.endswith("_bytes") else whole(text)
+            case inspect.BoolType():
+                return {"yes": True, "no": False}.get(text, text)
+            case inspect.StructType():
+                return read_retry(text)
+            case inspect.AnyType() | inspect.DictType() as kind:
+                return _read_json(text, kind)
+            case _:
+                return text
+    except ConfigError as error:
+        raise ConfigError(f"{field.name.replace('_', ' ')}: {error}") from error
+
+
+def _read_json(text: str, kind: inspect.Type) -> object:
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"this is no JSON: {error}") from error
+    except RecursionError:
+        raise ConfigError("this is nested too deeply") from None
+    texts = isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
+    if isinstance(kind, inspect.DictType) and not texts:
+        raise ConfigError('this is no JSON object of texts, like {"source": "console"}')
+    return found
+
+
+def whole(text: str) -> int:
+    """A whole number of at least 0."""
+    plain = text.replace(",", "").replace("_", "")
+    if not plain.isascii() or not plain.isdigit() or len(plain) > 18:
+        raise ConfigError(f"{text[:40]!r} is no whole number: write one like 1200")
+    return int(plain)
+
+
+def write_field(value: object) -> str:
+    """A value as `read_field` reads it back; empty where there is none."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return write_duration(value)
+        case Retry():
+            return write_retry(value)
+        case _:
+            return str(value)
+
+
+# ── retries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def read_retry(text: str) -> Retry | None:
+    """A retry as people write it: `default`, `at once`, `30s`, `5s, 1m, 10m`, `1s x 2 up to 5m`."""
+    plain = text.strip().lower()
+    try:
+        if plain == "default":
+            return None
+        if plain in ("at once", "immediate", "0"):
+            return Retry.immediate()
+        if "x" in plain:
+            first, _, rest = plain.partition("x")
+            factor, _, cap = rest.partition("up to")
+            limit = parse_duration(cap) if cap.strip() else None
+            return Retry.exponential(parse_duration(first), factor=float(factor), cap=limit)
+        delays = [parse_duration(part) for part in plain.split(",")]
+        return Retry.fixed(delays[0]) if len(delays) == 1 else Retry.schedule(*delays)
+    except ValueError as error:
+        said = f"{text[:60]!r} is no retry: write `default`, `at once`, `30s`, `5s, 1m, 10m` or `1s x 2 up to 5m`"
+        raise ConfigError(said) from error
+
+
+def write_retry(retry: Retry) -> str:
+    """A retry in the form that `read_retry` takes; one that it has no words for is kept as it is."""
+    delays = ", ".join(write_duration(delay) for delay in retry.delays)
+    if retry.curve == "exponential" and not retry.jitter:
+        cap = "" if retry.cap is None else f" up to {write_duration(retry.cap)}"
+        return f"{delays} x {retry.factor:g}{cap}"
+    return {"immediate": "at once", "fixed": delays, "schedule": delays}.get(retry.curve, AS_IT_IS)
