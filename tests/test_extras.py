@@ -76,7 +76,7 @@ with penstock.open("memory:") as journal, serving(journal) as served:
     queue = journal.queue("mails", max_attempts=1, dead_letter="mails.dead")
     queue.push({"to": "ann"})
     assert served.post("/v1/topics/orders/events", {"kind": "placed"}).status == 201
-    for path in ("/", "/topics/orders", "/topics/orders/events/1", "/queues/mails", "/queues/mails/messages",
+    for path in ("/", "/topics/orders", "/topics/orders/events/1", "/queues/mails", "/queues/mails?tab=dead",
                  "/schedules", "/pipelines", "/buffers", "/health", "/healthz", "/metrics", "/docs"):
         answer = served.get(path)
         assert answer.status == 200, (path, answer.data)

@@ -254,7 +254,7 @@ class History:
         with self._lock:
             if seconds <= STEP * STEPS:
                 fine = [row for row in self._recent if row.at > since]
-                # While nobody looked, samples were a minute apart.
+                # While no page was open, samples were a minute apart.
                 unseen = [
                     row
                     for row in self._tiers[0]

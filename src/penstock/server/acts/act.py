@@ -96,7 +96,7 @@ class Act:
         on_system: bool | None = None,
     ) -> None:
         needed = role or operation.role
-        assert needed is not None, f"everybody may {operation.name}: that is no act"
+        assert needed is not None, f"{operation.name} needs no role: that is no act"
         self.role: Role = needed
         self.subject = subject or operation.names[0]
         """The field that names what the act is about."""
