@@ -23,8 +23,8 @@ from penstock.queue.state.check import check_queue
 GROUPS = ("default", "audit", "mail")
 LEASE = 30
 STYLES = (
-    "plain", "priority", "keyed", "fanout", "fanout-keyed", "ttl", "fanout-ttl", "fair", "fair-keyed", "throttle-keyed",
-    "debounce-keyed", "fanout-debounce-keyed",
+    "plain", "priority", "keyed", "fanout", "fanout-priority", "fanout-keyed", "ttl", "fanout-ttl", "fair",
+    "fair-keyed", "throttle-keyed", "debounce-keyed", "fanout-debounce-keyed",
 )  # fmt: skip
 PICK = st.integers(0, 10_000)
 WITH_QUEUE = lambda self: self.jobs is not None
@@ -53,7 +53,7 @@ class QueueRules(TopicRules):
         mode = "fanout" if style.startswith("fanout") else "work"
         self.policy: dict[str, Any] = {
             "mode": mode,
-            "priority": style == "priority",
+            "priority": style.endswith("priority"),
             "dedup_window": 20,
             "breaker_pause": BREAKER_PAUSE / 1000,
             **given,
@@ -80,7 +80,7 @@ class QueueRules(TopicRules):
         self.tokens: dict[int, str] = {}
         self.numbers = itertools.count()
         self.make_queue(0)
-        self.ask(lambda home: home.journal(0).queue("aside", priority=style == "priority").name)
+        self.ask(lambda home: home.journal(0).queue("aside", priority=style.endswith("priority")).name)
         self.ask(lambda home: home.journal(0).queue("grave").name)
         self.jobs = Model(self.policy, mode, self.clock.now_ms(), self.positions.newest("jobs"))
 

@@ -56,20 +56,6 @@ def test_a_window_given_to_the_topic_is_the_queues_too(journal: Journal) -> None
 # ── moving and sending back ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_redriven_letter_with_a_priority_is_one_group_s_too(journal: Journal) -> None:
-    news = journal.queue("news", mode="fanout", priority=True, max_attempts=1, dead_letter="grave")
-    for group in ("mail", "search"):
-        news.add_group(group)
-    news.push("urgent", priority=9)
-    assert taken(news, group="search") == ["urgent"]
-    one(news, group="mail").nack()
-    assert news.redrive() == 1
-    news.push("plain")
-    assert [event.payload for event in news.peek(9, group="search")] == ["plain"]
-    assert news.stats("search").ready == 1 and news.stats("mail").ready == 2
-    assert taken(news, group="search") == ["plain"] and taken(news, group="mail") == ["urgent", "plain"]
-
-
 def test_what_a_letter_was_pushed_with_goes_back_with_it(journal: Journal) -> None:
     queue = journal.queue("jobs", priority=True, max_attempts=3, dead_letter="grave")
     queue.push("plain")

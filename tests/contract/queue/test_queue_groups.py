@@ -79,15 +79,6 @@ def test_a_group_begins_where_it_says(news: Queue) -> None:
             news.add_group(bad)  # type: ignore[arg-type]
 
 
-def test_priorities_hold_for_every_group(journal: Journal) -> None:
-    news = journal.queue("ranked", mode="fanout", priority=True)
-    news.push("low")
-    news.push("high", priority=2)
-    assert seqs(news, "a") == [2, 1]
-    news.push("higher", priority=3)
-    assert seqs(news, "a") == [3] and seqs(news, "b") == [3, 2, 1]
-
-
 # ── beginnings ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -11,7 +11,7 @@ import pytest
 from journals import on
 
 import penstock
-from penstock import Journal, ManualClock, Queue, QueuePolicy, Retry
+from penstock import Draft, Journal, ManualClock, Queue, QueuePolicy, Retry
 from penstock.errors import ConfigError, InvalidName, PolicyMismatch, QueueFull, UnknownQueue
 
 Reopen = Callable[[Journal], Journal]
@@ -326,6 +326,19 @@ def test_messages_past_their_time_to_live_go_to_the_dead_letters_if_there_are_an
     letters = list(journal.queue("grave"))
     assert sorted(map(str, (event.payload for event in letters))) == ["0", "1", "2", "keyed", "slow"]
     assert {event.headers["dead-reason"] for event in letters} == {"expired"}
+
+
+def test_messages_that_wait_behind_their_key_outlive_their_ttl_too(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", ttl=60, lease=900)
+    queue.push_many([Draft("m", number, key="k") for number in range(40)])
+    clock.advance(30)
+    queue.push_many([Draft("m", number, key="k") for number in range(40, 60)])
+    held = queue.take()
+    assert held is not None and queue.take() is None and len(queue) == 60
+    clock.advance(30)
+    assert (len(queue), queue.stats().ready, len(queue.messages())) == (21, 20, 21)
+    held.ack()
+    assert [delivery.payload for delivery in queue.take_many(5)] == [40] and len(queue) == 20
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────────

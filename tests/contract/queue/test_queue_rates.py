@@ -137,3 +137,17 @@ def test_limits_that_make_no_sense_are_refused(journal: Journal) -> None:
         journal.queue("jobs", priority=True, rate_per_key="1/s")
     assert journal.queues() == []
     assert journal.queue("jobs", rate=" 1_000 / m ").policy.rate == "1000/m"
+
+
+def test_a_key_s_earliest_message_comes_before_a_later_untried_one(journal: Journal) -> None:
+    queue = journal.queue("jobs", max_in_flight_per_key=2, max_attempts=2)
+    for number in range(1, 4):
+        queue.push(number, key="k")
+    first, second = queue.take_many(5)
+    first.nack(dead=True)
+    queue.take().nack()
+    second.release()
+    assert [event.payload for event in queue.failed()] == [1]
+    queue.redrive()
+    first = queue.take()
+    assert first is not None and first.payload == 1

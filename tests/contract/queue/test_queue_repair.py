@@ -14,6 +14,7 @@ import penstock
 from penstock import Draft, Journal, ManualClock, Queue
 from penstock.errors import ConfigError, PoisonMessage, QueueFull, StaleDelivery, UnknownQueue
 from penstock.journal import blocks, keys
+from penstock.queue.state import blocks as state_blocks
 
 Reopen = Callable[[Journal], Journal]
 
@@ -306,7 +307,9 @@ def test_a_damaged_block_is_delivered_as_poison_and_blocks_nobody(journal: Journ
     assert [event.seq for event in queue] == [1, 2, 3, 4, 5]
     for delivery in deliveries[1:4]:
         delivery.nack(error="unreadable")
-    assert [event.headers["dead-seq"] for event in queue.journal.queue("grave")] == ["2", "3", "4"]
+    letters = list(queue.journal.queue("grave"))
+    assert [event.headers["dead-seq"] for event in letters] == ["2", "3", "4"]
+    assert {event.kind for event in letters} == {"damaged"} and all(type(event.payload) is bytes for event in letters)
     assert queue.ack_many([deliveries[0], deliveries[4]]) == 2 and len(queue) == 0
 
 
@@ -378,6 +381,22 @@ def test_opening_a_queue_does_not_load_its_backlog(queue: Queue, journal: Journa
     state = queue._backend._cache._states["jobs"]
     assert len(state.blocks._kept) < 31
     assert isinstance(queue, penstock.Queue)
+
+
+@on("memory")
+def test_what_is_kept_of_a_backlog_is_bounded_in_bytes(
+    queue: Queue, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_blocks, "KEPT_BYTES", 500_000)
+    for _ in range(20):
+        queue.push_many([b"x" * 100_000] * 2)
+    cache = queue._backend._cache._states["jobs"].blocks
+    for _ in range(12):
+        assert queue.ack_many(queue.take_many(3)) == 3
+        journal.maintain()  # removes what is settled: what was kept of it goes with the next take
+        kept = sum(len(block.payload) + 64 * block.count for block in cache._kept)
+        assert 0 < kept == cache._bytes <= 500_000
+    assert len(queue) == 4
 
 
 def test_sending_a_few_dead_letters_back_decodes_only_these(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
