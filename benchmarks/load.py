@@ -46,7 +46,7 @@ def main() -> None:
 
         def look() -> Look:
             start, used = time.perf_counter(), time.process_time()
-            topic.generation(chance.choice(names))
+            topic.position_of(chance.choice(names))
             for _ in topic.read(key=chance.choice(names), limit=20, reverse=True):
                 pass
             return time.perf_counter() - start, time.process_time() - used

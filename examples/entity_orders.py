@@ -55,7 +55,7 @@ class Order(Projection):
 def ship(event: Event) -> Draft | None:
     """Reacts to a payment that settles an order: to the newest event of the order, whose state is what it left."""
     orders = penstock.current().topic("orders")
-    if event.kind == "order.paid" and event.key is not None and orders.generation(event.key) == event.seq:
+    if event.kind == "order.paid" and event.key is not None and orders.position_of(event.key) == event.seq:
         order = orders.project(Order, event.key)
         if order is not None and order.status == "paid":
             return Draft(Shipped(f"parcel for {order.customer}"), key=event.key)
@@ -65,7 +65,7 @@ def ship(event: Event) -> Draft | None:
 def pay(orders: Topic, key: str, amount: int) -> None:
     """Decides on what it saw; if somebody else was faster, it looks again."""
     while True:
-        generation = orders.generation(key)
+        generation = orders.position_of(key)
         order = orders.project(Order, key)
         if order is None or order.owed < amount:
             raise ValueError(f"{key} does not owe {amount}")

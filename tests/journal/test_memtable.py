@@ -48,10 +48,10 @@ def test_a_look_up_reads_nothing_that_this_process_has_written(
     topic.append("k", 3)
     with journal.transaction() as tx:
         tx.append("t", "k", 4, key="a")
-    assert seqs(journal, "a") == [1, 2, 3, 5, 7, 9, 11, 14] and topic.generation("b") == 12
+    assert seqs(journal, "a") == [1, 2, 3, 5, 7, 9, 11, 14] and topic.position_of("b") == 12
     assert [event.payload for event in topic.read(key="a")][-2:] == [8, 4]
     for n in range(200):  # small blocks are merged on the way
-        assert topic.append("k", n, key="c").seq == 15 + n == topic.generation("c")
+        assert topic.append("k", n, key="c").seq == 15 + n == topic.position_of("c")
     assert seqs(journal, "c") == list(range(15, 215))
 
 
@@ -82,7 +82,7 @@ def test_two_journals_on_one_store_see_each_others_events(journal: Journal, tmp_
                 expected[key] += [receipt.seq for receipt in receipts]
             else:
                 assert seqs(here, key) == expected[key], step
-                assert here.topic("t").generation(key) == (expected[key] or [0])[-1], step
+                assert here.topic("t").position_of(key) == (expected[key] or [0])[-1], step
             if step % 150 == 149:
                 here.maintain()
 
@@ -106,7 +106,7 @@ def test_a_load_waits_for_its_index_and_never_for_ever(journal: Journal, monkeyp
     topic, index = journal.topic("t"), journal._core.index
     batch = [Draft("k", "x" * 50, key=f"entity {n}") for n in range(500)]
     topic.append_many(batch)
-    assert topic.generation("entity 3") == 4  # from here on there is a memtable
+    assert topic.position_of("entity 3") == 4  # from here on there is a memtable
     with journal._core.indexer._turn:  # nothing can be indexed in this block
         for _ in range(4):
             topic.append_many(batch)
@@ -139,7 +139,7 @@ def test_a_topic_that_is_not_indexed_keeps_little_in_memory_and_is_not_held_up(
     topic.configure(indexed=False)
     for round in range(20):
         topic.append_many([Draft("k", "x" * 50, key=f"entity {n}") for n in range(500)])
-        assert topic.generation("entity 3") == 500 * round + 4
+        assert topic.position_of("entity 3") == 500 * round + 4
         kept = journal._core.index.memtables.get("t")
         assert kept is None or kept.size <= 300_000
 

@@ -253,7 +253,7 @@ class Entities(RuleBasedStateMachine):
             for key in ("a", "b", "aa"):
                 own = [(seq, payload) for seq, _, payload, at in expected if at == key]
                 assert [(event.seq, event.payload) for event in topic.read(key=key)] == own
-                assert topic.generation(key) == (own[-1][0] if own else 0)
+                assert topic.position_of(key) == (own[-1][0] if own else 0)
                 state = topic.project(Sum, key)
                 assert state == (Sum.fold(topic.read(key=key)) if own else None)
             assert topic.project(Sum) == (Sum.fold(topic.read()) if expected else None)

@@ -450,7 +450,7 @@ class TopicRules(Lockstep):
             self.ask_topic(name, lambda topic: topic.rebuild(Seen, whole=key is None), which)
         assert self.ask_topic(name, lambda topic: topic.project(Seen, key), which) == state
         if key is not None:
-            assert self.ask_topic(name, lambda topic: topic.generation(key), which) == newest
+            assert self.ask_topic(name, lambda topic: topic.position_of(key), which) == newest
             answer = self.ask_topic(name, lambda topic: topic.project_if_changed(Seen, key, newest + 1), which)
             assert answer == [newest, state]
             assert self.ask_topic(name, lambda topic: topic.project_if_changed(Seen, key, newest), which) is None

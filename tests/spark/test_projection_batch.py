@@ -94,7 +94,7 @@ def test_every_entity_has_the_state_that_project_gives(
     assert sorted(row.key for row in rows) == sorted({event.key for event in topic.read() if event.key is not None})
     for row in rows:
         state = topic.project(Balance, row.key)
-        assert row.generation == topic.generation(row.key)
+        assert row.generation == topic.position_of(row.key)
         assert row.state.asDict() == {
             "amount": state.amount,
             "highest": state.highest,
@@ -114,7 +114,7 @@ def test_typed_events_upcasters_and_whole_events_reach_handlers_on_workers(
     rows = {row.key: row for row in penstock.spark.project(events_of(spark, url), Prices).collect()}
     for key, row in rows.items():
         state = topic.project(Prices, key)
-        assert row.generation == topic.generation(key)
+        assert row.generation == topic.position_of(key)
         assert (row.state.total, row.state.currencies) == (state.total, state.currencies)
         assert row.state.last == state.last
     assert rows["a"].state.seen_at.astimezone(UTC) == datetime(2026, 1, 2, tzinfo=UTC)

@@ -85,12 +85,12 @@ def test_states_go_on_across_batches_restarts_and_a_batch_that_is_run_again(
     topic = journal.topic("sums")
     with local(journal, "a test")._engine.read() as snap:
         saved = load_saved(snap, 1, Total.__projection__, "k3")
-    assert saved is not None and saved.generation == topic.generation("k3")
+    assert saved is not None and saved.generation == topic.position_of("k3")
     topic.append("added", {"amount": 1000}, key="k3")
     for key, (generation, amount, count) in expected(journal).items():
         state = topic.project(Total, key)
         assert state is not None
-        assert (topic.generation(key), state.amount, state.count) == (generation, amount, count)
+        assert (topic.position_of(key), state.amount, state.count) == (generation, amount, count)
 
 
 def test_a_filtered_stream_keeps_its_own_states_and_leaves_snapshots_alone(journal: penstock.Journal, run: Any) -> None:

@@ -136,7 +136,7 @@ def test_everything_can_be_sealed_and_appending_goes_on(
     seal(journal, "orders", lake=str(tmp_path / "lake"), through=topic.latest)
     assert everything(journal) == before
     assert topic.append("after", None, key="k2").seq == 131
-    assert topic.generation("k2") == 131
+    assert topic.position_of("k2") == 131
     assert seal(journal, "orders", lake=str(tmp_path / "lake"), through=131).events == 1
     assert [event.seq for event in topic.read()] == list(range(1, 132))
     journal.close()

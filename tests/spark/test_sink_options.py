@@ -94,7 +94,7 @@ def test_an_expectation_is_about_the_entity_before_the_whole_write(journal: pens
     ) as wrong:
         write([row(3), row(4, key="other", expect=0)], [row(5, key="k", expect=at)], topic="orders")
     assert (wrong.value.expected, wrong.value.actual) == (1, 4)
-    assert numbers(journal) == [-1, 0, 1, 2] and journal.topic("orders").generation("other") == 0
+    assert numbers(journal) == [-1, 0, 1, 2] and journal.topic("orders").position_of("other") == 0
     write([row(6, key="k", expect=None)], topic="orders")
     assert len(numbers(journal)) == 5
 

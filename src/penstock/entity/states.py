@@ -16,8 +16,9 @@ import msgspec
 from penstock.clock import Seconds, seconds
 from penstock.engine.contract import Snapshot, WriteTx
 from penstock.entity.projection import Declared, Fold, Projection, check_projection, folder_of
-from penstock.entity.streams import generation as generation_of
+from penstock.entity.streams import newest_position
 from penstock.errors import Closed, ConfigError, PositionTrimmed, UnknownTopic
+from penstock.events import Event
 from penstock.journal import keys
 from penstock.journal.blocks import text_values
 from penstock.journal.catalog import TopicState, load_record, load_state
@@ -114,15 +115,29 @@ def project(
 
 
 def project_if_changed(
-    log: TopicLog, states: StateCache, projection: type[P], key: str | None, generation: int
+    log: TopicLog, states: StateCache, projection: type[P], key: str | None, position: int
 ) -> tuple[int, P | None] | None:
-    """None when the entity is still at `generation`, else its generation now and its state."""
-    check_position(generation, "generation")
+    """None when the newest event of the entity is still at `position`, else where it is now, and the state."""
+    check_position(position, "position")
     check_projection(projection)
-    if (generation_of(log, key) if key is not None else log.ask(TopicView.newest, 0)) == generation:
+    if (newest_position(log, check_text(key, "key")) if key is not None else log.ask(TopicView.newest, 0)) == position:
         return None
     newest, state = project(log, states, projection, key, "consistent")
-    return None if newest == generation else (newest, state)
+    return None if newest == position else (newest, state)
+
+
+def folded(projection: type[P], events: Iterable[Event]) -> tuple[int, P | None]:
+    """The position of the last of some events, and the state folded from them; 0 and None when there are none."""
+    newest = 0
+
+    def noted() -> Iterator[Event]:
+        nonlocal newest
+        for event in events:
+            newest = event.seq
+            yield event
+
+    state = folder_of(projection).fold_events(projection(), noted())
+    return newest, state if newest else None
 
 
 def _pieces(view: TopicView, lookup: Lookup | None, key: str | None, after: int) -> Iterable[Piece]:

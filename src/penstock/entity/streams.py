@@ -9,15 +9,13 @@ from penstock.journal.commit import Commit
 from penstock.journal.index.runs import drop_index
 from penstock.journal.reading import TopicView
 from penstock.journal.summaries import forget_summaries
-from penstock.names import check_text
 
 if TYPE_CHECKING:
     from penstock.journal.log import TopicLog
 
 
-def generation(log: TopicLog, key: str) -> int:
+def newest_position(log: TopicLog, key: str) -> int:
     """The position of an entity's newest event; 0 when it has none."""
-    check_text(key, "key")
     lookup = log.core.index.lookup(log.name)
 
     def newest(view: TopicView) -> int:

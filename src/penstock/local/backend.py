@@ -17,7 +17,7 @@ from penstock.entity.outbox import Staged, append_staged, submit_staged
 from penstock.entity.projection import Projection
 from penstock.entity.registry import EntityRegistry
 from penstock.entity.states import Freshness, project, project_if_changed
-from penstock.entity.streams import generation
+from penstock.entity.streams import newest_position
 from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal import keys
 from penstock.journal.catalog import Settings
@@ -267,14 +267,14 @@ class LocalTopic:
         return TopicWorker(self.log, consumer, handler, batch=batch, idle=idle, restarts=restarts, wanted=wanted)
 
     # ── event sourcing ───────────────────────────────────────────────────────────────────────────────────────────────
-    def generation(self, key: str) -> int:
-        return generation(self.log, key)
+    def position_of(self, key: str) -> int:
+        return newest_position(self.log, key)
 
     def project(self, projection: type[P], key: str | None, freshness: Freshness) -> P | None:
         return project(self.log, self._states, projection, key, freshness)[1]
 
-    def project_if_changed(self, projection: type[P], key: str | None, generation: int) -> tuple[int, P | None] | None:
-        return project_if_changed(self.log, self._states, projection, key, generation)
+    def project_if_changed(self, projection: type[P], key: str | None, position: int) -> tuple[int, P | None] | None:
+        return project_if_changed(self.log, self._states, projection, key, position)
 
     def rebuild(self, projection: type[P], *, whole: bool, progress: Progress | None) -> RebuildReport:
         from penstock.entity.states import rebuild

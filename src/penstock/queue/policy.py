@@ -157,5 +157,5 @@ def refuse_mismatch(name: str, stored: QueuePolicy, given: dict[str, object]) ->
         if kept != value:
             raise PolicyMismatch(
                 f"queue {name!r} has {field}={kept}, not {value}: open it without {field}=, "
-                f"or change it with queue.configure({field}=…)"
+                f'or change it: journal.queue({name!r}, policy="update", {field}=…), or queue.configure({field}=…)'
             )

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from penstock.clock import Seconds
 from penstock.documents.events import DraftDocument
-from penstock.entity.projection import Projection, check_projection, folder_of
+from penstock.entity.projection import Projection, check_projection
+from penstock.entity.states import Freshness, folded
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.catalog import Settings
 from penstock.journal.prepare import make_draft
@@ -23,7 +24,7 @@ from penstock.remote.subscription import RemoteSubscription
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.entity.states import Freshness, Progress, RebuildReport
+    from penstock.entity.states import Progress, RebuildReport
     from penstock.remote.backend import RemoteBackend
     from penstock.remote.worker import RemoteTopicWorker
     from penstock.surface.arguments import DraftArguments
@@ -116,33 +117,23 @@ class RemoteTopic:
         )
 
     # ── event sourcing: the events travel, the projection does not ───────────────────────────────────────────────────
-    def generation(self, key: str) -> int:
+    def position_of(self, key: str) -> int:
         return next((event.seq for event in self.read(EventQuery(key, limit=1, reverse=True))), 0)
 
     def project(self, projection: type[P], key: str | None, freshness: Freshness) -> P | None:
         return self._folded(projection, key)[1]
 
-    def project_if_changed(self, projection: type[P], key: str | None, generation: int) -> tuple[int, P | None] | None:
-        check_position(generation, "generation")
+    def project_if_changed(self, projection: type[P], key: str | None, position: int) -> tuple[int, P | None] | None:
+        check_position(position, "position")
         check_projection(projection)
-        if (self.generation(key) if key is not None else self.latest()) == generation:
+        if (self.position_of(key) if key is not None else self.latest()) == position:
             return None
         newest, state = self._folded(projection, key)
-        return None if newest == generation else (newest, state)
+        return None if newest == position else (newest, state)
 
     def _folded(self, projection: type[P], key: str | None) -> tuple[int, P | None]:
-        """Generation and state, both of one answer: the events in it are of one topic, and end where that ended."""
-        query = EventQuery(None if key is None else check_text(key, "key"))
-        newest = 0
-
-        def noted() -> Iterator[Event]:
-            nonlocal newest
-            for event in self.read(query):
-                newest = event.seq
-                yield event
-
-        state = folder_of(projection).fold_events(projection(), noted())
-        return newest, state if newest else None
+        """Both of one answer: the events in it are of one topic, and end where that ended."""
+        return folded(projection, self.read(EventQuery(None if key is None else check_text(key, "key"))))
 
     def rebuild(self, projection: type[P], *, whole: bool, progress: Progress | None) -> RebuildReport:
         from penstock.remote.rebuilding import rebuild_served

@@ -160,14 +160,14 @@ class TopicBackend(Protocol):
         """A worker over the topic of a handle."""
 
     # ── event sourcing ───────────────────────────────────────────────────────────────────────────────────────────────
-    def generation(self, key: str) -> int:
+    def position_of(self, key: str) -> int:
         """The position of an entity's newest event."""
 
     def project(self, projection: type[P], key: str | None, freshness: Freshness) -> P | None:
         """An entity's state, or the whole topic's."""
 
-    def project_if_changed(self, projection: type[P], key: str | None, generation: int) -> tuple[int, P | None] | None:
-        """None when the entity is still at `generation`, else its generation now and its state."""
+    def project_if_changed(self, projection: type[P], key: str | None, position: int) -> tuple[int, P | None] | None:
+        """None when the newest event of the entity is still at `position`, else where it is now, and the state."""
 
     def rebuild(self, projection: type[P], *, whole: bool, progress: Progress | None) -> RebuildReport:
         """Folds every entity anew and saves the states."""

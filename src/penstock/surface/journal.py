@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 from penstock.entity.outbox import Outbox
+from penstock.errors import ConfigError, PolicyMismatch
 from penstock.names import check_name
 from penstock.protocol import journal as operations
 from penstock.protocol.topics import DROP_TOPIC, LIST_TOPICS, DropTopicQuery
@@ -74,16 +75,33 @@ class Journal:
         """
         return self._backend.call(DROP_TOPIC, check_name(name), request=DropTopicQuery(force))
 
-    def queue(self, name: str, *, create: bool = True, **policy: Unpack[PolicyArguments]) -> Queue:
-        """A queue over the topic of that name; it is made on first use. See `QueuePolicy` for what may be given.
+    def queue(
+        self,
+        name: str,
+        *,
+        create: bool = True,
+        policy: Literal["match", "update"] = "match",
+        **options: Unpack[PolicyArguments],
+    ) -> Queue:
+        """A queue over the topic of that name; it is made on first use. See `QueuePolicy` for the options.
 
         `create=False` makes none: a queue that is not there raises UnknownQueue, which names the nearest one.
 
-        A policy that differs from the stored one raises PolicyMismatch; `queue.configure` changes it.
+        Options that differ from the stored ones raise PolicyMismatch, so that two programs that disagree find out.
+        `policy="update"` changes the stored ones instead, and logs what changed; the mode cannot be changed.
         """
-        from penstock.surface.queue import named
+        from penstock.surface.queue import named, update_policy
 
-        return self._backend.open_queue(self, check_name(name, "queue"), named(policy), create)
+        check_name(name, "queue")
+        if policy not in ("match", "update"):
+            raise ConfigError(f'policy is "match" or "update", not {policy!r:.80}')
+        wanted = named(options)
+        try:
+            return self._backend.open_queue(self, name, wanted, create)
+        except PolicyMismatch:
+            if policy == "match":
+                raise
+        return update_policy(self.queue(name), wanted)
 
     def queues(self) -> list[str]:
         """The names of all queues, sorted."""

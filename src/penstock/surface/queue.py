@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 import msgspec
+from msgspec.structs import asdict
 
 from penstock.clock import Seconds, seconds
 from penstock.documents.conditions import EventChoice, Where, predicate
@@ -14,6 +15,7 @@ from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
 from penstock.limits import MESSAGES_LISTED
 from penstock.names import check_consumer, check_limit, check_position, check_whole
+from penstock.observe.logs import Log
 from penstock.observe.sample import FailedMessage
 from penstock.protocol import deliveries, messages
 from penstock.protocol import queues as operations
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from penstock.ticket import Ticket
 
 A = TypeVar("A")
+
+log = Log("penstock.queue")
 
 DEFAULT_GROUP = "default"
 FIRST_PAGE, PAGE = 50, 1_000
@@ -548,6 +552,16 @@ class Queue:
     def unschedule(self, name: str) -> bool:
         """Removes a periodic message; False when there is none of that name."""
         return self._call(operations.REMOVE_SCHEDULE, check_consumer(name, "schedule")).removed
+
+
+def update_policy(queue: Queue, wanted: Mapping[str, object]) -> Queue:
+    """Gives a queue the policy that a program asks for, and logs what it changes."""
+    before, changes = queue.policy, checked(wanted, queue.name)
+    queue._call(operations.CONFIGURE_QUEUE, request=policy_fields(changes))
+    stored = asdict(before)
+    said = ", ".join(f"{name} {stored[name]} → {value}" for name, value in changes.items() if stored[name] != value)
+    log.warning("queue %r has another policy now, as this program asks for it: %s", queue.name, said)
+    return queue
 
 
 def named(policy: Mapping[str, object]) -> dict[str, object]:

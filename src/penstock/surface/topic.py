@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
 
 from penstock.clock import to_ms
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PositionTrimmed
 from penstock.events import parse_id
 from penstock.journal.cursors import TopicConsumer
 from penstock.journal.following import event_query, follower_query
@@ -283,9 +283,9 @@ class Topic:
         return self._call(operations.COMPACT_TOPIC, request=CompactRequest(keys=True)).removed
 
     # ── entities ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def generation(self, key: str) -> int:
+    def position_of(self, key: str) -> int:
         """The position of an entity's newest event; 0 when it has none. What `expect=` is compared with."""
-        return self._at.generation(check_text(key, "key"))
+        return self._at.position_of(check_text(key, "key"))
 
     def entities(self) -> Iterator[str]:
         """Every key that has events, each once, in no particular order. In this process only."""
@@ -304,16 +304,47 @@ class Topic:
         reindex(self._log("reindexing", "run `penstock index rebuild` where the store is"))
 
     # ── projections ──────────────────────────────────────────────────────────────────────────────────────────────────
-    def project(self, projection: type[P], key: str | None = None, *, freshness: Freshness = "consistent") -> P | None:
+    def project(
+        self,
+        projection: type[P],
+        key: str | None = None,
+        *,
+        freshness: Freshness = "consistent",
+        through: int | None = None,
+        as_of: datetime | None = None,
+    ) -> P | None:
         """An entity's state, folded from its events; None when it has none. Without a key: the whole topic's state.
 
-        `freshness="cached"` may answer with a state folded earlier, without looking for newer events.
+        `through`, `as_of`: the state as it was after a position, or when a time came; folded from the events that are
+        stored, so PositionTrimmed where they were compacted away. `freshness="cached"` may answer with a state folded
+        earlier, without looking for newer events.
         """
-        return self._at.project(projection, key, freshness)
+        if through is None and as_of is None:
+            return self._at.project(projection, key, freshness)
+        return self._project_through(projection, key, through, as_of)
 
-    def project_if_changed(self, projection: type[P], key: str | None, generation: int) -> tuple[int, P | None] | None:
-        """None when the entity is still at `generation`, else its generation now and its state."""
-        return self._at.project_if_changed(projection, key, generation)
+    def _project_through(
+        self, projection: type[P], key: str | None, through: int | None, as_of: datetime | None
+    ) -> P | None:
+        from penstock.entity.projection import check_projection
+        from penstock.entity.states import folded
+
+        check_projection(projection)
+        if as_of is not None:
+            if through is not None:
+                raise ConfigError("give through= for a position or as_of= for a time, not both")
+            through = self.position_at(as_of)
+        query = event_query(through=through, key=None if key is None else check_text(key, "key"))
+        if through and through < (oldest := self.oldest) - 1:
+            raise PositionTrimmed(
+                f"topic {self.name!r} begins at {oldest}: what it was after {through} cannot be folded any more",
+                oldest=oldest,
+            )
+        return folded(projection, self._at.read(query))[1] if through else None
+
+    def project_if_changed(self, projection: type[P], key: str | None, position: int) -> tuple[int, P | None] | None:
+        """None when the newest event of the entity is still at `position`, else where it is now, and the state."""
+        return self._at.project_if_changed(projection, key, position)
 
     def watch(self, projection: type[P], key: str | None = None) -> Watch[P]:
         """The entity's state now, and again whenever it has new events. In this process only."""

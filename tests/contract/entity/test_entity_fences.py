@@ -44,7 +44,7 @@ def test_control_plane_smoke(journal: Journal, topic: Topic) -> None:
     assert len(outbox.submit().result(DEADLINE)) == 1 and len(outbox) == 0
     reaction = topic.get(2)
     assert reaction is not None and reaction.causation_id == first.id and reaction.correlation_id == first.id
-    generation = topic.generation("player")
+    generation = topic.position_of("player")
     assert generation == 5 and topic.project_if_changed(Count, "player", generation) is None
     topic.append("event", key="player")
     changed = topic.project_if_changed(Count, "player", generation)

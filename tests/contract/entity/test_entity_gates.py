@@ -85,7 +85,7 @@ def test_gates_are_for_their_topic_and_kinds_only(journal: Journal, topic: Topic
 def test_a_gate_may_read_the_store(topic: Topic) -> None:
     def once(draft: Draft) -> None:
         assert draft.key is not None
-        if topic.generation(draft.key):
+        if topic.position_of(draft.key):
             raise Denied(f"{draft.key} is there already")
 
     topic.gate(once)

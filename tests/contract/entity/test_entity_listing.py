@@ -70,7 +70,7 @@ def test_keys_without_events_are_not_listed(
     for _ in range(2):
         listed = sorted(topic.entities())
         assert listed == ["both", "young"] == sorted({event.key for event in topic.read() if event.key is not None})
-        assert topic.generation("gone") == 0
+        assert topic.position_of("gone") == 0
         journal.maintain()
         assert sorted(topic.entities()) == ["both", "young"]
         journal = reopen(journal)

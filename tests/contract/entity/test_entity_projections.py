@@ -7,7 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import msgspec
@@ -16,11 +16,11 @@ from journals import DEADLINE, Place, on, only
 from small_index import small_index
 
 import penstock
-from penstock import Draft, Event, Journal, Projection, Topic, event, schema
+from penstock import Draft, Event, Journal, ManualClock, Projection, Topic, event, schema
 from penstock import on as handles
 from penstock.entity import states as rebuilding
 from penstock.entity.projection import folder_of
-from penstock.errors import Closed, ConfigError
+from penstock.errors import Closed, ConfigError, PositionTrimmed
 from penstock.journal.keys import prefix_end
 
 Reopen = Callable[[Journal], Journal]
@@ -504,3 +504,31 @@ def test_a_read_only_journal_projects_without_saving(place: Place, journal: Jour
     reader = place.open(read_only=True)
     assert reader.topic("orders").project(Total, "a") == Total(200)
     assert saved(journal) == []
+
+
+def test_a_state_is_folded_as_it_was_after_a_position_or_at_a_time(place: Place) -> None:
+    clock = ManualClock()
+    with place.open(clock=clock) as journal:
+        topic = journal.topic("accounts")
+        for amount in (1, 10, 100):
+            topic.append("deposited", {"amount": amount}, key="a")
+            topic.append("deposited", {"amount": 5}, key="b")
+            clock.advance(60)
+        second = topic.position_at(next(topic.read(4, 1)).recorded_at)
+        assert [topic.project(Account, "a", through=seq).balance for seq in (1, 2, 3, 6)] == [1, 1, 11, 111]  # type: ignore[union-attr]
+        assert second == 4 and topic.project(Account, through=second) == Account(21)
+        at = next(topic.read(2, 1)).recorded_at
+        assert topic.project(Account, "a", as_of=at + timedelta(seconds=1)) == Account(11)
+        assert topic.project(Account, "a", as_of=at - timedelta(hours=1)) is None
+        assert topic.project(Account, "a", through=0) is None and topic.project(Account, "c", through=6) is None
+
+
+def test_a_state_that_cannot_be_folded_any_more_says_so(topic: Topic) -> None:
+    topic.append_many([Draft("deposited", {"amount": 1}, key="a")] * 5)
+    topic.compact(3)
+    with pytest.raises(PositionTrimmed, match="cannot be folded any more"):
+        topic.project(Account, "a", through=2)
+    with pytest.raises(ConfigError, match="not both"):
+        topic.project(Account, "a", through=5, as_of=datetime.now(UTC))
+    with pytest.raises(ConfigError, match="through"):
+        topic.project(Account, "a", through=-1)

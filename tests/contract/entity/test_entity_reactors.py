@@ -118,7 +118,7 @@ def test_a_conflict_is_met_by_reacting_again(journal: Journal, topic: Topic) -> 
     tries: list[int] = []
 
     def handler(event: Event) -> Draft:
-        generation = counters.generation("c")
+        generation = counters.position_of("c")
         if not tries:
             counters.append("count", "somebody else", key="c")
         tries.append(event.seq)

@@ -50,8 +50,8 @@ def test_an_entity_has_its_own_events_in_order(journal: Journal, topic: Topic, r
             assert payloads(topic.read(key=key)) == [[key, number] for number in range(20)]
             assert payloads(topic.read(key=key, reverse=True)) == [[key, number] for number in range(19, -1, -1)]
             assert payloads(topic.read(key=key, limit=3)) == [[key, number] for number in range(3)]
-            assert topic.generation(key) == seqs(topic.read(key=key))[-1]
-        assert list(topic.read(key="nobody")) == [] and topic.generation("nobody") == 0
+            assert topic.position_of(key) == seqs(topic.read(key=key))[-1]
+        assert list(topic.read(key="nobody")) == [] and topic.position_of("nobody") == 0
         assert sorted(topic.entities()) == sorted(KEYS)
     assert directory(journal).through == topic.latest
 
@@ -258,7 +258,7 @@ def test_another_journal_sees_what_was_written_and_compacted_here(place: Place, 
     assert len(list(seen.read(key="a"))) == 10
     topic.compact_keys()
     assert len(list(seen.read(key="a"))) == 1
-    seen.append("e", "theirs", key="a", expect=seen.generation("a"))
+    seen.append("e", "theirs", key="a", expect=seen.position_of("a"))
     with pytest.raises(Conflict):
         topic.append("e", "mine", key="a", expect=topic.latest - 1)
     assert payloads(topic.read(key="a"))[-1] == "theirs"
@@ -270,7 +270,7 @@ def test_expect_lets_only_one_of_two_decisions_through(journal: Journal, topic: 
     fill(topic, 5)
     if indexed:
         journal.maintain()
-    generation = topic.generation("b")
+    generation = topic.position_of("b")
     first = topic.append("e", "one", key="b", expect=generation)
     with pytest.raises(Conflict, match="'b'") as conflict:
         topic.append("e", "other", key="b", expect=generation)
@@ -286,7 +286,7 @@ def test_expect_among_many_threads_loses_no_update(
     def count() -> None:
         done = 0
         while done < 25:
-            generation = topic.generation("counter")
+            generation = topic.position_of("counter")
             newest = topic.get(generation)
             try:
                 topic.append("e", (newest.payload if newest else 0) + 1, key="counter", expect=generation)
@@ -316,4 +316,4 @@ def test_entities_are_those_that_still_have_events(journal: Journal, topic: Topi
     assert set(topic.entities()) == {"new"}
     topic.append("k", 1, key="kept")
     topic.compact(8)
-    assert list(topic.entities()) == [] and topic.generation("kept") == 0
+    assert list(topic.entities()) == [] and topic.position_of("kept") == 0

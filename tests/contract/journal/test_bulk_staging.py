@@ -94,7 +94,7 @@ def test_events_of_a_large_batch_are_found_in_every_way(journal: Any, reopen: Re
         assert all(topic.find(event.id) == event for event in events) and len({event.id for event in events}) == 20
         assert [event.id for event in events] == sorted(event.id for event in events)
         assert numbers(topic.read(key="k1")) == [n for n in range(20) if n % 3 == 1]
-        assert topic.generation("k1") == 20 and topic.project(Count, "k1").n == 7
+        assert topic.position_of("k1") == 20 and topic.project(Count, "k1").n == 7
         assert numbers(topic.read(7, 3)) == [7, 8, 9]
         assert topic.position_at(events[0].recorded_at) == 0
         assert sum(batch.num_rows for batch in topic.read_arrow()) == 20

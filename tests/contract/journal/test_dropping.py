@@ -133,7 +133,7 @@ def test_a_topic_made_again_knows_nothing_of_the_dropped_one(journal: Journal) -
     assert number_of(journal, "orders") > before
     assert topic.project(Total).count == 1  # type: ignore[union-attr]
     assert topic.project(Total, "k1").count == 1  # type: ignore[union-attr]
-    assert seqs(topic.read(key="k1")) == [303] and topic.generation("k2") == 0
+    assert seqs(topic.read(key="k1")) == [303] and topic.position_of("k2") == 0
     assert topic.settings.max_age is None
     journal.maintain()
     assert payloads(topic.read()) == ["new"] and list(topic.entities()) == ["k1"]
@@ -425,12 +425,12 @@ def test_another_journal_object_does_not_write_into_the_old_number(place: Place)
     for journal in (mine, other):
         journal.topic("orders").append("x", key="k")
         journal.queue("jobs").push("m")
-    assert other.topic("orders").generation("k") == 2 and other.topic("orders").project(Total) is not None
+    assert other.topic("orders").position_of("k") == 2 and other.topic("orders").project(Total) is not None
     old, jobs = number_of(mine, "orders"), number_of(mine, "jobs")
     mine.drop_topic("orders")
     mine.drop_topic("jobs", force=True)
     assert other.topic("orders").append("x", key="k", expect=0).seq == 3
-    assert other.topic("orders").generation("k") == 3
+    assert other.topic("orders").position_of("k") == 3
     with pytest.raises(UnknownQueue):
         other.queue("jobs", create=False)
     mine.queue("jobs").push("n")

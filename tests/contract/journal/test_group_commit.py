@@ -658,7 +658,7 @@ def test_a_group_is_on_disk_when_any_caller_in_it_waits_for_that(
 def test_events_of_a_topic_that_the_same_group_drops_go_with_it(journal: Journal, in_threads: InThreads) -> None:
     topic, pending = journal.topic("t"), journal._core.writer._pending  # type: ignore[attr-defined]
     topic.append("k", "before", key="x")
-    assert topic.generation("x") == 1
+    assert topic.position_of("x") == 1
     with writer_held(journal) as release:
         in_threads(topic.append, "k", "with it")
         eventually(lambda: len(pending) == 1)
@@ -670,4 +670,4 @@ def test_events_of_a_topic_that_the_same_group_drops_go_with_it(journal: Journal
         dropping.join(DEADLINE)
         after.join(DEADLINE)
     assert [(event.seq, event.payload) for event in topic.read()] == [(3, "after")]
-    assert topic.generation("x") == 0 and topic.verify().ok
+    assert topic.position_of("x") == 0 and topic.verify().ok

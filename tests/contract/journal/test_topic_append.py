@@ -66,7 +66,7 @@ def test_beyond_the_highest_position_nothing_is_appended(place: Place, verified:
         journal.maintain()
         assert seqs(topic.read()) == [1, last - 2, last - 1, last]
         assert payloads(topic.read(last - 1)) == [3] and topic.get(last).payload == 3  # type: ignore[union-attr]
-        assert seqs(topic.read(key="e", reverse=True)) == [last, last - 1] and topic.generation("e") == last
+        assert seqs(topic.read(key="e", reverse=True)) == [last, last - 1] and topic.position_of("e") == last
         assert journal.topic("other").append("k").seq == 1
 
 

@@ -373,3 +373,24 @@ def test_a_misspelt_argument_is_named_with_the_nearest_that_is_known(journal: Jo
         with pytest.raises(ConfigError, match=f"{wrong!r}; did you mean {right!r}"):
             call(*given, **{wrong: 1})
     assert len(queue) == 0 and topic.latest == 0 and journal.queues() == ["mail"]
+
+
+def test_a_program_that_owns_its_queue_updates_the_stored_policy(
+    journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal.queue("emails", rate="5/s").push(1)
+    with pytest.raises(PolicyMismatch, match='policy="update"'):
+        journal.queue("emails", rate="9/s")
+    queue = journal.queue("emails", policy="update", rate="9/s", max_attempts=7)
+    assert (queue.policy.rate, queue.policy.max_attempts, len(queue)) == ("9/s", 7, 1)
+    assert "rate 5/s → 9/s, max_attempts 3 → 7" in caplog.text
+    caplog.clear()
+    assert journal.queue("emails", policy="update", rate="9/s").policy.max_attempts == 7 and not caplog.text
+
+
+def test_an_update_of_the_policy_keeps_the_mode(journal: Journal) -> None:
+    journal.queue("emails")
+    with pytest.raises(PolicyMismatch, match="keeps its mode"):
+        journal.queue("emails", policy="update", mode="fanout")
+    with pytest.raises(ConfigError, match='"match" or "update"'):
+        journal.queue("emails", policy="replace")  # type: ignore[arg-type]

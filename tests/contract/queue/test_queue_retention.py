@@ -205,9 +205,9 @@ def test_events_past_their_age_are_gone_for_every_reader(journal: Journal, clock
         journal = topic.journal
     clock.advance(50)
     assert list(topic.read()) == [] and len(topic) == 0 and topic.oldest == 0
-    assert topic.generation("a") == 0
+    assert topic.position_of("a") == 0
     assert topic.append("made", 4, key="a", expect=0).seq == 4
-    assert topic.generation("a") == 4 and [event.payload for event in topic.read()] == [4]
+    assert topic.position_of("a") == 4 and [event.payload for event in topic.read()] == [4]
 
 
 def test_events_past_their_age_are_removed_from_a_quiet_topic(

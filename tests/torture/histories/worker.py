@@ -134,12 +134,12 @@ class Worker:
     # ── expect ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def look(self, label: str) -> None:
         key = self.rng.choice(KEYS)
-        self._do("look", lambda: {"saw": self.accounts.generation(key)}, key=key, topic="accounts")
+        self._do("look", lambda: {"saw": self.accounts.position_of(key)}, key=key, topic="accounts")
 
     def change(self, label: str) -> None:
         """Compare and set: a change on top of the one that was seen, which another may overtake."""
         key = self.rng.choice(KEYS)
-        expected = self.accounts.generation(key)
+        expected = self.accounts.position_of(key)
         if self.rng.random() < 0.3:
             time.sleep(0.001)
 

@@ -195,8 +195,8 @@ def _index_and_totals(topic: Topic) -> Iterator[str]:
     for key, seqs in by_key.items():
         if [event.seq for event in topic.read(key=key)] != seqs:
             yield f"{topic.name}: the index of {key} is not what a scan finds"
-        if topic.generation(key) != seqs[-1]:
-            yield f"{topic.name}: the newest of {key} is {seqs[-1]}, and the index says {topic.generation(key)}"
+        if topic.position_of(key) != seqs[-1]:
+            yield f"{topic.name}: the newest of {key} is {seqs[-1]}, and the index says {topic.position_of(key)}"
     for event in events[:: max(1, len(events) // 5)]:
         found = topic.find(event.id)
         if found is None or found.seq != event.seq:

@@ -129,7 +129,7 @@ class Worker:
     def expect(self, label: str) -> None:
         """A change that is valid only after the one it has seen; its payload names that one."""
         topic, key = self.journal.topic("accounts"), self.rng.choice(KEYS)
-        seen = topic.generation(key)
+        seen = topic.position_of(key)
         receipt = topic.append("change", [label, seen], key=key, expect=seen)
         self.oracle.note(changed=key, seq=receipt.seq, seen=seen)
 
