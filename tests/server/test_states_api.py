@@ -75,7 +75,7 @@ def test_what_is_told_over_http_is_what_is_told_beside_the_store(served: Served,
         assert both("a", 4) == both(None, 4) == (9, NEW)
         here.compact(9)
         assert both("a", 9) == (0, None) and both(None, 9) is None
-        with pytest.raises(ConfigError, match="generation"):
+        with pytest.raises(ConfigError, match="position"):
             there.project_if_changed(Kinds, "a", -1)
         with pytest.raises(ConfigError, match="Projection"):
             there.project_if_changed(dict, "a", 0)  # type: ignore[type-var]
