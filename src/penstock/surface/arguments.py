@@ -7,11 +7,29 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 if TYPE_CHECKING:
-    from penstock.clock import Seconds
+    from penstock.clock import Clock, Seconds
+    from penstock.engine.contract import Durability
     from penstock.events import Event, Receipt
     from penstock.queue.retry import Retry
     from penstock.surface.delivery import Delivery
     from penstock.surface.queue import Queue
+
+
+class OpenArguments(TypedDict, total=False):
+    """What a journal may be opened with; see `penstock.open`."""
+
+    read_only: bool
+    durability: Durability | None
+    writer_capacity: int | None
+    pressure: float
+    clock: Clock | None
+    token: str | None
+    linger: float | None
+    timeout: float | None
+    lease: float | None
+    takeover: bool
+    standby: bool
+    store_options: Mapping[str, object] | None
 
 
 class DraftArguments(TypedDict, total=False):

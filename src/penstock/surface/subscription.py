@@ -63,6 +63,12 @@ class Subscription(ABC):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.close()
+
     # ── what `next` waits for ────────────────────────────────────────────────────────────────────────────────────────
     def _waits(self, timeout: Seconds | None, *, ask: bool) -> Generator[tuple[int, float | None], None, Event | None]:
         """Returns what `next` does; yields before each wait the signal's version to wait past, and the seconds left."""

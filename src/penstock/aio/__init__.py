@@ -1,0 +1,33 @@
+"""penstock for event loops: the same handles with the same names, awaitable, and iterators as `async for`.
+
+>>> async with await penstock.aio.open("shop.db") as journal:
+...     orders = journal.topic("orders")
+...     await orders.append("order.placed", {"total": 40})
+...     async for event in orders.read():
+...         print(event.seq, event.payload)
+
+    handles       the handles, made from those of `penstock.surface` by scripts/async_handles.py
+    running       how their calls run beside the loop
+
+What holds a thread for its whole life has no form here: run a block with a transaction or a fence in
+`asyncio.to_thread`. Workers and subscriptions are those of `penstock`, which event loops can use as they are.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Unpack
+
+from penstock.aio.handles import AsyncDelivery, AsyncJournal, AsyncOutbox, AsyncQueue, AsyncTopic
+from penstock.aio.running import AsyncReceiver, in_thread
+from penstock.api import open as open_journal
+
+if TYPE_CHECKING:
+    from penstock.surface.arguments import OpenArguments
+
+__all__ = ["AsyncDelivery", "AsyncJournal", "AsyncOutbox", "AsyncQueue", "AsyncReceiver", "AsyncTopic", "open"]
+
+
+async def open(url: str | os.PathLike[str] | None = None, **options: Unpack[OpenArguments]) -> AsyncJournal:
+    """Opens a journal, here or behind a url, for an event loop; the arguments are those of `penstock.open`."""
+    return AsyncJournal(await in_thread(open_journal, url, **options))

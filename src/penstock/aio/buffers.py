@@ -1,0 +1,102 @@
+"""The buffer for event loops: a producer and a consumer whose calls are awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import ParamSpec, Self, TypeVar
+
+from penstock.aio.running import AsyncHandle, in_thread, submitted
+from penstock.buffer import Batch, Consumer, Descriptor, Producer
+from penstock.clock import Seconds
+
+A = TypeVar("A")
+H = TypeVar("H")
+P = ParamSpec("P")
+
+
+class AsyncProducer(AsyncHandle[Producer]):
+    """Collects entries into batches and hands them to the buffer's consumer; any number may share one."""
+
+    __slots__ = ()
+
+    async def produce(self, entries: Sequence[bytes], metadata: bytes = b"") -> None:
+        """Adds entries and returns when the manifest holds them; waits where the buffer has no room."""
+        await submitted(lambda: self._sync.produce(entries, metadata, timeout=0))
+
+    async def flush(self, timeout: Seconds | None = None) -> None:
+        """Returns when everything produced so far is in the manifest."""
+        await in_thread(self._sync.flush, timeout)
+
+    async def close(self, timeout: Seconds = 30) -> None:
+        """Sends what is left and ends; what the store did not take by then is raised."""
+        await in_thread(self._sync.close, timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+class AsyncConsumer(AsyncHandle[Consumer]):
+    """Reads a buffer's batches in order and removes them once they are acknowledged."""
+
+    __slots__ = ("_under_way",)
+
+    def __init__(self, sync: Consumer) -> None:
+        super().__init__(sync)
+        self._under_way: asyncio.Future[Batch | None] | None = None
+
+    async def next_batch(self) -> Batch | None:
+        """The next batch, or None when there is none yet. A batch that a cancelled caller asked for comes next."""
+        step = self._under_way or asyncio.ensure_future(in_thread(self._sync.next_batch))
+        self._under_way = step
+        try:
+            return await asyncio.shield(step)
+        finally:
+            if step.done():  # else its caller was cancelled, and the batch is the next one's
+                self._under_way = None
+
+    async def next_descriptors(self, limit: int) -> list[Descriptor]:
+        """Up to `limit` of the next entries, to be fetched elsewhere. The cursor moves now."""
+        return await in_thread(self._sync.next_descriptors, limit)
+
+    async def fetch(self, descriptor: Descriptor) -> Batch:
+        """The batch that an entry names."""
+        return await in_thread(self._sync.fetch, descriptor)
+
+    async def ack(self, sequence: int) -> None:
+        """Acknowledges the oldest batch that was handed out."""
+        await in_thread(self._sync.ack, sequence)
+
+    async def ack_through(self, sequence: int) -> None:
+        """Acknowledges everything through a sequence, and removes it from the manifest."""
+        await in_thread(self._sync.ack_through, sequence)
+
+    async def flush(self) -> None:
+        """Removes from the manifest what was acknowledged so far."""
+        await in_thread(self._sync.flush)
+
+    async def close(self) -> None:
+        """Writes the acknowledgements and ends."""
+        await in_thread(self._sync.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+def _opening(kind: Callable[P, H], handle: Callable[[H], A]) -> Callable[P, Awaitable[A]]:
+    async def opened(*args: P.args, **options: P.kwargs) -> A:
+        return handle(await in_thread(kind, *args, **options))
+
+    return opened
+
+
+open_producer = _opening(Producer, AsyncProducer)
+"""Opens a producer for an event loop; the arguments are those of `penstock.buffer.Producer`."""
+open_consumer = _opening(Consumer, AsyncConsumer)
+"""Opens a consumer for an event loop; the arguments are those of `penstock.buffer.Consumer`."""

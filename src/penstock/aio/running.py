@@ -1,0 +1,126 @@
+"""How calls of a handle run beside an event loop: in threads, in pieces, or as tickets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+
+from penstock.errors import Backpressure
+
+if TYPE_CHECKING:
+    from penstock.aio.handles import AsyncDelivery, AsyncQueue
+    from penstock.clock import Seconds
+    from penstock.surface.arguments import TakeArguments
+    from penstock.ticket import Ticket
+
+H = TypeVar("H")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PIECE = 500
+"""Events that a thread reads at a time for an `async for`."""
+LONG = 3600.0
+"""Seconds that one take of a receiver without an end waits."""
+
+in_thread = asyncio.to_thread
+
+
+class AsyncHandle(Generic[H]):
+    """A handle for an event loop, over one for threads."""
+
+    __slots__ = ("_sync",)
+
+    def __init__(self, sync: H) -> None:
+        self._sync = sync
+
+    def __repr__(self) -> str:
+        return f"<async {repr(self._sync).removeprefix('<')}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AsyncHandle) and self._sync == other._sync
+
+    def __hash__(self) -> int:
+        return hash(self._sync)
+
+
+def plain(given: Any) -> Any:
+    """An argument with the handles for threads in the place of those for event loops."""
+    if isinstance(given, AsyncHandle):
+        return given._sync
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes):
+        return [plain(one) for one in given]
+    return given
+
+
+async def submitted(submit: Callable[[], Ticket[T]]) -> T:
+    """The outcome of a ticket, once the writer has room for it."""
+    while True:
+        try:
+            ticket = submit()
+        except Backpressure as error:
+            await asyncio.sleep(error.retry_after)
+            continue
+        return await ticket
+
+
+async def in_pieces(begin: Callable[P, Iterator[T]], *args: P.args, **options: P.kwargs) -> AsyncGenerator[T, None]:
+    """What an iterator gives, read in a thread, some at a time; it is closed when the loop is left."""
+    found = await in_thread(begin, *args, **options)
+    step: Awaitable[list[T]] | None = None
+    try:
+        while True:
+            step = asyncio.ensure_future(in_thread(lambda: list(islice(found, PIECE))))
+            piece = await asyncio.shield(step)
+            for one in piece:
+                yield one
+            if len(piece) < PIECE:
+                return
+    finally:
+        # A cancelled reader's thread may be reading still: what it reads from is closed after it.
+        await asyncio.shield(asyncio.ensure_future(_close(found, step)))
+
+
+async def _close(found: Iterator[T], step: Awaitable[list[T]] | None) -> None:
+    if step is not None:
+        with suppress(Exception):
+            await step
+    close: Callable[[], None] | None = getattr(found, "close", None)
+    if close is not None:
+        await in_thread(close)
+
+
+class AsyncReceiver:
+    """What `queue.receive` gives: `async with` it for one message or None, or iterate over it with `async for`."""
+
+    __slots__ = ("_held", "_options", "_queue", "_wait")
+
+    def __init__(self, queue: AsyncQueue, wait: Seconds | None, options: TakeArguments) -> None:
+        self._queue = queue
+        self._wait = wait
+        self._options = options
+        self._held: list[AsyncDelivery] = []
+
+    async def _take(self, **options: Unpack[TakeArguments]) -> AsyncDelivery | None:
+        if self._wait is not None:
+            return await self._queue.take(wait=self._wait, **options)
+        while True:
+            delivery = await self._queue.take(wait=LONG, **options)
+            if delivery is not None:
+                return delivery
+
+    async def __aenter__(self) -> AsyncDelivery | None:
+        delivery = await self._take(**self._options)
+        if delivery is not None:
+            self._held.append(delivery)
+        return delivery
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._held:
+            await self._held.pop().__aexit__(kind, error, trace)
+
+    async def __aiter__(self) -> AsyncIterator[AsyncDelivery]:
+        while (delivery := await self._take(**self._options)) is not None:
+            yield delivery
