@@ -804,7 +804,7 @@ class AsyncQueue(AsyncHandle[Queue]):
         *,
         name: str,
         timezone: str = "UTC",
-        missed: Literal["all", "last", "none"] = "all",
+        missed: Literal["all", "last", "none"] = "last",
         kind: str = "message",
         headers: Mapping[str, str] | None = None,
         key: str | None = None,
@@ -814,8 +814,8 @@ class AsyncQueue(AsyncHandle[Queue]):
 
         Exactly one push per tick, however many processes have the queue open. The schedule is stored under `name`
         and goes on after restarts, wherever the queue is opened; the same name with the same arguments changes
-        nothing, with others it replaces the schedule. `missed`: what to do about ticks
-        during which no process had the queue open.
+        nothing, with others it replaces the schedule. `missed`: which of the ticks during which no process had the
+        queue open are made up for.
         """
         return await in_thread(
             self._sync.every,
