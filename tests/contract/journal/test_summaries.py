@@ -205,7 +205,7 @@ def test_what_a_load_left_unindexed_is_found_at_once_and_indexed_when_it_is_calm
     journal = place.open(durability="process")
     topic = journal.topic("t")
     assert seqs(topic.read(key="key 23456")) == seqs(topic.correlated("c 23456")) == [23457]
-    assert topic.generation("key 40001") == 0
+    assert topic.position_of("key 40001") == 0
     assert sum(opened) <= 6_000, "few blocks are opened, whatever is unindexed"
 
     def through() -> int:
