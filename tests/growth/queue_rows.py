@@ -10,6 +10,7 @@ import penstock
 from growth.row import Many, Row, new, size
 from growth.world import World
 from penstock import Delivery, ResultTicket, Task
+from penstock.local.journal import LocalJournal
 
 GROUPS = "asks every group what it has left"
 
@@ -46,6 +47,12 @@ def answered(w: World) -> ResultTicket:
     with queue.worker(lambda delivery: 7):
         ticket.result(300)
     return ticket
+
+
+def tick(w: World) -> None:
+    """What the scheduler does when it wakes and none of many is due."""
+    assert isinstance(w.journal, LocalJournal)
+    w.journal._registry.scheduler.run_due()
 
 
 def add(a: int, b: int) -> int:
@@ -96,6 +103,8 @@ QUEUES = [
     Row("Queue.failed", lambda w: size(w.queue("failing").failed())),
     Row("Queue.failures", lambda w: size(w.queue("failing").failures())),
     Row("Queue.dead_letters", lambda w: size(w.queue("lost").dead_letters())),
+    Row("Queue.dead_letters(none)", lambda w: size(w.queue("jobs").dead_letters())),
+    Row("Queue.dead_letters(of few)", lambda w: size(w.queue("rarely-lost").dead_letters())),
     Row("Queue.messages", lambda w: size(w.queue("jobs").messages(limit=5))),
     Row("Queue.messages(after=)", lambda w: size(w.queue("jobs").messages(after=w.size // 2, limit=5))),
     Row("Queue.messages(delayed)", lambda w: size(w.queue("jobs").messages("delayed", limit=5))),
@@ -110,16 +119,9 @@ QUEUES = [
     Row("Queue.consumers", lambda w: size(w.queue("jobs").consumers())),
     Row("Queue.claim", lambda w: size(w.queue("jobs").claim(min_idle=0, limit=2))),
     Row("Queue.claim(of many)", lambda w: size(w.queue("flying").claim(min_idle=0, limit=1))),
-    Row(
-        "Queue.redrive(nothing)",
-        lambda w: w.queue("jobs").redrive(limit=1),
-        grows="walks the ordinary queue for letters",
-    ),
-    Row(
-        "Queue.redrive(dry_run=)",
-        lambda w: w.queue("jobs").redrive(limit=1, dry_run=True),
-        grows="walks the ordinary queue for letters",
-    ),
+    Row("Queue.redrive(nothing)", lambda w: w.queue("jobs").redrive(limit=1)),
+    Row("Queue.redrive(dry_run=)", lambda w: w.queue("jobs").redrive(limit=1, dry_run=True)),
+    Row("Queue.redrive(of few)", lambda w: w.queue("rarely-lost").redrive(limit=1, dry_run=True)),
     Row("Queue.redrive", lambda w: Many(w.queue("lost").redrive(limit=2))),
     Row("Queue.move", lambda w: Many(w.queue("moved").move(w.queue("settled"), limit=2))),
     Row("Queue.move(behind failed)", lambda w: w.queue("failing").move(w.queue("settled"), limit=1)),
@@ -138,6 +140,7 @@ QUEUES = [
     Row("Queue.remove_group", lambda w: w.queue("groups").remove_group("group 4")),
     Row("Queue.worker", work, queue_worker),
     Row("Queue.every", lambda w, timed: timed.every(86_400, name=new("schedule")), lambda w: w.queue("timed")),
+    Row("Queue.every(beside many)", tick),
     Row("Queue.schedules", lambda w: size(w.queue("timed").schedules())),
     Row("Queue.unschedule", lambda w: w.queue("timed").unschedule("schedule 1")),
 ]

@@ -157,8 +157,10 @@ def fill_queues(journal: Journal, size: int) -> None:
     failing.push_many(range(few + 20))
     lost = journal.queue("lost", max_attempts=1, dead_letter="letters", lease=100_000)
     lost.push_many(range(few + 20))
-    for queue in (failing, lost):
-        for delivery in queue.take_many(few):
+    rarely_lost = journal.queue("rarely-lost", max_attempts=1, dead_letter="letters", lease=100_000)
+    rarely_lost.push_many(range(3))
+    for queue, count in ((failing, few), (lost, few), (rarely_lost, 3)):
+        for delivery in queue.take_many(count):
             delivery.nack(error="no", dead=True)
     groups = journal.queue("groups", mode="fanout")
     for number in range(few):

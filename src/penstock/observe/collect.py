@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice, pairwise
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 import msgspec
 
 from penstock.errors import Corrupt, UnknownQueue
+from penstock.events import Event
 from penstock.journal import keys
 from penstock.journal.blocks import stored_size
 from penstock.journal.catalog import load_state, open_block
@@ -189,12 +190,20 @@ def _count_dead(journal: LocalJournal, target: str, groups: list[QueueSample], o
     known = _memory(journal).letters.get(target)
     if known is None or known.numbers != numbers or known.latest != latest:
         counts: dict[tuple[str, str], int] = {}
-        for event in islice(iter(queue), COUNTED_LETTERS):
+        events: Iterator[Event] = islice(iter(queue), COUNTED_LETTERS)
+        if known is not None and _count(numbers) - _count(known.numbers) == latest - known.latest and len(groups) == 1:
+            counts = dict(known.counts)  # some have come, and none has gone
+            events = (one.event for one in queue.messages(after=known.latest, limit=latest - known.latest))
+        for event in events:
             origin = (event.headers.get("dead-queue", ""), event.headers.get("dead-group", "default"))
             counts[origin] = counts.get(origin, 0) + 1
         known = _memory(journal).letters[target] = _CountedLetters(numbers, latest, counts)
     for one in origins:
         one.dead = known.counts.get((one.name, one.group), 0)
+
+
+def _count(numbers: list[tuple[int | None, int, int, int]]) -> int:
+    return sum(count or 0 for group in numbers for count in group)
 
 
 def _reported(journal: LocalJournal, reports: TopicSample | None, read: Callable[[LocalJournal], list[T]]) -> list[T]:

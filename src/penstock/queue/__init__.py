@@ -25,7 +25,9 @@ Rows (`t`: the topic's number, `g`: a group's; everything big-endian):
     qt t d          where a queue of this name was dropped: a new one begins after that position; if over a log
     qt t x seq      a message pushed with a delay or a priority
     qt t a seq      a message's own retry budget
+    qt t l name seq a dead letter that came from a queue; and without a name each of them, with that name as its value
     qt t s name     a periodic message
+    qt t q due name the same by its next tick; and without a name the latest time at which one of them was changed
     qt t n g who    a consumer: when it was last seen, since when, on which machine
     qg t g g        the group: frontier, counters, next times
     qg t g l n      a lease: a run of positions or a list of messages, with a deadline; see `lease_number`

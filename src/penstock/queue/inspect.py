@@ -232,6 +232,20 @@ class View:
             if not self.state.fanout or self.state.is_free(self.snap, event.seq):
                 yield event
 
+    def letters(self, of: str | None, after: int = 0) -> Iterator[Event]:
+        """The dead letters beyond a position that came from a queue, or all, by position."""
+        if self.state.record.indexed:
+            topic = self.state.topic
+            rows = self.snap.scan(keys.letter_key(topic, of or "", after + 1), keys.letter_key(topic, of or "", NEVER))
+            seqs = (keys.tail_seq(key) for key, _ in rows)
+            groups = self.state.all_groups(self.snap)
+            unsettled = (seq for seq in seqs if any(self.has(group, seq) for group in groups))
+            found = (self.state.blocks.event(self.snap, seq) for seq in unsettled)
+            events: Iterator[Event] = (event for event in found if event is not None)
+        else:
+            events = self.events(self.walk(after=after))
+        return (event for event in events if origin(event) and of in (None, origin(event)))
+
     def _walk_group(self, group: Group, wanted: Collection[str], after: int) -> Iterator[Entry]:
         label = group.name if group.number else None if self.state.fanout else "default"
         sources: list[Iterator[Entry]] = []
@@ -376,12 +390,6 @@ def get(queue: LocalQueue, seq: int) -> Event | None:
     with viewing(queue) as view:
         has = 0 < seq <= view.latest and any(view.has(group, seq) for group in view.state.each_group(view.snap))
         return view.state.blocks.event(view.snap, seq) if has else None
-
-
-def unsettled_events(queue: LocalQueue, after: int = 0) -> Iterator[Event]:
-    """Everything beyond a position that some group has not settled, in order."""
-    with viewing(queue) as view:
-        yield from view.events(view.walk(after=after))
 
 
 def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
@@ -584,21 +592,9 @@ def dead_letters(queue: LocalQueue, after: DeadLetterCursor | None = None) -> It
     target = queue.policy().dead_letter
     cursor = after or DeadLetterCursor("", 0)
     own = cursor.queue == queue.name != target
-    if target is not None and not own and target in registry.names():
-        for event in unsettled_events(registry.existing(target), cursor.seq if cursor.queue == target else 0):
-            if origin(event) == queue.name:
-                yield letter(event)
-    # An ordinary queue is not walked: a hundred thousand messages would be looked at for nothing.
-    if queue.name != target and _receives_dead(queue):
-        for event in unsettled_events(queue, cursor.seq if own else 0):
-            if origin(event) is not None:
-                yield letter(event)
-
-
-def _receives_dead(queue: LocalQueue) -> bool:
-    """Whether dead letters come, or came, to a queue: some queue's policy names it, or it begins with one."""
-    if any(origin(event) is not None for event in peek(queue, 1, "default")):
-        return True
-    registry = queue._registry
-    records = (registry.record(name) for name in registry.names())
-    return any(record is not None and record.policy.dead_letter == queue.name for record in records)
+    if target is not None and not own and registry.record(target) is not None:
+        with viewing(registry.existing(target)) as view:
+            yield from map(letter, view.letters(queue.name, cursor.seq if cursor.queue == target else 0))
+    if queue.name != target:
+        with viewing(queue) as view:
+            yield from map(letter, view.letters(None, cursor.seq if own else 0))

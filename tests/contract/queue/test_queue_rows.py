@@ -102,6 +102,14 @@ CHANGES: dict[str, tuple[Callable[[Commit, Group], object], str]] = {
         lambda commit, group: commit.tx.put(keys.batch_key(group.prefix, 1, LISTED | 1), keys.pack_seqs([1, 0])),
         "stretches of leases are",
     ),
+    "a dead letter that is none": (
+        lambda commit, group: group.queue.note_letters(commit, [(2, "mail")]),
+        "leads to no dead letter",
+    ),
+    "a tick of no schedule": (
+        lambda commit, group: commit.tx.put(keys.tick_key(group.topic, 5, "gone"), b""),
+        "there are ticks of ['gone'], and periodic messages []",
+    ),
     "a time nobody looks at": (
         lambda commit, group: setattr(group.record, "next_due", 0) or commit.touch(group),
         "next_due is 0",
@@ -203,3 +211,54 @@ def test_messages_of_leases_that_lie_within_each_other_are_listed_in_order(journ
     assert [one.seq for one in queue.messages(after=4, limit=2)] == [5, 6]
     assert all(queue.get(seq) is not None for seq in range(2, 9)) and queue.get(1) is None
     assert queue.discard(range(1, 9)) == 0 and problems(queue) == []
+
+
+def test_dead_letters_and_schedules_of_an_older_store_get_their_rows_in_passing(journal: Journal) -> None:
+    dead, mail = journal.queue("dead"), journal.queue("mail", max_attempts=1, dead_letter="dead")
+    journal.queue("other", max_attempts=1, dead_letter="dead")
+    for queue in (mail, journal.queue("other"), mail):
+        queue.push("lost")
+        lost = queue.take()
+        assert lost is not None
+        lost.nack(error="no")
+    dead.every(3600, "tick", name="hourly")
+    own = dead._backend
+    assert isinstance(own, LocalQueue)
+
+    def make_older(commit: Commit, state: QueueState) -> None:
+        commit.tx.delete_range(*keys.letters_range(state.topic))
+        commit.tx.delete_range(keys.tick_key(state.topic, 0, ""), keys.tick_key(state.topic, 1 << 60, ""))
+        state.record.indexed = False
+        state.save(commit)
+
+    own.change(make_older)
+    assert [one.event.seq for one in mail.dead_letters()] == [1, 3] and mail.redrive(dry_run=True) == 2
+    journal.maintain()
+    with inspecting(own) as (snap, state):
+        assert state.record.indexed and len(list(snap.scan(*keys.letters_range(state.topic)))) == 6
+        assert any(snap.scan(keys.tick_key(state.topic, 1, ""), keys.tick_key(state.topic, 1 << 60, "")))
+    assert problems(dead) == []
+    assert [one.event.seq for one in mail.dead_letters()] == [1, 3] and mail.redrive(dry_run=True) == 2
+    assert dead.discard([1]) == 1 and [one.event.seq for one in mail.dead_letters()] == [3]
+    assert mail.redrive() == 1 and list(mail.dead_letters()) == [] and len(list(dead.dead_letters())) == 1
+    dead.purge()
+    with inspecting(own) as (snap, state):
+        assert not any(snap.scan(*keys.letters_range(state.topic)))
+
+
+def test_letters_that_were_handled_leave_no_rows(journal: Journal) -> None:
+    dead, mail = journal.queue("dead"), journal.queue("mail", max_attempts=1, dead_letter="dead")
+    mail.push("lost")
+    lost = mail.take()
+    assert lost is not None
+    lost.nack(error="no")
+    letter = dead.take()
+    assert letter is not None
+    assert len(list(mail.dead_letters())) == 1
+    letter.ack()
+    assert list(mail.dead_letters()) == []
+    journal.maintain()
+    own = dead._backend
+    assert isinstance(own, LocalQueue)
+    with inspecting(own) as (snap, state):
+        assert not any(snap.scan(*keys.letters_range(state.topic)))

@@ -19,7 +19,7 @@ from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import lane_of
 from penstock.queue.state.records import READY, TAKEN, WAITING, MessageRow, SpecialRow, encode
-from penstock.surface.failure import FailureText
+from penstock.surface.failure import DEAD_QUEUE, FailureText
 
 
 def push(
@@ -59,6 +59,10 @@ def push(
     if batch.columns.headers is not None and not queue.traits.replies and not forced:
         note_replies(commit, queue, batch.columns.headers, moved=moved)
     receipts = commit.append(queue.name, batch)
+    if batch.columns.headers is not None:
+        origins = ((headers or {}).get(DEAD_QUEUE) for headers in batch.columns.headers)
+        fresh = zip(receipts, origins, strict=True)
+        queue.note_letters(commit, ((one.seq, origin) for one, origin in fresh if origin and not one.duplicate))
     if options is not None:
         _grant(commit, queue, receipts, options)
     fair_by = None if debounced else policy.fair_by

@@ -105,6 +105,7 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
                 answer_taken(commit, state, [seq], DISCARDED)
                 for group, message in found:
                     group.move(commit, message, None)
+                state.forget_letter(commit, seq)
         return gone
 
     count = queue._writer.run(WriteRequest(apply)) if seqs else 0
@@ -290,12 +291,12 @@ class _Redrive:
         with viewing(source) as view:
 
             def goes(event: Event) -> bool:
-                name = origin(event)
-                if name is None or of not in (None, name) or (self._where and not self._where(event)):
+                name = origin(event) or ""
+                if not view.state.is_free(view.snap, event.seq) or (self._where and not self._where(event)):
                     return False
                 return self._can_go(view, event, name, name if self._to is None else self._to.name)
 
-            chosen = _choose(view.available(), limit, goes)
+            chosen = _choose(view.letters(of), limit, goes)
         if chosen:
             self.letters.append((source, chosen))
         return len(chosen)

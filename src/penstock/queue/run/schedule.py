@@ -28,7 +28,7 @@ from penstock.queue.options import DeliveryOptions, read_delivery_options
 from penstock.queue.run.cron import Cron
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
-from penstock.queue.state.records import encode, read_queue
+from penstock.queue.state.records import NEVER, encode, read_queue
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
@@ -131,14 +131,13 @@ def add(
             raise ConfigError(
                 f"queue {queue.name!r} has priorities, and messages with priorities have no ordering keys"
             )
-        row = keys.schedule_key(state.topic, name)
-        value = commit.tx.get(row)
-        if value is not None:
-            known = _read(value, queue.name)
+        known = _find(commit.tx, state, name)
+        if known is not None:
             if msgspec.structs.replace(known, next_ms=0, last_ms=0) == made:
                 return known
+            commit.tx.delete(keys.tick_key(state.topic, known.next_ms, name))
         record = msgspec.structs.replace(made, next_ms=following(made, commit.now_ms))
-        commit.tx.put(row, encode(record))
+        _save(commit, state, name, record)
         return record
 
     record = queue._writer.run(WriteRequest(apply))
@@ -147,14 +146,15 @@ def add(
 
 
 def listed(queue: LocalQueue) -> list[Schedule]:
-    with inspecting(queue) as (snap, _):
-        return [_shown(queue.name, name, record) for name, record in _stored(snap, queue.name)]
+    with inspecting(queue) as (snap, state):
+        rows = snap.scan(*keys.schedule_range(state.topic))
+        return [_shown(queue.name, keys.schedule_name(key), _read(value, queue.name)) for key, value in rows]
 
 
 def push_now(queue: LocalQueue, name: str) -> Receipt:
     """Pushes a schedule's message at once; its ticks stay as they are. ConfigError when there is no such schedule."""
-    with queue._core.engine.read() as snap:
-        record = dict(_stored(snap, queue.name)).get(name)
+    with inspecting(queue) as (snap, state):
+        record = _find(snap, state, name)
     if record is None:
         raise ConfigError(f"queue {queue.name!r} has no schedule {name!r}")
     payload = record.payload if record.binary else msgspec.json.decode(record.payload)
@@ -164,10 +164,12 @@ def push_now(queue: LocalQueue, name: str) -> Receipt:
 
 def remove(queue: LocalQueue, name: str) -> bool:
     def apply(commit: Commit) -> bool:
-        row = keys.schedule_key(queue._cache.state(commit, queue.name).topic, name)
-        if commit.tx.get(row) is None:
+        state = queue._cache.state(commit, queue.name)
+        record = _find(commit.tx, state, name)
+        if record is None:
             return False
-        commit.tx.delete(row)
+        commit.tx.delete(keys.tick_key(state.topic, record.next_ms, name))
+        commit.tx.delete(keys.schedule_key(state.topic, name))
         return True
 
     return queue._writer.run(WriteRequest(apply))
@@ -187,11 +189,35 @@ def _shown(queue: str, name: str, record: ScheduleRecord) -> Schedule:
     )
 
 
-def _stored(snap: Snapshot, queue: str) -> list[tuple[str, ScheduleRecord]]:
-    """A queue's schedules; none where there is no queue of that name (any more)."""
-    value = snap.get(keys.queue_key(queue))
-    found = () if value is None else snap.scan(*keys.schedule_range(read_queue(value, queue).topic))
-    return [(keys.schedule_name(key), _read(value, queue)) for key, value in found]
+def _find(snap: Snapshot, queue: QueueState, name: str) -> ScheduleRecord | None:
+    value = snap.get(keys.schedule_key(queue.topic, name))
+    return None if value is None else _read(value, queue.name)
+
+
+def _save(commit: Commit, queue: QueueState, name: str, record: ScheduleRecord) -> None:
+    """Writes a schedule with the row of its next tick; who changes a time deletes the row of the one before."""
+    commit.tx.put(keys.schedule_key(queue.topic, name), encode(record))
+    commit.tx.put(keys.tick_key(queue.topic, record.next_ms, name), b"")
+    commit.tx.put(keys.tick_key(queue.topic, 0, ""), keys.pack_seq(commit.now_ms))
+
+
+def _search(snap: Snapshot, queue: str, topic: int, now: int) -> tuple[list[str], int | None]:
+    """Which schedules are due, or have times that a clock which was set back has moved; when the first other one is."""
+    due, later = [], []
+    for key, value in snap.scan(*keys.schedule_range(topic)):
+        record = _read(value, queue)
+        if record.next_ms <= now or _set_back(record, now):
+            due.append(keys.schedule_name(key))
+        else:
+            later.append(record.next_ms)
+    return due, min(later, default=None)
+
+
+def note_tick(commit: Commit, queue: QueueState, name: str) -> None:
+    """Gives a schedule of an older store the row of its next tick."""
+    record = _find(commit.tx, queue, name)
+    if record is not None:
+        commit.tx.put(keys.tick_key(queue.topic, record.next_ms, name), b"")
 
 
 def _read(value: bytes, queue: str) -> ScheduleRecord:
@@ -255,16 +281,16 @@ def _last_before(record: ScheduleRecord, now: int) -> int:
 
 def tick(commit: Commit, state: QueueState, name: str) -> int | None:
     """Pushes what is due of a schedule; returns when its next tick is, which may be now. None: it is gone."""
-    row = keys.schedule_key(state.topic, name)
-    value = commit.tx.get(row)
-    if value is None:
+    record = _find(commit.tx, state, name)
+    if record is None:
         return None
-    record = _read(value, state.name)
     back = _set_back(record, commit.now_ms)
-    if back:
-        record.next_ms -= back
-        commit.tx.put(row, encode(record))
+    if not back and record.next_ms > commit.now_ms:
+        return record.next_ms
+    commit.tx.delete(keys.tick_key(state.topic, record.next_ms, name))
+    record.next_ms -= back
     if record.next_ms > commit.now_ms:
+        _save(commit, state, name, record)
         return record.next_ms
     ticks, following_ms = _due(record, commit.now_ms)
     if ticks:
@@ -279,7 +305,7 @@ def tick(commit: Commit, state: QueueState, name: str) -> int | None:
         push(commit, state, as_batch(columns), DeliveryOptions(record.priority) if record.priority else None)
         record.last_ms = ticks[-1]
     record.next_ms = following_ms
-    commit.tx.put(row, encode(record))
+    _save(commit, state, name, record)
     return following_ms
 
 
@@ -300,7 +326,8 @@ class Scheduler:
             return
         if not start:
             with self._registry.core.engine.read() as snap:
-                start = bool(_stored(snap, queue))
+                value = snap.get(keys.queue_key(queue))
+                start = value is not None and any(snap.scan(*keys.schedule_range(read_queue(value, queue).topic)))
         if not start:
             return
         with self._lock:
@@ -335,22 +362,34 @@ class Scheduler:
 
     def run_due(self) -> int | None:
         """Pushes what is due now; returns the time of the next tick."""
-        core, earliest = self._registry.core, None
+        earliest = None
         with self._lock:
             watched = list(self._watched)
         for queue in watched:
-            with core.engine.read() as snap:
-                stored = _stored(snap, queue)
-            for name, record in stored:
-                following_ms = record.next_ms
-                now = core.clock.now_ms()
-                if following_ms <= now or _set_back(record, now):
-                    pushed = self._tick(queue, name)
-                    if pushed is None:
-                        continue
-                    following_ms = pushed
-                earliest = following_ms if earliest is None else min(earliest, following_ms)
+            due, later = self._due_of(queue)
+            times = [self._tick(queue, name) for name in due] + [later]
+            earliest = min((one for one in (*times, earliest) if one is not None), default=None)
         return earliest
+
+    def _due_of(self, queue: str) -> tuple[list[str], int | None]:
+        """Which schedules of a queue are due, or have times that a clock which was set back has moved; when the first
+        other one is."""
+        core = self._registry.core
+        with core.engine.read() as snap:
+            value, now = snap.get(keys.queue_key(queue)), core.clock.now_ms()
+            if value is None:
+                return [], None
+            record = read_queue(value, queue)
+            seen = snap.get(keys.tick_key(record.topic, 0, ""))
+            if not record.indexed or seen is None or now < keys.unpack_seq(seen):
+                return _search(snap, queue, record.topic, now)
+            due: list[str] = []
+            for key, _ in snap.scan(keys.tick_key(record.topic, 1, ""), keys.tick_key(record.topic, NEVER, "")):
+                at, name = keys.split_tick(key)
+                if at > now:
+                    return due, at
+                due.append(name)
+        return due, None
 
     def _tick(self, queue: str, name: str) -> int | None:
         """Pushes a schedule's ticks; returns when it is due again. One that cannot push makes no other one late."""

@@ -19,6 +19,7 @@ from penstock.journal.writer import WriteRequest
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, QueueState, presences
 from penstock.queue.state.records import encode
+from penstock.surface.failure import DEAD_QUEUE
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
@@ -130,6 +131,7 @@ class QueueUpkeep:
                 return
         looked: Looked = {}
         self._repeat(lambda commit: self._sort_rows(commit, topic))
+        self._add_rows(topic)
         self._repeat(lambda commit: self._expire(commit, topic, looked))
         standing = self._find_standing(topic)
         self._repeat(lambda commit: self._remove(commit, topic, standing))
@@ -149,6 +151,35 @@ class QueueUpkeep:
         queue = self._cache.find(commit, topic)
         groups = () if queue is None else queue.all_groups(commit.tx)
         return any(group.sort_rows(commit, CLEAR_ROWS) for group in groups)
+
+    def _add_rows(self, topic: str) -> None:
+        """Gives the dead letters and periodic messages of an older store their rows."""
+        with self._core.engine.read() as snap, self._cache.beside(snap, topic) as queue:
+            if queue is None or queue.record.indexed:
+                return
+            number, view = queue.topic, TopicView(snap, topic, TopicRecord(queue.topic))
+            blocks = (block for block in view.blocks(0, view.latest()) if block.may_have_header(DEAD_QUEUE))
+            rows = ((seq, block.headers(row)) for block in blocks for row, seq in enumerate(block.seqs))
+            letters = [(seq, headers[DEAD_QUEUE]) for seq, headers in rows if headers.get(DEAD_QUEUE)]
+            schedules = [keys.schedule_name(key) for key, _ in snap.scan(*keys.schedule_range(number))]
+
+        def add(commit: Commit) -> bool:
+            from penstock.queue.run.schedule import note_tick
+
+            queue = self._cache.find(commit, topic)
+            if queue is None or queue.topic != number:
+                return False
+            queue.note_letters(commit, letters[:CLEAR_ROWS])
+            for name in schedules[:CLEAR_ROWS]:
+                note_tick(commit, queue, name)
+            del letters[:CLEAR_ROWS], schedules[:CLEAR_ROWS]
+            if letters or schedules:
+                return True
+            queue.record.indexed = True
+            queue.save(commit)
+            return False
+
+        self._repeat(add)
 
     # ── what is settled from the beginning on ────────────────────────────────────────────────────────────────────────
     def _find_standing(self, topic: str) -> Standing:
@@ -184,6 +215,10 @@ class QueueUpkeep:
             for key in gone:
                 tx.delete(key)
             left -= len(gone)
+        letters = tx.scan(keys.letter_key(queue.topic, "", 0), keys.letter_key(queue.topic, "", trimmed + 1))
+        for seq in [keys.tail_seq(key) for key, _ in islice(letters, left)]:
+            queue.forget_letter(commit, seq)
+            left -= 1
         return left == 0
 
     def _done_with(self, commit: Commit, queue: QueueState, through: int) -> int:
@@ -262,6 +297,7 @@ def remove_through(commit: Commit, queue: QueueState, through: int, core: Journa
     trimmed = load_state(commit.tx, queue.topic, queue.name).trimmed
     commit.tx.delete_range(keys.special_key(queue.topic, 0), keys.special_key(queue.topic, trimmed + 1))
     commit.tx.delete_range(keys.override_key(queue.topic, 0), keys.override_key(queue.topic, trimmed + 1))
+    commit.tx.delete_range(*keys.letters_range(queue.topic))
     for group in queue.all_groups(commit.tx):
         commit.tx.delete_range(*group.rows(keys.TRAIL, 0, trimmed))
 

@@ -193,6 +193,21 @@ class QueueState:
         """Settles a message that is not in flight, for all groups."""
         for group in self.all_groups(commit.tx):
             group.discard(commit, seq)
+        self.forget_letter(commit, seq)
+
+    def note_letters(self, commit: Commit, letters: Iterable[tuple[int, str]]) -> None:
+        """Writes the rows of dead letters: positions, and the queues they came from."""
+        for seq, origin in letters:
+            commit.tx.put(keys.letter_key(self.topic, "", seq), origin.encode())
+            commit.tx.put(keys.letter_key(self.topic, origin, seq), b"")
+
+    def forget_letter(self, commit: Commit, seq: int) -> None:
+        """Deletes the rows of a message that is settled, if it was a dead letter."""
+        row = keys.letter_key(self.topic, "", seq)
+        origin = commit.tx.get(row)
+        if origin is not None:
+            commit.tx.delete(row)
+            commit.tx.delete(keys.letter_key(self.topic, origin.decode(), seq))
 
     def presence(self, snap: Snapshot, label: str, consumer: str) -> Presence | None:
         """A consumer of a group; None when it is not listed, or not any more."""
@@ -271,6 +286,7 @@ class QueueCache:
         _refuse_sealed(name, stored, begin)
         over_log = commit.latest(name) > (stored.trimmed if was_over_log else begin)
         record = QueueRecord(QueuePolicy(**fields), head.number, commit.now_ms, over_log=over_log)
+        record.indexed = commit.latest(name) <= begin
         lasting = self._lasting[head.number] = ProcessMemory(name, record)
         state = self._states[name] = QueueState(self, name, record, Traits(), lasting)
         state.save(commit)

@@ -12,6 +12,7 @@ from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import FAILED, HELD, LISTED, NEVER, READY, RUN, WAITING, MessageRow, read_message
+from penstock.surface.failure import DEAD_QUEUE
 
 _ORDERS = (keys.READY, keys.LANE, keys.TURN, keys.WAITING, keys.HELD)
 
@@ -22,7 +23,32 @@ def check_queue(snap: Snapshot, queue: QueueState) -> list[str]:
         f"queue {queue.name!r}, group {group.name or group.number}: {found}"
         for group in queue.all_groups(snap)
         for found in _GroupCheck(snap, group).problems()
-    ]
+    ] + [f"queue {queue.name!r}: {found}" for found in (*_letters(snap, queue), *_ticks(snap, queue))]
+
+
+def _ticks(snap: Snapshot, queue: QueueState) -> Iterator[str]:
+    """Every periodic message has one row of its next tick."""
+    names = [keys.schedule_name(key) for key, _ in snap.scan(*keys.schedule_range(queue.topic))]
+    rows = snap.scan(keys.tick_key(queue.topic, 1, ""), keys.tick_key(queue.topic, NEVER, ""))
+    ticks = sorted(keys.split_tick(key)[1] for key, _ in rows)
+    if queue.record.indexed and ticks != sorted(names):
+        yield f"there are ticks of {ticks}, and periodic messages {names}"
+
+
+def _letters(snap: Snapshot, queue: QueueState) -> Iterator[str]:
+    """Every dead letter that is not settled has its rows, and there are none of other messages."""
+    view = TopicView(snap, queue.name, TopicRecord(queue.topic))
+    rows = [(seq, block.headers(row)) for block in view.blocks(0, view.latest()) for row, seq in enumerate(block.seqs)]
+    letters = {seq: headers.get(DEAD_QUEUE) for seq, headers in rows}
+    stored = [row for row, _ in snap.scan(*keys.letters_range(queue.topic))]
+    named = {seq: ("", origin) for seq, origin in letters.items() if origin}
+    expected = {seq: [keys.letter_key(queue.topic, name, seq) for name in names] for seq, names in named.items()}
+    for seq, wanted in expected.items() if queue.record.indexed else ():
+        has = queue.find(snap, seq) or any(group.lease_of(snap, seq) for group in queue.all_groups(snap))
+        yield from (f"dead letter {seq} has no row {row!r}" for row in wanted if has and row not in stored)
+    for row in stored:
+        if keys.tail_seq(row) in letters and row not in expected.get(keys.tail_seq(row), ()):
+            yield f"row {row!r} leads to no dead letter"
 
 
 class _GroupCheck:

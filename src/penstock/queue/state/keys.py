@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.errors import Corrupt
 from penstock.journal.keys import stored_name
+from penstock.limits import MAX_NAME_LENGTH
 
 QUEUE = b"qr"
 _shared = struct.Struct(">2sIc")
@@ -69,12 +70,31 @@ def override_key(topic: int, seq: int) -> bytes:
     return _shared_seq.pack(_SHARED, topic, b"a", seq)
 
 
+def letter_key(topic: int, origin: str, seq: int) -> bytes:
+    """The row of a dead letter; names longer than a queue's may be cut, none of them is one."""
+    text = origin.encode()[: MAX_NAME_LENGTH + 1]
+    return _shared.pack(_SHARED, topic, b"l") + _length.pack(len(text)) + text + _seq.pack(seq)
+
+
+def letters_range(topic: int) -> tuple[bytes, bytes]:
+    return _shared.pack(_SHARED, topic, b"l"), _shared.pack(_SHARED, topic, b"m")
+
+
 def schedule_key(topic: int, name: str) -> bytes:
     return _shared.pack(_SHARED, topic, b"s") + name.encode()
 
 
 def schedule_range(topic: int) -> tuple[bytes, bytes]:
     return _shared.pack(_SHARED, topic, b"s"), _shared.pack(_SHARED, topic, b"t")
+
+
+def tick_key(topic: int, due: int, name: str) -> bytes:
+    return _shared_seq.pack(_SHARED, topic, b"q", due) + name.encode()
+
+
+def split_tick(key: bytes) -> tuple[int, str]:
+    """The time of a tick, and the name of its periodic message."""
+    return _seq.unpack_from(key, _shared.size)[0], stored_name(key[_shared_seq.size :])
 
 
 def schedule_name(key: bytes) -> str:

@@ -37,6 +37,10 @@ class QueueRecord(msgspec.Struct, array_like=True):
     over_log: bool = False
     """Whether the topic had a history of its own when the queue was made: a queue removes no event of a log."""
 
+    indexed: bool = False
+    """Whether its dead letters and periodic messages have all their rows; False: the store, or the topic, is older than
+    the queue's rows, and upkeep will add them."""
+
     def is_paused(self, group: str) -> bool:
         """Whether a group gets nothing for now."""
         return "" in self.paused or group in self.paused
