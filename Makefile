@@ -65,7 +65,7 @@ $(VENV)/.docs: $(STAMP)
 
 docs: $(VENV)/.docs  ## make the pages that are made from code, then the site, in site/
 	@for page in scripts/*_page.py; do $(PY) $$page; done
-	@$(VENV)/bin/mkdocs build --quiet
+	@$(VENV)/bin/mkdocs build --strict
 
 dist: $(STAMP)  ## build a wheel and a source archive, in dist/
 	@rm -rf dist

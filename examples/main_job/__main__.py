@@ -42,6 +42,7 @@ class Story:
         self.moments: list[chart.Moment] = []
         self.events: list[tuple[float, str]] = []
         self.lines: list[str] = []
+        self.totals = chart.Totals(0, 0, 0, 0, 0, 0)
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def say(self, text: str = "") -> None:
@@ -74,18 +75,7 @@ class Story:
 
     def start_console(self) -> str:
         """`penstock serve` on a free port; returns its address."""
-        command = [
-            sys.executable,
-            "-m",
-            "penstock.cli",
-            "serve",
-            "--create",
-            "--url",
-            self.url,
-            "--port",
-            "0",
-            "--json",
-        ]
+        command = [sys.executable, "-m", "penstock.cli", "serve", "--url", self.url, "--port", "0", "--json"]
         command += ["--buffer", f"orders={self.buffer}"]
         with (self.folder / "console.log").open("ab") as log:
             process = self._start(command, stdout=subprocess.PIPE, stderr=log)
@@ -179,7 +169,7 @@ def tell(story: Story, journal: penstock.Journal) -> bool:
     redriven = desk.queue.redrive()
     story.wait(lambda: len(desk.queue) == 0)
     handled = journal.topic("handled").latest
-    story.mark(f"the telephone is mended: {redriven:,} dead letters are sent back, {handled:,} alerts handled in all")
+    story.mark(f"the cause is fixed: {redriven:,} dead letters are sent back, {handled:,} alerts handled in all")
     story.say(f"the cause is fixed, {redriven:,} dead letters are sent back: {handled:,} alerts handled in all")
     worker.stop()
     done.set()
@@ -190,6 +180,7 @@ def tell(story: Story, journal: penstock.Journal) -> bool:
     story.say(f"history is sealed: {sealed.events:,} orders are Parquet now ({size:,.0f} KiB), the rest is hot")
     story.say()
     checks = list(proof.prove(journal, story.folder / "raw", story.folder / "lake", redriven))
+    story.totals = proof.totals(journal, story.folder / "raw", redriven)
     for check in checks:
         story.say(f"{'✓' if check.holds else '✗ NOT SO:'} {check.claim} ({check.found})")
     return all(check.holds for check in checks)
@@ -227,7 +218,7 @@ def main() -> int:
     story.say()
     verdict = "proven, every one counted exactly once" if proven else "THE BOOKS DO NOT BALANCE"
     story.say(f"{len(raw):,} orders, {cents / 100:,.2f} in all: {verdict}")
-    picture, page = chart.draw(proof.windows(raw), story.moments, story.events, story.lines, folder)
+    picture, page = chart.draw(proof.windows(raw), story.moments, story.events, story.totals, story.lines, folder)
     penstock_here = shown_command()
     print(f"""
 The picture: {picture} (and {page})

@@ -25,9 +25,9 @@ class Desk:
         """What a worker calls; an exception gives the message back."""
         number = zlib.crc32(delivery.payload["number"].encode())
         if number % 5 == 0 and delivery.attempt == 1:
-            self._fail("the telephone was busy")
+            self._fail("the partner's service timed out")
         if number % 10 == 1 and not self.fixed:
-            self._fail("no such telephone number")
+            self._fail("the partner's service knows no such customer")
         with self.journal.transaction() as tx:
             tx.append("handled", "alert.handled", {"number": delivery.payload["number"]}, cause=delivery.event)
             tx.ack(delivery)

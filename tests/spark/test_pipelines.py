@@ -20,7 +20,7 @@ from penstock.buffer import Producer
 from penstock.errors import ConfigError, FlowFailed, Locked
 from penstock.limits import BUFFER_MANIFEST
 from penstock.observe.pipelines import FlowStatus, status
-from penstock.spark import buffer_at, flow, queue, topic
+from penstock.spark import buffer_at, external, flow, queue, topic
 from penstock.spark.pipeline import running
 from penstock.spark.pipeline import running as stopping
 from penstock.spark.pipeline.alone import alone, checkpoint_root
@@ -266,6 +266,14 @@ def test_a_dry_run_finds_every_frame_that_does_not_fit(spark: SparkSession, jour
     expected = ["no column 'price'", 'no column "payload"', "kindd", "returned NoneType", "is no stream", "watermark"]
     for line, text in zip(str(found.value).split("\nflow "), expected, strict=True):
         assert text in line
+
+
+def test_a_dry_run_finds_a_sink_that_spark_does_not_have(spark: SparkSession, journal: penstock.Journal) -> None:
+    add_orders(journal, 1)
+    known = flow(source=topic("orders"), target=external("console"), name="known")(copy_events)
+    lost = flow(source=topic("orders"), target=external("delta", "/data/orders"), name="lost")(copy_events)
+    with pytest.raises(ConfigError, match=r"^flow 'lost': .*no data source 'delta'.*--conf spark\.jars"):
+        dry(journal, known, lost)
 
 
 # ── going on, stopping, beginning again ──────────────────────────────────────────────────────────────────────────────

@@ -552,7 +552,20 @@ def check_frame(flow: BoundFlow, frame: DataFrame, spark: SparkSession) -> None:
         from penstock.spark.options import resolved, write_options
 
         SinkLayout.of(frame.schema, write_options(resolved(target.write_options())))
+    else:
+        _check_format(target.format, spark)
     _check_operations(frame, flow.flow.output_mode, spark)
+
+
+def _check_format(format: str, spark: SparkSession) -> None:
+    """ConfigError when Spark has no data source of that name: a sink is looked for only when its query starts."""
+    try:
+        spark.readStream.format(format).load()
+    except Exception as error:  # py4j's, or pyspark's over Connect; what else is said is about reading
+        if "DATA_SOURCE_NOT_FOUND" in str(error):
+            raise ConfigError(
+                f"Spark has no data source {format!r}: give its jar with --conf spark.jars=… (or spark.jars.packages=…)"
+            ) from error
 
 
 def _check_operations(frame: DataFrame, output_mode: str, spark: SparkSession) -> None:
