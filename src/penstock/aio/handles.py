@@ -781,11 +781,17 @@ class AsyncQueue(AsyncHandle[Queue]):
         ahead: int | None = None,
         lease: Seconds | None = None,
         middleware: Iterable[Middleware] = (),
+        batch: int | None = None,
+        wait: Seconds = 0,
     ) -> QueueWorker:
         """A worker that gives messages to `handler` (a function or a coroutine function), `concurrency` at a time.
 
         A handler that returns acknowledges, one that raises gives the message back. Leases are renewed meanwhile, also
         those of messages taken ahead. `start()` it, `run()` it, or use it as a context manager.
+
+        `batch`: the handler gets a list of up to so many deliveries, and `wait` is how long a batch that is not full
+        waits for more. What it has not settled itself is acknowledged in one commit when it returns, and given back,
+        each by itself, when it raises.
         """
         return self._sync.worker(
             handler,
@@ -795,6 +801,8 @@ class AsyncQueue(AsyncHandle[Queue]):
             ahead=ahead,
             lease=lease,
             middleware=middleware,
+            batch=batch,
+            wait=wait,
         )
 
     async def every(

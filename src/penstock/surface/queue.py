@@ -486,25 +486,46 @@ class Queue:
         ahead: int | None = None,
         lease: Seconds | None = None,
         middleware: Iterable[Middleware] = (),
+        batch: int | None = None,
+        wait: Seconds = 0,
     ) -> QueueWorker:
         """A worker that gives messages to `handler` (a function or a coroutine function), `concurrency` at a time.
 
         A handler that returns acknowledges, one that raises gives the message back. Leases are renewed meanwhile, also
         those of messages taken ahead. `start()` it, `run()` it, or use it as a context manager.
+
+        `batch`: the handler gets a list of up to so many deliveries, and `wait` is how long a batch that is not full
+        waits for more. What it has not settled itself is acknowledged in one commit when it returns, and given back,
+        each by itself, when it raises.
         """
-        from penstock.queue.run.worker import QueueWorker
+        from penstock.queue.run.worker import QueueBatchWorker, QueueWorker
 
         check_taking(1, group, consumer, "a worker")
-        worker = QueueWorker(
-            self,
-            handler,
-            group=group,
-            concurrency=concurrency,
-            consumer=consumer,
-            ahead=ahead,
-            lease=lease,
-            middleware=middleware,
-        )
+        worker: QueueWorker
+        if batch is None:
+            worker = QueueWorker(
+                self,
+                handler,
+                group=group,
+                concurrency=concurrency,
+                consumer=consumer,
+                ahead=ahead,
+                lease=lease,
+                middleware=middleware,
+            )
+        elif concurrency != 1 or ahead is not None:
+            raise ConfigError("a worker with batch= handles one batch at a time: start several for more at once")
+        else:
+            worker = QueueBatchWorker(
+                self,
+                handler,
+                batch=batch,
+                wait=wait,
+                group=group,
+                consumer=consumer,
+                lease=lease,
+                middleware=middleware,
+            )
         self.journal._backend.workers.add(worker)
         return worker
 

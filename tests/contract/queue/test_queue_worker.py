@@ -527,3 +527,67 @@ def test_closing_lets_go_of_the_store_whatever_ended_a_worker(place: Place) -> N
     journal.close()
     with place.open(durability="process") as again:
         assert len(again.queue("jobs")) == 1
+
+
+def test_a_batch_is_handled_in_one_call_and_acknowledged_together(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(range(25))
+    batches: list[list[int]] = []
+
+    def handle(deliveries: list[Delivery]) -> None:
+        batches.append([delivery.payload for delivery in deliveries])
+
+    with queue.worker(handle, batch=10):
+        eventually(lambda: len(queue) == 0)
+    assert batches == [list(range(10)), list(range(10, 20)), list(range(20, 25))]
+
+
+def test_a_batch_that_is_not_full_waits_for_more(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    batches: list[int] = []
+    with queue.worker(lambda deliveries: batches.append(len(deliveries)), batch=3, wait=DEADLINE):
+        for n in range(3):
+            queue.push(n)
+        eventually(lambda: len(queue) == 0)
+    assert batches == [3]
+
+
+def test_what_a_batch_handler_settles_itself_is_left_alone(journal: Journal) -> None:
+    queue = journal.queue("jobs", max_attempts=1)
+    queue.push_many(["good", "bad", "good"])
+
+    def handle(deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            if delivery.payload == "bad":
+                delivery.nack(error="spoiled")
+
+    with queue.worker(handle, batch=5):
+        eventually(lambda: [event.payload for event in queue.failed()] == ["bad"] and len(queue) == 0)
+
+
+def test_a_batch_handler_that_raises_gives_every_message_back(journal: Journal) -> None:
+    queue = journal.queue("jobs", max_attempts=2, retry=0)
+    queue.push_many(range(3))
+    calls: list[list[int]] = []
+
+    async def handle(deliveries: list[Delivery]) -> None:
+        calls.append([delivery.attempt for delivery in deliveries])
+        raise ValueError("none of them")
+
+    with queue.worker(handle, batch=5):
+        eventually(lambda: len(list(queue.failed())) == 3)
+    assert sorted(attempt for call in calls for attempt in call) == [1, 1, 1, 2, 2, 2]
+
+
+def test_a_worker_of_batches_that_is_stopped_gives_back_what_it_gathered(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push(1)
+    worker = queue.worker(lambda deliveries: None, batch=2, wait=DEADLINE).start()
+    eventually(lambda: queue.stats().in_flight == 1)
+    worker.stop(DEADLINE)
+    delivery = queue.take()
+    assert delivery is not None and delivery.attempt == 1
+    with pytest.raises(ConfigError, match="one batch at a time"):
+        queue.worker(print, batch=2, concurrency=2)
+    with pytest.raises(ConfigError, match="batch"):
+        queue.worker(print, batch=0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue as stdlib_queue
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -79,6 +80,9 @@ class QueueWorker(Worker):
             asyncio.run(self._work_async())
         else:
             self._work_in_threads()
+        self._leave()
+
+    def _leave(self) -> None:
         group, consumer, _ = self._request
         with suppress(PenstockError):  # one that cannot say that it has ended is listed as gone
             self._backend.leave(group, consumer)
@@ -125,10 +129,10 @@ class QueueWorker(Worker):
             self._change.wait_for(lambda: self._stopping.is_set() or len(self._in_hand) < self._capacity)
         return not self._stopping.is_set()
 
-    def _take(self) -> list[Delivery]:
+    def _take(self, wait: float = IDLE) -> list[Delivery]:
         group, consumer, lease = self._request
         limit = max(1, self._capacity - len(self._in_hand))
-        wanted = TakeRequest(limit, group, consumer, IDLE, lease, since=self._began)
+        wanted = TakeRequest(limit, group, consumer, wait, lease, since=self._began)
         found = self._backend.take(wanted, self._stopping)
         with self._change:
             self._in_hand.update(found)
@@ -343,3 +347,97 @@ class QueueWorker(Worker):
             raise
         except Exception:
             log.exception("a hook around %r failed", delivery)
+
+
+class QueueBatchWorker(QueueWorker):
+    """Hands messages to a handler, a batch at a time, until stopped: one call, one renewal of leases, one commit."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        handler: Callable[[list[Delivery]], Any],
+        *,
+        batch: int,
+        wait: Seconds,
+        group: str,
+        consumer: str | None,
+        lease: Seconds | None,
+        middleware: Iterable[Middleware],
+    ) -> None:
+        ahead = check_whole(batch, "batch") - 1
+        super().__init__(
+            queue,
+            handler,  # type: ignore[arg-type]
+            group=group,
+            concurrency=1,
+            consumer=consumer,
+            ahead=ahead,
+            lease=lease,
+            middleware=middleware,
+        )
+        self._wait = seconds(wait, "wait")
+
+    def _work(self) -> None:
+        done = threading.Event()
+        housekeeper = self._start_keeping_leases(done)
+        try:
+            while not self._stopping.is_set():
+                self._gather()
+                if self._in_hand:
+                    self._handle_batch(sorted(self._in_hand, key=lambda delivery: delivery.seq))
+        finally:
+            self._backend.release([delivery for delivery in self._in_hand if not delivery._settled])
+            self._in_hand.clear()
+            done.set()
+            housekeeper.join()
+        self._leave()
+
+    def _gather(self) -> None:
+        """Takes the next messages, and waits a while for more of them when they are fewer than a batch."""
+        self._take()
+        until = time.monotonic() + self._wait
+        while 0 < len(self._in_hand) < self._capacity and not self._stopping.is_set():
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            self._take(left)
+
+    def _handle_batch(self, deliveries: list[Delivery]) -> None:
+        if self._stopping.is_set():
+            return  # what has not begun is given back
+        begun: list[Delivery] = []
+        for delivery in deliveries:
+            try:
+                self._enter(delivery)
+                begun.append(delivery)
+            except Exception as error:
+                self._failed(delivery, error)
+        if begun:
+            self._call_handler(begun)
+        with self._change:
+            self._in_hand.difference_update(deliveries)
+
+    def _call_handler(self, deliveries: list[Delivery]) -> None:
+        span = self._span(deliveries[0])
+        try:
+            result = self._handler(deliveries)  # type: ignore[arg-type]
+            if isinstance(result, Awaitable):
+                result = self._wait_for(result)
+        except Exception as error:
+            for delivery in deliveries:
+                if not delivery._settled:
+                    self._failed(delivery, error)
+            return
+        finally:
+            if span is not None:
+                span.end()
+        open_ones = [delivery for delivery in deliveries if not delivery._settled]
+        self._tell(lambda: self._ack_together(open_ones), deliveries[0])
+        for delivery in deliveries:
+            self._handled(delivery, None)
+
+    def _ack_together(self, deliveries: list[Delivery]) -> None:
+        held = self.queue.ack_many(deliveries)
+        if held < len(deliveries):
+            lost = len(deliveries) - held
+            log.warning("%d messages of %r were handled too late: other consumers may have them now", lost, self.name)
