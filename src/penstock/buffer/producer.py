@@ -96,10 +96,7 @@ class Producer:
         self._key = key
         measures = BufferCounters(metrics)
         self._manifest_measures = measures.for_role("producer")
-        self._pipeline = UploadPipeline(
-            store,
-            self._clock,
-            measures,
+        limits = UploadLimits(
             compression=compression,
             flush_interval=seconds(flush_interval, "flush_interval"),
             flush_bytes=min(check_whole(flush_bytes, "flush_bytes"), MAX_BATCH_BYTES),
@@ -108,6 +105,7 @@ class Producer:
             inflight_bytes=check_whole(inflight_bytes, "inflight_bytes"),
             renew_after_ms=int(seconds(gc_grace, "gc_grace") * 1000 * RENEW_SHARE),
         )
+        self._pipeline = UploadPipeline(store, self._clock, measures, limits)
         self._lanes = self._pipeline.lanes
         for each in places:
             shared = ManifestObject(store, each.manifest, self._clock, self._manifest_measures)
@@ -263,6 +261,19 @@ _JOIN_SECONDS = 5.0
 Share: TypeAlias = "tuple[Lane, bytes, int, Produced]"
 
 
+class UploadLimits(NamedTuple):
+    """How much is gathered, sent and kept at a time; see `Producer`."""
+
+    compression: Compression
+    flush_interval: float
+    flush_bytes: int
+    max_buffered: int
+    uploads: int
+    inflight_bytes: int
+    renew_after_ms: int
+    """Milliseconds after which an object that no manifest names is uploaded again."""
+
+
 class UploadPipeline:
     """Moves batches from `add` to their lane's manifest.
 
@@ -270,37 +281,18 @@ class UploadPipeline:
     not in flight *wait*; only when there is no room and too many wait does `add` block.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        clock: Clock,
-        measures: BufferCounters,
-        *,
-        compression: Compression,
-        flush_interval: float,
-        flush_bytes: int,
-        max_buffered: int,
-        uploads: int,
-        inflight_bytes: int,
-        renew_after_ms: int,
-    ) -> None:
+    def __init__(self, store: ObjectStore, clock: Clock, measures: BufferCounters, limits: UploadLimits) -> None:
         self.store = store
         self.clock = clock
         self.measures = measures
-        self.compression: Compression = compression
-        self.renew_after_ms = renew_after_ms
-        self.slabs = Slabs(inflight_bytes)
+        self.limits = limits
+        self.slabs = Slabs(limits.inflight_bytes)
         self.lock = threading.Lock()
         self.given_up = threading.Event()
         self.stopped = False
         self.closing = False
         self.last_error: Exception | None = None
         self.lanes: list[Lane] = []
-        self._flush_interval = flush_interval
-        self._flush_bytes = flush_bytes
-        self._max_buffered = max_buffered
-        self._uploads = uploads
-        self._inflight_bytes = inflight_bytes
         self._room = threading.Condition(self.lock)
         self._work = threading.Condition(self.lock)
         self._tick = threading.Condition(self.lock)
@@ -349,10 +341,10 @@ class UploadPipeline:
                     filling = lane.filling
                 first = not filling.calls
                 filling.add(encoded, count, payload, call)
-                if filling.size >= self._flush_bytes:
+                if filling.size >= self.limits.flush_bytes:
                     self._seal(lane)
                 elif first:
-                    filling.due_at = monotonic() + self._flush_interval
+                    filling.due_at = monotonic() + self.limits.flush_interval
                     if filling.due_at < self._next_tick:
                         self._arm(filling.due_at)
 
@@ -363,16 +355,16 @@ class UploadPipeline:
         for lane in self.lanes:
             calls += len(lane.filling.calls)
             size += lane.filling.size
-        return calls >= self._max_buffered or size >= self._inflight_bytes
+        return calls >= self.limits.max_buffered or size >= self.limits.inflight_bytes
 
     def _wait_for_room(self, timeout: float | None) -> None:
-        deadline = None if timeout is None else monotonic() + timeout
+        limits, deadline = self.limits, None if timeout is None else monotonic() + timeout
         while self._full() and not self.closing:
             left = None if deadline is None else deadline - monotonic()
             if left is not None and left <= 0:
                 raise Backpressure(
-                    f"{self._max_buffered} calls or {self._inflight_bytes} bytes already wait for the store",
-                    retry_after=self._flush_interval,
+                    f"{limits.max_buffered} calls or {limits.inflight_bytes} bytes already wait for the store",
+                    retry_after=limits.flush_interval,
                 )
             self._room.wait(left)
 
@@ -397,14 +389,14 @@ class UploadPipeline:
     def _fits(self, batch: Outgoing) -> bool:
         if self._in_flight == 0:  # a batch larger than the whole budget must still get through
             return True
-        return self._in_flight < _MOST_IN_FLIGHT and self._in_flight_bytes + batch.size <= self._inflight_bytes
+        return self._in_flight < _MOST_IN_FLIGHT and self._in_flight_bytes + batch.size <= self.limits.inflight_bytes
 
     def _launch(self, lane: Lane, batch: Outgoing) -> None:
         self._in_flight += 1
         self._in_flight_bytes += batch.size
         self._to_upload.append((lane, batch))
         # Not `_idle == 0`: those that were notified just now, for the batches before this one, still count as idle.
-        if len(self._to_upload) > self._idle and len(self._workers) < self._uploads:
+        if len(self._to_upload) > self._idle and len(self._workers) < self.limits.uploads:
             with suppress(RuntimeError):  # no more threads: those there are upload it in their turn
                 self._start_worker()
         else:
@@ -582,7 +574,7 @@ class Lane:
     def _put(self, batch: Outgoing) -> None:
         if self._stale(batch.name):
             batch.name = self.place.new_batch(self._pipeline.clock.now_ms())
-        data = batch.data(self._pipeline.compression)
+        data = batch.data(self._pipeline.limits.compression)
         batch.attempts += 1
         self._pipeline.store.put(batch.name, data)
         batch.location = batch.name
@@ -594,7 +586,7 @@ class Lane:
         Such a batch is uploaded again under a new name: what is appended cannot have been collected.
         """
         named_at = batch_time_ms(name)
-        return named_at is None or self._pipeline.clock.now_ms() - named_at >= self._pipeline.renew_after_ms
+        return named_at is None or self._pipeline.clock.now_ms() - named_at >= self._pipeline.limits.renew_after_ms
 
     # ── the manifest's thread ──
 

@@ -15,6 +15,7 @@ expressions, so a text from a stranger can do no harm.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -37,6 +38,7 @@ _TOKEN = re.compile(
 )
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 _WORDS = {"and", "or", "not", "in", "contains", "startswith", "endswith", "true", "false", "null"}
+_ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _COMPARISONS = {"=": "==", "==": "==", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 
 
@@ -55,7 +57,7 @@ class Where:
 
     def matches(self, event: Event) -> bool:
         """Whether the condition holds for an event."""
-        return truth(self._test(event))
+        return bool(self._test(event))
 
     __call__ = matches
 
@@ -94,7 +96,7 @@ class _Parser:
             raise ConfigError("a condition is missing: write something like payload.total > 10")
         test = self._either()
         if self._at < len(self._tokens):
-            self._refuse("and or or was expected here")
+            raise self._refused("and or or was expected here")
         return test
 
     # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -133,11 +135,12 @@ class _Parser:
 
     def _expect(self, text: str) -> None:
         if self._accept(text) is None:
-            self._refuse(f"{text!r} was expected here")
+            raise self._refused(f"{text!r} was expected here")
 
-    def _refuse(self, what: str) -> None:
+    def _refused(self, what: str) -> ConfigError:
+        """The error that says what is wrong where the parser stands."""
         at = self._tokens[self._at][2] if self._at < len(self._tokens) else len(self._text)
-        raise self._error(what, at)
+        return self._error(what, at)
 
     def _error(self, what: str, at: int) -> ConfigError:
         start = max(0, at - 30)
@@ -148,7 +151,7 @@ class _Parser:
     def _deeper(self) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            self._refuse(f"it is nested more than {MAX_DEPTH} deep")
+            raise self._refused(f"it is nested more than {MAX_DEPTH} deep")
 
     def _either(self) -> Value:
         self._deeper()
@@ -156,20 +159,20 @@ class _Parser:
         while self._accept("or"):
             tests.append(self._both())
         self._depth -= 1
-        return tests[0] if len(tests) == 1 else lambda event: any(truth(test(event)) for test in tests)
+        return tests[0] if len(tests) == 1 else lambda event: any(test(event) for test in tests)
 
     def _both(self) -> Value:
         tests = [self._negated()]
         while self._accept("and"):
             tests.append(self._negated())
-        return tests[0] if len(tests) == 1 else lambda event: all(truth(test(event)) for test in tests)
+        return tests[0] if len(tests) == 1 else lambda event: all(test(event) for test in tests)
 
     def _negated(self) -> Value:
         turns = 0
         while self._accept("not"):
             turns += 1
         test = self._comparison()
-        return test if turns % 2 == 0 else lambda event: not truth(test(event))
+        return test if turns % 2 == 0 else lambda event: not test(event)
 
     def _comparison(self) -> Value:
         left = self._value()
@@ -212,11 +215,7 @@ class _Parser:
             return inner
         if kind == "name":
             return self._named()
-        return self._no_value()
-
-    def _no_value(self) -> Value:
-        self._refuse("a field, a number or a text was expected here")
-        raise AssertionError("unreachable")
+        raise self._refused("a field, a number or a text was expected here")
 
     def _named(self) -> Value:
         _, name = self._next()
@@ -231,7 +230,8 @@ class _Parser:
             return applied(name, inner)
         if name not in EVENT_FIELDS:
             self._at -= 1
-            self._refuse(f"an event has no {name!r}; there are {', '.join(EVENT_FIELDS)} (and payload.{name}?)")
+            known = ", ".join(EVENT_FIELDS)
+            raise self._refused(f"an event has no {name!r}; there are {known} (and payload.{name}?)")
         return field_at(name, self._steps(name))
 
     def _steps(self, name: str) -> tuple[str | int, ...]:
@@ -241,7 +241,9 @@ class _Parser:
                 kind, text = self._next()
                 if kind != "name":
                     self._at -= 1
-                    self._refuse("the name of a field was expected here; write ['a name'] for one with signs in it")
+                    raise self._refused(
+                        "the name of a field was expected here; write ['a name'] for one with signs in it"
+                    )
                 steps.append(self._tokens[self._at - 1][1])
             elif self._accept("["):
                 kind, text = self._next()
@@ -251,12 +253,12 @@ class _Parser:
                     steps.append(int(text))
                 else:
                     self._at -= 1
-                    self._refuse("a number or a 'name' was expected here")
+                    raise self._refused("a number or a 'name' was expected here")
                 self._expect("]")
             else:
                 break
         if steps and name not in ("payload", "headers"):
-            self._refuse(f"{name} has nothing inside it")
+            raise self._refused(f"{name} has nothing inside it")
         return tuple(steps)
 
 
@@ -277,11 +279,6 @@ class _Missing:
 
 
 _MISSING = _Missing()
-
-
-def truth(value: object) -> bool:
-    """What counts as true."""
-    return bool(value)
 
 
 def field_at(name: str, steps: tuple[str | int, ...]) -> Value:
@@ -365,17 +362,11 @@ def compared(sign: str, left: Value, right: Value) -> Value:
         return lambda event: same(left(event), right(event))
     if sign == "!=":
         return lambda event: not same(left(event), right(event))
+    order = _ORDERS[sign]
 
     def ordered(event: Event) -> bool:
         pair = _like_with_like(left(event), right(event))
-        if pair is None or isinstance(pair[0], list | dict):
-            return False
-        one, other = pair
-        if sign == "<":
-            return bool(one < other)
-        if sign == "<=":
-            return bool(one <= other)
-        return bool(one > other) if sign == ">" else bool(one >= other)
+        return pair is not None and not isinstance(pair[0], list | dict) and bool(order(*pair))
 
     return ordered
 

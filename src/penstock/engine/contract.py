@@ -84,7 +84,7 @@ class Engine(ABC):
     survive the death of the process, not that of the machine; the store is never left corrupt by either.
     """
 
-    scheme: ClassVar[str]
+    scheme: str
     """The word before the colon in a url."""
     shared: ClassVar[bool]
     """Whether several processes may write one store at once; where not, a second writer gets `Locked`."""

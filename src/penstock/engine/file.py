@@ -43,7 +43,7 @@ RESERVE_BYTES = 4 << 20, 64 << 20
 class FileEngine(BatchEngine):
     """A store in one append-only file, for one writing process and any number of reading ones."""
 
-    scheme: ClassVar[str] = "file"
+    scheme = "file"
     shared: ClassVar[bool] = False
 
     def __init__(

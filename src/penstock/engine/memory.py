@@ -41,7 +41,7 @@ class MemoryRead(HeldRead[Frozen[bytes]]):
 class MemoryEngine(BatchEngine):
     """A store in this process's memory: its own, or one shared by name with other engine objects."""
 
-    scheme: ClassVar[str] = "memory"
+    scheme = "memory"
     shared: ClassVar[bool] = False
 
     def __init__(self, path: str, *, read_only: bool = False, durability: Durability = "disk") -> None:

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -51,7 +51,7 @@ ATTEMPTS = 20
 class RocksdbEngine(BatchEngine):
     """A store in a RocksDB database, for one writing process; readers in other processes follow it."""
 
-    scheme: ClassVar[str] = "rocksdb"
+    scheme = "rocksdb"
     shared: ClassVar[bool] = False
 
     def __init__(self, path: str, *, read_only: bool = False, durability: Durability = "disk") -> None:
@@ -312,8 +312,9 @@ class RocksdbEngine(BatchEngine):
     def backup(self, destination: str | os.PathLike[str]) -> None:
         self._check_usable()
         with backup_at(destination) as partial, explained(self._name):
-            if self.read_only:
-                self._copy_to(partial)
+            if self.read_only:  # a secondary instance makes no checkpoints: its keys are written into a new store
+                with self.read() as snapshot, closing(RocksdbEngine(str(partial), durability="process")) as copy:
+                    copy_rows(snapshot, copy)
             else:
                 rocksdict.Checkpoint(self._db).create_checkpoint(str(partial))
             like(self._folder, partial)
@@ -325,15 +326,6 @@ class RocksdbEngine(BatchEngine):
             yield secondary.db
         for reading in list(self._reads):
             yield from reading.rocksdb_objects()
-
-    def _copy_to(self, folder: Path) -> None:
-        """A secondary instance makes no checkpoints: its keys are written into a new store."""
-        with self.read() as snapshot:
-            copy = RocksdbEngine(str(folder), durability="process")
-            try:
-                copy_rows(snapshot, copy)
-            finally:
-                copy.close()
 
     def _close(self) -> None:
         if not self._shut():

@@ -78,13 +78,13 @@ def check_types(folder: Path) -> None:
     """Corrupt when a log has a record of a type that penstock's logs have not: RocksDB would read it without end."""
     for path in folder.glob("[0-9]*.log"):
         data = path.read_bytes()
-        for at, kind in record_places(data):
+        for at, _, kind in record_places(data):
             if kind in AGAIN:
                 raise Corrupt("the log of a rocksdb store is damaged; restore a backup", file=str(path), offset=at)
 
 
-def record_places(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where each record (or piece of one) begins, and its type, as far as their lengths lead from one to the next."""
+def record_places(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Where each record (or piece of one) begins and ends, and its type, as far as lengths lead to the next."""
     at = 0
     while at + HEAD.size <= len(data):
         left = BLOCK_BYTES - at % BLOCK_BYTES
@@ -94,8 +94,9 @@ def record_places(data: bytes) -> Iterator[tuple[int, int]]:
         _, length, kind = HEAD.unpack_from(data, at)
         if kind == 0 or HEAD.size + length > min(left, len(data) - at):
             return
-        yield at, kind
-        at += HEAD.size + length
+        end = at + HEAD.size + length
+        yield at, end, kind
+        at = end
 
 
 def is_sound(data: bytes, at: int) -> bool:
@@ -159,11 +160,7 @@ SCANNED_BYTES = 4096
 
 def check_end(folder: Path) -> None:
     """Corrupt when a database's manifest ends within a record, and not because a crash tore it off."""
-    try:
-        path = folder / (folder / "CURRENT").read_text().strip()
-        data = path.read_bytes()
-    except (OSError, UnicodeDecodeError):
-        return  # RocksDB says what is wrong
+    path, data = _manifest(folder)
     end = _chain_end(data)
     if end < len(data) and not cut_torn_end(folder):
         raise Corrupt("the manifest of a rocksdb store is damaged; restore a backup", file=str(path), offset=end)
@@ -172,21 +169,27 @@ def check_end(folder: Path) -> None:
 def _chain_end(data: bytes) -> int:
     """Where the records end, each found by the length of the one before it; checksums are RocksDB's to check."""
     end = 0
-    for at, kind in record_places(data):
+    for _, after, kind in record_places(data):
         if kind not in KINDS:
             return end
-        end = at + HEAD.size + HEAD.unpack_from(data, at)[1]
+        end = after
     left = BLOCK_BYTES - end % BLOCK_BYTES
     return end + left if left < HEAD.size else end
 
 
+def _manifest(folder: Path) -> tuple[Path, bytes]:
+    """A database's manifest; no bytes where it cannot be read: RocksDB says what is wrong."""
+    path = folder / "CURRENT"
+    try:
+        path = folder / path.read_text().strip()
+        return path, path.read_bytes()
+    except (OSError, UnicodeDecodeError):
+        return path, b""
+
+
 def cut_torn_end(folder: Path) -> bool:
     """Cuts a torn last record off a database's manifest; False, and nothing done, when that could lose something."""
-    try:
-        path = folder / (folder / "CURRENT").read_text().strip()
-        data = path.read_bytes()
-    except (OSError, UnicodeDecodeError):
-        return False
+    path, data = _manifest(folder)
     records, end = _read(data)
     if end >= len(data) or not records or _has_sound_record(data, end):
         return False
@@ -219,10 +222,9 @@ def _read(data: bytes) -> tuple[list[bytes], int]:
     """The whole records up to the first that is not sound, and where they end."""
     records: list[bytes] = []
     pieces, end = b"", 0
-    for at, kind in record_places(data):
+    for at, following, kind in record_places(data):
         if not is_sound(data, at):
             break
-        following = at + HEAD.size + HEAD.unpack_from(data, at)[1]
         pieces += data[at + HEAD.size : following]
         if kind in LAST:
             records.append(pieces)

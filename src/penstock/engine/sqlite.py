@@ -47,7 +47,7 @@ DATA_VERSION = "PRAGMA data_version"
 class SqliteEngine(BaseEngine):
     """A store in one SQLite database that several processes may read and write at once."""
 
-    scheme: ClassVar[str] = "sqlite"
+    scheme = "sqlite"
     shared: ClassVar[bool] = True
 
     def __init__(self, path: str, *, read_only: bool = False, durability: Durability = "disk", vfs: str = "") -> None:

@@ -33,9 +33,9 @@ ENGINES: dict[str, tuple[str, str, str | None]] = {
     "sqlite": ("penstock.engine.sqlite", "SqliteEngine", None),
     "rocksdb": ("penstock.engine.rocksdb", "RocksdbEngine", "rocksdb"),
     "file": ("penstock.engine.file", "FileEngine", None),
-    "s3": ("penstock.engine.slatedb.engine", "S3Engine", "object"),
-    "gs": ("penstock.engine.slatedb.engine", "GoogleEngine", "object"),
-    "az": ("penstock.engine.slatedb.engine", "AzureEngine", "object"),
+    "s3": ("penstock.engine.slatedb.engine", "SlatedbEngine", "object"),
+    "gs": ("penstock.engine.slatedb.engine", "SlatedbEngine", "object"),
+    "az": ("penstock.engine.slatedb.engine", "SlatedbEngine", "object"),
     "slatedb": ("penstock.engine.slatedb.engine", "SlatedbEngine", "object"),
 }
 """Scheme → the module and class of its engine, and the extra that brings its package."""
@@ -105,8 +105,7 @@ def open_engine(
     if scheme in OBJECT_SCHEMES:
         from penstock.engine.slatedb.engine import SlatedbEngine
 
-        assert issubclass(kind, SlatedbEngine)
-        return kind(path, read_only=read_only, durability=durability, options=options)
+        return SlatedbEngine(path, read_only=read_only, durability=durability, options=options, scheme=scheme)
     if options is not None and options != type(options)():
         raise ConfigError(
             f"linger, timeout, lease, takeover, standby and store_options are for journals in an object store "

@@ -126,7 +126,7 @@ def test_a_changed_type_in_the_manifest_is_told_and_opening_comes_to_an_end(tmp_
     dead, _, _, _ = dead_store(tmp_path, synced=3, relaxed=0)
     manifest = dead / (dead / "CURRENT").read_text().strip()
     whole = manifest.read_bytes()
-    for at, _ in record_places(whole):
+    for at, _, _ in record_places(whole):
         changed = bytearray(whole)
         changed[at + 6] ^= 4
         manifest.write_bytes(changed)

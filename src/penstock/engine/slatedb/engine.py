@@ -17,7 +17,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -60,9 +60,8 @@ log = logging.getLogger("penstock.engine.slatedb")
 
 
 class SlatedbEngine(BatchEngine):
-    """A store in a folder, as an object store would hold it; for tests and development, since nothing is fsynced."""
+    """A store in S3, Google Cloud Storage or Azure, or in a folder: for tests, since nothing is fsynced there."""
 
-    scheme: ClassVar[str] = "slatedb"
     shared: ClassVar[bool] = False
 
     def __init__(
@@ -72,7 +71,9 @@ class SlatedbEngine(BatchEngine):
         read_only: bool = False,
         durability: Durability = "disk",
         options: ObjectOptions | None = None,
+        scheme: str = "slatedb",
     ) -> None:
+        self.scheme = scheme
         self.options = options or ObjectOptions()
         remote = self.scheme != "slatedb"
         url = f"{self.scheme}:{path.rstrip('/')}" if remote else str(Path(path).absolute())
@@ -352,12 +353,8 @@ class SlatedbEngine(BatchEngine):
         if isinstance(destination, str) and "://" in destination:
             self._back_up_beside(destination)
             return
-        with self.read() as snapshot, backup_at(destination) as partial:
-            copy = SlatedbEngine(str(partial))
-            try:
-                copy_rows(snapshot, copy)
-            finally:
-                copy.close()
+        with self.read() as snapshot, backup_at(destination) as partial, closing(SlatedbEngine(str(partial))) as copy:
+            copy_rows(snapshot, copy)
 
     def _back_up_beside(self, destination: str) -> None:
         if self._place.folder is not None:
@@ -365,14 +362,11 @@ class SlatedbEngine(BatchEngine):
         target = backup_place(self._place, destination)
         if self.read_only:
             options = replace(self.options, takeover=False, standby=False)
-            copy = type(self)(destination.partition(":")[2], options=options)
-            try:
+            with closing(SlatedbEngine(destination.partition(":")[2], options=options, scheme=self.scheme)) as copy:
                 assert copy._database is not None
                 making = unfinished(copy._database, self._timeout)
                 with self.read() as snapshot, explained(self._name, "backed up"), making:
                     copy_rows(snapshot, copy)
-            finally:
-                copy.close()
             return
         with explained(self._name, "backed up"):
             with self.write():
@@ -421,27 +415,6 @@ class SlatedbEngine(BatchEngine):
                 f"{self._name} was closed without the store: {failed}. What was acknowledged is safe; commits that "
                 "no caller waited for may be lost"
             ) from failed
-
-
-# ── The engine of each provider of object storage: the same one, under the scheme of its urls ──
-
-
-class S3Engine(SlatedbEngine):
-    """A store in Amazon S3, or in what speaks its language."""
-
-    scheme: ClassVar[str] = "s3"
-
-
-class GoogleEngine(SlatedbEngine):
-    """A store in Google Cloud Storage."""
-
-    scheme: ClassVar[str] = "gs"
-
-
-class AzureEngine(SlatedbEngine):
-    """A store in Azure Blob Storage."""
-
-    scheme: ClassVar[str] = "az"
 
 
 # ── Compaction on request, backups, and what deleted backups held ──
