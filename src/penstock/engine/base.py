@@ -16,7 +16,7 @@ from typing import Generic, Self, TypeVar
 
 from penstock.durable import move_into_place
 from penstock.engine.contract import MAX_KEY_BYTES, Durability, Engine, Snapshot
-from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError, ReadOnly, StorageError
+from penstock.errors import Closed, ConfigError, NoStore, OutcomeUnknown, PenstockError, ReadOnly, StorageError
 from penstock.units import in_parts
 
 END = b"\xff" * 600
@@ -176,16 +176,16 @@ def is_made(view: Snapshot, where: object, wanted: bytes, *, read_only: bool) ->
     return found is not None
 
 
-def check_folder_name(folder: Path, store: str) -> None:
-    """ConfigError when a store's folder cannot be made or used because something else has its name."""
+def check_folder(folder: Path, store: str, mark: str, is_own: Callable[[str], bool], *, read_only: bool) -> None:
+    """Raises unless a folder holds a store, which has a file `mark`, or may become one: it shares it with no others."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; a {store} store is a folder: give it a name of its own")
     if folder.is_symlink() and not folder.exists():
         raise ConfigError(f"{folder} is a link to {folder.readlink()}, which is not there: make that, or name another")
-
-
-def check_only_own(folder: Path, store: str, is_own: Callable[[str], bool]) -> None:
-    """ConfigError for a folder that holds something but no store: a store shares its folder with no other files."""
+    if (folder / mark).exists():
+        return
+    if read_only:
+        raise NoStore(f"there is no store at {folder}; open it for writing once to make it")
     others = sorted(entry.name for entry in folder.iterdir() if not is_own(entry.name)) if folder.is_dir() else []
     if others:
         raise ConfigError(

@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from penstock.durable import like, lock_file, sync_file, sync_folder
-from penstock.engine.base import END, HeldRead, OpenFiles, backup_at, check_folder_name, check_only_own
+from penstock.engine.base import END, HeldRead, OpenFiles, backup_at, check_folder
 from penstock.engine.checksum import crc32
 from penstock.engine.contract import MAX_KEY_BYTES, Durability, Snapshot
 from penstock.engine.overlay import BatchEngine, OverlayWrite
 from penstock.engine.sorted_map import Frozen, SortedMap
-from penstock.errors import Closed, ConfigError, Corrupt, Locked, NoStore, OutcomeUnknown, PenstockError, StorageError
+from penstock.errors import Closed, ConfigError, Corrupt, Locked, OutcomeUnknown, PenstockError, StorageError
 
 CREATE = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 RESERVE_BYTES = 4 << 20, 64 << 20
@@ -56,8 +56,8 @@ class FileEngine(BatchEngine):
         self._lock = threading.RLock()  # guards what a snapshot is made of: index, data, position
         self._broken: PenstockError | None = None
         self._folder_lock: FolderLock | None = None
-        check_folder_name(self._folder, "file")
         try:
+            check_folder(self._folder, "file", "data", ("lock", "data.new").__contains__, read_only=read_only)
             if read_only:
                 self._open_to_read()
             else:
@@ -69,15 +69,11 @@ class FileEngine(BatchEngine):
     # opening
 
     def _open_to_read(self) -> None:
-        if not self._path.exists():
-            raise NoStore(f"there is no store at {self._folder}; open it for writing once to make it")
         self._files = OpenFiles(str(self._folder))
         self._load()
 
     def _open_to_write(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        if not self._path.exists():
-            check_only_own(self._folder, "file", ("lock", "data.new").__contains__)
         self._folder_lock = FolderLock(self._folder, self._name)
         try:
             for leftover in ("data.new", "index.new"):

@@ -30,8 +30,7 @@ from penstock.engine.base import (
     HeldRead,
     OpenFiles,
     backup_at,
-    check_folder_name,
-    check_only_own,
+    check_folder,
     copy_rows,
     is_made,
     transaction_is_over,
@@ -39,7 +38,7 @@ from penstock.engine.base import (
 from penstock.engine.contract import MAX_KEY_BYTES, Durability, Snapshot
 from penstock.engine.overlay import BatchEngine, OverlayWrite
 from penstock.engine.rocksdb_log import EMPTY_KEY, Voucher, check_end, check_types, cut_torn_end
-from penstock.errors import ConfigError, Corrupt, Locked, NoStore, OutcomeUnknown, PenstockError, StorageError
+from penstock.errors import ConfigError, Corrupt, Locked, OutcomeUnknown, PenstockError, StorageError
 
 FORMAT = b"penstock rocksdb 1"
 IDLE_READERS = 2
@@ -73,12 +72,7 @@ class RocksdbEngine(BatchEngine):
         self._synced = rocksdict.WriteOptions()
         self._synced.sync = True
         self._unsynced = rocksdict.WriteOptions()
-        check_folder_name(self._folder, "rocksdb")
-        new = not (self._folder / "CURRENT").exists()
-        if new and read_only:
-            raise NoStore(f"there is no store at {self._folder}; open it for writing once to make it")
-        if new:
-            check_only_own(self._folder, "rocksdb", _is_rocksdbs)
+        check_folder(self._folder, "rocksdb", "CURRENT", _is_rocksdbs, read_only=read_only)
         note_use(self)
         try:
             with explained(self._name):

@@ -31,8 +31,7 @@ from penstock.engine.base import (
     FORMAT_KEY,
     OpenFiles,
     backup_at,
-    check_folder_name,
-    check_only_own,
+    check_folder,
     copy_rows,
     is_made,
 )
@@ -52,7 +51,7 @@ from penstock.engine.slatedb.database import (
 )
 from penstock.engine.slatedb.lease import WriterLease, read_lease
 from penstock.engine.slatedb.reading import LOG_PATH, Follower, SlatedbRead, SlatedbView, warm_up
-from penstock.errors import Closed, ConfigError, Corrupt, Fenced, NoStore, OutcomeUnknown, PenstockError, StorageError
+from penstock.errors import Closed, ConfigError, Corrupt, Fenced, OutcomeUnknown, PenstockError, StorageError
 from penstock.limits import TABLE_COMMITS, TABLE_SECONDS
 from penstock.names import split_url
 
@@ -93,7 +92,8 @@ class SlatedbEngine(BatchEngine):
         self._database: sl.Db | None = None
         self._follower: Follower | None = None
         self._place = Place(url, self.options, reading=read_only)
-        check_folder(self._place, self.read_only)
+        if self._place.folder is not None:
+            check_folder(self._place.folder, "slatedb", "manifest", "penstock".__eq__, read_only=read_only)
         try:
             with explained(self._name, "opened"):
                 if read_only:
@@ -530,19 +530,6 @@ def log_is_long(place: Place, timeout: float) -> bool:
 
 FORMAT = b"penstock slatedb 1"
 UNFINISHED = b"penstock slatedb backup, unfinished"
-
-
-def check_folder(place: Place, read_only: bool) -> None:
-    """ConfigError when a store in a folder cannot be there, NoStore when it is not."""
-    folder = place.folder
-    if folder is None:
-        return
-    check_folder_name(folder, "slatedb")
-    if (folder / "manifest").is_dir():
-        return
-    check_only_own(folder, "slatedb", "penstock".__eq__)
-    if read_only:
-        raise NoStore(f"there is no store at {folder}; open it for writing once to make it")
 
 
 def put_format(database: sl.Db, format: bytes, timeout: float) -> None:
