@@ -215,6 +215,31 @@ def test_a_write_that_was_consumed_before_its_answer_was_missed_is_recognised(st
     consumer.close()
 
 
+def test_a_write_is_looked_for_until_the_trail_can_be_read(memory: ObjectStore):
+    """The answer was lost, a consumer was faster, and the trail cannot be read at first: no second copy is made."""
+    consumer = Consumer(memory, gc_interval=None)
+    taken: list[bytes] = []
+
+    def take() -> None:
+        while (batch := consumer.next_batch()) is not None:
+            taken.extend(batch.entries)
+            consumer.ack_through(batch.sequence)
+
+    def lose_and_consume(act):
+        act()
+        take()
+        raise StorageError("injected", retryable=True)
+
+    faulty = FaultyStore(memory)
+    faulty.on("put_if", lose_and_consume)
+    faulty.on("read", "ok", "ok", "fail")  # the manifest, the manifest again, its trail
+    with Producer(faulty, flush_interval=0.005) as producer:
+        producer.produce([b"once"]).result(30)
+    take()
+    assert taken == [b"once"] and not faulty.script["read"]
+    consumer.close()
+
+
 def test_a_conflict_that_was_our_own_success_is_recognised(memory: ObjectStore):
     """A client that retries by itself turns a lost answer into a conflict."""
 

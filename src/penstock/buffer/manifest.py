@@ -130,7 +130,6 @@ class ManifestObject:
         manifest = self.load()
         if manifest.next_sequence <= first:
             return 0  # and it may still be done
-        self._uncertain = None
         wanted = range(first, first + len(names))
         there = {sequence: location for sequence, location in manifest.locations() if sequence in wanted}
         if first not in there:
@@ -146,6 +145,7 @@ class ManifestObject:
             if there.get(sequence) not in locations:
                 break
             found += 1
+        self._uncertain = None  # only now: a read that failed leaves the question open
         return found
 
 
