@@ -63,6 +63,7 @@ def small_parts() -> Iterator[None]:
         for thread, name in (
             (upkeep.Housekeeper, "request"),
             (upkeep.Housekeeper, "request_clearing"),
+            (upkeep.Housekeeper, "request_reclaim"),
             (indexer.Indexer, "request"),
             (indexer.Indexer, "request_merge"),
             (indexer.Indexer, "make_room"),
@@ -91,6 +92,8 @@ class World:
         self.log = journal.topic("log")
         """Read by the rows of the table, and never written."""
         self.written = journal.topic("written")
+        for name in ("log", "written", "rebuilt"):
+            list(journal.topic(name).read(key="none"))  # the first look-up after opening has a row of its own
         self.middle = f"key {size // EACH // 2}"
         """A key with a few events in the middle of every log."""
         self.chain = f"chain {size // EACH // 2}"

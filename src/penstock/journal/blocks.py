@@ -690,6 +690,15 @@ def text_reader(column: Text | None, count: int) -> Callable[[int], str | None]:
     return read
 
 
+def may_hold(column: Text | None, begin: str) -> bool:
+    """False: no value of a column begins with a text, found without reading them one by one."""
+    if column is None:
+        return False
+    if isinstance(column, CodedText):
+        return any(value is not None and value.startswith(begin) for value in column.values)
+    return begin.encode() in column.data
+
+
 def text_values(column: Text | None, count: int) -> list[str | None]:
     """All strings of a column."""
     if column is None:

@@ -467,6 +467,7 @@ def find_duplicates(
     repeats: dict[int, int] = {}
     first_row: dict[str, int] = {}
     head = commit.head(name)
+    earlier: list[EarlierWindow] | None = None
     for row, dedup in enumerate(dedups):
         if dedup is None:
             continue
@@ -476,7 +477,9 @@ def find_duplicates(
         first_row[dedup] = row
         if head is not None:
             window, recorded_ms = head.settings.dedup_window, max(commit.now_ms, head.recorded_ms)
-            original = find_original(commit.tx, head.number, window, dedup, recorded_ms, commit.now_ms)
+            if earlier is None:
+                earlier = earlier_windows(commit.tx, head.number)
+            original = find_original(commit.tx, head.number, window, earlier, dedup, recorded_ms, commit.now_ms)
             if original is not None:
                 known[row] = Receipt(name, original.seq, int.from_bytes(original.id), original.correlation, True)
     return known, repeats
@@ -556,24 +559,57 @@ def _counts(original: Original, window: float | None, now_ms: int) -> bool:
     return window is None or now_ms - original.recorded_ms < window * 1000
 
 
+class EarlierWindow(msgspec.Struct, array_like=True, frozen=True):
+    """How long dedup keys counted before the window was changed: those of then lie in its buckets still."""
+
+    window: float | None
+    until_ms: int
+
+
+_decode_windows = msgspec.msgpack.Decoder(list[EarlierWindow]).decode
+
+
+def earlier_windows(snap: Snapshot, topic: int) -> list[EarlierWindow]:
+    """The windows a topic had whose keys may still count, in order."""
+    value = snap.get(keys.windows_key(topic))
+    try:
+        return [] if value is None else _decode_windows(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"the record of earlier dedup windows does not decode: {error}") from error
+
+
 def find_original(
-    tx: WriteTx, topic: int, window: float | None, dedup: str, recorded_ms: int, now_ms: int
+    tx: WriteTx,
+    topic: int,
+    window: float | None,
+    earlier: Sequence[EarlierWindow],
+    dedup: str,
+    recorded_ms: int,
+    now_ms: int,
 ) -> Original | None:
     """The event a dedup key stands for, if the topic still remembers it, by its recording time and by the clock."""
-    newest = _bucket(window, recorded_ms)
-    for bucket in (newest, newest - 1) if newest else (0,):
-        key = keys.dedup_key(topic, bucket, dedup)
-        value = tx.get(key)
-        if value is not None:
-            original = _decode(value)
-            if _counts(original, window, recorded_ms):
-                at_ms = original.at_ms or original.recorded_ms
-                back = set_back_ms(at_ms, now_ms)
-                if back:
-                    tx.put(key, _encode(msgspec.structs.replace(original, at_ms=at_ms - back)))
-                if window is None or now_ms - at_ms < window * 1000:
-                    return original
+    for length, at in ((window, recorded_ms), *((one.window, one.until_ms) for one in reversed(earlier))):
+        newest = _bucket(length, at)
+        for bucket in (newest, newest - 1) if newest else (0,):
+            key = keys.dedup_key(topic, bucket, dedup)
+            value = tx.get(key)
+            original = None if value is None else _decode(value)
+            if original is None or not _counts(original, window, recorded_ms) or _was_forgotten(original, earlier):
+                continue
+            at_ms = original.at_ms or original.recorded_ms
+            back = set_back_ms(at_ms, now_ms)
+            if back:
+                tx.put(key, _encode(msgspec.structs.replace(original, at_ms=at_ms - back)))
+            if window is None or now_ms - at_ms < window * 1000:
+                return original
     return None
+
+
+def _was_forgotten(original: Original, earlier: Sequence[EarlierWindow]) -> bool:
+    """Whether a key did not count any more when the window was changed: then it never does again."""
+    return any(
+        original.recorded_ms <= one.until_ms and not _counts(original, one.window, one.until_ms) for one in earlier
+    )
 
 
 def remember(tx: WriteTx, topic: int, window: float | None, dedup: str, original: Original) -> None:
@@ -583,6 +619,15 @@ def remember(tx: WriteTx, topic: int, window: float | None, dedup: str, original
 def forget_expired(tx: WriteTx, topic: int, window: float | None, now_ms: int) -> None:
     """Removes the buckets in which no key can count any more."""
     newest = _bucket(window, now_ms)
+    earlier = earlier_windows(tx, topic)
+    if earlier:
+        left = [one for one in earlier if window is None or now_ms - one.until_ms < window * 1000]
+        if left:  # their buckets may have any number
+            if len(left) < len(earlier):
+                tx.put(keys.windows_key(topic), _encode(left))
+            return
+        tx.delete(keys.windows_key(topic))
+        tx.delete_range(keys.dedup_key(topic, newest + 1, ""), keys.windows_key(topic))
     if newest <= 1:
         return
     start, stop = keys.dedup_range(topic, newest - 1)
@@ -591,27 +636,14 @@ def forget_expired(tx: WriteTx, topic: int, window: float | None, now_ms: int) -
 
 
 def change_window(tx: WriteTx, topic: int, old: float | None, new: float | None, now_ms: int) -> None:
-    """Moves a topic's keys into the buckets of another window, so that none is forgotten by the change itself.
+    """Has a topic's keys counted by another window from now on; none is forgotten by the change itself.
 
-    A key that no longer counts stays forgotten, also when the window grows.
+    A key that no longer counts stays forgotten, also when the window grows. No key is touched: look-ups also ask the
+    buckets of the windows before, until none of their keys can count any more.
     """
-    shorter = new is not None and (old is None or new <= old)
-    if old == new or (shorter and _bucket(old, _FAR) == _bucket(new, _FAR)):
-        return
-    start, stop = keys.dedup_range(topic, keys.MAX_BUCKET)
-    known: dict[str, Original] = {}
-    for key, value in tx.scan(start, stop):
-        original = _decode(value)
-        if _counts(original, old, now_ms):
-            known[keys.dedup_text(key)] = original
-    tx.delete_range(start, stop)
-    for dedup, original in known.items():
-        if _counts(original, new, now_ms):
-            remember(tx, topic, new, dedup, original)
-
-
-_FAR = 1 << 60
-"""A time whose bucket tells windows of different bucket lengths apart."""
+    if old != new:
+        earlier = [one for one in earlier_windows(tx, topic) if new is None or now_ms - one.until_ms < new * 1000]
+        tx.put(keys.windows_key(topic), _encode([*earlier, EarlierWindow(old, now_ms)]))
 
 
 # ── Events put into a topic as they were in another store: with their positions, ids and times ──

@@ -10,7 +10,7 @@
     j topic first             by which terms the events first … are found, until they are indexed (journal.summaries)
     l topic first             hashes of the events first …, in a verified topic (journal.storage.leaves)
     c topic consumer          a cursor: a position, and when it moved there
-    d topic bucket dedup      a dedup key: position and id of its event
+    d topic bucket dedup      a dedup key: position and id of its event; after all buckets, the windows before (msgpack)
     n name                    a mark: a named number that commits with a transaction
     y topic                   a topic's seals: whose turn it is, files that await their removal (msgpack)
     z topic last              a segment: a Parquet file of sealed events first … last
@@ -160,9 +160,9 @@ def dedup_key(topic: int, bucket: int, dedup: str) -> bytes:
     return _dedup.pack(DEDUP, topic, bucket) + dedup.encode()
 
 
-def dedup_text(key: bytes) -> str:
-    """The dedup key in a key."""
-    return stored_name(key[_dedup.size :])
+def windows_key(topic: int) -> bytes:
+    """The record of the dedup windows that a topic had before, after all its buckets."""
+    return _dedup.pack(DEDUP, topic, MAX_BUCKET)
 
 
 def dedup_range(topic: int, stop_bucket: int) -> tuple[bytes, bytes]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from penstock.events import Draft, Event, parse_id
 from penstock.journal.catalog import load_record
 from penstock.journal.cursors import read_cursor
-from penstock.journal.index.index import Lookup, entity_events
+from penstock.journal.index.index import Lookup, entity_events, prefixed_events
 from penstock.journal.prepare import FindCause, PreparedBatch, make_draft, prepare, prepare_one
 from penstock.journal.reading import EVERYTHING, Bounds, EventQuery, TopicView
 
@@ -158,6 +158,8 @@ def read_view(view: TopicView, query: EventQuery, lookup: Lookup | None = None) 
         after = max(after, view.position_before(query.since_ms))
     if lookup is not None:
         found = entity_events(lookup.open(view), query, after, limit, query.through, reverse=query.reverse)
+    elif query.key_prefix:
+        found = prefixed_events(view, query, after, limit)
     else:
         found = view.events(after, query.through, limit, query, reverse=query.reverse)
     return query.fulfilled(found)

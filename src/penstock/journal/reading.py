@@ -12,7 +12,7 @@ from penstock.engine.contract import Snapshot
 from penstock.errors import Corrupt, PositionTrimmed
 from penstock.events import Event, parse_id
 from penstock.journal import keys
-from penstock.journal.blocks import Block
+from penstock.journal.blocks import Block, may_hold
 from penstock.journal.catalog import (
     TopicRecord,
     TopicState,
@@ -115,12 +115,12 @@ class EventQuery(msgspec.Struct, frozen=True):
                 kind_codes = block.kind_codes
                 rows = [row for row in rows if kind_codes[row] in codes]
         if self.key is not None:
-            if block.wire.key is None:
+            if not may_hold(block.wire.key, self.key):
                 return ()
             key = block.key
             rows = [row for row in rows if key(row) == self.key]
-        if self.key_prefix is not None:
-            if block.wire.key is None:
+        if self.key_prefix:
+            if not may_hold(block.wire.key, self.key_prefix):
                 return ()
             key, begin = block.key, self.key_prefix
             rows = [row for row in rows if (key(row) or "").startswith(begin)]

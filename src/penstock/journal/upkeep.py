@@ -92,6 +92,8 @@ class Housekeeper:
         self.drop_rules = DropRules()
         self._clearing = False
         """Whether topics were dropped whose rows are still to be cleared away."""
+        self._reclaiming = False
+        """Whether space was freed that is still to be given back."""
         self._aged: set[str] = set()
         """Topics with a max_age: time alone makes them due."""
         self._aged_checked_ms = self._swept_ms = writer.clock.now_ms()
@@ -121,6 +123,15 @@ class Housekeeper:
             if self._closed:
                 return
             self._clearing = True
+            self._start()
+        self._wanted.set()
+
+    def request_reclaim(self) -> None:
+        """Asks for freed space to be given back soon."""
+        with self._lock:
+            if self._closed:
+                return
+            self._reclaiming = True
             self._start()
         self._wanted.set()
 
@@ -296,6 +307,10 @@ class Housekeeper:
             if self._clearing and not self._closed:
                 self._clearing = False
                 if not self._try("the rows of dropped topics", self.clear_dropped):
+                    return
+            if self._reclaiming and not self._closed:
+                self._reclaiming = False
+                if not self._try("freed space", self._writer.reclaim):
                     return
             while not self._closed:
                 with self._lock:

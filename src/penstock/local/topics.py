@@ -122,8 +122,10 @@ def compact_topic(at: LocalBackend, name: str, wanted: CompactRequest) -> Compac
         raise ConfigError('say what may go: "through" or "keys"')
     log = at.log(name)
     report = _compact_keys(log) if wanted.through is None else _compact(log, wanted.through, wanted.force)
-    if report.removed:
+    if report.removed > report.remaining // 16:
         at.core.writer.reclaim()
+    elif report.removed:  # what is free in the file may be much more than this has freed
+        at.core.housekeeper.request_reclaim()
     return report
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
@@ -548,3 +549,30 @@ def test_a_conflict_in_a_batch_refuses_the_whole_batch(topic: Topic) -> None:
     assert topic.latest == 1
     receipts = topic.append_many([Draft("k", key="b", expect=0), Draft("k", key="b", expect=0), Draft("k")])
     assert [r.seq for r in receipts] == [2, 3, 4]  # expectations are about the time before the batch
+
+
+@on("memory")
+@pytest.mark.parametrize("seed", range(5))
+def test_dedup_keys_count_as_the_windows_of_their_time_say(
+    journal: Journal, topic: Topic, clock: ManualClock, seed: int
+) -> None:
+    """However often the window changes: a key counts while it is in the window, and never again after it was not."""
+    chance = random.Random(seed)
+    window: float | None = 7 * 86_400.0
+    known: dict[str, tuple[int, float]] = {}
+    for _ in range(400):
+        now = clock.now_ms() / 1000
+        known = {key: (seq, at) for key, (seq, at) in known.items() if window is None or now - at < window}
+        match chance.randrange(8):
+            case 0:
+                window = chance.choice([None, 10.0, 45.0, 100.0, 3_600.0, 3_700.0, 86_400.0])
+                topic.configure(dedup_window=window)
+            case 1:
+                clock.advance(chance.choice([1, 30, 90, 3_000, 50_000]))
+            case 2:
+                journal.maintain()
+            case _:
+                key = f"key {chance.randrange(12)}"
+                receipt = topic.append("e", dedup=key)
+                assert receipt.duplicate == (key in known), (key, window)
+                assert receipt.seq == known.setdefault(key, (receipt.seq, now))[0]

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from journals import DEADLINE, Place, on, payloads, seen, seqs
+from small_index import small_index
 
 from penstock import Draft, Event, Journal, ManualClock, Topic
 from penstock.errors import ConfigError, PositionTrimmed
@@ -381,3 +382,33 @@ def test_a_topic_of_a_hundred_thousand_small_kinds_and_keys(topic: Topic) -> Non
     assert table["kind"].to_pylist() == [f"k{n % 700}" for n in range(70_000)]
     assert table["id"].to_pylist() == [e.id for e in topic.read()]
     assert seqs(topic.read(key="69999")) == [70_000]
+
+
+@on("memory")
+@pytest.mark.parametrize("seed", range(4))
+def test_keys_that_begin_with_a_text_are_found_through_the_index(journal: Journal, seed: int) -> None:
+    """Keys of every length, large entities, several runs and events in none: what looking at each event finds."""
+    chance = random.Random(seed)
+    topic = journal.topic("t")
+    names = ["".join(chance.choices("abñ", k=chance.randrange(1, 6))) for _ in range(40)]
+    with small_index():
+        for round in range(5):
+            for _ in range(6):
+                keys = [chance.choice([*names, None, "large"]) for _ in range(chance.choice([1, 20, 90]))]
+                topic.append_many([Draft(chance.choice(["x", "y"]), key=key, scope="s") for key in keys])
+            if round < 4:
+                journal.maintain()
+        events = list(topic.read())
+        middle = events[len(events) // 2].seq
+        for begin in ["a", "ab", "b", "bañ", "ñ", "large", "lar", "none", "", "c", "zzzzzzzz", names[0]]:
+            wanted = [event for event in events if (event.key or "").startswith(begin)]
+            assert seqs(topic.read(key_prefix=begin)) == seqs(wanted)
+            assert seqs(topic.read(key_prefix=begin, reverse=True)) == seqs(wanted)[::-1]
+            assert seqs(topic.read(key_prefix=begin, limit=7)) == seqs(wanted)[:7]
+            assert seqs(topic.read(key_prefix=begin, limit=7, reverse=True)) == seqs(wanted)[::-1][:7]
+            assert seqs(topic.read(middle, key_prefix=begin)) == [seq for seq in seqs(wanted) if seq > middle]
+            assert seqs(topic.read(through=middle, key_prefix=begin)) == [seq for seq in seqs(wanted) if seq <= middle]
+            assert seqs(topic.read(key_prefix=begin, kind="x")) == [e.seq for e in wanted if e.kind == "x"]
+        topic.compact(middle)
+        left = [event.seq for event in events if (event.key or "").startswith("a") and event.seq > middle]
+        assert seqs(topic.read(key_prefix="a")) == left

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from penstock.engine.contract import Engine, Snapshot
@@ -458,3 +459,76 @@ def entity_events(
             return
         left -= len(events)
         yield from events
+
+
+# ── Keys that begin with a text: a run's chunks are in order of the keys' lengths, and of the keys among those ──
+
+
+_PREFIXED = 20_000
+"""Events that are put in order in memory; a reader of more reads the topic as it lies."""
+
+
+def prefixed_events(view: TopicView, query: EventQuery, after: int, limit: int | None) -> Iterator[Event]:
+    """The events a reader wants whose keys begin with a text, in order: from the runs, and after them as they lie."""
+    directory = load_directory(view.snap, view.number, view.name)
+    through, reverse = query.through, query.reverse
+    most = _PREFIXED if limit is None else min(_PREFIXED, 1_000 + 8 * limit)
+    found = _prefixed(view, directory, query, max(after, view.trimmed()), most)
+    if found is None:
+        yield from view.events(after, through, limit, query, reverse=reverse)
+        return
+    left = keys.MAX_SEQ if limit is None else limit
+    if not reverse:
+        yield from found[:left]
+        left -= min(left, len(found))
+    for event in view.events(max(after, directory.through), through, left, query, reverse=reverse):
+        yield event
+        left -= 1
+    if reverse:
+        yield from found[::-1][:left]
+
+
+def _prefixed(view: TopicView, directory: Directory, query: EventQuery, after: int, most: int) -> list[Event] | None:
+    """Those that runs cover, in order of their positions; None when they are more than `most`."""
+    found: list[tuple[int, Event]] = []
+    for run in directory.runs:
+        if run.last <= after or run.first > query.through or "e" not in run.sections:
+            continue
+        for block in _chunks_with(view, run, (query.key_prefix or "").encode()):
+            seqs = block.seqs
+            rows = [row for row in query.rows(block, 0, block.count) if after < seqs[row] <= query.through]
+            found += [(seqs[row], Event(block, row)) for row in rows]
+            if len(found) > most:
+                return None
+    return [event for _, event in sorted(found, key=itemgetter(0))]
+
+
+def _chunks_with(view: TopicView, run: Run, begin: bytes) -> Iterator[Block]:
+    """The chunks of a run with keys that begin with a text, and some others: one or two for each length of keys."""
+    low = run_key(view.number, run.id, ENTITIES)
+    stop = keys.prefix_end(low)
+    at, read = len(begin).to_bytes(2) + begin, b""
+    while True:
+        key, value = next(iter(view.snap.scan(low, low + at + b"\0", reverse=True)), (b"", b""))
+        if key <= read:  # there is none before it, or it was read already
+            key, value = next(iter(view.snap.scan(low + at, stop)), (b"", b""))
+            if not key:
+                return
+            at = max(at, _mark_after(key[len(low) :], begin))
+            if low + at > key:  # further on: in this chunk, or in a later one
+                continue
+        block, read = read_chunk(value, view.name), key
+        yield block
+        last = prefix(block.key(block.count - 1) or "") + block.seqs[-1].to_bytes(8)
+        at = max(at, _mark_after(last + b"\0", begin))
+
+
+def _mark_after(mark: bytes, begin: bytes) -> bytes:
+    """Where, from a mark on, there may next be a key that begins with a text."""
+    length = int.from_bytes(mark[:2])
+    key = mark[2 : 2 + length]
+    if key.startswith(begin):
+        return mark
+    if key < begin and length >= len(begin):
+        return mark[:2] + begin
+    return max(length + 1, len(begin)).to_bytes(2) + begin
