@@ -155,6 +155,11 @@ def fill_queues(journal: Journal, size: int) -> None:
     flying.push_many(range(size + 40))
     for number in range(size // 2):
         flying.take_many(1 + number % 2)
+    hot = journal.queue("hot", lease=100_000)
+    for _ in range(0, size, TOGETHER):
+        hot.push_many(range(TOGETHER), key="hot")
+    assert hot.take() and not hot.take()
+    hot.discard(range(3, size - 9, 2))
     journal.queue("waiting").push_many(range(size), delay=1_000)
     failing = journal.queue("failing", max_attempts=1, lease=100_000)
     failing.push_many(range(few + 20))

@@ -570,7 +570,7 @@ def length(queue: LocalQueue) -> int:
     """How many messages are ready, in flight or delayed; in fanout, for the group that has most left."""
     with inspecting(queue) as (snap, state):
         latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
-        return state.count_unsettled(snap, latest, queue.journal.clock.now_ms())
+        return state.count_unsettled(snap, latest, state.overdue_through(snap, queue.journal.clock.now_ms()))
 
 
 # ── what was given up ────────────────────────────────────────────────────────────────────────────────────────────────

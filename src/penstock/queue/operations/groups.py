@@ -139,8 +139,8 @@ def register_group(commit: Commit, queue: QueueState, name: str, after: int) -> 
     record = queue.record
     if record.next_group > MAX_GROUP:
         raise ConfigError(f"queue {queue.name!r} has had {MAX_GROUP} groups, which is all it can have")
-    others, number = queue.named_groups(commit.tx), record.next_group
-    record.groups = {**record.groups, name: number}
+    known, number = dict(record.groups), record.next_group
+    record.groups = {**known, name: number}
     record.next_group += 1
     queue.save(commit)
     shared = queue.group(commit.tx, WORK)
@@ -148,6 +148,12 @@ def register_group(commit: Commit, queue: QueueState, name: str, after: int) -> 
         return shared
     group = Group(queue, number, name, GroupRecord())
     queue.adopt(group)
+    latest = commit.latest(queue.name)
+    if known and after >= latest and not shared.kept():  # it has nothing to do with what any other has
+        group.record = GroupRecord(latest, latest)
+        commit.touch(group)
+        return group
+    others = [queue.group(commit.tx, other, name) for name, other in known.items()]
     kept = image_of(commit, shared) if not others or shared.kept() else None
     begin = _for_newcomer(commit, others, kept) if others else kept
     assert begin is not None

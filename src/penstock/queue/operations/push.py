@@ -112,8 +112,11 @@ def _count_fresh(commit: Commit, queue: QueueState, batch: PreparedBatch) -> int
 
 def refuse_overflow(commit: Commit, queue: QueueState, fresh: int, max_size: int) -> None:
     """Raises QueueFull when a queue has no room for so many more messages."""
+    latest = commit.latest(queue.name)
+    if not fresh or queue.count_unsettled(commit.tx, latest, 0) + fresh <= max_size:
+        return
     held = queue.unsettled(commit)
-    if fresh and held + fresh > max_size:
+    if held + fresh > max_size:
         raise QueueFull(
             f"queue {queue.name!r} holds {held} messages of at most {max_size}; "
             f"{fresh} more do not fit: take some, or raise max_size with configure"

@@ -220,7 +220,7 @@ class QueueState:
 
     def unsettled(self, commit: Commit) -> int:
         """How many messages are ready, in flight or delayed; in fanout, for the group that has most left."""
-        return self.count_unsettled(commit.tx, commit.latest(self.name), commit.now_ms)
+        return self.count_unsettled(commit.tx, commit.latest(self.name), self.overdue_through(commit.tx, commit.now_ms))
 
     def overdue_through(self, snap: Snapshot, now_ms: int) -> int:
         """Messages up to here have outlived the queue's ttl; 0 for none."""
@@ -229,8 +229,8 @@ class QueueState:
             return 0
         return TopicView(snap, self.name, TopicRecord(self.topic)).position_before(now_ms - round(ttl * 1000) + 1)
 
-    def count_unsettled(self, snap: Snapshot, latest: int, now_ms: int) -> int:
-        overdue = self.overdue_through(snap, now_ms)
+    def count_unsettled(self, snap: Snapshot, latest: int, overdue: int) -> int:
+        """The same as a snapshot has it; of those up to `overdue`, only what is in flight."""
         most = max(group.unsettled(latest) - group.overdue(snap, overdue) for group in self.delivering(snap))
         shared = self.group(snap, WORK)
         kept = shared.kept()

@@ -583,19 +583,29 @@ class Group:
     def run_members(self, snap: Snapshot, through: int | None = None, after: int = 0) -> Iterator[tuple[int, str]]:
         """The messages of all runs, ascending, with their keys."""
         for start, end, _ in self.runs(snap, through, after):
-            stretches: dict[str | None, list[tuple[int, int]]] = {None: []}
-            last = end if through is None else min(end, through)
-            for block, row in self.queue.blocks.between(snap, max(start, after + 1), last):
+            first, last = max(start, after + 1), end if through is None else min(end, through)
+            following: dict[str, Iterator[tuple[int, int]]] = {}
+            stretch: dict[str, tuple[int, int]] = {}
+            for block, row in self.queue.blocks.between(snap, first, last):
                 seq, key = block.seq(row), block.key(row)
-                if key not in stretches:
-                    stretches[key] = self._stretches(snap, key or "", start, last)
-                if key is not None and any(low <= seq <= high for low, high in stretches[key]):
+                if key is None:
+                    continue
+                if key not in following:
+                    following[key] = self._stretches(snap, key, first, last)
+                    stretch[key] = (0, 0)
+                while stretch[key][1] < seq:
+                    stretch[key] = next(following[key], (NEVER, NEVER))
+                if stretch[key][0] <= seq:
                     yield seq, key
 
-    def _stretches(self, snap: Snapshot, key: str, start: int, end: int) -> list[tuple[int, int]]:
-        """From where to where a key's messages are held within a run."""
-        low, stop = (keys.held_key(self.prefix, key, seq) for seq in (start, end + 1))
-        return [(keys.tail_seq(row), keys.unpack_seq(value)) for row, value in snap.scan(low, stop) if value]
+    def _stretches(self, snap: Snapshot, key: str, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """From where to where a key's messages are held in runs: the stretches that two positions lie in, and those
+        between them."""
+        low, begin = keys.held_range(self.prefix, key)[0], keys.held_key(self.prefix, key, first)
+        low = next((row for row, _ in snap.scan(low, begin, reverse=True)), begin)
+        for row, value in snap.scan(low, keys.held_key(self.prefix, key, last + 1)):
+            if value:
+                yield keys.tail_seq(row), keys.unpack_seq(value)
 
     def _stretch(self, snap: Snapshot, seq: int) -> tuple[str, int, int] | None:
         """The key of a message that is held in a run, and from where to where its key is held there."""
