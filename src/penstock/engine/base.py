@@ -12,10 +12,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 from penstock.durable import move_into_place
-from penstock.engine.contract import MAX_KEY_BYTES, Durability, Engine, Snapshot
+from penstock.engine.contract import MAX_KEY_BYTES, Durability, Engine, Held, Snapshot
 from penstock.errors import Closed, ConfigError, NoStore, OutcomeUnknown, PenstockError, ReadOnly, StorageError
 from penstock.units import in_parts
 
@@ -241,7 +241,7 @@ def copy_rows(snapshot: Snapshot, target: Engine) -> None:
 V = TypeVar("V", bound=Snapshot)
 
 
-class HeldRead(Generic[V]):
+class HeldRead(Held, Generic[V]):
     """A read transaction over a view that stands still as long as it is held; one that is dropped is closed."""
 
     __slots__ = ("__weakref__", "_engine", "_view")
@@ -275,16 +275,6 @@ class HeldRead(Generic[V]):
 
     def _release(self, view: V) -> None:
         """For engines whose views hold something that has to be given back."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        with suppress(AttributeError):  # interrupted before it was made
-            self.close()
 
 
 # ── Whether the files of an open store still have the names they were opened under ──

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import ClassVar, Literal, Protocol, Self
 
 Durability = Literal["disk", "process"]
@@ -40,6 +41,26 @@ class ReadTx(Snapshot, Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+
+class Held(ABC):
+    """Holds something until `close`, until its block ends, or until it is dropped."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of it; a second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # interrupted before it was made
+            self.close()
 
 
 class WriteTx(Snapshot, Protocol):

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from contextlib import suppress
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
+
+from penstock.engine.contract import Held
 
 V = TypeVar("V")
 
@@ -65,7 +66,7 @@ class _Sorted(Generic[V]):
                 yield from zip(keys[low:high], values[low:high], strict=True)
 
 
-class Frozen(_Sorted[V]):
+class Frozen(_Sorted[V], Held):
     """The map as it was when `SortedMap.snapshot` was called, until `close`."""
 
     __slots__ = ("_map", "_stamp")
@@ -81,16 +82,6 @@ class Frozen(_Sorted[V]):
         source, self._map = self._map, None
         if source is not None:
             source._released.append(self._stamp)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        with suppress(AttributeError):  # interrupted before it was made
-            self.close()
 
 
 class SortedMap(_Sorted[V]):

@@ -23,7 +23,7 @@ import apsw
 
 from penstock.durable import like, sync_file, sync_folder
 from penstock.engine.base import BaseEngine, OpenFiles, backup_at, check_key, transaction_is_over
-from penstock.engine.contract import MAX_KEY_BYTES, Durability
+from penstock.engine.contract import MAX_KEY_BYTES, Durability, Held
 from penstock.errors import Closed, ConfigError, Corrupt, NoStore, OutcomeUnknown, PenstockError, StorageError
 
 LOG_LIMIT_BYTES = 64 << 20
@@ -439,7 +439,7 @@ class _SqliteTransaction:
                 self._scans.pop().close(True)
 
 
-class SqliteRead(_SqliteTransaction):
+class SqliteRead(_SqliteTransaction, Held):
     """A read transaction on a connection of its own."""
 
     __slots__ = ()
@@ -457,17 +457,10 @@ class SqliteRead(_SqliteTransaction):
         if connection is not None:
             self._engine._end_read(connection)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __del__(self) -> None:
         with suppress(AttributeError):  # interrupted before it was made
-            if self._connection is None:
-                return
-            self.close()
+            if self._connection is not None:  # nearly always it is closed: that costs no call
+                self.close()
 
 
 class SqliteWrite(_SqliteTransaction):
