@@ -12,7 +12,6 @@ import pytest
 import penstock
 from penstock.queue.policy import FIELDS
 from penstock.queue.retry import Retry
-from penstock.server.acts.forms import read_retry, write_retry
 from penstock.server.acts.policy import MEANINGS, policy_form
 from penstock.server.acts.table import ACTS
 from server.serving import ADMIN, READ, WRITE, Answer, Served
@@ -176,35 +175,27 @@ def test_the_console_drops_a_topic_after_asking(served: Served, journal: penstoc
 
 
 # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize(
-    ("text", "retry"),
-    [
-        ("at once", Retry.immediate()),
-        ("30s", Retry.fixed(30)),
-        ("5s, 1m, 10m", Retry.schedule(5, 60, 600)),
-        ("1s x 2 up to 5m", Retry.exponential(1, factor=2, cap=300)),
-        ("500ms x 1.5", Retry.exponential(0.5, factor=1.5)),
-    ],
-)
-def test_a_retry_is_written_as_people_say_it(text: str, retry: Retry) -> None:
-    assert read_retry(text) == retry
-    assert read_retry(write_retry(retry)) == retry
-
-
 def test_a_retry_that_cannot_be_read_is_refused(served: Served, journal: penstock.Journal) -> None:
     journal.queue("q")
-    assert "`at once`" in refusal(served, "policy", queue="q", retry="1s x often")
-    assert "'soon' is no retry" in refusal(served, "policy", queue="q", retry="soon")
+    assert "'often' is no duration" in refusal(served, "policy", queue="q", retry="fixed:often")
+    assert "'soon' is no retry: write default, immediate, fixed:5s" in refusal(
+        served, "policy", queue="q", retry="soon"
+    )
 
 
 def test_a_policy_is_changed_in_units_and_nothing_else_with_it(served: Served, journal: penstock.Journal) -> None:
-    queue = journal.queue("q", ttl=60, retry=Retry.linear(5), priority=True)
+    queue = journal.queue("q", ttl=60, retry=Retry.exponential(5, jitter=0.5), priority=True)
     queue.push_many([1, 2])
     fields = {"queue": "q", "lease": "5m", "max_attempts": "7", "retry": "as it is", "ttl": "1m", "dedup_window": "5m"}
     assert question(served, "policy", **fields) == "Change lease, max_attempts of q, with 2 messages in it?"
     do(served, "policy", **fields)
     policy = queue.policy
-    assert (policy.lease, policy.max_attempts, policy.ttl, policy.retry) == (300, 7, 60, Retry.linear(5))
+    assert (policy.lease, policy.max_attempts, policy.ttl, policy.retry) == (
+        300,
+        7,
+        60,
+        Retry.exponential(5, jitter=0.5),
+    )
     assert policy.priority
 
 
@@ -220,7 +211,7 @@ def test_every_field_of_a_policy_is_in_the_form_and_is_changed_by_it(served: Ser
     written = {
         "lease": ("2m", 120.0),
         "max_attempts": ("5", 5),
-        "retry": ("5s, 1m", Retry.schedule(5, 60)),
+        "retry": ("schedule:5s,1m", Retry.schedule(5, 60)),
         "dead_letter": ("q.dead", "q.dead"),
         "retention": ("dead_letter", "dead_letter"),
         "ttl": ("7d", 7 * 86_400.0),

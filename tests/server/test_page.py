@@ -65,6 +65,8 @@ def test_every_page_shows_what_it_should(
         expect(page.locator("#ready")).to_have_text("13")
         page.goto(f"{served.url}/queues/emails.dead")
         expect(page.locator("#ready")).to_have_text("5")
+        expect(page.locator("#dead tbody tr")).to_have_count(5)
+        page.get_by_role("link", name="Messages").click()
         expect(page.locator('[data-chart="states"]').get_by_role("button", name="dead")).to_contain_text("5")
         page.goto(f"{served.url}/queues/plain?tab=dead")
         expect(page.locator("#failed-messages")).to_contain_text("ValueError: broken")

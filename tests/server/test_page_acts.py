@@ -170,7 +170,7 @@ def test_queues_groups_and_schedules_are_made_changed_and_dropped(page: Page, cr
     said(page, "made.queue #1")
     page.get_by_role("link", name="Policy").click()
     page.locator("#policy [name=lease]").fill("1h30m")
-    page.locator("#policy [name=retry]").fill("1s x 2 up to 5m")
+    page.locator("#policy [name=retry]").fill("exponential:1s:5m")
     page.get_by_label("rate", exact=True).fill("100/s")
     page.get_by_label("dead_letter").fill("made.dead")
     page.get_by_label("retention").select_option("dead_letter")

@@ -130,7 +130,7 @@ def test_a_queue_and_its_topic_say_which_they_are_and_name_their_units(
         expect(page.locator(".kicker")).to_have_text(kind)
         assert page.title().startswith(path.rpartition("/")[2])
     page.goto(f"{served.url}/queues/mails?tab=policy")
-    for field, value in (("lease", "1m"), ("retry", "at once"), ("priority", "no"), ("ttl", "")):
+    for field, value in (("lease", "1m"), ("retry", "immediate"), ("priority", "no"), ("ttl", "")):
         expect(page.get_by_label(field, exact=True)).to_have_value(value)
     page.goto(f"{served.url}/queues/mails")
     # On a phone the legend of a chart stands below it, and covers nothing.

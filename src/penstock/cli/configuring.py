@@ -17,29 +17,10 @@ if TYPE_CHECKING:
 
 
 def retry(text: str) -> Retry | None:
-    """How a retry is spelled: default, immediate, svix, fixed:5s, linear:9s, exponential:1s:60s, schedule:5s,5m,30m."""
-    from penstock.queue.retry import Retry
+    """How a retry is spelled."""
+    from penstock.queue.retry import parse_retry
 
-    if text == "default":
-        return None
-    curve, _, given = text.partition(":")
-    delays = [duration(part) for part in given.replace(",", ":").split(":") if part]
-    cap = delays[1] if len(delays) > 1 else None
-    makers: dict[str, tuple[bool, Callable[[], Retry]]] = {
-        "immediate": (not delays, Retry.immediate),
-        "svix": (not delays, lambda: Retry.SVIX),
-        "fixed": (len(delays) == 1, lambda: Retry.fixed(delays[0])),
-        "linear": (bool(delays), lambda: Retry.linear(delays[0], cap=cap)),
-        "exponential": (bool(delays), lambda: Retry.exponential(delays[0], cap=cap)),
-        "schedule": (bool(delays), lambda: Retry.schedule(*delays)),
-    }
-    fits, make = makers.get(curve, (False, Retry.immediate))
-    if not fits:
-        raise ValueError(
-            f"{text!r} is no retry: write default, immediate, fixed:5s, linear:10s:5m, exponential:1s:60s,"
-            " schedule:5s,5m,30m or svix"
-        )
-    return make()
+    return parse_retry(text)
 
 
 QUEUE: dict[str, tuple[Any, str]] = {

@@ -11,6 +11,7 @@ from penstock.clock import Seconds, seconds
 from penstock.errors import ConfigError
 from penstock.limits import WORKER_RETRY_FACTOR, WORKER_RETRY_FIRST, WORKER_RETRY_JITTER, WORKER_RETRY_LONGEST
 from penstock.names import is_number
+from penstock.units import parse_duration, write_duration
 
 Curve = Literal["immediate", "fixed", "linear", "exponential", "schedule"]
 
@@ -110,3 +111,37 @@ Retry.SVIX = Retry.schedule(5, 300, 1800, 7200, 18_000, 36_000)
 Retry.WORKER = Retry.exponential(
     WORKER_RETRY_FIRST, factor=WORKER_RETRY_FACTOR, cap=WORKER_RETRY_LONGEST, jitter=WORKER_RETRY_JITTER
 )
+
+
+# ── as people write it ───────────────────────────────────────────────────────────────────────────────────────────────
+def parse_retry(text: str) -> Retry | None:
+    """The retry behind immediate, svix, fixed:5s, linear:10s:5m, exponential:1s:60s or schedule:5s,5m,30m; None behind
+    default."""
+    curve, _, given = text.strip().lower().partition(":")
+    delays = [parse_duration(part) for part in given.replace(",", ":").split(":") if part.strip()]
+    cap = delays[1] if len(delays) > 1 else None
+    makers: dict[str, tuple[bool, Callable[[], Retry | None]]] = {
+        "default": (not delays, lambda: None),
+        "immediate": (not delays, Retry.immediate),
+        "svix": (not delays, lambda: Retry.SVIX),
+        "fixed": (len(delays) == 1, lambda: Retry.fixed(delays[0])),
+        "linear": (bool(delays), lambda: Retry.linear(delays[0], cap=cap)),
+        "exponential": (bool(delays), lambda: Retry.exponential(delays[0], cap=cap)),
+        "schedule": (bool(delays), lambda: Retry.schedule(*delays)),
+    }
+    fits, make = makers.get(curve, (False, Retry.immediate))
+    if not fits:
+        raise ConfigError(
+            f"{text[:60]!r} is no retry: write default, immediate, fixed:5s, linear:10s:5m, exponential:1s:60s,"
+            " schedule:5s,5m,30m or svix"
+        )
+    return make()
+
+
+def write_retry(retry: Retry | None) -> str:
+    """A retry as `parse_retry` reads it; empty when that has no words for it (a factor other than 2, or jitter)."""
+    if retry is None:
+        return "default"
+    given = [write_duration(delay) for delay in (*retry.delays, *([] if retry.cap is None else [retry.cap]))]
+    text = f"{retry.curve}:{(',' if retry.curve == 'schedule' else ':').join(given)}".rstrip(":")
+    return text if parse_retry(text) == retry else ""

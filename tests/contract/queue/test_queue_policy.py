@@ -13,6 +13,7 @@ from journals import on
 import penstock
 from penstock import Draft, Journal, ManualClock, Queue, QueuePolicy, Retry
 from penstock.errors import ConfigError, InvalidName, PolicyMismatch, QueueFull, UnknownQueue
+from penstock.queue.retry import parse_retry, write_retry
 
 Reopen = Callable[[Journal], Journal]
 
@@ -114,6 +115,24 @@ def test_retry_policies_are_values() -> None:
         assert msgspec.json.decode(msgspec.json.encode(retry), type=Retry) == retry
     assert str(Retry.exponential(1, cap=60, jitter=0.5)) == "exponential(1, factor=2, cap=60, jitter=0.5)"
     assert str(Retry.immediate()) == "immediate()" and "SVIX" not in str(Retry.SVIX)
+
+
+def test_a_retry_is_written_as_people_write_it() -> None:
+    for text in (
+        "default",
+        "immediate",
+        "fixed:5s",
+        "linear:10s",
+        "linear:10s:5m",
+        "exponential:1s:1m",
+        "schedule:5s,1m",
+    ):
+        assert write_retry(parse_retry(text)) == text
+    assert parse_retry("svix") == Retry.SVIX == parse_retry(write_retry(Retry.SVIX))
+    assert write_retry(Retry.exponential(1, factor=3)) == write_retry(Retry.exponential(1, jitter=0.5)) == ""
+    for wrong in ("soon", "fixed", "fixed:1s:2s", "immediate:1s", "schedule:"):
+        with pytest.raises(ConfigError, match="is no retry"):
+            parse_retry(wrong)
 
 
 def test_retry_curves() -> None:

@@ -76,8 +76,13 @@ class ActCall:
         return self.journal.queue(self.text("queue"), create=False)
 
 
-def _no_question(call: ActCall) -> str:
-    return ""
+class ActPlan(msgspec.Struct):
+    """What an act would do."""
+
+    do: Callable[[], str]
+    """Does it, and says what was done."""
+    ask: Callable[[], str] = str
+    """The question to ask first; empty when there is nothing to ask. ConfigError when it makes no sense to ask."""
 
 
 class Act:
@@ -85,9 +90,8 @@ class Act:
 
     def __init__(
         self,
+        plan: Callable[[ActCall], ActPlan],
         operation: Operation[Any],
-        does: Callable[[ActCall], str],
-        asks: Callable[[ActCall], str] = _no_question,
         *,
         danger: Danger = "",
         fields: Iterable[str] = (),
@@ -100,10 +104,8 @@ class Act:
         self.role: Role = needed
         self.subject = subject or operation.names[0]
         """The field that names what the act is about."""
-        self.does = does
-        """Does it, and says what was done."""
-        self.asks = asks
-        """The question to ask first; empty when there is nothing to ask."""
+        self.plan = plan
+        """Reads a form; ConfigError when it says nothing that could be done."""
         self.danger: Danger = danger
         request = operation.query or operation.body
         taken = request.__struct_fields__ if isinstance(request, msgspec.StructMeta) else ()

@@ -1,7 +1,7 @@
 """What a person types into a form, as the fields of a request or a policy: their types say how each is read.
 
-Numbers of seconds are durations (`5m`, `1h30m`), numbers of bytes sizes (`64MiB`), a retry is `at once`, `30s`,
-`5s, 1m, 10m` or `1s x 2 up to 5m`, what may be anything is JSON. What is left empty has its default.
+Numbers of seconds are durations (`5m`, `1h30m`), numbers of bytes sizes (`64MiB`), a retry is written as on the command
+line (`exponential:1s:5m`), what may be anything is JSON. What is left empty has its default.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from penstock.errors import ConfigError
-from penstock.queue.retry import Retry
+from penstock.queue.retry import Retry, parse_retry, write_retry
 from penstock.units import parse_duration, parse_size, write_duration
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -21,7 +21,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 Value = str | list[str]
 """A field as a form sends it: text, or several texts."""
 AS_IT_IS = "as it is"
-"""What a form says of a retry that it cannot write: a linear or random one is kept unless it is changed."""
+"""What a form says of a retry that has no words: it is kept unless it is changed."""
 
 
 def filled(kind: type[S], fields: Mapping[str, Value], **other: object) -> S:
@@ -78,7 +78,7 @@ def read_field(field: inspect.Field, text: str) -> object:
             case inspect.BoolType():
                 return {"yes": True, "no": False}.get(text, text)
             case inspect.StructType():
-                return read_retry(text)
+                return parse_retry(text)
             case inspect.AnyType() | inspect.DictType() as kind:
                 return _read_json(text, kind)
             case _:
@@ -118,36 +118,6 @@ def write_field(value: object) -> str:
         case float():
             return write_duration(value)
         case Retry():
-            return write_retry(value)
+            return write_retry(value) or AS_IT_IS
         case _:
             return str(value)
-
-
-# ── retries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def read_retry(text: str) -> Retry | None:
-    """A retry as people write it: `default`, `at once`, `30s`, `5s, 1m, 10m`, `1s x 2 up to 5m`."""
-    plain = text.strip().lower()
-    try:
-        if plain == "default":
-            return None
-        if plain in ("at once", "immediate", "0"):
-            return Retry.immediate()
-        if "x" in plain:
-            first, _, rest = plain.partition("x")
-            factor, _, cap = rest.partition("up to")
-            limit = parse_duration(cap) if cap.strip() else None
-            return Retry.exponential(parse_duration(first), factor=float(factor), cap=limit)
-        delays = [parse_duration(part) for part in plain.split(",")]
-        return Retry.fixed(delays[0]) if len(delays) == 1 else Retry.schedule(*delays)
-    except ValueError as error:
-        said = f"{text[:60]!r} is no retry: write `default`, `at once`, `30s`, `5s, 1m, 10m` or `1s x 2 up to 5m`"
-        raise ConfigError(said) from error
-
-
-def write_retry(retry: Retry) -> str:
-    """A retry in the form that `read_retry` takes; one that it has no words for is kept as it is."""
-    delays = ", ".join(write_duration(delay) for delay in retry.delays)
-    if retry.curve == "exponential" and not retry.jitter:
-        cap = "" if retry.cap is None else f" up to {write_duration(retry.cap)}"
-        return f"{delays} x {retry.factor:g}{cap}"
-    return {"immediate": "at once", "fixed": delays, "schedule": delays}.get(retry.curve, AS_IT_IS)

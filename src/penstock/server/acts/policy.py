@@ -14,7 +14,10 @@ MEANINGS: Final[Mapping[str, tuple[str, str]]] = {
     "lease": ("30s", "how long a consumer may hold a message; 0s: until the process that took it ends"),
     "max_attempts": ("3", "deliveries, each counted once"),
     "dead_letter": ("a queue's name", "where messages that were given up go; empty: they stay, failed"),
-    "retry": ("default", "at once, 30s, 5s, 1m, 10m, or 1s x 2 up to 5m; default: as workers do, growing to 10m"),
+    "retry": (
+        "default",
+        "immediate, fixed:5s, linear:10s:5m, exponential:1s:60s, schedule:5s,5m,30m; default: workers' own",
+    ),
     "max_size": ("no limit", "unsettled messages; a push above it is refused"),
     "max_in_flight": ("no limit", "messages of a group that are held at once"),
     "max_in_flight_per_key": ("1", "the same for one key; 1 keeps its order"),

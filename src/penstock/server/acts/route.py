@@ -79,10 +79,10 @@ async def perform_act(request: Request, service: Service) -> Response:
     if not act.on_system:
         service.access.check_change(subject)
     if given.preview:
-        question = await run_in_threadpool(act.asks, call)
+        question = await run_in_threadpool(lambda: act.plan(call).ask())
         typed = subject if act.danger == "typed" and question else None
         return _answer(ActAnswer(question, bool(act.danger), typed))
-    says = await run_in_threadpool(act.does, call)
+    says = await run_in_threadpool(lambda: act.plan(call).do())
     kept = {field: _short(value) for field, value in given.fields.items() if value}
     who, address = service.access.identity(request), address_of(request)
     record = AuditRecord(name, subject[:200], role, who, address, kept, says)

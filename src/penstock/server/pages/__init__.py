@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from penstock.server.pages import api, buffers, charts, event, login, overview, pipelines, queue, schedules, topic
+from penstock.server.pages.rendering import page_and_stream
 
 TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 FILES = frozenset(
@@ -63,30 +64,26 @@ static_file.open_to_all = True  # type: ignore[attr-defined]
 
 def page_routes() -> list[BaseRoute]:
     """The routes of the page."""
+    live = {
+        "/": overview.overview,
+        "/topics": overview.topics_page,
+        "/queues": overview.queues_page,
+        "/search": overview.search_page,
+        "/health": overview.health_page,
+        "/topics/{topic}": topic.topic_page,
+        "/queues/{queue}": queue.queue_page,
+        "/schedules": schedules.schedules_page,
+        "/pipelines": pipelines.pipelines_page,
+        "/buffers": buffers.buffers_page,
+    }
     return [
-        Route("/", overview.overview),
-        Route("/live/overview", overview.live_overview),
-        Route("/topics", overview.topics_page),
-        Route("/queues", overview.queues_page),
-        Route("/search", overview.search_page),
-        Route("/topics/{topic}", topic.topic_page),
-        Route("/live/topics/{topic}", topic.live_topic),
+        *(route for path, show in live.items() for route in page_and_stream(path, show)),
         Route("/topics/{topic}/events/{event}", event.event_page),
         Route("/graph/{correlation:path}", event.graph_page),
-        Route("/queues/{queue}", queue.queue_page),
-        Route("/live/queues/{queue}", queue.live_queue),
         Route("/charts/overview", charts.overview_charts),
         Route("/charts/topics/{topic}", charts.topic_charts),
         Route("/charts/queues/{queue}", charts.queue_charts),
         Route("/charts/pipelines", charts.pipeline_charts),
-        Route("/health", overview.health_page),
-        Route("/live/health", overview.live_health),
-        Route("/schedules", schedules.schedules_page),
-        Route("/live/schedules", schedules.live_schedules),
-        Route("/buffers", buffers.buffers_page),
-        Route("/live/buffers", buffers.live_buffers),
-        Route("/pipelines", pipelines.pipelines_page),
-        Route("/live/pipelines", pipelines.live_pipelines),
         Route("/docs", api.api_page),
         Route("/login", login.login_page, methods=["GET", "POST"]),
         Route("/logout", login.logout, methods=["POST"]),

@@ -12,6 +12,7 @@ from penstock.protocol import bulk, deliveries, journal, messages, queues, topic
 from penstock.protocol.openapi import document
 from penstock.protocol.operation import PREFIX, Operation
 from penstock.server.pages import rendering
+from penstock.server.pages.rendering import Content
 from penstock.server.service import Service, guarded
 
 GROUPS = (
@@ -44,5 +45,5 @@ def _described(said: ApiDocument, one: Operation[object]) -> tuple[str, str, obj
 def api_page(request: Request, service: Service) -> Response:
     said = _read(document())
     groups = [(name, [_described(said, one) for one in found]) for name, found in GROUPS]
-    schemas = said.components["schemas"]
-    return rendering.page(request, service, "api.html", "API", live="/live/health", groups=groups, schemas=schemas)
+    values: dict[str, object] = {"groups": groups, "schemas": said.components["schemas"]}
+    return rendering.page(request, service, Content("api.html", "API", values=lambda: values))

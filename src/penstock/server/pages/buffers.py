@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
 from penstock.errors import PenstockError
 from penstock.observe.pipelines import FlowStatus
 from penstock.observe.sample import Sample
-from penstock.server.pages import parts, rendering
-from penstock.server.pages.parts import Row, Table, Update
-from penstock.server.service import Service, guarded
+from penstock.server.pages import parts
+from penstock.server.pages.parts import Row, Table
+from penstock.server.pages.rendering import Content
+from penstock.server.service import Service
 
 if TYPE_CHECKING:
     from penstock.buffer.store import ObjectStore
@@ -102,15 +102,5 @@ def table(states: list[BufferState]) -> Table:
     )
 
 
-@guarded("read")
-def buffers_page(request: Request, service: Service) -> Response:
-    states = table(service.buffers.states(service.sampler.newest.flows))
-    return rendering.page(request, service, "buffers.html", "Buffers", live="/live/buffers", buffers=states)
-
-
-@guarded("read")
-async def live_buffers(request: Request, service: Service) -> Response:
-    def render(sample: Sample) -> Update:
-        return parts.update((), table(service.buffers.states(sample.flows)))
-
-    return rendering.stream(request, service, render)
+def buffers_page(request: Request, service: Service, sample: Sample) -> Content:
+    return Content("buffers.html", "Buffers", [], {"buffers": table(service.buffers.states(sample.flows))})

@@ -15,6 +15,7 @@ from penstock.events import Event
 from penstock.observe.sample import FailedMessage
 from penstock.server.api.topics import existing
 from penstock.server.pages import rendering
+from penstock.server.pages.rendering import Content
 from penstock.server.problems import Refused
 from penstock.server.service import Service, guarded
 from penstock.units import show_size
@@ -90,7 +91,7 @@ def event_page(request: Request, service: Service) -> Response:
     if event.causation_id is not None:
         cause = next((found for found in topic.ancestors(event) if found.id == event.causation_id), None)
     message = message_of(service, event)
-    values = {
+    values: dict[str, object] = {
         "event": event,
         "payload": payload_of(event),
         "failure": failure_of(request, service, event),
@@ -106,7 +107,7 @@ def event_page(request: Request, service: Service) -> Response:
     if "part" in request.query_params:
         return rendering.part(request, "event_part.html", **values)
     title = f"{topic.name} #{event.seq}"
-    return rendering.page(request, service, "event.html", title, live="/live/health", kind="Event", **values)
+    return rendering.page(request, service, Content("event.html", title, values=lambda: values, kind="Event"))
 
 
 # ── causes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -121,15 +122,6 @@ def graph_page(request: Request, service: Service) -> Response:
         raise Refused(404, "UnknownEvent", f"no event belongs to {correlation[:80]!r}")
     note = f"The first {MOST_SHOWN:,} events." if len(events) > MOST_SHOWN else f"{len(events):,} events."
     events = events[:MOST_SHOWN]
-    return rendering.page(
-        request,
-        service,
-        "graph.html",
-        "What caused what",
-        live="/live/health",
-        kind="Correlation",
-        correlation=correlation,
-        note=note,
-        tree=tree(events),
-        events=events,
-    )
+    values: dict[str, object] = {"correlation": correlation, "note": note, "tree": tree(events), "events": events}
+    content = Content("graph.html", "What caused what", values=lambda: values, kind="Correlation")
+    return rendering.page(request, service, content)

@@ -9,7 +9,6 @@ from itertools import islice
 from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from penstock.errors import PenstockError
 from penstock.events import Event
@@ -19,8 +18,9 @@ from penstock.observe.sample import QueueSample, Sample, TopicSample
 from penstock.observe.workers import TOPIC as WORKERS
 from penstock.server.pages import charts, parts, rendering
 from penstock.server.pages.lists import ListColumn, Listing
-from penstock.server.pages.parts import ActButton, Row, Table, Tile, Update
-from penstock.server.service import Service, guarded
+from penstock.server.pages.parts import ActButton, Row, Table, Tile
+from penstock.server.pages.rendering import Content
+from penstock.server.service import Service
 from penstock.units import show_size
 
 FOUND = 50
@@ -84,7 +84,6 @@ class OverviewRows:
 
     def __init__(self, request: Request) -> None:
         self.query = request.query_params.get("q", "").strip()[:200]
-        self.address = urlencode(dict(request.query_params))
         self._with_system = "system" in request.query_params
         base = rendering.base_of(request)
         self._topics = Listing(
@@ -147,47 +146,38 @@ def tiles(sample: Sample) -> list[Tile]:
     ]
 
 
-def _page(request: Request, service: Service, template: str, title: str, **values: object) -> Response:
-    sample, view = service.sampler.newest, OverviewRows(request)
-    return rendering.page(
-        request,
-        service,
-        template,
-        title,
-        live=f"/live/overview?{view.address}",
-        kind="",
-        topics=view.topic_table(sample),
-        queues=view.queue_table(sample),
-        system=view.system(sample),
-        found=view.query,
-        **values,
-    )
-
-
-@guarded("read")
-def overview(request: Request, service: Service) -> Response:
-    sample = service.sampler.newest
+def overview(request: Request, service: Service, sample: Sample) -> Content:
+    view = OverviewRows(request)
+    tables = {"queues": view.queue_table(sample), "topics": view.topic_table(sample)}
     if not _own(sample) and not sample.queues:
         address = f"{request.url.scheme}://{request.headers.get('host', '')}{rendering.base_of(request)}"
-        return rendering.page(request, service, "empty.html", "Overview", live="/live/overview", address=address)
-    return _page(request, service, "overview.html", "Overview", tiles=tiles(sample), charts=charts.OVERVIEW)
+        return Content("empty.html", "Overview", [], tables, lambda: {"address": address})
+
+    def values() -> dict[str, object]:
+        return {"charts": charts.OVERVIEW, "system": view.system(sample)}
+
+    return Content("overview.html", "Overview", tiles(sample), tables, values)
 
 
-@guarded("read")
-def topics_page(request: Request, service: Service) -> Response:
-    return _page(request, service, "topics.html", "Topics")
+def topics_page(request: Request, service: Service, sample: Sample) -> Content:
+    view = OverviewRows(request)
+    tables = {"topics": view.topic_table(sample)}
+    return Content("topics.html", "Topics", [], tables, lambda: {"system": view.system(sample)})
 
 
-@guarded("read")
-def queues_page(request: Request, service: Service) -> Response:
-    return _page(request, service, "queues.html", "Queues")
+def queues_page(request: Request, service: Service, sample: Sample) -> Content:
+    return Content("queues.html", "Queues", [], {"queues": OverviewRows(request).queue_table(sample)})
 
 
-@guarded("read")
-def search_page(request: Request, service: Service) -> Response:
+def search_page(request: Request, service: Service, sample: Sample) -> Content:
     """Topics and queues by a part of their names, events by their id or their key."""
-    query = request.query_params.get("q", "").strip()[:200]
-    return _page(request, service, "search.html", "Search", events=list(islice(found_events(service, query), FOUND)))
+    view = OverviewRows(request)
+    tables = {"topics": view.topic_table(sample), "queues": view.queue_table(sample)}
+
+    def values() -> dict[str, object]:
+        return {"found": view.query, "events": list(islice(found_events(service, view.query), FOUND))}
+
+    return Content("search.html", "Search", [], tables, values)
 
 
 def found_events(service: Service, query: str) -> Iterator[Event]:
@@ -206,16 +196,6 @@ def found_events(service: Service, query: str) -> Iterator[Event]:
             yield from service.journal.topic(name).read(key=query, reverse=True, limit=10)
 
 
-@guarded("read")
-async def live_overview(request: Request, service: Service) -> Response:
-    view = OverviewRows(request)
-
-    def render(sample: Sample) -> Update:
-        return parts.update(tiles(sample), view.topic_table(sample), view.queue_table(sample))
-
-    return rendering.stream(request, service, render)
-
-
 # ── what is wrong ────────────────────────────────────────────────────────────────────────────────────────────────────
 def finding_table(sample: Sample, base: str) -> Table:
     """Every finding, gravest first."""
@@ -231,7 +211,7 @@ def finding_table(sample: Sample, base: str) -> Table:
     return Table("findings", ["What", "Kind"], rows, [], "nothing is wrong")
 
 
-def worker_table(sample: Sample, base: str, *, may_write: bool, may_admin: bool) -> Table:
+def worker_table(sample: Sample, base: str, may_admin: bool) -> Table:
     """Workers that gave up: where they ran, when and why; their reports have the traceback."""
     rows = []
     for one in sample.workers:
@@ -252,27 +232,7 @@ def health_tiles(sample: Sample) -> list[Tile]:
     ]
 
 
-@guarded("read")
-def health_page(request: Request, service: Service) -> Response:
-    sample = service.sampler.newest
-    base = rendering.base_of(request)
-    return rendering.page(
-        request,
-        service,
-        "health.html",
-        "Health",
-        live="/live/health",
-        tiles=health_tiles(sample),
-        findings=finding_table(sample, base),
-        workers=worker_table(sample, base, **rendering.allowed(request)),
-    )
-
-
-@guarded("read")
-async def live_health(request: Request, service: Service) -> Response:
-    base, allowed = rendering.base_of(request), rendering.allowed(request)
-
-    def render(sample: Sample) -> Update:
-        return parts.update(health_tiles(sample), finding_table(sample, base), worker_table(sample, base, **allowed))
-
-    return rendering.stream(request, service, render)
+def health_page(request: Request, service: Service, sample: Sample) -> Content:
+    base, may_admin = rendering.base_of(request), rendering.can(request, "admin")
+    tables = {"findings": finding_table(sample, base), "workers": worker_table(sample, base, may_admin)}
+    return Content("health.html", "Health", health_tiles(sample), tables)

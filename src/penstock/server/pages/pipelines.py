@@ -7,14 +7,14 @@ from urllib.parse import urlencode
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
 from penstock.observe.pipelines import TOPIC, FlowStatus, status
 from penstock.observe.sample import Sample, TopicSample
 from penstock.server.pages import charts, parts, rendering
 from penstock.server.pages.lists import ListColumn, Listing
-from penstock.server.pages.parts import Row, Table, Update
-from penstock.server.service import Service, guarded
+from penstock.server.pages.parts import Row, Table
+from penstock.server.pages.rendering import Content
+from penstock.server.service import Service
 
 
 class NamedCursor(msgspec.Struct):
@@ -43,6 +43,7 @@ FLOW_COLUMNS: tuple[ListColumn[FlowStatus], ...] = (
         "rate",
         lambda flow: "–" if flow.rows_per_second is None else parts.rate(flow.rows_per_second),
         lambda flow: _number(flow.rows_per_second),
+        minor=True,
     ),
     ListColumn("Lag", "lag", lambda flow: parts.number(flow.lag), lambda flow: _number(flow.lag)),
     ListColumn("Rows", "rows", lambda flow: parts.number(flow.rows), lambda flow: _number(flow.rows), True),
@@ -50,7 +51,7 @@ FLOW_COLUMNS: tuple[ListColumn[FlowStatus], ...] = (
     ListColumn(
         "Batch time", "time", lambda flow: parts.age(flow.batch_seconds), lambda flow: _number(flow.batch_seconds), True
     ),
-    ListColumn("Restarts", "restarts", lambda flow: parts.number(flow.restarts), lambda flow: flow.restarts),
+    ListColumn("Restarts", "restarts", lambda flow: parts.number(flow.restarts), lambda flow: flow.restarts, True),
     ListColumn("Reported", "reported", _moment, minor=True),
 )
 FOLLOWER_COLUMNS: tuple[ListColumn[NamedCursor], ...] = (
@@ -113,27 +114,7 @@ class PipelineRows:
         return f"{self._base}/topics/{rendering.segment(name)}" if name in sample.topics else ""
 
 
-@guarded("read")
-def pipelines_page(request: Request, service: Service) -> Response:
-    flows, errors, followers = PipelineRows(request).tables(status(service.journal), service.sampler.newest)
-    return rendering.page(
-        request,
-        service,
-        "pipelines.html",
-        "Pipelines",
-        live=f"/live/pipelines?{urlencode(dict(request.query_params))}",
-        charts=charts.PIPELINES,
-        flows=flows,
-        errors=errors,
-        followers=followers,
-    )
-
-
-@guarded("read")
-async def live_pipelines(request: Request, service: Service) -> Response:
-    view = PipelineRows(request)
-
-    def render(sample: Sample) -> Update:
-        return parts.update((), *view.tables(status(service.journal), sample))
-
-    return rendering.stream(request, service, render)
+def pipelines_page(request: Request, service: Service, sample: Sample) -> Content:
+    flows, errors, followers = PipelineRows(request).tables(status(service.journal), sample)
+    tables = {"flows": flows, "errors": errors, "followers": followers}
+    return Content("pipelines.html", "Pipelines", [], tables, lambda: {"charts": charts.PIPELINES})

@@ -8,7 +8,6 @@ from datetime import datetime
 from urllib.parse import urlencode
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from penstock.observe.sample import QueueSample, Sample
 from penstock.queue.inspect import (
@@ -26,8 +25,9 @@ from penstock.server.api.queues import groups_of, queue_of
 from penstock.server.pages import charts, lists, parts, rendering, schedules
 from penstock.server.pages.lists import ListColumn, Listing
 from penstock.server.pages.overview import STATE_COLUMNS, queue_row
-from penstock.server.pages.parts import ActButton, Row, Table, Tile, Update
-from penstock.server.service import Service, guarded
+from penstock.server.pages.parts import ActButton, Row, Table, Tile
+from penstock.server.pages.rendering import Content
+from penstock.server.service import Service
 
 SHOWN = lists.ROWS
 SHOWN_GROUPS = 8
@@ -103,7 +103,7 @@ MESSAGE_COLUMNS: dict[str, Callable[[QueueMessage], str]] = {
 class QueueView:
     """What a request wants to see of a queue: a group of it, and one of its tabs."""
 
-    def __init__(self, request: Request, service: Service) -> None:
+    def __init__(self, request: Request, service: Service, sample: Sample) -> None:
         self.request, self.service = request, service
         self.queue = queue_of(request, service)
         self.name = self.queue.name
@@ -112,7 +112,10 @@ class QueueView:
         query = request.query_params
         wanted = query.get("group") or self.groups[0]
         self.group = wanted if wanted in self.groups else self.groups[0]
-        self.tab = query.get("tab") if query.get("tab") in dict(self.tabs()) else "messages"
+        self.found = _found(sample, self.name, self.group)
+        self.holds_dead = self.found.letters is not None
+        asked = query.get("tab", "dead" if self.holds_dead and "state" not in query else "")
+        self.tab = asked if asked in dict(self.tabs()) else "messages"
         self.state = check_state(query.get("state") or None)
         text = query.get("after", "0")
         self.after = int(text) if text.isdecimal() and len(text) <= 18 else 0
@@ -250,33 +253,14 @@ def in_hand_words(one: QueueConsumer) -> str:
     return shown if one.in_hand <= 3 else f"{shown} and {one.in_hand - 3:,} more"
 
 
-@guarded("read")
-def queue_page(request: Request, service: Service) -> Response:
-    view = QueueView(request, service)
-    sample = service.sampler.newest
-    found = _found(sample, view.name, view.group)
-    return rendering.page(
-        request,
-        service,
+def queue_page(request: Request, service: Service, sample: Sample) -> Content:
+    view = QueueView(request, service, sample)
+    shared = {"view": view, "shown_groups": SHOWN_GROUPS}
+    return Content(
         "queue.html",
         view.name,
-        live=f"/live/queues/{rendering.segment(view.name)}?{urlencode({**request.query_params, 'group': view.group})}",
-        kind="Queue" if found.letters is None else "Dead-letter queue",
-        view=view,
-        holds_dead=found.letters is not None,
-        shown_groups=SHOWN_GROUPS,
-        tiles=tiles(found),
-        pauses=view.queue.pauses(),
-        **view.tables(sample),
-        **view.values(),
+        tiles(view.found),
+        view.tables(sample),
+        lambda: {**shared, "pauses": view.queue.pauses(), **view.values()},
+        "Dead-letter queue" if view.holds_dead else "Queue",
     )
-
-
-@guarded("read")
-async def live_queue(request: Request, service: Service) -> Response:
-    view = QueueView(request, service)
-
-    def render(sample: Sample) -> Update:
-        return parts.update(tiles(_found(sample, view.name, view.group)), *view.tables(sample).values())
-
-    return rendering.stream(request, service, render)

@@ -14,15 +14,17 @@ from urllib.parse import quote
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Route
 
 from penstock.observe.sample import Sample
 from penstock.protocol.operation import ROLES
 from penstock.server.api.journal import sse
 from penstock.server.pages import parts
-from penstock.server.pages.parts import Update
-from penstock.server.service import Service
+from penstock.server.pages.parts import Table, Tile, Update
+from penstock.server.service import Service, guarded
 
 LINKS = (
     ("/", "Overview"),
@@ -105,50 +107,73 @@ def allowed(request: Request) -> dict[str, bool]:
     return {"may_write": can(request, "write"), "may_admin": can(request, "admin")}
 
 
-def page(
-    request: Request,
-    service: Service,
-    template: str,
-    title: str,
-    *,
-    live: str | None = None,
-    kind: str = "",
-    **values: object,
-) -> HTMLResponse:
-    """A whole page. `live` is the path of the stream that keeps it fresh, `kind` what the title names."""
+class Content(msgspec.Struct):
+    """What a page shows of a sample."""
+
+    template: str
+    title: str
+    tiles: list[Tile] = []
+    tables: dict[str, Table] = {}
+    """By the names that the template has for them."""
+    values: Callable[[], dict[str, object]] = dict
+    """What else the template needs; it does not change while the page is open."""
+    kind: str = ""
+    """What the title names."""
+
+
+Show = Callable[[Request, Service, Sample], Content]
+
+
+def page(request: Request, service: Service, content: Content, live: str = "/live/health") -> HTMLResponse:
+    """A whole page. `live` is the path of the stream that keeps it fresh."""
     base = base_of(request)
     location = service.journal._engine.location or "memory"
     return _answer(
-        template,
+        content.template,
         200,
         health=parts.health(service.sampler.newest.findings, base),
         base=base,
-        title=title,
-        kind=kind,
+        title=content.title,
+        kind=content.kind,
         journal=location.rstrip("/").rpartition("/")[2],
         location=location,
         path=request.url.path.removeprefix(base),
         links=LINKS,
         keys=KEYS,
         query=request.query_params,
-        live=None if live is None else base + live,
+        live=base + live,
         role=request.state.role,
         **allowed(request),
         has_login=not service.access.open,
-        **values,
+        tiles=content.tiles,
+        **content.tables,
+        **content.values(),
     )
 
 
-def stream(request: Request, service: Service, render: Callable[[Sample], Update]) -> Response:
-    """What changes on a page, as server-sent events: what `render` says of every sample, and how the journal does."""
-    base = base_of(request)
+def page_and_stream(path: str, show: Show) -> list[BaseRoute]:
+    """The route of a page, and that of the server-sent events that keep it fresh: its tiles and tables as they are at
+    every sample, and how the journal does."""
 
-    def whole(sample: Sample) -> Update:
-        said = render(sample)
-        said.health = parts.health(sample.findings, base)
-        return said
+    @guarded("read")
+    def whole(request: Request, service: Service) -> Response:
+        content = show(request, service, service.sampler.newest)
+        address = request.url.path.removeprefix(base_of(request))
+        return page(request, service, content, f"/live{quote(address)}?{request.url.query}")
 
-    return sse(service, whole, beat=True)
+    @guarded("read")
+    async def live(request: Request, service: Service) -> Response:
+        await run_in_threadpool(show, request, service, service.sampler.newest)  # what is not there is refused here
+
+        def changed(sample: Sample) -> Update:
+            content = show(request, service, sample)
+            found = parts.update(content.tiles, *content.tables.values())
+            found.health = parts.health(sample.findings, base_of(request))
+            return found
+
+        return sse(service, changed, beat=True)
+
+    return [Route(path, whole), Route(f"/live{path}", live)]
 
 
 def part(request: Request, template: str, **values: object) -> HTMLResponse:
@@ -184,7 +209,7 @@ def problem_page(request: Request, status: int, message: str) -> HTMLResponse:
     if role is None:
         return bare_page(request, "problem_bare.html", heading, status=status, message=message)
     request.state.role = role
-    answer = page(request, service, "problem.html", heading, live="/live/health", message=message)
+    answer = page(request, service, Content("problem.html", heading, values=lambda: {"message": message}))
     answer.status_code = status
     return answer
 

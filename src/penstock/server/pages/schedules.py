@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
-from urllib.parse import urlencode
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from penstock.errors import UnknownQueue
 from penstock.observe.sample import Sample
 from penstock.queue.run.cron import Cron
 from penstock.queue.run.schedule import Schedule
-from penstock.server.pages import parts, rendering
+from penstock.server.pages import rendering
 from penstock.server.pages.lists import ListColumn, Listing
-from penstock.server.pages.parts import ActButton, Row, Update
-from penstock.server.service import Service, guarded
+from penstock.server.pages.parts import ActButton, Row
+from penstock.server.pages.rendering import Content
+from penstock.server.service import Service
 from penstock.units import show_duration
 
 NEXT = 3
@@ -87,18 +86,6 @@ def all_schedules(service: Service) -> list[Schedule]:
     return found
 
 
-@guarded("read")
-def schedules_page(request: Request, service: Service) -> Response:
-    found = listing(request).table(all_schedules(service))
-    live = f"/live/schedules?{urlencode(dict(request.query_params))}"
-    return rendering.page(request, service, "schedules.html", "Schedules", live=live, schedules=found)
-
-
-@guarded("read")
-async def live_schedules(request: Request, service: Service) -> Response:
-    found = listing(request)
-
-    def render(sample: Sample) -> Update:
-        return parts.update((), found.table(all_schedules(service)))
-
-    return rendering.stream(request, service, render)
+def schedules_page(request: Request, service: Service, sample: Sample) -> Content:
+    tables = {"schedules": listing(request).table(all_schedules(service))}
+    return Content("schedules.html", "Schedules", [], tables)

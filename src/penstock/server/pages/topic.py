@@ -10,7 +10,6 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
-from starlette.responses import Response
 
 from penstock.clock import to_ms
 from penstock.errors import ConfigError
@@ -24,8 +23,9 @@ from penstock.server.api import parameters
 from penstock.server.api.topics import existing
 from penstock.server.pages import charts, parts, rendering
 from penstock.server.pages.lists import ListColumn, Listing
-from penstock.server.pages.parts import ActButton, Row, Table, Tile, Update
-from penstock.server.service import Service, guarded
+from penstock.server.pages.parts import ActButton, Row, Table, Tile
+from penstock.server.pages.rendering import Content
+from penstock.server.service import Service
 from penstock.units import write_size
 
 if TYPE_CHECKING:
@@ -128,50 +128,31 @@ def tiles(name: str, sample: Sample) -> list[Tile]:
     ]
 
 
-@guarded("read")
-def topic_page(request: Request, service: Service) -> Response:
+def topic_page(request: Request, service: Service, sample: Sample) -> Content:
     topic = existing(request, service)
-    sample = service.sampler.newest
-    tabs = TABS if rendering.can(request, "admin") and not is_system(topic.name) else TABS[:2]
+    is_own = is_system(topic.name)
+    tabs = TABS if rendering.can(request, "admin") and not is_own else TABS[:2]
     wanted = request.query_params.get("tab", "")
     tab = wanted if wanted in dict(tabs) else "events"
+    tables = {"consumers": ConsumerRows(request, topic.name).table(sample)}
+
+    def values() -> dict[str, object]:
+        shared = {"tab": tab, "tabs": tabs, "topic": topic, "is_queue": topic.name in sample.queues, "is_own": is_own}
+        if tab == "events":
+            return shared | _tail(request, topic)
+        return shared | {"consumer_names": sorted(topic.cursors()), "settings": settings_values(topic.settings)}
+
+    return Content("topic.html", topic.name, tiles(topic.name, sample), tables, values, "Topic")
+
+
+def _tail(request: Request, topic: Topic) -> dict[str, object]:
+    """The newest events, and the position that the page follows from."""
     after = topic.latest  # before the events: a page that shows none follows what comes after this
     events, problem = _events(request, topic)
     older = None
     if events and events[-1].seq > topic.oldest:
         kept = [(name, value) for name, value in request.query_params.multi_items() if name != "before"]
         older = urlencode([*kept, ("before", events[-1].seq)])
-    return rendering.page(
-        request,
-        service,
-        "topic.html",
-        topic.name,
-        live=f"/live/topics/{rendering.segment(topic.name)}?{urlencode(dict(request.query_params))}",
-        kind="Topic",
-        tab=tab,
-        tabs=tabs,
-        topic=topic,
-        is_queue=topic.name in service.journal.queues(),
-        is_own=is_system(topic.name),
-        tiles=tiles(topic.name, sample),
-        **({"charts": charts.TOPIC} if tab == "events" else {}),
-        consumers=ConsumerRows(request, topic.name).table(sample),
-        settings=settings_values(topic.settings),
-        templates=[event for event in events[:5] if not event.binary],
-        consumer_names=sorted(topic.cursors()),
-        events=events,
-        after=after,
-        problem=problem,
-        older=older,
-    )
-
-
-@guarded("read")
-async def live_topic(request: Request, service: Service) -> Response:
-    name = request.path_params["topic"]
-    consumers = ConsumerRows(request, name)
-
-    def render(sample: Sample) -> Update:
-        return parts.update(tiles(name, sample), consumers.table(sample))
-
-    return rendering.stream(request, service, render)
+    templates = [event for event in events[:5] if not event.binary]
+    found = {"events": events, "problem": problem, "after": after, "older": older, "templates": templates}
+    return {**found, "charts": charts.TOPIC}
