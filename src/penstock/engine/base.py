@@ -5,7 +5,6 @@ files have lost their names.
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from abc import abstractmethod
@@ -214,6 +213,8 @@ def backup_at(destination: str | os.PathLike[str]) -> Iterator[Path]:
 
 def _remove(path: Path) -> None:
     if path.is_dir():
+        import shutil  # and with it two compressors, which a program that makes no backup should not wait for
+
         shutil.rmtree(path, ignore_errors=True)
     else:
         with suppress(OSError):
