@@ -200,17 +200,18 @@ class LocalQueue:
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def take(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
-        found = take_waiting(self, self._request(wanted), wanted.wait, stopping)
+        found = take_waiting(self, self.request(wanted), wanted.wait, stopping)
         if found:
             self._counters.delivered.inc(len(found))
         return found
 
     async def take_async(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
-        found = await take_waiting_async(self, self._request(wanted), wanted.wait, stopping)
+        found = await take_waiting_async(self, self.request(wanted), wanted.wait, stopping)
         self._counters.delivered.inc(len(found))
         return found
 
-    def _request(self, wanted: TakeRequest) -> Request:
+    def request(self, wanted: TakeRequest) -> Request:
+        """What a take asks for, in milliseconds and on behalf of this process."""
         lease_ms = None if wanted.lease is None else round(wanted.lease * 1000)
         owner = self._registry.owner
         request = Request(wanted.limit, wanted.group, wanted.consumer, lease_ms, wanted.newest, owner, wanted.host)

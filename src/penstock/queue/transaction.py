@@ -1,4 +1,4 @@
-"""What a transaction does to queues: pushes, and deliveries that are settled if, and only if, it commits."""
+"""What a transaction does to queues: messages pushed, taken and settled if, and only if, it commits."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from typing import TYPE_CHECKING
 
 from penstock.events import Receipt
 from penstock.journal.transaction import HeldWriter
-from penstock.queue.delivery import nack_in
+from penstock.queue.delivery import extend_in, nack_in, release_in
+from penstock.queue.operations.repair import purge_in
 from penstock.queue.registry import QueueRegistry
+from penstock.queue.run.waiting import take_in
 
 if TYPE_CHECKING:
-    from penstock.surface.delivery import Delivery
+    from penstock.surface.delivery import Delivery, TakeRequest
     from penstock.surface.failure import NackOptions
 
 
 class QueueChanges:
-    """The pushes and settled deliveries of one transaction."""
+    """The pushes, takes and settled deliveries of one transaction."""
 
     def __init__(self, held: HeldWriter, registry: QueueRegistry) -> None:
         self._held = held
         self._registry = registry
         self._settled: list[Delivery] = []
+        self._extended: list[tuple[Delivery, int]] = []
+        """With the deadline that each had before."""
 
     def push(self, queue: str, payload: object, options: Mapping[str, object]) -> Receipt:
         self._held.commit()
@@ -45,10 +49,39 @@ class QueueChanges:
         self._held.change(lambda commit: nack_in(commit, cache.state(commit, queue), delivery, options))
         self._keep(delivery)
 
+    def take(self, queue: str, wanted: TakeRequest) -> list[Delivery]:
+        """Messages that are leased if, and only if, the transaction commits; its own pushes are among them."""
+        own = self._registry.existing(queue)
+        request = own.request(wanted)
+        while True:
+            self._held.flushed()
+            taken = self._held.change(lambda commit: take_in(commit, own, request))
+            if taken.deliveries or not taken.more:
+                return taken.deliveries
+
+    def extend(self, queue: str, delivery: Delivery, lease: float | None) -> None:
+        lease_ms, cache = None if lease is None else round(lease * 1000), self._registry.cache
+        deadline = self._held.change(
+            lambda commit: extend_in(commit, cache.state(commit, queue), [delivery], lease_ms, patient=False)
+        )
+        self._extended.append((delivery, delivery._deadline))
+        delivery._deadline = deadline
+
+    def release(self, queue: str, delivery: Delivery) -> None:
+        cache = self._registry.cache
+        self._held.change(lambda commit: release_in(commit, cache.state(commit, queue), [delivery]))
+        self._keep(delivery)
+
+    def purge(self, queue: str) -> int:
+        own = self._registry.existing(queue)
+        return self._held.change(lambda commit: purge_in(commit, own))
+
     def reopen(self) -> None:
         """The transaction was rolled back: what it had settled is held as before."""
         for delivery in self._settled:
             delivery._settled = False
+        for delivery, deadline in reversed(self._extended):
+            delivery._deadline = deadline
 
     def _keep(self, delivery: Delivery) -> None:
         delivery._settled = True

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Unpack
 
-from penstock.clock import Seconds
+from penstock.clock import Seconds, seconds
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.transaction import HeldWriter
 from penstock.names import check_consumer, check_position, is_whole
 from penstock.queue.transaction import QueueChanges
-from penstock.surface.delivery import Delivery
+from penstock.surface.delivery import Delivery, TakeRequest
 from penstock.surface.failure import check_nack, failure_text
-from penstock.surface.queue import Queue
+from penstock.surface.queue import DEFAULT_GROUP, Queue, check_taking
 from penstock.surface.topic import Topic
 
 if TYPE_CHECKING:
     from penstock.journal.log import TopicLog
     from penstock.local.backend import LocalBackend
-    from penstock.surface.arguments import DraftArguments, PushArguments
+    from penstock.surface.arguments import DraftArguments, PushArguments, TakeArguments
     from penstock.surface.journal import Journal
 
 
@@ -113,6 +113,36 @@ class Transaction:
     ) -> list[Receipt]:
         """Pushes several messages at consecutive positions."""
         return self._queues.push_many(self._queue(queue), payloads, options)
+
+    def take(self, queue: Queue | str, **options: Unpack[TakeArguments]) -> Delivery | None:
+        """Takes the next message if the transaction commits, this transaction's own pushes included; never waits.
+
+        Rolled back, the message is as it was before, and the delivery is stale.
+        """
+        found = self.take_many(queue, 1, **options)
+        return found[0] if found else None
+
+    def take_many(self, queue: Queue | str, limit: int, **options: Unpack[TakeArguments]) -> list[Delivery]:
+        """Takes up to `limit` messages if the transaction commits."""
+        group, consumer = options.get("group", DEFAULT_GROUP), options.get("consumer")
+        check_taking(limit, group, consumer, "take_many")
+        lease = options.get("lease")
+        hold = None if lease is None else seconds(lease, "lease")
+        wanted = TakeRequest(limit, group, consumer, 0.0, hold, options.get("newest", False))
+        return self._queues.take(self._queue(queue), wanted) if limit else []
+
+    def extend(self, delivery: Delivery, lease: Seconds | None = None) -> None:
+        """Keeps a delivery's message for longer if the transaction commits; see `Delivery.extend`."""
+        held = None if lease is None else seconds(lease, "lease")
+        self._queues.extend(self._of(delivery), delivery, held)
+
+    def release(self, delivery: Delivery) -> None:
+        """Gives a delivery's message back if the transaction commits, without counting the attempt."""
+        self._queues.release(self._of(delivery), delivery)
+
+    def purge(self, queue: Queue | str) -> int:
+        """Removes every message of a queue if the transaction commits; returns how many there were."""
+        return self._queues.purge(self._queue(queue))
 
     def ack(self, delivery: Delivery) -> None:
         """Settles a delivery if, and only if, the transaction commits. StaleDelivery when it is not held any more."""

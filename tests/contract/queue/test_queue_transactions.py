@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from journals import Place, only
@@ -136,3 +137,53 @@ def test_two_journals_on_one_store_agree(place: Place, clock: ManualClock) -> No
     with one.transaction() as tx:
         tx.push(left, "x")
     assert right.take() is not None
+
+
+def test_a_take_and_what_is_made_of_it_commit_together(journal: Journal, reopen: Reopen) -> None:
+    jobs, results = journal.queue("jobs"), journal.topic("results")
+    jobs.push_many(range(3))
+    with journal.transaction() as tx:
+        tx.push(jobs, 3)
+        first, *others = tx.take_many(jobs, 4)
+        tx.append(results, "done", first.payload)
+        tx.ack(first)
+        for delivery in others:
+            tx.release(delivery)
+    assert [delivery.payload for delivery in others] == [1, 2, 3] and len(jobs) == 3
+    journal = reopen(journal)
+    assert [event.payload for event in journal.topic("results").read()] == [0]
+    assert [delivery.attempt for delivery in journal.queue("jobs").take_many(5)] == [1, 1, 1]
+
+
+def test_a_take_that_is_rolled_back_leaves_the_message_as_it_was(journal: Journal) -> None:
+    jobs = journal.queue("jobs")
+    jobs.push("kept")
+    held = jobs.take(lease=60)
+    assert held is not None
+    jobs.push("free")
+    deadline = held.deadline
+    with suppress(ZeroDivisionError), journal.transaction() as tx:
+        taken = tx.take("jobs", lease=600)
+        assert taken is not None and taken.payload == "free" and tx.take("jobs") is None
+        tx.extend(held, 600)
+        assert tx.purge(jobs) == 2
+        raise ZeroDivisionError
+    assert held.deadline == deadline and len(jobs) == 2
+    with pytest.raises(StaleDelivery):
+        taken.ack()
+    again = jobs.take()
+    assert again is not None and (again.payload, again.attempt) == ("free", 1)
+    with journal.transaction() as tx:
+        tx.extend(held, 600)
+        tx.nack(again, dead=True)
+    assert held.deadline > deadline and [event.payload for event in jobs.failed()] == ["free"]
+
+
+def test_a_purge_in_a_transaction_takes_its_own_pushes_along(journal: Journal) -> None:
+    jobs = journal.queue("jobs")
+    jobs.push_many(range(5))
+    with journal.transaction() as tx:
+        tx.push(jobs, "new")
+        assert tx.purge(jobs) == 6 and tx.take(jobs) is None
+        tx.push(jobs, "after")
+    assert [event.payload for event in jobs] == ["after"]

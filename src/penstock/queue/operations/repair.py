@@ -115,13 +115,14 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
 
 # ── emptying ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def purge(queue: LocalQueue) -> int:
-    count = queue._writer.run(WriteRequest(lambda commit: _purge(commit, queue)))
+    count = queue._writer.run(WriteRequest(lambda commit: purge_in(commit, queue)))
     if count:
         queue._writer.reclaim()
     return count
 
 
-def _purge(commit: Commit, queue: LocalQueue) -> int:
+def purge_in(commit: Commit, queue: LocalQueue) -> int:
+    """Removes everything inside a commit."""
     state = queue._cache.state(commit, queue.name)
     commit.flush()
     latest = commit.latest(queue.name)
@@ -155,7 +156,7 @@ def _count(commit: Commit, state: QueueState, latest: int) -> int:
 
 def drop(queue: LocalQueue) -> int:
     def apply(commit: Commit) -> int:
-        count = _purge(commit, queue)
+        count = purge_in(commit, queue)
         commit.flush()
         state = queue._cache.state(commit, queue.name)
         commit.tx.delete_range(*keys.groups_range(state.topic))
