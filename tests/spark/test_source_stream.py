@@ -73,6 +73,16 @@ def test_several_topics_share_a_batch_by_what_waits_and_new_ones_join_a_pattern(
 
 
 @needs_limits
+def test_a_batch_has_about_so_many_bytes_and_at_least_an_event(url: str, journal: penstock.Journal) -> None:
+    for topic in ("a", "b"):
+        for _ in range(10):
+            journal.topic(topic).append_many([Draft("placed", "x" * 1000) for _ in range(20)])
+    sizes = [len(batch) for batch in Stream(url, topic="a,b", maxBytesPerTrigger=50_000).batches()]
+    assert sum(sizes) == 400 and all(30 <= size <= 60 for size in sizes[:-1]), sizes
+    assert [len(batch) for batch in Stream(url, topic="a", maxBytesPerTrigger=1).batches()] == [1] * 200
+
+
+@needs_limits
 def test_a_batch_waits_for_as_many_events_as_it_is_told_to(
     url: str, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import base64
 import binascii
 import math
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal, localcontext
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
@@ -204,15 +204,21 @@ def _check_names(field: pa.Field) -> None:
         _check_names(child)
 
 
+def is_variant(kind: pa.DataType) -> bool:
+    """Whether a type is how Spark hands over a VARIANT: a value, and the names in it."""
+    return pa.types.is_struct(kind) and any(b"variant" in (field.metadata or {}) for field in kind)
+
+
 # ── types for Arrow's reader ─────────────────────────────────────────────────────────────────────────────────────────
 def _is_quick(kind: pa.DataType) -> bool:
-    """Whether Arrow's reader reads a type: it has no maps, and makes broken lists of nulls."""
-    return not any(pa.types.is_map(inner) or pa.types.is_null(inner) for inner in _innermost(kind))
+    """Whether Arrow's reader reads a type: it has no maps and variants, and makes broken lists of nulls."""
+    unread = (pa.types.is_map, pa.types.is_null, is_variant)
+    return not any(check(inner) for inner in _innermost(kind) for check in unread)
 
 
 def _innermost(kind: pa.DataType) -> Iterator[pa.DataType]:
     """The types of the values in structs and lists, however deep; a type that is neither is its own."""
-    if pa.types.is_struct(kind):
+    if pa.types.is_struct(kind) and not is_variant(kind):
         for field in kind:
             yield from _innermost(field.type)
     elif pa.types.is_list(kind):
@@ -231,7 +237,7 @@ def _wire_type(kind: pa.DataType) -> pa.DataType:
         return pa.struct([field.with_type(_wire_type(field.type)) for field in kind])
     if pa.types.is_list(kind):
         return pa.list_(kind.value_field.with_type(_wire_type(kind.value_type)))
-    if pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_binary(kind):
+    if any(check(kind) for check in (pa.types.is_date, pa.types.is_time, pa.types.is_binary, pa.types.is_duration)):
         return pa.string()
     return pa.string() if pa.types.is_timestamp(kind) and kind.tz is None else kind
 
@@ -258,6 +264,8 @@ def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return whole.cast(pa.timestamp("us")).cast(pa.time64("us")).cast(kind)
     if pa.types.is_binary(kind):
         return pa.array([from_base64(value) for value in column.to_pylist()], kind)
+    if pa.types.is_duration(kind):
+        return pa.array([None if value is None else _duration(value) for value in column.to_pylist()], kind)
     return column.cast(kind)
 
 
@@ -279,17 +287,22 @@ class Unfit(ValueError):
 
 def struct_type(fields: list[pa.Field]) -> type[msgspec.Struct]:
     """A struct whose fields may be missing or null; their real names are its fields' names in JSON."""
-    members = [(f"f{at}", _python_type(field.type) | None, None) for at, field in enumerate(fields)]
+    members = [(f"f{at}", _or_null(field.type), None) for at, field in enumerate(fields)]
     return msgspec.defstruct("Fields", members, rename={f"f{at}": field.name for at, field in enumerate(fields)})
+
+
+def _or_null(kind: pa.DataType) -> Any:
+    """The type of a value that may be null; JSON as it is written has its own."""
+    return msgspec.Raw if is_variant(kind) else _python_type(kind) | None
 
 
 def _python_type(kind: pa.DataType) -> Any:
     if pa.types.is_struct(kind):
         return struct_type(list(kind))
     if pa.types.is_map(kind):
-        return dict[str, _python_type(kind.item_type) | None]  # type: ignore[misc]
+        return dict[str, _or_null(kind.item_type)]  # type: ignore[misc]
     if pa.types.is_list(kind):
-        return list[_python_type(kind.value_type) | None]  # type: ignore[misc]
+        return list[_or_null(kind.value_type)]  # type: ignore[misc]
     if pa.types.is_null(kind):
         return type(None)
     if pa.types.is_boolean(kind):
@@ -316,6 +329,8 @@ def converted(value: object, convert: Converter | None, name: str) -> object:
 
 def converter(kind: pa.DataType) -> Converter | None:
     """Converts a decoded value to one that Arrow takes for a type; None where none is needed."""
+    if is_variant(kind):
+        return variant_of
     if pa.types.is_struct(kind):
         return _struct_converter(kind)
     if pa.types.is_map(kind):
@@ -371,7 +386,8 @@ def _key_converter(kind: pa.DataType) -> Converter:
 def _text_kind(kind: pa.DataType) -> str:
     if pa.types.is_timestamp(kind):
         return "timestamp" if kind.tz else "timestamp_ntz"
-    for name, check in (("date", pa.types.is_date), ("time", pa.types.is_time), ("binary", pa.types.is_binary)):
+    named = {"date": pa.types.is_date, "time": pa.types.is_time, "binary": pa.types.is_binary}
+    for name, check in {**named, "duration": pa.types.is_duration}.items():
         if check(kind):
             return name
     return "text"
@@ -426,6 +442,24 @@ def _time(text: str) -> time:
     return found
 
 
+def _duration(text: str) -> timedelta:
+    try:
+        return msgspec.convert(text, timedelta)
+    except msgspec.ValidationError as error:
+        raise Unfit(f"{text!r} is no duration like P1DT2H: {error}") from error
+
+
+def variant_of(text: msgspec.Raw) -> dict[str, bytes] | None:
+    """JSON as Spark's VARIANT; null is null."""
+    from pyspark.sql.variant_utils import VariantUtils  # the one who asks for it is Spark
+
+    written = bytes(text)
+    if written == b"null":
+        return None
+    value, metadata = VariantUtils.parse_json(written.decode())
+    return {"value": value, "metadata": metadata}
+
+
 def from_base64(text: str | None) -> bytes | None:
     if text is None:
         return None
@@ -441,6 +475,7 @@ _TEXT_CONVERTERS: dict[str, Converter] = {
     "date": date.fromisoformat,
     "time": _time,
     "binary": from_base64,
+    "duration": _duration,
 }
 
 

@@ -182,7 +182,7 @@ def _server_url(url: str) -> str:
 _READ = (
     *("url", "writer", "token", "compression", "topic", "topicPattern", "queue", "kinds", "keys", "hold"),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "failOnDataLoss", "consumer"),
-    *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions"),
+    *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions"),
     *("payloadSchema", "payloadFormat", "payloadColumns", "mode", "badRecords"),
 )
 _WRITE = ("url", "writer", "token", "topic", "queue", "kind", "txnAppId", "txnVersion", "staging", "gates")
@@ -202,6 +202,10 @@ _ALIASES = {"subscribe": "topic", "subscribepattern": "topicpattern"}
 _MAX_TRIGGER_DELAY = 15 * 60.0
 """Seconds after which a batch smaller than minOffsetsPerTrigger is read after all; as in Kafka's source."""
 
+_BOUNDED_TEXT = re.compile(r"\b(?:VAR)?CHAR(?:ACTER)?\s*\(\s*\d+\s*\)", re.IGNORECASE)
+"""Text of a length, which Spark does not let a source written in Python have."""
+
+PayloadForm = Literal["string", "binary", "variant"]
 Offset = int | Literal["earliest", "latest"]
 Mode = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
 """What becomes of rows whose payload the payloadSchema does not fit: Spark's words."""
@@ -221,7 +225,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
     consumer: str | None = None
-    payload: Literal["string", "binary"] = "string"
+    payload: PayloadForm = "string"
     payload_schema: str | None = None
     payload_struct: bool = False
     mode: Mode = "FAILFAST"
@@ -232,6 +236,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
     max_delay: float = _MAX_TRIGGER_DELAY
     hold: str | None = None
     """While a file of this name is there, a stream begins no batch: how a pipeline ends between two of them."""
+    max_bytes: int | None = None
     given: frozenset[str] = frozenset()
     """The names of the options that were given, in lower case."""
 
@@ -277,16 +282,18 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         if pair[0] in given and pair[1] in given:
             raise ConfigError(f"give {_spelling(pair[0])} or {_spelling(pair[1])}, not both")
     payload_format = given.get("payloadformat", "json").lower()
-    if payload_format not in ("json", "string", "binary"):
-        raise ConfigError(f'payloadFormat is "json" or "binary", not {payload_format!r}')
+    forms: dict[str, PayloadForm] = {"json": "string", "string": "string", "binary": "binary", "variant": "variant"}
+    if payload_format not in forms:
+        raise ConfigError(f'payloadFormat is "json", "binary" or "variant", not {payload_format!r}')
     schema = given.get("payloadschema")
-    if schema is not None and payload_format == "binary":
-        raise ConfigError("payloadSchema parses JSON payloads; it does not go with payloadFormat=binary")
+    if schema is not None and forms[payload_format] != "string":
+        raise ConfigError(f"payloadSchema parses JSON payloads; it does not go with payloadFormat={payload_format}")
     columns = given.get("payloadcolumns", "flat").lower()
     if columns not in ("flat", "struct"):
         raise ConfigError(f'payloadColumns is "flat" or "struct", not {columns!r}')
     if schema is not None:
         _check_columns(list(fields(SchemaText("payloadSchema", schema))), columns)
+        schema = _BOUNDED_TEXT.sub("STRING", schema)
     consumer = given.get("consumer")
     return ReadOptions(
         place_of(given),
@@ -300,7 +307,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         number(given, "minPartitions"),
         switch(given, "failOnDataLoss"),
         None if consumer is None else check_consumer(consumer),
-        "binary" if payload_format == "binary" else "string",
+        forms[payload_format],
         schema,
         columns == "struct",
         *_misfits(given, topics, pattern),
@@ -308,6 +315,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         listed(given, "keys"),
         *_least(given),
         given.get("hold"),
+        number(given, "maxBytesPerTrigger"),
         frozenset(given),
     )
 

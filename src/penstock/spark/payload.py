@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
+from penstock.documents.payloads import is_variant
 from penstock.errors import ConfigError
 from penstock.spark.versions import TIMES
 
@@ -29,10 +30,11 @@ _PLAIN: tuple[type[T.DataType], ...] = (
     T.DateType,
     T.TimestampType,
     T.TimestampNTZType,
+    T.DayTimeIntervalType,
+    T.VariantType,
     *TIMES,
 )
 _ADVICE: tuple[tuple[type[T.DataType], str], ...] = (
-    (T.VariantType, "write it as text with to_json, or read the payload as text and use parse_json"),
     (T.CharType, "use STRING"),
     (T.VarcharType, "use STRING"),
 )
@@ -104,6 +106,12 @@ def _text(column: pa.Array, name: str) -> pa.Array:
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         encoded = [None if value is None else base64.b64encode(value).decode() for value in column.to_pylist()]
         return _joined('"', _filled(pa.array(encoded, pa.string())), '"')
+    if pa.types.is_duration(kind):
+        return _filled(
+            pa.array([None if one is None else _quote(one).decode() for one in column.to_pylist()], pa.string())
+        )
+    if is_variant(kind):
+        return _variant_text(column)
     if pa.types.is_struct(kind):
         return _struct_text(column, name)
     if pa.types.is_map(kind):
@@ -137,6 +145,14 @@ def _struct_text(column: pa.Array, name: str) -> pa.Array:
         pieces.append(json_text(values, f"{name}.{field.name}"))
     pieces.append("}")
     return _joined(*pieces) if column.type.num_fields else pa.repeat("{}", len(column))
+
+
+def _variant_text(column: pa.Array) -> pa.Array:
+    from pyspark.sql.variant_utils import VariantUtils
+
+    found = column.to_pylist()
+    texts = [None if one is None else VariantUtils.to_json(one["value"], one["metadata"]) for one in found]
+    return _filled(pa.array(texts, pa.string()))
 
 
 def _map_text(column: pa.Array, name: str) -> pa.Array:

@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StringType, StructType
 
-from penstock.documents.payloads import ParsedColumns, PayloadParser
+from penstock.documents.payloads import ParsedColumns, PayloadParser, is_variant, variant_of
 from penstock.errors import ConfigError, UnknownQueue
 from penstock.events import Draft, Event
 from penstock.journal.blocks import Block
 from penstock.journal.keys import MAX_SEQ
-from penstock.journal.to_arrow import PayloadType, arrow_schema, joined, record_batch
+from penstock.journal.to_arrow import arrow_schema, joined, record_batch
 from penstock.spark.journals import SourceJournal, writing
-from penstock.spark.options import EVENT_COLUMNS, JournalPlace, Mode, ReadOptions
+from penstock.spark.options import EVENT_COLUMNS, JournalPlace, Mode, PayloadForm, ReadOptions
 from penstock.spark.payload import check_form, decoding
 from penstock.spark.versions import arrow_schema_of
 from penstock.surface.journal import Journal
@@ -228,8 +228,8 @@ _BATCH_ROWS = 65_536
 def source_schema(options: ReadOptions) -> str:
     """The columns of a read, as the DDL text that Spark parses."""
     columns = dict(EVENT_COLUMNS)
-    if options.payload == "binary":
-        columns["payload"] = "BINARY"
+    if options.payload != "string":
+        columns["payload"] = options.payload.upper()
     parts = [f"{name} {type_}" for name, type_ in columns.items()]
     if options.payload_schema is not None:
         at = list(columns).index("payload")
@@ -248,7 +248,7 @@ class SourceLayout(msgspec.Struct, frozen=True):
     parser: PayloadParser | None
     """Parses fields from the payload."""
     struct: bool
-    payload: PayloadType
+    payload: PayloadForm
     mode: Mode
     bad: BadRecords | None
 
@@ -262,7 +262,11 @@ class SourceLayout(msgspec.Struct, frozen=True):
                 f"column {twice!r} would be there twice: every event has one, and payloadSchema names one too; "
                 'set option("payloadColumns", "struct") to get the parsed fields as payload.…'
             )
-        base = arrow_schema(options.payload)
+        base = arrow_schema("string" if options.payload == "string" else "binary")
+        if options.payload == "variant" and "payload" in names:
+            base = base.set(base.get_field_index("payload"), arrow_schema_of(wanted).field("payload"))
+            if not is_variant(base.field("payload").type):
+                raise ConfigError('with payloadFormat=variant the column "payload" is VARIANT')
         struct = options.payload_schema is not None and options.payload_struct
         for field in wanted.fields:
             check_form(field.name, field.dataType)
@@ -306,8 +310,10 @@ class SourceLayout(msgspec.Struct, frozen=True):
         rows = range(start, stop) if keep is None else np.arange(start, stop)[keep].tolist()
         if not rows:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
-        own = record_batch(block, self.payload, self.own, wanted=rows)
+        own = record_batch(block, "string" if self.payload == "string" else "binary", self.own, wanted=rows)
         columns = {name: _chosen(own.column(name), block, start, stop, keep) for name in self.own}
+        if self.payload == "variant" and "payload" in columns:
+            columns["payload"] = self._variants(block, rows, columns["payload"])
         fit = None
         if self.parser is not None:
             payloads = record_batch(block, "binary", ("payload",)).column("payload")
@@ -329,6 +335,16 @@ class SourceLayout(msgspec.Struct, frozen=True):
             columns[CORRUPT] = pa.nulls(len(rows), pa.string())
         batch = pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
         return batch if fit is None else batch.filter(fit)
+
+    def _variants(self, block: Block, rows: Sequence[int], payloads: pa.BinaryArray) -> pa.Array:
+        for row in rows if block.wire.binary is not None else ():
+            if block.is_binary(row):
+                raise ConfigError(
+                    f"event {block.seq(row)} of topic {block.topic!r} has bytes, which no VARIANT holds: leave it out "
+                    "(kinds, startingOffsets), or set payloadFormat=binary"
+                )
+        found = [variant_of(msgspec.Raw(payload)) for payload in payloads.to_pylist()]
+        return pa.array(found, self.schema.field("payload").type)
 
     def _kept(self, block: Block, start: int, stop: int, filter: RowFilter) -> NDArray[np.bool_] | None:
         """Which of the rows pass the filter; None when all do."""

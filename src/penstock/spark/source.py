@@ -184,6 +184,22 @@ def share_of(start: Mapping[str, int], end: Mapping[str, int], most: int) -> Off
     return offsets
 
 
+def bytes_of(views: Mapping[str, PlannedTopic], start: Offsets, end: Offsets, most: int) -> Offsets:
+    """Offsets about `most` bytes after `start`, and at least an event: each topic gets its share of what waits."""
+    sizes = {name: view.size(start.get(name, 0), end[name]) for name, view in views.items()}
+    offsets, total = {}, sum(sizes.values())
+    for name, view in views.items():
+        low, high, size = start.get(name, 0), end[name], sizes[name]
+        share = size if total <= most else most * size // total
+        while size > share and high > low + 1:
+            high = low + max(1, (high - low) * share // size)
+            size = view.size(low, high)
+        offsets[name] = high
+    return offsets
+
+
+LIMITS = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger")
+"""What says how large a stream's batches are."""
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
@@ -232,7 +248,7 @@ class BatchReader(DataSourceReader):
     """Reads what is there when the query is planned."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "consumer"):
+        for name in (*LIMITS, "consumer"):
             if name.lower() in options.given:
                 raise ConfigError(f"{name} is for streams; a batch reads everything at once and keeps no cursor")
         if options.start == "latest":
@@ -268,9 +284,9 @@ class StreamReader(LimitedReader):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         check_stream(options)
-        check_batch_limits(options.given, ("maxOffsetsPerTrigger", "minOffsetsPerTrigger"))
+        check_batch_limits(options.given, LIMITS)
         self.options = options
-        self.limited = options.max_offsets is not None
+        self.limited = options.max_offsets is not None or options.max_bytes is not None
         self.layout = SourceLayout.of(schema, options)
         self._target: Offsets | None = None
         """How far trigger(availableNow=True) reads."""
@@ -323,10 +339,19 @@ class StreamReader(LimitedReader):
         if self._too_few(begin, end):
             return _sorted(start)
         self._read_at = time.monotonic()
-        if limited and self.options.max_offsets is not None:
-            end = share_of(begin, end, self.options.max_offsets)
+        if limited:
+            end = self._within_limits(begin, end)
         self._batch = begin, end
         return _sorted({**known, **end})
+
+    def _within_limits(self, start: Offsets, end: Offsets) -> Offsets:
+        if self.options.max_offsets is not None:
+            end = share_of(start, end, self.options.max_offsets)
+        if self.options.max_bytes is not None:
+            with self._opened().state() as found:
+                moved = [name for name in end if end[name] > start.get(name, 0)]
+                end = {**end, **bytes_of(found.topics(moved), start, end, self.options.max_bytes)}
+        return end
 
     def _stays(self) -> bool:
         """Whether the next batch is left empty: the first of a query that starts at a moving place, or on hold."""
