@@ -219,6 +219,7 @@ BODIES: dict[str, Callable[[World, str], Any]] = {
     "nack_delivery": lambda world, target: {"dead": True},
     "extend_delivery": lambda world, target: {"lease": 600},
     "leave_queue": lambda world, target: {"consumer": "worker"},
+    "read_spans": lambda world, target: {"wanted": {"kinds": ["more"]}, "through": 9},
     "find_correlations": lambda world, target: [world.event.id],  # type: ignore[union-attr]
     "stage_blocks": lambda world, target: _piece(target),
     "stage_object": lambda world, target: {

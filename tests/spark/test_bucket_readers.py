@@ -59,7 +59,7 @@ def fall_behind(url: str) -> None:
 
 def ranges(found: Any) -> list[tuple[int, int]]:
     assert all(isinstance(one, Range) for one in found)
-    return [(one.after, one.through) for one in found]
+    return [span for one in found for span in one.spans]
 
 
 def stream(url: str, **options: str) -> StreamReader:

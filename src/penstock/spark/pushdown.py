@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from pyspark.sql.datasource import (
+    EqualNullSafe,
     EqualTo,
     Filter,
     GreaterThan,
@@ -14,6 +15,7 @@ from pyspark.sql.datasource import (
     IsNotNull,
     LessThan,
     LessThanOrEqual,
+    StringStartsWith,
 )
 
 from penstock.names import is_whole
@@ -21,10 +23,12 @@ from penstock.spark.rows import COMPARISONS, Condition, RowFilter
 from penstock.spark.sentences import in_sentences
 from penstock.spark.source import BatchReader
 
-_COLUMNS = ("seq", "kind", "key", "occurred_at", "recorded_at")
+_TEXT = ("kind", "key", "scope", "id", "correlation_id")
+_COLUMNS = ("seq", *_TEXT, "occurred_at", "recorded_at")
 _COMPARE: dict[type[Filter], str] = dict(
     zip((EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual), COMPARISONS, strict=True)
 )
+_COMPARE[EqualNullSafe] = "equal"  # with a value that is none of null
 
 
 @in_sentences
@@ -57,6 +61,8 @@ def _condition(one: Filter) -> Condition | None:
     column = attribute[0]
     if isinstance(one, IsNotNull):
         return Condition(column, "is_valid", None)
+    if isinstance(one, StringStartsWith):
+        return Condition(column, "starts_with", one.value) if column in _TEXT else None
     if isinstance(one, In):
         values = [_value(column, value) for value in one.value]
         if not values or any(value is None for value in values):
@@ -73,7 +79,7 @@ def _value(column: str, value: object) -> int | str | datetime | None:
     """The value as the column's type, or None when it is of another one."""
     if column == "seq":
         return value if is_whole(value) else None
-    if column in ("kind", "key"):
+    if column in _TEXT:
         return value if isinstance(value, str) else None
     if isinstance(value, datetime):
         return value if value.tzinfo else value.replace(tzinfo=UTC)

@@ -23,12 +23,15 @@ from numpy.typing import NDArray
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StringType, StructType
 
+from penstock.clock import to_ms
 from penstock.documents.payloads import ParsedColumns, PayloadParser, is_variant, variant_of
 from penstock.errors import ConfigError, UnknownQueue
 from penstock.events import Draft, Event
-from penstock.journal.blocks import Block
+from penstock.journal.blocks import Block, read_block, select
 from penstock.journal.keys import MAX_SEQ
+from penstock.journal.reading import Bounds
 from penstock.journal.to_arrow import arrow_schema, joined, record_batch
+from penstock.protocol.bulk import Wanted
 from penstock.spark.journals import SourceJournal, writing
 from penstock.spark.options import EVENT_COLUMNS, JournalPlace, Mode, PayloadForm, ReadOptions
 from penstock.spark.payload import check_form, decoding
@@ -36,6 +39,8 @@ from penstock.spark.versions import arrow_schema_of
 from penstock.surface.journal import Journal
 from penstock.surface.queue import Queue
 
+_LOOKED_UP = {"kind": "kinds", "key": "keys", "scope": "scopes", "id": "ids", "correlation_id": "correlations"}
+_EVER = -(1 << 62), 1 << 62
 COMPARISONS = ("equal", "greater", "greater_equal", "less", "less_equal")
 
 
@@ -51,6 +56,8 @@ class Condition(msgspec.Struct, frozen=True):
             return pc.is_in(column, value_set=pa.array(self.value, column.type))
         if self.compare == "is_valid":
             return pc.is_valid(column)
+        if self.compare == "starts_with":
+            return pc.starts_with(column, self.value)
         return pc.call_function(self.compare, [column, pa.scalar(self.value, column.type)])
 
 
@@ -99,6 +106,33 @@ class RowFilter(msgspec.Struct, frozen=True):
                 high = value if high is None else min(high, value)
         return low, high
 
+    def positions(self) -> list[int] | None:
+        """The only positions that can pass; None: that is not known."""
+        lists = [one.value for one in self.conditions if one.column == "seq" and one.compare == "is_in"]
+        return sorted(set.intersection(*map(set, lists))) if lists else None
+
+    def wanted(self) -> Wanted | None:
+        """What a journal can look up of it; None for nothing."""
+        found: dict[str, Any] = {}
+        for one in self.conditions:
+            if one.column in _LOOKED_UP and one.compare in ("equal", "is_in"):
+                values = {one.value} if one.compare == "equal" else set(one.value)
+                name = _LOOKED_UP[one.column]
+                found[name] = values & found.get(name, values)
+            elif one.compare == "starts_with" and one.column == "key":
+                found["key_prefix"] = max(one.value, found.get("key_prefix", ""), key=len)
+            elif one.column == "occurred_at" and one.compare in COMPARISONS:
+                low, high = found.get("occurred", _EVER)
+                ms = to_ms(one.value, "occurred_at")
+                if one.compare in ("equal", "greater", "greater_equal"):
+                    low = max(low, ms)
+                if one.compare in ("equal", "less", "less_equal"):
+                    high = min(high, ms)
+                found["occurred"] = low, high
+        for name in _LOOKED_UP.values() & found.keys():
+            found[name] = tuple(sorted(found[name]))
+        return Wanted(**found) if found else None
+
     def may_hold(self, block: Block) -> bool:
         """False when no row of a block can pass, by its list of kinds alone."""
         kinds = block.wire.kinds
@@ -131,6 +165,9 @@ def option_filter(options: ReadOptions) -> RowFilter:
     named = (("kind", options.kinds), ("key", options.keys))
     return RowFilter(tuple(Condition(column, "is_in", list(values)) for column, values in named if values))
 
+
+_FEW = 8
+"""Of a block whose rows are so many times as many as are wanted, those are taken out first."""
 
 CORRUPT = "_corrupt_record"
 """The column that holds the text of payloads that do not fit, in the mode PERMISSIVE."""
@@ -388,18 +425,18 @@ def _chosen(column: pa.Array, block: Block, start: int, stop: int, keep: NDArray
 
 
 class Range(InputPartition):
-    """One task's share: the events after < position ≤ through of a topic."""
+    """One task's share: the events of a topic within some bounds, in order."""
 
-    def __init__(self, topic: str, after: int, through: int) -> None:
+    def __init__(self, topic: str, spans: Sequence[Bounds]) -> None:
         super().__init__(None)
         self.journal: str | None = None
         """The id of the journal it was cut from."""
         self.topic = topic
-        self.after = after
-        self.through = through
+        self.spans = tuple(spans)
 
     def __repr__(self) -> str:
-        return f"{self.topic}({self.after}, {self.through}]"
+        first, last = self.spans[0][0], self.spans[-1][1]
+        return f"{self.topic}({first}, {last}]" + (f" in {len(self.spans)} spans" if len(self.spans) > 1 else "")
 
 
 def read_range(
@@ -409,16 +446,59 @@ def read_range(
 
     `strict`: history removed meanwhile raises PositionTrimmed; else what is left is read.
     """
-    after, through = share.after, share.through
+    parts = _scattered if len(share.spans) > 1 else _together
+    for block, start, stop in parts(journal, share, filter, strict):
+        batch = layout.batch(block, start, stop, filter)
+        if batch.num_rows:
+            yield batch
+
+
+Part = tuple[Block, int, int]
+"""A block, and which of its rows are wanted: from one, up to another."""
+
+
+def _together(journal: SourceJournal, share: Range, filter: RowFilter, strict: bool) -> Iterator[Part]:
+    """The rows of one span; small blocks are joined."""
+    ((after, through),) = share.spans
     for fetched in journal.blocks(share.topic, after, through, strict=strict):
         for block in joined(filter_blocks(fetched, filter), _BATCH_ROWS):
             start = block.row_after(after) if block.first <= after else 0
             stop = block.row_after(through) if block.last > through else block.count
             if stop > start:
-                batch = layout.batch(block, start, stop, filter)
-                if batch.num_rows:
-                    yield batch
+                yield block, start, stop
             after = max(after, block.last)  # blocks that are merged meanwhile come again, as part of the next ones
+
+
+def _scattered(journal: SourceJournal, share: Range, filter: RowFilter, strict: bool) -> Iterator[Part]:
+    """The rows of many spans: of a block that has a few of them, they are made a block of their own."""
+    few: list[Block] = []
+    for block, rows in _rows_by_block(journal, share, filter, strict):
+        if len(rows) * _FEW <= block.count:
+            few.append(read_block(select(block, rows), share.topic))
+        else:
+            yield block, rows[0], rows[-1] + 1  # those between them are in no span: the filter leaves them out
+    for block in joined(iter(few), _BATCH_ROWS):
+        yield block, 0, block.count
+
+
+def _rows_by_block(
+    journal: SourceJournal, share: Range, filter: RowFilter, strict: bool
+) -> Iterator[tuple[Block, list[int]]]:
+    """The blocks that spans lie in, each once, and the rows of it that they have."""
+    held: Block | None = None
+    rows: list[int] = []
+    for after, through in share.spans:
+        if held is not None and held.first <= after + 1 and through <= held.last:
+            rows.extend(range(held.row_after(after), held.row_after(through)))
+            continue
+        for fetched in journal.blocks(share.topic, after, through, strict=strict):
+            for block in filter_blocks(fetched, filter):
+                if held is not None and rows:
+                    yield held, rows
+                held, rows = block, list(range(block.row_after(after), block.row_after(through)))
+                after = max(after, block.last)
+    if held is not None and rows:
+        yield held, rows
 
 
 def filter_blocks(blocks: list[Block], filter: RowFilter) -> Iterator[Block]:

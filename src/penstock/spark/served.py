@@ -20,6 +20,7 @@ from itertools import islice, pairwise
 
 from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
 from penstock.journal.blocks import Block
+from penstock.journal.reading import Bounds
 from penstock.protocol.bulk import (
     COMMIT_STAGED,
     DROP_STAGED,
@@ -30,6 +31,7 @@ from penstock.protocol.bulk import (
     READ_BLOCKS,
     READ_CUTS,
     READ_ENDS,
+    READ_SPANS,
     STAGE_BLOCKS,
     STAGE_OBJECT,
     BlocksQuery,
@@ -40,8 +42,10 @@ from penstock.protocol.bulk import (
     EndsDocument,
     EndsQuery,
     ObjectRequest,
+    SpansRequest,
     StageQuery,
     TopicEnds,
+    Wanted,
 )
 from penstock.protocol.journal import DESCRIBE_JOURNAL, JournalDocument
 from penstock.protocol.operation import BLOCKS, ROLES, Role
@@ -175,7 +179,11 @@ class ServedJournal:
         def cuts(after: int, through: int, pieces: int, exactly: bool) -> list[int]:
             return self.cuts(name, CutsQuery(after, through, pieces, exactly)).bounds
 
-        return PlannedTopic(name, ends.began, ends.trimmed, ends.latest, position_before, size, cuts)
+        def spans(after: int, through: int, wanted: Wanted) -> list[Bounds]:
+            asked = SpansRequest(wanted, through, after)
+            return patiently(lambda: self._client.call(READ_SPANS, name, body=asked)).spans
+
+        return PlannedTopic(name, ends.began, ends.trimmed, ends.latest, position_before, size, cuts, spans)
 
     def ends(self, names: Sequence[str]) -> EndsDocument:
         """Where topics begin and end; those that are not there are left out."""

@@ -31,6 +31,8 @@ from pyspark.sql.types import StructType
 
 from penstock.clock import to_ms
 from penstock.errors import ConfigError
+from penstock.journal.log import near_together
+from penstock.journal.reading import Bounds
 from penstock.spark.journals import (
     JournalState,
     PlannedTopic,
@@ -45,9 +47,12 @@ from penstock.spark.options import Offset, ReadOptions, check_stream, read_optio
 from penstock.spark.rows import Range, RowFilter, SourceLayout, option_filter, read_range, source_schema
 from penstock.spark.sentences import in_sentences
 from penstock.spark.versions import LimitedReader, check_batch_limits
+from penstock.transfer.spans import both
 
 _TASK_BYTES = 128 << 20
 """What one task reads at the most, about: as Spark does with files. A task costs some 50 ms before its first row."""
+_LOOK_UP = 65_536
+"""Positions from which on it is worth asking where wanted events may be: less is read as fast."""
 _SPREAD_BYTES = 2 << 20
 """From this size on a range is spread over the cores, even if one task could read it."""
 
@@ -123,6 +128,7 @@ def narrowed(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int],
     """The ranges between offsets, as far as a filter on positions or recording times leaves them."""
     after, through = filter.seq_bounds()
     low, high = filter.time_bounds()
+    wanted, positions = filter.wanted(), filter.positions()
     ranges = []
     for name, end in sorted(ends.items()):
         view = topics.views[name]
@@ -132,18 +138,24 @@ def narrowed(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int],
             start = max(start, view.position_before(to_ms(low, "recorded_at")))
         if high is not None:
             end = min(end, view.position_before(to_ms(high, "recorded_at") + 1))
-        if start < end:
-            ranges.append(Range(name, start, end))
+        if start >= end:
+            continue
+        if topics.options.fail_on_data_loss:
+            check_kept(name, start, end, view.trimmed)
+        spans = [(start, end)]
+        if positions is not None:
+            spans = both(spans, near_together(positions))
+        elif wanted is not None and end - start >= _LOOK_UP:
+            spans = view.spans(start, end, wanted)
+        if spans:
+            ranges.append(Range(name, spans))
     return ranges
 
 
 def cut(topics: Topics, ranges: Iterable[Range]) -> list[Range]:
     """The same events in ranges for tasks to read: of about equal size, cut between blocks where that is possible."""
-    whole = [range_ for range_ in ranges if range_.after < range_.through]
-    for range_ in whole:
-        if topics.options.fail_on_data_loss:
-            check_kept(range_.topic, range_.after, range_.through, topics.views[range_.topic].trimmed)
-    sizes = [topics.views[range_.topic].size(range_.after, range_.through) for range_ in whole]
+    whole = list(ranges)
+    sizes = [_size(topics.views[range_.topic], range_.spans) for range_ in whole]
     total = sum(sizes)
     least = topics.options.min_partitions or 1
     cores = os.cpu_count() or 1
@@ -157,9 +169,33 @@ def cut(topics: Topics, ranges: Iterable[Range]) -> list[Range]:
     for range_, size in zip(whole, sizes, strict=True):
         share = max(1, -(-pieces * size // total)) if total else 1
         view = topics.views[range_.topic]
-        bounds = view.cuts(range_.after, range_.through, share, least >= pieces)
-        parts.extend(Range(range_.topic, low, high) for low, high in pairwise(bounds))
+        if len(range_.spans) > 1:
+            parts.extend(Range(range_.topic, spans) for spans in _parted(range_.spans, share))
+            continue
+        bounds = view.cuts(*range_.spans[0], share, least >= pieces)
+        parts.extend(Range(range_.topic, [span]) for span in pairwise(bounds))
     return parts
+
+
+def _size(view: PlannedTopic, spans: Sequence[Bounds]) -> int:
+    """About how many bytes spans have, as if what is between them were like them."""
+    first, last = spans[0][0], spans[-1][1]
+    return view.size(first, last) * sum(high - low for low, high in spans) // (last - first)
+
+
+def _parted(spans: Sequence[Bounds], pieces: int) -> Iterator[Sequence[Bounds]]:
+    """Spans in order, in so many groups of about as many positions."""
+    most = -(-sum(high - low for low, high in spans) // pieces)
+    group: list[Bounds] = []
+    held = 0
+    for low, high in spans:
+        group.append((low, high))
+        held += high - low
+        if held >= most:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group
 
 
 def signed(ranges: list[Range], journal: str) -> list[Range]:

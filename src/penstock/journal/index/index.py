@@ -184,6 +184,11 @@ class Lookup:
                 self._index.cut(self._name, view.number, directory.through)
         return self
 
+    @property
+    def known(self) -> int:
+        """Through which position terms are looked up; after it, where nothing indexes the topic, blocks are read."""
+        return self._limit if self._behind else keys.MAX_SEQ
+
     def _begin(self, view: TopicView, directory: Directory, known: Memtable | None, needed: int, trimmed: int) -> None:
         """Reads everything the runs do not cover."""
         base = max(directory.through, trimmed)

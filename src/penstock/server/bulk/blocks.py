@@ -24,6 +24,8 @@ from penstock.protocol.bulk import (
     CutsQuery,
     EndsDocument,
     EndsQuery,
+    SpansDocument,
+    SpansRequest,
     TopicEnds,
 )
 from penstock.protocol.operation import BLOCKS
@@ -34,6 +36,7 @@ from penstock.server.problems import Refused
 from penstock.server.service import Service
 from penstock.transfer.causes import correlations_of, topic_names
 from penstock.transfer.ranges import range_cuts, range_size
+from penstock.transfer.spans import spans_of
 from penstock.transfer.stored import message_of, stored_blocks
 
 
@@ -60,6 +63,14 @@ def read_cuts(call: Call[CutsQuery, None]) -> CutsDocument:
         if not query.pieces:
             return CutsDocument(size, [])
         return CutsDocument(size, range_cuts(view, query.after, through, query.pieces, exactly=query.exactly))
+
+
+@serves(operations.READ_SPANS)
+def read_spans(call: Call[None, SpansRequest]) -> SpansDocument:
+    asked = call.body
+    with _topic(call.service, call.name("topic")) as view:
+        log = call.service.journal._backend.log(view.name)
+    return SpansDocument(spans_of(log, asked.after, asked.through, asked.wanted))
 
 
 @serves(operations.READ_BLOCKS)
