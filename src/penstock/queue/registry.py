@@ -144,7 +144,7 @@ class QueueRegistry:
         """The queue goes with its topic; its groups, leases and schedules are rows of the topic's number."""
         state = self.cache.find(commit, topic)
         if state is not None:
-            from penstock.queue.results.removal import answer_removed
+            from penstock.queue.results.reply import answer_removed
 
             answer_removed(commit, state, state.latest(commit))
         commit.tx.delete(keys.queue_key(topic))

@@ -24,7 +24,7 @@ from penstock.queue.operations.push import as_batch, forget_debounced, push, ref
 from penstock.queue.operations.settle import expire_messages, over_budget
 from penstock.queue.operations.take import STEP, Request, TakeOperation, absorb, wake_due
 from penstock.queue.options import DeliveryOptions
-from penstock.queue.results.removal import DISCARDED, answer_removed, answer_taken
+from penstock.queue.results.reply import DISCARDED, answer_removed, answer_taken
 from penstock.queue.run.upkeep import remove_through
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import copy_columns

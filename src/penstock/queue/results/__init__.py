@@ -4,6 +4,5 @@ A message that wants a reply has a header (`reply-to`) that names the topic `<qu
 is an event of that topic, with the token as its key and the message as its cause, in the commit that settles it.
 
     reply    the header, and the event
-    ticket   what the pusher waits with
-    awaiting one thread that follows the topic for all who wait
+    ticket   what the pusher waits with, and one thread that follows the topic for all who wait
 """

@@ -1,9 +1,9 @@
-"""A message's wish for a reply, and the event that grants it."""
+"""A message's wish for a reply, the event that grants it, and what those hear whose messages are taken away."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, Literal
 from uuid import uuid4
 
 import msgspec
@@ -13,9 +13,11 @@ from penstock.journal.blocks import Columns
 from penstock.journal.catalog import TopicRecord, save_record
 from penstock.journal.commit import Commit
 from penstock.journal.prepare import PreparedBatch, encode_payload, is_binary
+from penstock.journal.reading import TopicView
 from penstock.limits import RESULT_TTL
 from penstock.names import check_name
 from penstock.queue.state.cache import QueueState
+from penstock.queue.state.records import FAILED
 from penstock.surface.delivery import Delivery
 from penstock.surface.failure import DEAD_QUEUE, FailureText
 
@@ -116,3 +118,46 @@ def ack_with(delivery: Delivery, result: object) -> None:
         delivery.ack(result=result)
     except ConfigError as error:
         delivery.nack(dead=True, error=ConfigError(f"the handler's return value is no reply: {error}"))
+
+
+# ── messages that go unhandled ────────────────────────────────────────────────────────────────────────────────────────
+Taken = Literal["removed", "discarded"]
+REMOVED: Final[Taken] = "removed"
+DISCARDED: Final[Taken] = "discarded"
+_WHY: Final = FailureText("it was taken away before it was handled")
+_EXPIRED: Final = "expired"
+
+
+def answer_removed(commit: Commit, queue: QueueState, through: int) -> None:
+    """Before a queue's messages up to a position go, in flight or not."""
+    if queue.traits.replies:
+        tx = commit.tx
+        flying = queue.in_flight(tx)
+        waiting = [seq for seq in _wanting(commit, queue, through) if seq in flying or queue.find(tx, seq)]
+        answer_taken(commit, queue, waiting, REMOVED, held=flying)
+
+
+def answer_taken(
+    commit: Commit, queue: QueueState, seqs: Iterable[int], why: Taken, held: frozenset[int] | set[int] = frozenset()
+) -> None:
+    """Before unsettled messages go. One that has failed has had its answer; one past its ttl hears that, unless it is
+    in flight."""
+    if not queue.traits.replies:
+        return
+    queue.blocks.refresh(commit)
+    overdue = queue.overdue_through(commit.tx, commit.now_ms)
+    for seq in seqs:
+        if all(message.state != FAILED for _, message in queue.find(commit.tx, seq)):
+            late = seq <= overdue and seq not in held
+            answer_failure(commit, queue, seq, _EXPIRED if late else why, FailureText() if late else _WHY)
+
+
+def _wanting(commit: Commit, queue: QueueState, through: int) -> Iterator[int]:
+    """Messages up to a position that want replies, settled or not."""
+    commit.flush()
+    view = TopicView(commit.tx, queue.name, TopicRecord(queue.topic))
+    for block in view.blocks(0, through):
+        if block.may_have_header(REPLY):
+            for row, seq in enumerate(block.seqs):
+                if seq <= through and REPLY in block.headers(row):
+                    yield seq

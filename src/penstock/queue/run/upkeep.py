@@ -23,7 +23,7 @@ from penstock.surface.failure import DEAD_QUEUE
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
-    from penstock.queue.run.overdue import Looked
+    from penstock.queue.operations.settle import Looked
 
 # What works on messages is imported where there is a queue with some: see the registry.
 
@@ -79,8 +79,8 @@ class QueueUpkeep:
         """A forced compaction is about to remove messages, settled or not."""
         queue = self._cache.find(commit, topic)
         if queue is not None:
-            from penstock.queue.results.removal import answer_removed
-            from penstock.queue.run.overdue import settle_through
+            from penstock.queue.operations.settle import settle_through
+            from penstock.queue.results.reply import answer_removed
 
             through = min(through, queue.latest(commit))
             answer_removed(commit, queue, through)
@@ -91,8 +91,7 @@ class QueueUpkeep:
         queue = self._cache.find(commit, topic)
         if queue is None or queue.policy.retention != "dead_letter" or commit.fenced:
             return False
-        from penstock.queue.operations.settle import RETIRED
-        from penstock.queue.run.overdue import give_up_through
+        from penstock.queue.operations.settle import RETIRED, give_up_through
 
         queue.blocks.refresh(commit)
         through = min(through, queue.latest(commit))
@@ -109,8 +108,7 @@ class QueueUpkeep:
         overdue = min(queue.overdue_through(commit.tx, commit.now_ms), queue.latest(commit))
         if not overdue:
             return False
-        from penstock.queue.operations.settle import EXPIRED
-        from penstock.queue.run.overdue import give_up_through
+        from penstock.queue.operations.settle import EXPIRED, give_up_through
 
         groups = queue.all_groups(commit.tx)
         return any(give_up_through(commit, queue, group, overdue, EXPIRED, looked) for group in groups)
