@@ -56,3 +56,27 @@ def test_every_error_is_documented() -> None:
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, errors.PenstockError):
             assert f"| `{name}` |" in text
+
+
+def test_every_command_line_in_the_docs_has_a_command_and_options_that_exist() -> None:
+    import re
+
+    import click
+
+    from penstock.cli.main import MODULES, app
+
+    root = click.Context(app, info_name="penstock")
+    known = {
+        name: {option for one in command.params for option in one.opts} | {"--help"}
+        for name in MODULES
+        if (command := app.get_command(root, name)) is not None and not isinstance(command, click.Group)
+    }
+    wrong = []
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")):
+        text = page.read_text("utf-8").replace("\\\n", " ")
+        for name, rest in re.findall(r"(?:`|\$ )penstock ([a-z][a-z-]+)\b([^`\n|;)]*)", text):
+            options = re.findall(r"(?<=\s)--?[a-z][a-z-]*", rest.partition(" #")[0])
+            unknown = [option for option in options if name in known and option not in known[name]]
+            if (name not in known and name != "buffer") or unknown:
+                wrong.append((page.name, f"penstock {name}{rest}", unknown))
+    assert wrong == []

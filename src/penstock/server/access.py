@@ -3,7 +3,7 @@
 A request carries its token as `Authorization: Bearer …`; the page trades it for a cookie that scripts cannot read and
 other sites' requests do not carry. Tokens are compared in constant time and appear in no log, no url and no page.
 Without tokens every client that reaches the server may do everything, which is why that is only allowed on this
-machine; and there the Host header must name this machine, so that a web site cannot reach in by renaming itself (DNS
+machine; and there the Host header must name this machine, which protects it from a web site that renames itself (DNS
 rebinding)."""
 
 from __future__ import annotations
