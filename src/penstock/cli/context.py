@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from penstock.surface.queue import Queue
     from penstock.surface.topic import Topic
 
-CREATING = "append, push, import, configure, schedule, take, work, run or serve"
-"""The commands that make a journal that is not there, when --create says so."""
-
 
 class CommandContext:
     """One run of a command: `journal()`, and ways to say something."""
@@ -59,7 +56,10 @@ class CommandContext:
                 open(self.place, read_only=True).close()
             opened = open(self.place, read_only=read_only, token=self.token, takeover=takeover, standby=standby)
         except NoStore:
-            raise NoStore(f"there is no journal at {self.shown_place}; --create makes one, with {CREATING}") from None
+            ctx = click.get_current_context(silent=True)  # none while a shell completes names
+            creates = ctx is not None and any(one.name == "create" for one in ctx.command.params)
+            how = "--create makes one" if creates else "is --url right? `penstock append --create` makes one"
+            raise NoStore(f"there is no journal at {self.shown_place}; {how}") from None
         try:
             if self.err.isatty() and not self.json:
                 self.note(paint(self.shown_place, "dim", on=colored(self.err)))

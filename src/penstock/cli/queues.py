@@ -51,32 +51,19 @@ def queues(context: CommandContext, pattern: str | None) -> None:
     A message given up counts once, as dead, in the queue it comes from. The row of a dead-letter queue says how many
     dead letters it keeps; of those none counts as ready.
     """
-    from penstock.errors import UnknownQueue
-
-    rows: list[tuple[object, ...]] = []
     with context.journal(read_only=True) as journal:
-        found = {(one.name, one.group): one for groups in sampler_of(journal)().queues.values() for one in groups}
-        for name in journal.queues():
-            if pattern is not None and pattern not in name:
-                continue
-            try:
-                queue = journal.queue(name, create=False)
-                groups = (queue.policy.mode == "fanout" and queue.groups()) or ["default"]
-                counted = [(group, queue.stats(group)) for group in groups]
-            except UnknownQueue:
-                continue  # dropped this very moment
-            for group, stats in counted:
-                seen = found.get((name, group))
-                letters = None if seen is None else seen.letters
-                dead = 0 if seen is None else seen.dead
-                ready, oldest = (stats.ready, stats.oldest_age) if letters is None else (0, None)
-                counts = (name, group, ready, stats.in_flight, stats.delayed, stats.failed, dead)
-                if context.json:
-                    rows.append((*counts, oldest, letters, stats.paused))
-                    continue
-                notes = ["paused"] * stats.paused
-                notes += [f"keeps {letters:,} dead letter{'s' * (letters > 1)}"] if letters else []
-                rows.append((*counts, show_duration(oldest), ", ".join(notes)))
+        sample = sampler_of(journal)()
+    rows: list[tuple[object, ...]] = []
+    for one in (one for _, groups in sorted(sample.queues.items()) for one in groups):
+        if pattern is not None and pattern not in one.name:
+            continue
+        counts = (one.name, one.group, one.ready, one.in_flight, one.delayed, one.failed, one.dead)
+        if context.json:
+            rows.append((*counts, one.oldest_age, one.letters, one.paused))
+            continue
+        notes = ["paused"] * one.paused
+        notes += [f"keeps {one.letters:,} dead letter{'s' * (one.letters > 1)}"] if one.letters else []
+        rows.append((*counts, show_duration(one.oldest_age), ", ".join(notes)))
     otherwise = "no queues yet: `penstock push QUEUE '{…}'` makes one"
     if pattern is not None:
         otherwise = f"no queue's name contains {pattern!r}"

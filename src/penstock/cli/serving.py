@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -34,12 +34,12 @@ def _named_url(text: str) -> tuple[str, str]:
 @click.option("--port", type=PORT, default=7367, help="the port; 0 for any that is free")
 @click.option("--token-file", type=click.Path(), help="a file of tokens: `read|write|admin TOKEN`, one a line")
 @several("--allow-host", metavar="NAME", help="a name this server answers to")
-@several("--proxy", metavar="ADDRESS", help="a proxy, or a network of them, whose X-Forwarded-For is believed")
+@several("--proxy", "proxies", metavar="ADDRESS", help="a proxy, or a network of them, whose X-Forwarded-For counts")
 @several("--buffer", metavar="NAME=URL", type=_named_url, help="an object-storage buffer to show on the page")
 @click.option("--max-body", type=size, default="32MiB", help="how large a request may be")
 @click.option("--max-staged", type=size, default="16GiB", help="how much one token may stage without committing it")
 @several("--staging", metavar="URL", help="a place in an object store where Spark's tasks may leave what they write")
-@several("--lake", metavar="PLACE", help="where clients may seal history to: a folder of this machine, s3://…")
+@several("--lake", "lakes", metavar="PLACE", help="where clients may seal history to: a folder of this machine, s3://…")
 @several("--gates", metavar="MODULE:NAME", help="a gate that sees what is written: a function under @penstock.gate(…)")
 @click.option("--read-only", is_flag=True, help="open the journal for reading only")
 @click.option(
@@ -50,16 +50,14 @@ def serve(
     host: str,
     port: int,
     token_file: str | None,
-    allow_host: tuple[str, ...],
-    proxy: tuple[str, ...],
-    buffer: tuple[tuple[str, str], ...],
     max_body: int,
     max_staged: int,
-    staging: tuple[str, ...],
-    lake: tuple[str, ...],
     gates: tuple[str, ...],
+    buffer: tuple[tuple[str, str], ...],
+    allow_host: tuple[str, ...],
     read_only: bool,
     standby: bool,
+    **places: Any,
 ) -> None:
     """Serves the journal over HTTP: the API under /v1, the page, and metrics for Prometheus.
 
@@ -84,16 +82,7 @@ def serve(
         add_gates(journal._entities.gates, declared)
         limits, hosts = Limits(max_body=max_body, max_staged=max_staged), allow_host or None
         server = make_server(
-            journal,
-            host=host,
-            port=port,
-            tokens=tokens,
-            hosts=hosts,
-            proxies=proxy,
-            limits=limits,
-            buffers=dict(buffer),
-            staging=staging,
-            lakes=lake,
+            journal, host=host, port=port, tokens=tokens, hosts=hosts, limits=limits, buffers=dict(buffer), **places
         )
         listening = bind(host, port)
         shown = f"[{host}]" if ":" in host else host
