@@ -179,7 +179,7 @@ def test_the_garbage_collector_does_not_follow_what_is_indexed_in_memory(journal
     assert len(list(topic.correlated("c 6"))) == 4 * 142
     parts = index.memtables["t"]._parts
     single = [part for part in parts if isinstance(part, memtable.MemtablePart)]
-    followed = [part for part in single for held in (part.by_key, part.by_correlation()) if gc.is_tracked(held)]
+    followed = [part for part in single for held in (part.by_key, part.by_correlation) if gc.is_tracked(held)]
     followed += [
         part for part in parts if isinstance(part, memtable.HashedPart) and any(map(gc.is_tracked, part.terms))
     ]
@@ -231,3 +231,13 @@ def test_a_large_entity_is_read_in_small_steps_from_memory(journal: Journal) -> 
     assert [event.seq for event in some] == list(range(3001, 2745, -1))
     assert [event.seq for event in topic.read(key="a", after=1000, limit=700)] == list(range(1001, 1701))
     assert [event.seq for event in topic.read(key="a", limit=700, reverse=True)] == list(range(3001, 2301, -1))
+
+
+def test_a_memtable_keeps_a_few_megabytes_of_blocks_however_many_entities_there_are(journal: Journal) -> None:
+    topic = journal.topic("t")
+    for number in range(1_500):
+        topic.append("k", "x" * 10_000, key=f"entity {number}", expect=0)
+    assert seqs(journal, "entity 3") == [4] and seqs(journal, "entity 1499") == [1500]
+    kept = journal._core.index.memtables["t"]
+    assert len(kept) == 1_500 and kept.size < 1_500 * 200
+    assert sum(len(block.payload) for block in kept._kept._blocks.values()) <= memtable._KEPT_BYTES

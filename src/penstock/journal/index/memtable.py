@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import threading
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 
 from penstock.events import Event
 from penstock.journal.blocks import Block, Wire, text_values
@@ -36,78 +35,43 @@ State = tuple[int, int | None, Newest | None]
 Epoch = tuple[int, int]
 """The topic's number, its index's epoch, and whether events without a key are indexed, too."""
 
-_READ_BYTES = 4 << 20
-"""Payloads of blocks that are kept for the next look-up."""
+_KEPT_BYTES = 4 << 20
+"""Blocks that are kept for the next look-up."""
+_TERM_BYTES = 160
+"""What a term and its positions take, about."""
 _TOGETHER = 256
 """Events handed out at once, at the most: who wants the newest one does not wait for a hundred thousand."""
 
 
 class MemtablePart:
-    """Some thousand events: their blocks, and where each term stands in them. `Memtable` adds to it."""
+    """Some thousand events: where each term stands in them. `Memtable` adds to it."""
 
-    __slots__ = ("_by_cause", "_by_correlation", "blocks", "by_key", "count", "lasts", "size", "starts")
+    __slots__ = ("by_cause", "by_correlation", "by_key", "count", "last", "size")
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = []
-        self.lasts: list[int] = []
-        """The last position of each block."""
-        self.starts: list[int] = []
-        """The first row of each block that is of this memtable."""
+        self.last = 0
+        """The last position."""
         self.count = 0
         self.size = 0
         self.by_key: Positions = {}
-        self._by_cause: Positions | None = None
-        self._by_correlation: Positions | None = None
-
-    def note_terms(self, block: Block, start: int) -> None:
-        """Adds a block to what has been asked for, by cause or correlation."""
-        if self._by_cause is not None:
-            _note_column(self._by_cause, block, start, "causation")
-        if self._by_correlation is not None:
-            _note_column(self._by_correlation, block, start, "correlation")
-
-    def by_cause(self) -> Positions:
-        if self._by_cause is None:
-            self._by_cause = self._column("causation")
-        return self._by_cause
-
-    def by_correlation(self) -> Positions:
-        if self._by_correlation is None:
-            self._by_correlation = self._column("correlation")
-        return self._by_correlation
-
-    def _column(self, name: str) -> Positions:
-        found: Positions = {}
-        for block, start in zip(self.blocks, self.starts, strict=True):
-            _note_column(found, block, start, name)
-        return found
-
-    def events(self, positions: Sequence[int]) -> list[Event]:
-        """The events at positions that this part holds."""
-        found: list[Event] = []
-        block: Block | None = None
-        for seq in positions:
-            if block is None or not block.first <= seq <= block.last:
-                block = self.blocks[bisect_left(self.lasts, seq)]
-            found.append(Event(block, seq - block.first if block.wire.seqs is None else bisect_left(block.seqs, seq)))
-        return found
+        self.by_cause: Positions = {}
+        self.by_correlation: Positions = {}
 
 
 class HashedPart:
     """Some thousand neighbouring events by the hashes of their terms. `Memtable` adds to it."""
 
-    __slots__ = ("first", "lasts", "terms")
+    __slots__ = ("first", "last", "terms")
 
     def __init__(self, first: int) -> None:
         self.first = first
-        self.lasts = [first - 1]
-        """The last position, as in other parts."""
+        self.last = first - 1
         self.terms = (bytearray(), bytearray(), bytearray())
         """Of keys, causes and correlations; empty: no event has one."""
 
     @property
     def count(self) -> int:
-        return self.lasts[-1] - self.first + 1
+        return self.last - self.first + 1
 
     @property
     def size(self) -> int:
@@ -119,7 +83,7 @@ class HashedPart:
         for mine, theirs in zip(self.terms, (hashes.keys, hashes.causes, hashes.correlations), strict=True):
             if mine or theirs:
                 mine += bytes(4 * count - len(mine)) + (theirs or bytes(4 * more))
-        self.lasts[-1] = hashes.last  # last: what has a position has a hash
+        self.last = hashes.last  # last: what has a position has a hash
 
     def positions(self, column: int, term: str, after: int, through: int) -> list[int]:
         """Where events may have a term."""
@@ -132,10 +96,55 @@ KEYS, CAUSES, CORRELATIONS = range(3)
 Part = MemtablePart | HashedPart
 
 
-class Memtable:
-    """The events base < position ≤ covered, by key (and, once asked for, by cause and correlation)."""
+class KeptBlocks:
+    """The last few megabytes of blocks that were committed here or read for a look-up. Thread-safe."""
 
-    __slots__ = ("_lock", "_over", "_parts", "_read", "base", "covered", "epoch", "size", "state")
+    __slots__ = ("_blocks", "_firsts", "_lock", "_size")
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, Block] = {}
+        self._firsts: list[int] = []
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def events(self, view: TopicView, positions: Iterable[int]) -> list[Event]:
+        """The events at positions, from blocks that are here, else from the store; those that there are."""
+        found: list[Event] = []
+        block: Block | None = None
+        for seq in positions:
+            if block is None or not block.first <= seq <= block.last:
+                with self._lock:
+                    at = bisect_right(self._firsts, seq)
+                    block = self._blocks[self._firsts[at - 1]] if at else None
+                if block is None or block.last < seq:
+                    block = view.block_holding(seq)
+                    if block is not None:
+                        self.keep(block, block_size(block))
+            if block is not None:
+                row = seq - block.first if block.wire.seqs is None else block.row_of(seq)
+                if row is not None and row < block.count:
+                    found.append(Event(block, row))
+        return found
+
+    def keep(self, block: Block, size: int) -> None:
+        with self._lock:
+            before = self._blocks.pop(block.first, None)  # a merged one is larger
+            if before is None:
+                insort(self._firsts, block.first)
+            else:
+                self._size -= block_size(before)
+            self._blocks[block.first] = block
+            self._size += size
+            while self._size > _KEPT_BYTES and len(self._firsts) > 1:
+                first = next(iter(self._blocks))
+                self._size -= block_size(self._blocks.pop(first))
+                del self._firsts[bisect_left(self._firsts, first)]
+
+
+class Memtable:
+    """The events base < position ≤ covered, by key, cause and correlation."""
+
+    __slots__ = ("_kept", "_lock", "_over", "_parts", "base", "covered", "epoch", "size", "state")
 
     def __init__(self, epoch: Epoch, base: int) -> None:
         self.epoch = epoch
@@ -148,8 +157,7 @@ class Memtable:
         self._lock = threading.Lock()
         self._parts: tuple[Part, ...] = (MemtablePart(),)
         """In order; events are added to the last one."""
-        self._read: dict[int, Block] = {}
-        """Blocks that were read for what hashes found, by their first positions: the last few megabytes."""
+        self._kept = KeptBlocks()
         self._over = False
         """Another memtable has taken its parts over: nothing is added here any more."""
 
@@ -188,7 +196,8 @@ class Memtable:
             for wire in wires:
                 if wire is not None and wire.count >= SUMMARY_EVENTS:
                     self.add_hashes(hashes_of(wire))
-                    self._keep(Block(wire, topic))  # often it is the next that is read
+                    block = Block(wire, topic)
+                    self._kept.keep(block, block_size(block))  # often it is the next that is read
                     start += wire.count
                 elif wire is not None:
                     block = Block(wire, topic)
@@ -203,7 +212,7 @@ class Memtable:
     def add_hashes(self, hashes: TermHashes) -> None:
         """Adds the events right after `covered`."""
         part = self._parts[-1]
-        if not isinstance(part, HashedPart) or part.count >= INDEX_RUN_EVENTS or part.lasts[-1] != hashes.first - 1:
+        if not isinstance(part, HashedPart) or part.count >= INDEX_RUN_EVENTS or part.last != hashes.first - 1:
             part = HashedPart(hashes.first)
             self._parts += (part,)
         before = part.size
@@ -226,16 +235,23 @@ class Memtable:
         if isinstance(part, HashedPart) or part.count >= INDEX_RUN_EVENTS:
             part = MemtablePart()
             self._parts += (part,)
-        part.lasts.append(block.last)
-        part.starts.append(start)
-        part.blocks.append(block)
-        part.count += block.count - start
-        part.size += size
+        part.last = block.last
+        count = block.count - start
+        part.count += count
+        self._kept.keep(block, size)
+        seqs = range(block.first + start, block.last + 1) if block.wire.seqs is None else block.seqs[start:]
+        noted = 0
         if keys is not None:
-            _note(part.by_key, keys, block.seqs[start:])  # last: what has a position has a block
-        if block.wire.causation is not None or block.wire.correlation is not None:
-            part.note_terms(block, start)
-        self.size += size
+            _note(part.by_key, keys, seqs)
+            noted += count
+        if block.wire.causation is not None:
+            _note(part.by_cause, text_values(block.wire.causation, block.count)[start:], seqs)
+            noted += count
+        if block.wire.correlation is not None:
+            _note(part.by_correlation, text_values(block.wire.correlation, block.count)[start:], seqs)
+            noted += count
+        part.size += _TERM_BYTES * noted
+        self.size += _TERM_BYTES * noted
         self.covered = block.last
 
     def of_key(
@@ -256,14 +272,14 @@ class Memtable:
         part, positions = found[0]
         if len(found) > 1 or len(positions) > _TOGETHER or isinstance(part, HashedPart):
             return self._some_of(view, key, found, reverse)
-        return (part.events(positions[::-1] if reverse else positions),)
+        return (self._kept.events(view, positions[::-1] if reverse else positions),)
 
     def entities(self, view: TopicView, after: int, through: int) -> list[str]:
         """Every key that has events in after < position ≤ through."""
         found: dict[str, None] = {}
         for part in self._parts:
             if isinstance(part, HashedPart):
-                low, high = max(after, part.first - 1), min(through, part.lasts[-1])
+                low, high = max(after, part.first - 1), min(through, part.last)
                 for block in view.blocks(low, high) if part.terms[KEYS] else ():
                     for key, seq in zip(text_values(block.wire.key, block.count), block.seqs, strict=True):
                         if key is not None and low < seq <= high:
@@ -275,62 +291,33 @@ class Memtable:
 
     def of_cause(self, view: TopicView, id: str, after: int, through: int) -> list[Event]:
         """The events caused by an event."""
-        found = self._noted(view, CAUSES, MemtablePart.by_cause, id, after, through)
+        found = self._noted(view, CAUSES, id, after, through)
         return [event for event in found if event.causation_id == id]
 
     def of_correlation(self, view: TopicView, id: str, after: int, through: int) -> list[Event]:
         """The events of a correlation."""
-        found = self._noted(view, CORRELATIONS, MemtablePart.by_correlation, id, after, through)
+        found = self._noted(view, CORRELATIONS, id, after, through)
         return [event for event in found if event.correlation_id == id]
 
-    def _noted(
-        self,
-        view: TopicView,
-        column: int,
-        noted: Callable[[MemtablePart], Positions],
-        id: str,
-        after: int,
-        through: int,
-    ) -> list[Event]:
-        found: list[Iterable[Event]] = []
-        with self._lock:
-            for part in self._parts:
-                if isinstance(part, HashedPart):
-                    found.append(self.stored(view, part.positions(column, id, after, through)))
-                else:
-                    found.append(part.events(_between(noted(part).get(id, b""), after, through)))
-        return list(chain.from_iterable(found))  # read when no commit waits for it
+    def _noted(self, view: TopicView, column: int, id: str, after: int, through: int) -> list[Event]:
+        found: list[int] = []
+        for part in self._parts:
+            if isinstance(part, HashedPart):
+                found += part.positions(column, id, after, through)
+            else:
+                terms = part.by_cause if column == CAUSES else part.by_correlation
+                found += _between(terms.get(id, b""), after, through)
+        return self._kept.events(view, found)
 
     def _some_of(
         self, view: TopicView, key: str, found: list[tuple[Part, Sequence[int]]], reverse: bool
     ) -> Iterator[list[Event]]:
-        for part, positions in reversed(found) if reverse else found:
+        for _, positions in reversed(found) if reverse else found:
             ordered = positions[::-1] if reverse else positions
             for start in range(0, len(ordered), _TOGETHER):
-                some = ordered[start : start + _TOGETHER]
-                if isinstance(part, MemtablePart):
-                    yield part.events(some)
-                elif events := [event for event in self.stored(view, some) if event.key == key]:
+                some = self._kept.events(view, ordered[start : start + _TOGETHER])
+                if events := [event for event in some if event.key == key]:
                     yield events
-
-    def stored(self, view: TopicView, positions: Iterable[int]) -> Iterator[Event]:
-        """The events at positions, read from the store."""
-        block: Block | None = None
-        for seq in positions:
-            if block is None or not block.first <= seq <= block.last:
-                kept = (one for one in list(self._read.values()) if one.first <= seq <= one.last)
-                block = next(kept, None) or view.block_holding(seq)
-                if block is not None:
-                    self._keep(block)
-            row = None if block is None else block.row_of(seq)
-            if row is not None and block is not None:
-                yield Event(block, row)
-
-    def _keep(self, block: Block) -> None:
-        read = self._read
-        read[block.first] = block
-        while len(read) > 1 and sum(len(one.payload) for one in list(read.values())) > _READ_BYTES:
-            read.pop(next(iter(read)), None)
 
     def without(self, base: int, adopt: Callable[[Memtable], None]) -> None:
         """Hands a memtable of what is left when runs cover everything through `base` to `adopt`.
@@ -340,7 +327,8 @@ class Memtable:
         with self._lock:
             left = Memtable(self.epoch, base)
             left._lock = self._lock  # they share parts
-            left._parts = tuple(part for part in self._parts if part.count and part.lasts[-1] > base)
+            left._kept = self._kept
+            left._parts = tuple(part for part in self._parts if part.count and part.last > base)
             left.size = sum(part.size for part in left._parts)
             left.covered = max(self.covered, base)
             left.state = (left.covered, *self.state[1:])
@@ -365,12 +353,6 @@ def _note(found: Positions, terms: Sequence[str | None], seqs: Sequence[int]) ->
                 found[term] = bytearray(packed[at : at + 8])
             else:
                 positions += packed[at : at + 8]
-
-
-def _note_column(found: Positions, block: Block, start: int, column: str) -> None:
-    values = block.wire.causation if column == "causation" else block.wire.correlation
-    if values is not None:
-        _note(found, text_values(values, block.count)[start:], block.seqs[start:])
 
 
 def _between(packed: bytes | bytearray, after: int, through: int) -> array[int]:
