@@ -248,17 +248,17 @@ def test_dead_letters_and_schedules_of_an_older_store_get_their_rows_in_passing(
 
 def test_letters_that_were_handled_leave_no_rows(journal: Journal) -> None:
     dead, mail = journal.queue("dead"), journal.queue("mail", max_attempts=1, dead_letter="dead")
-    mail.push("lost")
-    lost = mail.take()
-    assert lost is not None
-    lost.nack(error="no")
-    letter = dead.take()
-    assert letter is not None
-    assert len(list(mail.dead_letters())) == 1
-    letter.ack()
-    assert list(mail.dead_letters()) == []
-    journal.maintain()
+    for number in range(4):
+        mail.push(number)
+        lost = mail.take()
+        assert lost is not None
+        lost.nack(error="no")
+    first, second, *rest = dead.take_many(4)
+    assert len(list(mail.dead_letters())) == 4
+    second.ack()
+    assert dead.ack_many(rest) == 2
     own = dead._backend
     assert isinstance(own, LocalQueue)
     with inspecting(own) as (snap, state):
-        assert not any(snap.scan(*keys.letters_range(state.topic)))
+        assert {keys.tail_seq(key) for key, _ in snap.scan(*keys.letters_range(state.topic))} == {first.seq}
+    assert [one.event.seq for one in mail.dead_letters()] == [first.seq] and problems(dead) == []

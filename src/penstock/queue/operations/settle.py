@@ -84,6 +84,8 @@ def ack(commit: Commit, queue: QueueState, held: HeldMessage, given: StoredResul
     held.group.release(commit, held.number, held.lease, 1 << held.index)
     if held.lease.messages is not None:
         held.group.settle(commit, held.lease.messages[held.index])
+    if queue.traits.letters and not queue.fanout:
+        queue.forget_letter(commit, held.seq)
     if queue.record.policy.breaker is not None:
         note_success(commit, queue, held.group, [held.lease.seq(held.index)])
 
@@ -103,6 +105,9 @@ def ack_mask(commit: Commit, queue: QueueState, group: Group, number: int, lease
     if lease.messages is not None:
         for index in indexes_of(mask):
             group.settle(commit, lease.messages[index])
+    if queue.traits.letters and not queue.fanout:
+        for index in indexes_of(mask):
+            queue.forget_letter(commit, lease.seq(index))
     if queue.record.policy.breaker is not None:
         note_success(commit, queue, group, [lease.seq(index) for index in indexes_of(mask)])
     return mask.bit_count()

@@ -198,6 +198,9 @@ class QueueState:
     def note_letters(self, commit: Commit, letters: Iterable[tuple[int, str]]) -> None:
         """Writes the rows of dead letters: positions, and the queues they came from."""
         for seq, origin in letters:
+            if not self.traits.letters:
+                self.traits.letters = True
+                self.save_traits(commit)
             commit.tx.put(keys.letter_key(self.topic, "", seq), origin.encode())
             commit.tx.put(keys.letter_key(self.topic, origin, seq), b"")
 

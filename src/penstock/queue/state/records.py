@@ -55,6 +55,8 @@ class Traits(msgspec.Struct, array_like=True):
     """Whether anything was pushed with a retry budget of its own."""
     replies: bool = False
     """Whether anything was pushed that wants a reply."""
+    letters: bool = False
+    """Whether dead letters have come."""
 
 
 class SpecialRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
