@@ -102,10 +102,11 @@ class Story:
         """Notes every quarter second how far everybody is, for the picture."""
         orders, handled = journal.topic("orders"), journal.topic("handled")
         with suppress(penstock.errors.Closed):  # an interrupted story
-            while not done.is_set():
+            ended = False
+            while not ended:
+                ended = done.wait(0.25)  # and once more at the end
                 at = time.monotonic() - self.began
                 self.moments.append(chart.Moment(at, orders.latest, counted(journal), handled.latest))
-                done.wait(0.25)
 
     def wait(self, until: Callable[[], bool], *alive: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + PATIENCE

@@ -54,8 +54,9 @@ def waits(moments: Sequence[Moment], killed: float) -> list[tuple[float, float]]
     """When nothing was counted although orders came: while Spark started, and while it started again."""
     found = []
     for begin in (moments[0].at, killed):
-        before = max((moment.counted for moment in moments if moment.at <= begin), default=0)
-        end = next((moment.at for moment in moments if moment.at > begin and moment.counted > before), None)
+        noted = begin + 1.0  # what was counted before is in a sample by then, and no Spark starts in a second
+        before = max((moment.counted for moment in moments if moment.at <= noted), default=0)
+        end = next((moment.at for moment in moments if moment.at > noted and moment.counted > before), None)
         if end is not None:
             found.append((begin, end))
     return found

@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from cli.commandline import Cli, Start
-from waiting import eventually
+from waiting import DEADLINE, eventually
 
 WORKER = """
 import os, time
@@ -212,6 +212,19 @@ def test_configure_shows_and_changes(cli: Cli) -> None:
     assert (shown["max_size"], shown["ttl"], shown["retry"]) == (None, 86400, "schedule(5, 300)")
     assert "exponential" in cli("configure", "q", "--retry", "sometimes", code=2).err
     cli("configure", "nobody", code=3)
+
+
+def test_a_worker_that_starts_first_waits_for_its_queue(start: Start, url: str, tmp_path: Path) -> None:
+    (tmp_path / "mailing.py").write_text("def send(delivery):\n    print('sent', delivery.payload, flush=True)\n")
+    worker = start("work", "letters", "mailing:send")
+    assert worker.stderr is not None and worker.stdout is not None
+    assert "there is no queue 'letters'" in worker.stderr.readline()
+    with penstock.open(url) as journal:
+        assert journal.queues() == []
+        journal.queue("letters").push("hello")
+    assert worker.stdout.readline() == "sent hello\n"
+    worker.terminate()
+    assert worker.wait(DEADLINE) == 0
 
 
 def test_a_mistyped_queue_is_not_made(cli: Cli, emails: str) -> None:

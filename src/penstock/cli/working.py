@@ -14,7 +14,7 @@ import click
 
 from penstock.cli.command import CREATE, TAKEOVER, Record, command, queue_command
 from penstock.cli.context import CommandContext
-from penstock.cli.failure import NOTHING, Nothing
+from penstock.cli.failure import NOTHING, Nothing, did_you_mean
 from penstock.cli.output import event_record, pretty_payload, safe, safe_lines
 from penstock.cli.values import (
     choice,
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.2
 """The system may give a signal to another thread, which does not end the main thread's wait: Python calls the handler
 when that thread next runs."""
+
+
+QUEUE_SECONDS = 0.5
+"""Seconds between two looks for a queue that is not there yet."""
 
 
 class StopSignals:
@@ -106,34 +110,52 @@ def work(
     The module is looked for in the current folder first. A function that returns acknowledges its message; one that
     raises gives it back, and it comes again after about 5 s, 30 s, 3 min, 10 min, unless the queue's policy says when.
     SIGINT and SIGTERM let the messages in hand finish. With the name of a penstock.Tasks alone it runs the tasks of all
-    its queues, in the journal they were made with, and makes the queues that are not there.
+    its queues, in the journal they were made with, and makes the queues that are not there. Else it waits for a queue
+    that is not there yet.
     """
     import logging
 
     tasks = None if handler is not None else _tasks(queue)
     function: Any = None if handler is None else load_named(handler)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with _journal_of(tasks, context) as journal:
+    with StopSignals() as stop, _journal_of(tasks, context) as journal:
         if tasks is not None:
             handles = [journal.queue(name) for name in tasks.queues()]
             workers = tasks.workers(**given)
         else:
-            handles = [context.existing_queue(journal, queue)]
+            handles = [
+                context.existing_queue(journal, queue) if until_empty else _awaited(context, journal, queue, stop)
+            ]
             workers = [handles[0].worker(function, **given)]
-        with StopSignals() as stop:
-            for worker in workers:
-                worker.start()
-            named = ", ".join(handle.name for handle in handles)
-            context.note(
-                f"working on {named} of {journal.describe().location} with {handler or queue}, "
-                f"{given['concurrency']} at a time; Ctrl-C ends it"
-            )
-            while all(worker.alive for worker in workers) and not stop.wait(0.1):
-                if until_empty and all(_is_empty(handle, given["group"]) for handle in handles):
-                    break
-            for worker in workers:
-                worker.stop()
+        for worker in workers:
+            worker.start()
+        named = ", ".join(handle.name for handle in handles)
+        context.note(
+            f"working on {named} of {journal.describe().location} with {handler or queue}, "
+            f"{given['concurrency']} at a time; Ctrl-C ends it"
+        )
+        while all(worker.alive for worker in workers) and not stop.wait(0.1):
+            if until_empty and all(_is_empty(handle, given["group"]) for handle in handles):
+                break
+        for worker in workers:
+            worker.stop()
     context.note("ended")
+
+
+def _awaited(context: CommandContext, journal: Journal, name: str, stop: StopSignals) -> Queue:
+    """The queue; waits for it, as a worker may start before the program that makes it. A misspelt name is an error."""
+    told = False
+    while True:
+        try:
+            return context.existing_queue(journal, name)
+        except Nothing as missing:
+            if did_you_mean(name, journal.queues()):
+                raise
+            if not told:
+                context.note(f"{missing}. Waiting for it; Ctrl-C ends it")
+                told = True
+            if stop.wait(QUEUE_SECONDS):
+                raise
 
 
 @contextmanager
