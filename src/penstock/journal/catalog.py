@@ -347,7 +347,7 @@ def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> tuple
     key, value = block_key(head.number, first), seal(wire)
     tx.put(key, value)
     if wire.count >= SUMMARY_EVENTS:
-        summarise(tx, head.number, wire, indexed=head.settings.indexed)
+        summarise(tx, head.number, wire, indexed=head.settings.indexed, made_of=columns)
     size = len(value)
     if fits and size < SMALL_BYTES:
         parts.append(part)
@@ -365,10 +365,11 @@ def write_blocks(tx: WriteTx, head: Head, part: RecentBlock) -> tuple[bytes, byt
     wires: list[Wire | None] = []
     while start < count:
         stop = start + _fitting(weights, start)
-        wire = build_wire(columns.slice(start, stop), position + start, recorded_ms, base_id + start)
+        some = columns.slice(start, stop)
+        wire = build_wire(some, position + start, recorded_ms, base_id + start)
         key, value = block_key(head.number, position + start), seal(wire)
         tx.put(key, value)
-        summarise(tx, head.number, wire, indexed=head.settings.indexed)
+        summarise(tx, head.number, wire, indexed=head.settings.indexed, made_of=some)
         wires.append(wire)
         start = stop
     return key, value, wires

@@ -23,6 +23,7 @@ from penstock.journal import keys
 from penstock.journal.blocks import (
     Block,
     CodedText,
+    Columns,
     Text,
     Wire,
     pack_words,
@@ -88,19 +89,20 @@ def _distinct(column: Text | None, count: int) -> tuple[str, ...] | None:
     return tuple(value for value in values if value is not None) if len(values) <= SUMMARY_VALUES else None
 
 
-def hashes_of(wire: Wire) -> TermHashes:
-    """The hashes of what the events of a block without holes are found by."""
-    columns = [_hashes(column, wire.count) for column in (wire.key, wire.causation, wire.correlation)]
-    return TermHashes(wire.first, wire.first + wire.count - 1, *columns)
+def hashes_of(wire: Wire, made_of: Columns | None = None) -> TermHashes:
+    """The hashes of what the events of a block without holes are found by; `made_of`: its columns, if at hand."""
+    given = (None,) * 3 if made_of is None else (made_of.key, made_of.causation, made_of.correlation)
+    columns = zip((wire.key, wire.causation, wire.correlation), given, strict=True)
+    return TermHashes(wire.first, wire.first + wire.count - 1, *(_hashes(*one, wire.count) for one in columns))
 
 
-def _hashes(column: Text | None, count: int) -> bytes:
+def _hashes(column: Text | None, given: Sequence[str | None] | None, count: int) -> bytes:
     if column is None:
         return b""
     if isinstance(column, CodedText):
         coded = [zlib.crc32((value or "").encode()) for value in column.values]
         return pack_words([coded[code] for code in unpack_ints(column.codes, count)])
-    values = text_values(column, count)
+    values = text_values(column, count) if given is None else given
     if column.nulls is not None:
         values = [value or "" for value in values]
     return pack_words(list(map(zlib.crc32, map(str.encode, values))))  # type: ignore[arg-type]
@@ -117,13 +119,13 @@ def rows_with(hashes: bytes | bytearray, term: str) -> Iterator[int]:
 
 
 # ── stored ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def summarise(tx: WriteTx, topic: int, wire: Wire, *, indexed: bool) -> None:
+def summarise(tx: WriteTx, topic: int, wire: Wire, *, indexed: bool, made_of: Columns | None = None) -> None:
     """Stores what a new block holds, if it is worth it; `indexed`: also by which terms its events are found."""
     if wire.count < SUMMARY_EVENTS:
         return
     tx.put(keys.summary_key(topic, wire.first), pack_summaries([summary_of(Block(wire, ""))]))
     if indexed and (wire.key is not None or wire.causation is not None or wire.correlation is not None):
-        tx.put(keys.hashes_key(topic, wire.first), _sealed(hashes_of(wire)))
+        tx.put(keys.hashes_key(topic, wire.first), _sealed(hashes_of(wire, made_of)))
 
 
 def summarise_joined(tx: WriteTx, topic: int, name: str, wire: Wire, *, indexed: bool) -> None:
