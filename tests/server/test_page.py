@@ -54,6 +54,7 @@ def test_every_page_shows_what_it_should(
         expect(page.locator("#consumers")).to_contain_text("billing")
         page.goto(f"{served.url}/topics/orders/events/30")
         expect(page.locator(".json")).to_contain_text("order: 29")
+        expect(page.locator("article time").first).to_have_text(re.compile(r"^\w+ \d+ \d\d:\d\d:\d\d.* UTC"))
         expect(page.get_by_role("region", name="Headers")).to_contain_text("web")
         page.get_by_role("link", name="What caused what").click()
         expect(page.locator(".graph li")).to_have_count(3)

@@ -26,18 +26,23 @@ export function localTime(iso, dated = false) {
   return moment.toLocaleDateString([], { year, month: "short", day: "numeric" }) + " " + clock;
 }
 
-export function localTimes(within) {
-  for (const time of within.querySelectorAll("time")) {
-    time.title = time.dateTime;
-    time.textContent = localTime(time.dateTime, true);
-  }
+// How far the reader's zone is from UTC at a moment.
+function offset(moment) {
+  const parts = new Intl.DateTimeFormat("en", { timeZoneName: "shortOffset" }).formatToParts(moment);
+  return parts.find((part) => part.type === "timeZoneName").value.replace("GMT", "UTC").replace(/\+0$/, "");
 }
 
 export function zone() {
-  const named = Intl.DateTimeFormat().resolvedOptions().timeZone;
-  const offset = new Intl.DateTimeFormat("en", { timeZoneName: "shortOffset" }).formatToParts()
-    .find((part) => part.type === "timeZoneName").value.replace("GMT", "UTC");
-  return offset === "UTC" || offset === "UTC+0" ? named : `${named} (${offset})`;
+  const named = Intl.DateTimeFormat().resolvedOptions().timeZone, now = offset(new Date());
+  return now === named ? named : `${named} (${now})`;
+}
+
+export function localTimes(within) {
+  for (const time of within.querySelectorAll("time")) {
+    const shown = localTime(time.dateTime, true), zoned = time.closest("article") && shown !== time.dateTime;
+    time.title = time.dateTime;
+    time.textContent = zoned ? `${shown} ${offset(new Date(time.dateTime))}` : shown;
+  }
 }
 
 // ── what a search found ─────────────────────────────────────────────────────────────────────────────────────────────
