@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from journals import DEADLINE, eventually
 
 import penstock
 from penstock import Journal, ManualClock, Queue
@@ -52,16 +51,6 @@ def test_removing_the_breaker_lets_everything_through(queue: Queue) -> None:
     queue.configure(breaker=None)
     assert queue.stats().breaker is None
     assert len(queue.take_many(20)) == 10
-
-
-def test_a_waiting_take_wakes_when_the_pause_is_over(queue: Queue, clock: ManualClock, in_threads: Start) -> None:
-    fail(queue, 3)
-    got: list[object] = []
-    waiter = in_threads(lambda: got.append(queue.take(wait=DEADLINE)))
-    eventually(lambda: len(queue._backend._signal._waiters) >= 1, "it waits")
-    clock.advance(30)
-    waiter.join(DEADLINE)
-    assert got != [None] and len(got) == 1
 
 
 def test_it_is_in_the_log_and_in_the_metrics(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:

@@ -40,18 +40,6 @@ def test_a_worker_stops_taking_and_goes_on(journal: Journal) -> None:
         eventually(lambda: handled == [1, 2], "the second is handled")
 
 
-def test_a_resume_wakes_a_waiting_take(journal: Journal, in_threads: Start) -> None:
-    queue = journal.queue("jobs")
-    queue.push("x")
-    queue.pause()
-    got = []
-    waiting = in_threads(lambda: got.append(queue.take(wait=DEADLINE)))
-    eventually(lambda: queue._backend._signal._waiters, "it waits")
-    queue.resume()
-    waiting.join(DEADLINE)
-    assert [one.payload for one in got if one is not None] == ["x"]
-
-
 def _resume_elsewhere(url: str) -> None:
     with penstock.open(url) as journal:
         queue = journal.queue("jobs")

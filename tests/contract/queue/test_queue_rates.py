@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from journals import DEADLINE, eventually
 
 from penstock import Journal, ManualClock, Queue
 from penstock.errors import ConfigError
@@ -45,18 +44,6 @@ def test_a_rate_changes_while_messages_wait(journal: Journal, clock: ManualClock
     assert len(payloads(queue)) == 1
     queue.configure(rate=None)
     assert len(payloads(queue)) == 14
-
-
-def test_a_waiting_take_wakes_when_the_rate_allows(journal: Journal, clock: ManualClock, in_threads: Start) -> None:
-    queue = journal.queue("jobs", rate="1/10s")
-    queue.push_many(["first", "second"])
-    assert queue.take().payload == "first"
-    got: list[object] = []
-    waiter = in_threads(lambda: got.append(queue.take(wait=DEADLINE)))
-    eventually(lambda: len(queue._backend._signal._waiters) >= 1, "it waits")
-    clock.advance(10)
-    waiter.join(DEADLINE)
-    assert [delivery.payload for delivery in got] == ["second"]
 
 
 # ── a key's rate ─────────────────────────────────────────────────────────────────────────────────────────────────────

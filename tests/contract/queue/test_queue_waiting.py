@@ -13,7 +13,7 @@ import pytest
 from journals import DEADLINE, Place, eventually, on, only
 
 import penstock
-from penstock import Journal, ManualClock, Queue
+from penstock import Delivery, Journal, ManualClock, Queue
 from penstock.errors import Closed
 
 Start = Callable[..., threading.Thread]
@@ -44,14 +44,66 @@ class Waiters:
             assert not thread.is_alive()
 
 
-def test_a_push_wakes_a_waiting_take(journal: Journal, in_threads: Start) -> None:
-    queue = journal.queue("jobs")
-    waiters = Waiters(in_threads, queue, 1)
-    started = time.monotonic()
+def one(queue: Queue, **options: Any) -> Delivery:
+    found = queue.take(**options)
+    assert found is not None
+    return found
+
+
+def pushed(*payloads: str, **options: Any) -> Callable[[Queue], None]:
+    def prepare(queue: Queue) -> None:
+        for payload in payloads:
+            queue.push(payload, **options)
+
+    return prepare
+
+
+def first_of(*payloads: str, lease: float | None = None, **options: Any) -> Callable[[Queue], Delivery]:
+    def prepare(queue: Queue) -> Delivery:
+        pushed(*payloads, **options)(queue)
+        return one(queue, lease=lease)
+
+    return prepare
+
+
+def paused(queue: Queue) -> None:
     queue.push("x")
+    queue.pause()
+
+
+WAKES: dict[str, tuple[dict[str, Any], Callable[[Queue], Any], Callable[[Queue, ManualClock, Any], object]]] = {
+    "a push": ({}, pushed(), lambda queue, clock, held: queue.push("x")),
+    "a delay that is over": ({}, pushed("x", delay=20), lambda queue, clock, held: clock.advance(20)),
+    "a lease that ended": ({}, first_of("x", lease=20), lambda queue, clock, held: clock.advance(20)),
+    "a nack": ({}, first_of("x"), lambda queue, clock, held: held.nack()),
+    "a release": ({}, first_of("x"), lambda queue, clock, held: held.release()),
+    "a redrive": (
+        {}, lambda queue: first_of("x")(queue).nack(dead=True), lambda queue, clock, held: queue.redrive()
+    ),
+    "a free key": ({}, first_of("a", "x", key="k"), lambda queue, clock, held: held.ack()),
+    "room in flight": ({"max_in_flight": 1}, first_of("a", "x"), lambda queue, clock, held: held.ack()),
+    "a rate": ({"rate": "1/10s"}, first_of("a", "x"), lambda queue, clock, held: clock.advance(10)),
+    "a breaker": (
+        {"breaker": "1/10s", "breaker_pause": 30},
+        lambda queue: first_of("x")(queue).nack(delay=0),
+        lambda queue, clock, held: clock.advance(30),
+    ),
+    "a resume": ({}, paused, lambda queue, clock, held: queue.resume()),
+}  # fmt: skip
+"""Why a take ends its wait: a policy, what is there before, and what happens meanwhile."""
+
+
+@on("memory", "sqlite")
+@pytest.mark.parametrize("why", WAKES)
+def test_a_waiting_take_wakes_for(journal: Journal, clock: ManualClock, in_threads: Start, why: str) -> None:
+    policy, prepare, happens = WAKES[why]
+    queue = journal.queue("jobs", **policy)
+    held = prepare(queue)
+    assert queue.take() is None
+    waiters = Waiters(in_threads, queue, 1)
+    happens(queue, clock, held)
     waiters.join()
     assert [delivery.payload for delivery in waiters.got] == ["x"]
-    assert time.monotonic() - started < DEADLINE / 2
 
 
 @on("memory", "sqlite")
@@ -77,72 +129,6 @@ def test_a_wait_ends_by_the_injected_clock_too(journal: Journal, clock: ManualCl
     clock.advance(10 * DEADLINE)
     waiters.join()
     assert waiters.got == [None]
-
-
-@on("memory", "sqlite")
-def test_a_due_delay_wakes_a_waiting_take(journal: Journal, clock: ManualClock, in_threads: Start) -> None:
-    queue = journal.queue("jobs")
-    queue.push("x", delay=20)
-    waiters = Waiters(in_threads, queue, 1)
-    clock.advance(20)
-    waiters.join()
-    assert [delivery.payload for delivery in waiters.got] == ["x"]
-
-
-@on("memory", "sqlite")
-def test_an_expired_lease_wakes_a_waiting_take(journal: Journal, clock: ManualClock, in_threads: Start) -> None:
-    queue = journal.queue("jobs")
-    queue.push("x")
-    queue.take(lease=20)
-    waiters = Waiters(in_threads, queue, 1)
-    clock.advance(20)
-    waiters.join()
-    assert [(delivery.payload, delivery.attempt) for delivery in waiters.got] == [("x", 2)]
-
-
-@on("memory", "sqlite")
-def test_a_message_given_back_wakes_a_waiting_take(journal: Journal, in_threads: Start) -> None:
-    queue = journal.queue("jobs")
-    for give_back in ("nack", "release", "redrive"):
-        queue.push(give_back)
-        delivery = queue.take()
-        assert delivery is not None
-        if give_back == "redrive":
-            delivery.nack(dead=True)
-        waiters = Waiters(in_threads, queue, 1)
-        if give_back == "redrive":
-            queue.redrive()
-        else:
-            getattr(delivery, give_back)()
-        waiters.join()
-        assert [delivery.payload for delivery in waiters.got] == [give_back]
-        waiters.got[0].ack()
-
-
-@on("memory", "sqlite")
-def test_a_freed_key_wakes_a_waiting_take(journal: Journal, in_threads: Start) -> None:
-    queue = journal.queue("jobs")
-    queue.push(1, key="k")
-    queue.push(2, key="k")
-    first = queue.take()
-    assert queue.take() is None
-    waiters = Waiters(in_threads, queue, 1)
-    assert first is not None
-    first.ack()
-    waiters.join()
-    assert [delivery.payload for delivery in waiters.got] == [2]
-
-
-@on("memory", "sqlite")
-def test_room_in_flight_wakes_a_waiting_take(journal: Journal, in_threads: Start) -> None:
-    queue = journal.queue("jobs", max_in_flight=1)
-    queue.push_many([1, 2])
-    first = queue.take()
-    waiters = Waiters(in_threads, queue, 1)
-    assert first is not None
-    first.ack()
-    waiters.join()
-    assert [delivery.payload for delivery in waiters.got] == [2]
 
 
 @on("memory", "sqlite")

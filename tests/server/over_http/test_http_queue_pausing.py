@@ -1,9 +1,8 @@
 """The contract suite `test_queue_pausing`, over HTTP."""
 
-from server.over_http.suite import STORE, WRITER, contract_of
+from server.over_http.suite import STORE, contract_of
 
 WITHOUT = {
-    "test_a_resume_wakes_a_waiting_take": WRITER,
     "test_a_pause_holds_in_other_processes_and_their_resume_wakes": STORE,
 }
 
