@@ -31,5 +31,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 def first_line(process: subprocess.Popen[str]) -> Any:
     """The document that a process says first."""
-    assert process.stdout is not None
-    return json.loads(process.stdout.readline())
+    assert process.stdout is not None and process.stderr is not None
+    line = process.stdout.readline()
+    assert line, f"it ended: {process.stderr.read()}"
+    return json.loads(line)
