@@ -497,6 +497,23 @@ def test_a_window_of_zero_remembers_nothing_and_of_none_everything(topic: Topic,
     assert not topic.append("k", dedup="d").duplicate
 
 
+def test_changing_the_window_forgets_no_key_that_still_counts(
+    journal: Journal, clock: ManualClock, reopen: Reopen
+) -> None:
+    topic = journal.topic("orders")
+    topic.append("k", dedup="old")
+    clock.advance(1000)
+    topic.append("k", dedup="new")
+    for window in (100_000, None, 5000, 2000):
+        topic.configure(dedup_window=window)
+        assert topic.append("k", dedup="new").seq == 2 and topic.append("k", dedup="old").seq == 1
+        journal = reopen(journal)
+        topic = journal.topic("orders")
+    topic.configure(dedup_window=500)
+    assert topic.append("k", dedup="new").seq == 2
+    assert not topic.append("k", dedup="old").duplicate
+
+
 def test_expired_dedup_keys_are_removed_in_passing(topic: Topic, clock: ManualClock) -> None:
     topic.configure(dedup_window=100)
     topic.append_many([Draft("k", dedup=str(n)) for n in range(100)])

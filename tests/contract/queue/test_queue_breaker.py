@@ -76,3 +76,30 @@ def test_a_breaker_that_was_taken_away_begins_closed(queue: Queue) -> None:
     queue.configure(breaker="3/10s")
     assert queue.stats().breaker == "closed"
     assert queue.take().payload == 1
+
+
+def test_it_opens_again_when_the_message_that_is_tried_fails(queue: Queue, clock: ManualClock) -> None:
+    fail(queue, 3)
+    clock.advance(30)
+    fail(queue, 10)
+    assert queue.stats().breaker == "open"
+    clock.advance(30)
+    probe = queue.take()
+    clock.advance(1000)  # its lease ends: that is a failure too
+    assert queue.take() is None
+    assert queue.stats().breaker == "open"
+    assert probe is not None
+
+
+def test_another_message_is_tried_when_the_first_was_given_back_or_purged(queue: Queue, clock: ManualClock) -> None:
+    fail(queue, 3)
+    clock.advance(30)
+    queue.take().release()
+    probe = queue.take()
+    assert probe is not None and queue.take() is None
+    queue.purge()
+    queue.push("new")
+    again = queue.take()
+    assert again is not None
+    queue.ack_many([again])
+    assert queue.stats().breaker == "closed"

@@ -195,3 +195,20 @@ def test_a_push_replaces_nothing_that_ran_or_went_elsewhere(journal: Journal) ->
     assert not moved.done()
     other.take().ack(result="there")
     assert moved.result(60) == "there"
+
+
+@pytest.mark.parametrize("mode", ["work", "fanout"])
+def test_a_debounced_message_that_runs_now_keeps_its_key_in_order(
+    journal: Journal, clock: ManualClock, mode: str
+) -> None:
+    queue = journal.queue("jobs", debounce=5, mode=mode)
+    if mode == "fanout":
+        queue.add_group("default")
+    first = queue.push("first", key="k")
+    assert queue.run_now([first.seq]) == 1
+    second = queue.push("second", key="k")
+    assert queue.run_now([second.seq]) == 1
+    (delivery,) = queue.take_many(10)
+    assert delivery.payload == "first"
+    delivery.ack()
+    assert payloads(queue) == ["second"]

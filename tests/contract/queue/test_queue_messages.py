@@ -57,6 +57,10 @@ def test_priorities_and_blocked_keys_are_shown(journal: Journal) -> None:
     assert [one.seq for one in found] == list(range(1, 202))
     assert [one.blocked for one in found] == [False, *[True] * 199, False]
     assert [one.seq for one in keyed.messages("ready", after=100, limit=2)] == [101, 102]
+    paired = journal.queue("paired", max_in_flight_per_key=2)
+    paired.push_many(range(3), key="a")
+    for blocked in (False, True):  # with one and with two of its key in flight
+        assert paired.take() is not None and paired.messages()[-1].blocked is blocked
 
 
 def test_in_fanout_each_group_has_its_own_entry(journal: Journal, clock: ManualClock) -> None:

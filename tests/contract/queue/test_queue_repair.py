@@ -440,3 +440,20 @@ def test_a_letter_s_headers_may_say_anything(journal: Journal) -> None:
     odd = {"dead-queue": "jobs", "dead-priority": "9999999999", "dead-max-attempts": "-5"}
     dead.push_many([1, 2], headers=odd)
     assert queue.redrive() == 2 and [one.payload for one in queue.take_many(5)] == [1, 2]
+
+
+def test_a_claim_takes_over_what_is_idle(queue: Queue, clock: ManualClock) -> None:
+    queue.push_many(range(4))
+    old = queue.take_many(3, consumer="dead", lease=1000)
+    clock.advance(10)
+    old[1].extend(1000)
+    clock.advance(10)
+    assert queue.claim(min_idle=21) == [] and queue.claim(min_idle=1, limit=0) == []
+    first, second = queue.claim(min_idle=15, consumer="alive", limit=10)
+    assert [(one.seq, one.attempt, one.consumer) for one in (first, second)] == [(1, 2, "alive"), (3, 2, "alive")]
+    assert first.token != old[0].token and first.deadline - old[1].deadline < timedelta()
+    with pytest.raises(StaleDelivery):
+        old[0].ack()
+    old[1].ack()
+    first.ack()
+    assert sorted(event.seq for event in queue) == [3, 4]

@@ -69,6 +69,22 @@ def test_a_message_without_a_wish_leaves_no_result(journal: Journal) -> None:
     assert "jobs.results" not in journal.topics()
 
 
+def test_acks_by_hand_in_batches_and_in_transactions_answer(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    tickets = [queue.push(number, reply=True) for number in range(4)]
+    queue.push("plain")
+    first, second, third, fourth, plain = queue.take_many(5)
+    first.ack(result={"by": "hand"})
+    assert queue.ack_many([second, third.token, plain]) == 3
+    with pytest.raises(ZeroDivisionError), journal.transaction() as tx:
+        tx.ack(fourth)
+        raise ZeroDivisionError
+    assert not tickets[3].done()
+    with journal.transaction() as tx:
+        tx.ack(fourth)
+    assert [ticket.result(DEADLINE) for ticket in tickets] == [{"by": "hand"}, None, None, None]
+
+
 def test_what_cannot_be_stored_gives_the_message_up_and_loses_nothing(journal: Journal) -> None:
     queue = journal.queue("jobs", dead_letter="dead")
     ticket = queue.push("x", reply=True)
