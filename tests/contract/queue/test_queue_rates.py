@@ -138,3 +138,6 @@ def test_a_key_s_earliest_message_comes_before_a_later_untried_one(journal: Jour
     queue.redrive()
     first = queue.take()
     assert first is not None and first.payload == 1
+    assert payloads(queue) == [3] and queue.take() is None, "it was tried: the one that was not waits for its turn"
+    first.ack()
+    assert payloads(queue) == [2]

@@ -94,6 +94,14 @@ CHANGES: dict[str, tuple[Callable[[Commit, Group], object], str]] = {
         lambda commit, group: group.occupy(commit, "a", []),
         "message 2 waits behind its key 'a', of which nothing is under way",
     ),
+    "a key that is busy with what waits": (
+        lambda commit, group: group.occupy(commit, "a", [1, 2]),
+        "key 'a' is busy with message 2, which is not under way",
+    ),
+    "a key that is not busy with what is in flight": (
+        lambda commit, group: group.occupy(commit, "a", [2]),
+        "message 1 is under way, and its key 'a' is not busy with it",
+    ),
     "failed attempts of nobody": (
         lambda commit, group: commit.tx.put(group.row(keys.TRAIL, 2), b"\x92\x90\xc0"),
         "failed attempts of message 2, which is settled",
