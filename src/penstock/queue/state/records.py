@@ -174,13 +174,14 @@ class Lease(msgspec.Struct, array_like=True):
 
     def stretches(self) -> list[tuple[int, int, int]]:
         """Where the messages of a list are neighbours: the index of the first, and from where to where they lie."""
-        found: list[tuple[int, int, int]] = []
+        begins: list[tuple[int, int]] = []
+        following = 0
         for index, message in enumerate(self.messages or ()):
-            if found and found[-1][2] == message.seq - 1:
-                found[-1] = *found[-1][:2], message.seq
-            else:
-                found.append((index, message.seq, message.seq))
-        return found
+            if message.seq != following:
+                begins.append((index, message.seq))
+            following = message.seq + 1
+        ends = [*(index for index, _ in begins[1:]), self.count]
+        return [(index, first, first + end - index - 1) for (index, first), end in zip(begins, ends, strict=False)]
 
     def deadline_of(self, index: int) -> int:
         if self.extended is not None and index in self.extended:
