@@ -150,12 +150,12 @@ def _count_dead(shop: DemoShop) -> Act:
 def _mend_mail(shop: DemoShop) -> Act:
     shop.mail_works = True
     text = "the mail server is mended; what was given up waits to be sent back"
-    return text, "/queues/emails", "read the reasons, then press `Send all back`"
+    return text, "/queues/emails?tab=dead", "read the reasons, then press `Send all back`"
 
 
 def _redrive(shop: DemoShop) -> Act:
     text = f"the demo sends back what you did not: {int(shop.emails.redrive()):,} emails"
-    return text, "/queues/emails", "some fail again: their mailboxes do not exist"
+    return text, "/queues/emails?tab=dead", "some fail again: their mailboxes do not exist"
 
 
 STORY: tuple[tuple[float, Callable[[DemoShop], Act]], ...] = (
