@@ -21,12 +21,15 @@ INTRODUCTION = """\
 # The command line
 
 `pip install "penstock[cli]"` brings `penstock`. Every command takes the journal as `--url` (a path, an engine's url, or
-the `http://` url of a [server](server.md)) or from `PENSTOCK_URL`, prints tables for people and one JSON object a line
-with `--json`, and answers a mistake with a sentence, never a traceback.
+the `http://` url of a [server](server.md)) or from `PENSTOCK_URL`; without either it is `./penstock.db`. At a terminal
+it first says which journal it uses. A journal that is not there is made only with `--create`; else the exit code is 3.
+
+Commands print tables for people, and one JSON object a line with `--json`. A mistake is answered with a sentence, never
+with a traceback.
 
 ```console
 $ export PENSTOCK_URL=shop.db
-$ penstock append orders placed '{"id": 1, "total": 9.5}' --key 1
+$ penstock append orders placed '{"id": 1, "total": 9.5}' --key 1 --create
 $ penstock tail orders -f --where 'payload.total > 5'
 $ penstock top
 ```
