@@ -28,7 +28,7 @@ from penstock.journal.blocks import (
     seal,
 )
 from penstock.journal.keys import block_key
-from penstock.journal.summaries import summarise, summarise_joined
+from penstock.journal.summaries import said_of, summarise, summarise_joined
 from penstock.limits import (
     BLOCK_BYTES,
     BLOCK_EVENTS,
@@ -340,7 +340,9 @@ def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> tuple
         key, value = block_key(head.number, parts[0][0]), seal(joined)
         tx.delete_range(key + b"\0", block_key(head.number, first))
         tx.put(key, value)
-        summarise_joined(tx, head.number, head.name, joined, indexed=head.settings.indexed)
+        last = joined.first + joined.count - 1
+        said = said_of(joined, indexed=head.settings.indexed)
+        summarise_joined(tx, head.number, head.name, joined.first, last, said)
         head.tail = None
         return key, value, None
     wire = build_wire(columns, first, recorded_ms, base_id)

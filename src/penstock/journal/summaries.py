@@ -119,25 +119,40 @@ def rows_with(hashes: bytes | bytearray, term: str) -> Iterator[int]:
 
 
 # ── stored ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def summarise(tx: WriteTx, topic: int, wire: Wire, *, indexed: bool, made_of: Columns | None = None) -> None:
-    """Stores what a new block holds, if it is worth it; `indexed`: also by which terms its events are found."""
+Said = tuple[bytes, bytes | None]
+"""A summary and the hashes, if there are any, of one range, as they are stored."""
+
+
+def said_of(wire: Wire, *, indexed: bool, made_of: Columns | None = None) -> Said | None:
+    """What is to be stored of a new block, if it is worth it; `indexed`: also by which terms its events are found."""
     if wire.count < SUMMARY_EVENTS:
-        return
-    tx.put(keys.summary_key(topic, wire.first), pack_summaries([summary_of(Block(wire, ""))]))
-    if indexed and (wire.key is not None or wire.causation is not None or wire.correlation is not None):
-        tx.put(keys.hashes_key(topic, wire.first), _sealed(hashes_of(wire, made_of)))
+        return None
+    summary = pack_summaries([summary_of(Block(wire, ""))])
+    termed = wire.key is not None or wire.causation is not None or wire.correlation is not None
+    return summary, _sealed(hashes_of(wire, made_of)) if indexed and termed else None
 
 
-def summarise_joined(tx: WriteTx, topic: int, name: str, wire: Wire, *, indexed: bool) -> None:
+def summarise(tx: WriteTx, topic: int, wire: Wire, *, indexed: bool, made_of: Columns | None = None) -> None:
+    """Stores what a new block holds."""
+    _put(tx, topic, wire.first, said_of(wire, indexed=indexed, made_of=made_of))
+
+
+def _put(tx: WriteTx, topic: int, first: int, said: Said | None) -> None:
+    if said is not None:
+        tx.put(keys.summary_key(topic, first), said[0])
+        if said[1] is not None:
+            tx.put(keys.hashes_key(topic, first), said[1])
+
+
+def summarise_joined(tx: WriteTx, topic: int, name: str, first: int, last: int, said: Said | None) -> None:
     """The same for a block without holes that takes the place of several: nothing is said of these any more."""
-    last = wire.first + wire.count - 1
     stop = keys.summary_key(topic, last + 1)
-    for key, value in list(tx.scan(keys.summary_key(topic, wire.first), stop)):
+    for key, value in list(tx.scan(keys.summary_key(topic, first), stop)):
         if read_summaries(value, name)[-1].last > last:
             return  # it says so already
         tx.delete(key)
-    tx.delete_range(keys.hashes_key(topic, wire.first), keys.hashes_key(topic, last + 1))
-    summarise(tx, topic, wire, indexed=indexed)
+    tx.delete_range(keys.hashes_key(topic, first), keys.hashes_key(topic, last + 1))
+    _put(tx, topic, first, said)
 
 
 def forget_hashes(tx: WriteTx, topic: int, through: int) -> None:

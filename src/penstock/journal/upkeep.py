@@ -37,6 +37,7 @@ from penstock.journal.summaries import (
     Summary,
     pack_summaries,
     read_summaries,
+    said_of,
     summarise_joined,
     summary_of,
     trim_summaries,
@@ -728,8 +729,8 @@ class _Exchange:
         self._run = run
         self._joined = joined
         self.value = seal(joined)
+        self._said = said_of(joined, indexed=keys.block_first(run[-1][0]) > covered)
         self._noted = noted
-        self._covered = covered
 
     def __call__(self, commit: Commit) -> bool:
         first, last = self._run[0][0], self._run[-1][0]
@@ -738,9 +739,10 @@ class _Exchange:
         commit.exchange()
         commit.tx.delete_range(first + b"\0", last + b"\0")
         commit.tx.put(first, self.value)
-        if self._joined.seqs is None:
-            indexed = keys.block_first(last) > self._covered
-            summarise_joined(commit.tx, self._number, self._topic, self._joined, indexed=indexed)
+        wire = self._joined
+        if wire.seqs is None:
+            through = wire.first + wire.count - 1
+            summarise_joined(commit.tx, self._number, self._topic, wire.first, through, self._said)
         return True
 
 
