@@ -26,7 +26,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
-from since import most
+from since import HAS_LIMITS, most
 from tiny_data import TINY_DATA
 
 import penstock
@@ -136,7 +136,7 @@ class Copying(Flow):
         with penstock.open(self.url, read_only=True) as journal:
             orders, copies = journal.topic("orders"), journal.topic("copies")
             assert [copy.causation_id for copy in copies.read()] == [order.id for order in orders.read()]
-            assert orders.cursor("copier") == self.fed
+            assert not HAS_LIMITS or orders.cursor("copier") == self.fed  # else it is a run behind
 
 
 class Serving(Copying):
