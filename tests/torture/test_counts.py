@@ -58,11 +58,12 @@ FRAME = 24 + 4096
 """A page in sqlite's log."""
 BYTES = {
     "sqlite": {"append": 2 * FRAME, "push": 2 * FRAME},
-    "file": {"append": 225, "batch": 102_132, "push": 135},
-    "rocksdb": {"append": 208, "batch": 102_137, "push": 117},
+    "file": {"append": 225, "batch": 102_194, "push": 135},
+    "rocksdb": {"append": 208, "batch": 102_191, "push": 117},
 }
-"""What an operation writes: an event of 100 bytes, a thousand of them, a message of 7 bytes. How many pages a batch
-takes in sqlite is its to say; what takes and acks write holds the names of a machine and a process."""
+"""What an operation writes: an event of 100 bytes, a thousand of them with what is said of their range, a message of 7
+bytes. How many pages a batch takes in sqlite is its to say; what takes and acks write holds the names of a machine and
+a process."""
 
 
 @pytest.mark.skipif(compiler() is None, reason=NO_COMPILER)
