@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.events import Draft, Event, parse_id
 from penstock.journal.catalog import load_record
-from penstock.journal.cursors import read_cursor
 from penstock.journal.index.index import Lookup, entity_events, prefixed_events
 from penstock.journal.prepare import FindCause, PreparedBatch, make_draft, prepare, prepare_one
 from penstock.journal.reading import EVERYTHING, Bounds, EventQuery, TopicView
@@ -74,18 +73,6 @@ class TopicLog:
     def get(self, seq: int) -> Event | None:
         """The event at a position, or None."""
         return self.ask(lambda view: view.get(seq), None)
-
-    def cursor(self, consumer: str) -> int | None:
-        """How far a consumer has come, or None when it never committed."""
-        return self.ask(lambda view: read_cursor(view.snap, view.number, consumer), None)
-
-    def lag(self, consumer: str) -> int:
-        """How many positions a consumer is behind the newest event."""
-
-        def behind(view: TopicView) -> int:
-            return view.latest() - max(read_cursor(view.snap, view.number, consumer) or 0, view.began())
-
-        return self.ask(behind, 0)
 
     def read(self, query: EventQuery = EVERYTHING) -> Iterator[Event]:
         """Streams the wanted events of one snapshot, which is taken when the first is asked for."""
