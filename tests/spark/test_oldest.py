@@ -27,9 +27,8 @@ copied = stream.selectExpr("kind", "payload", "id AS cause")
 query = copied.writeStream.format("penstock").options(url=url, topic="copied", checkpointLocation=checkpoint).start()
 query.processAllAvailable()
 query.stop()
-limited = spark.readStream.format("penstock").options(url=url, topic="orders", maxOffsetsPerTrigger=10).load()
 try:
-    limited.writeStream.format("noop").start().awaitTermination()
+    spark.readStream.format("penstock").options(url=url, topic="orders", maxOffsetsPerTrigger=10).load()
 except Exception as error:
     said["limited"] = str(error)
 print(json.dumps(said))

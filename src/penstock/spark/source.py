@@ -253,7 +253,9 @@ class PenstockSource(DataSource):
         return "penstock"
 
     def schema(self) -> str:
-        return source_schema(read_options(self.given))
+        options = read_options(self.given)
+        check_batch_limits(options.given, LIMITS)  # Spark 4.0 cannot always say why a stream's reader was refused
+        return source_schema(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.given)
