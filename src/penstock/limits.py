@@ -89,7 +89,7 @@ MERGE_FAN_IN: Final = 64
 """How many small neighbouring blocks make a merge worth its writes."""
 SMALL_BYTES: Final = 6 << 10
 """The first merging tier: blocks below this size are merged among themselves before they meet larger ones."""
-SUMMARY_EVENTS: Final = 64
+SUMMARY_EVENTS: Final = 128
 """Events of one block from which on the store also says what they are like, so that reads can skip them."""
 SUMMARY_VALUES: Final = 32
 """Kinds, or scopes, that it names; of a range that has more it says none."""

@@ -120,14 +120,14 @@ def rows(journal: Any, prefix: bytes) -> list[bytes]:
 @on("memory")
 def test_a_range_without_a_wanted_event_is_not_in_the_plan(topic: Topic) -> None:
     for kind in ("placed", "paid", "placed"):
-        topic.append_many([Draft(kind, occurred_at=EPOCH) for _ in range(100)])
+        topic.append_many([Draft(kind, occurred_at=EPOCH) for _ in range(200)])
     spans = log_of(topic).spans
-    assert spans(EventQuery(kinds=frozenset(["paid"]))) == [(100, 200)]
-    assert spans(EventQuery(kinds=frozenset(["placed"]))) == [(0, 100), (200, 300)]
-    assert spans(EventQuery(kinds=frozenset(["placed"]), after=150, through=250)) == [(200, 250)]
+    assert spans(EventQuery(kinds=frozenset(["paid"]))) == [(200, 400)]
+    assert spans(EventQuery(kinds=frozenset(["placed"]))) == [(0, 200), (400, 600)]
+    assert spans(EventQuery(kinds=frozenset(["placed"]), after=250, through=450)) == [(400, 450)]
     assert spans(EventQuery(scope="any")) == []
     assert spans(EventQuery(), occurred=(0, 1)) == []
-    assert spans(EventQuery()) == [(0, 300)]
+    assert spans(EventQuery()) == [(0, 600)]
 
 
 @on("memory")
@@ -171,14 +171,14 @@ def test_summaries_become_few_rows_and_go_with_their_events(journal: Any, clock:
 @on("memory")
 def test_a_damaged_summary_is_noticed_and_made_anew(journal: Any) -> None:
     topic = journal.topic("t")
-    topic.append_many([Draft("placed") for _ in range(100)])
+    topic.append_many([Draft("placed") for _ in range(200)])
     [key] = rows(journal, keys.SUMMARY)
     with journal._engine.write() as tx:
         tx.put(key, tx.get(key).replace(b"placed", b"paid!!"))
     with pytest.raises(Corrupt, match="reindex"):
         list(topic.read(kind="placed"))
     topic.reindex()
-    assert len(list(topic.read(kind="placed"))) == 100
+    assert len(list(topic.read(kind="placed"))) == 200
 
 
 @on("memory", "sqlite")
