@@ -38,6 +38,8 @@ def check_name(name: str, what: str = "topic") -> str:
 
 
 SYSTEM = "penstock."
+AUDIT = SYSTEM + "audit"
+"""Who changed what: acts of the console, policies that programs updated."""
 """How the names of topics begin that penstock itself writes: what consoles did, how pipelines and workers do."""
 
 

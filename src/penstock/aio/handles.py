@@ -113,7 +113,7 @@ class AsyncJournal(AsyncHandle[Journal]):
         `create=False` makes none: a queue that is not there raises UnknownQueue, which names the nearest one.
 
         Options that differ from the stored ones raise PolicyMismatch, so that two programs that disagree find out.
-        `policy="update"` changes the stored ones instead, and logs what changed; the mode cannot be changed.
+        `policy="update"` changes the stored ones instead, and the log and `penstock.audit` say what; the mode stays.
         """
         return AsyncQueue(await in_thread(lambda: self._sync.queue(name, create=create, policy=policy, **options)))
 

@@ -24,10 +24,11 @@ from penstock.journal.catalog import Settings
 from penstock.journal.commit import Commit
 from penstock.journal.core import JournalCore
 from penstock.journal.log import TopicLog
+from penstock.journal.owners import this_process
 from penstock.journal.prepare import prepare_one
 from penstock.journal.reading import EventQuery, TopicView
 from penstock.journal.writer import WriteRequest
-from penstock.names import check_name
+from penstock.names import AUDIT, check_name
 from penstock.observe.tracing import sending
 from penstock.queue.registry import QueueRegistry
 
@@ -164,6 +165,9 @@ class LocalBackend:
 
     def flush(self) -> None:
         self.core.flush()
+
+    def audit(self, kind: str, subject: str, record: dict[str, object]) -> None:
+        self._journal.topic(AUDIT).append(kind, {"who": this_process(), **record}, key=subject)
 
     def close(self) -> None:
         self.core.close()

@@ -165,6 +165,9 @@ class RemoteBackend:
             self.submit(_nothing).result()  # behind all the others, which one thread carries
         self.client.call(operations.FLUSH_JOURNAL)
 
+    def audit(self, kind: str, subject: str, record: dict[str, object]) -> None:
+        """The topic is the server's own, and takes nothing from outside."""
+
     # ── in the background ────────────────────────────────────────────────────────────────────────────────────────────
     def submit(self, work: Callable[[], T]) -> Ticket[T]:
         """Does something in the background; the ticket says how it went."""

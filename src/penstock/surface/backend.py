@@ -97,6 +97,9 @@ class Backend(Protocol):
     def flush(self) -> None:
         """Returns when everything submitted so far is on disk."""
 
+    def audit(self, kind: str, subject: str, record: dict[str, object]) -> None:
+        """Writes down what a program changed, in the store; of a served journal the program's log says so."""
+
     def close(self) -> None:
         """Stops workers, finishes what is pending, lets go of the store or the connections."""
 

@@ -88,7 +88,7 @@ class Journal:
         `create=False` makes none: a queue that is not there raises UnknownQueue, which names the nearest one.
 
         Options that differ from the stored ones raise PolicyMismatch, so that two programs that disagree find out.
-        `policy="update"` changes the stored ones instead, and logs what changed; the mode cannot be changed.
+        `policy="update"` changes the stored ones instead, and the log and `penstock.audit` say what; the mode stays.
         """
         from penstock.surface.queue import named, update_policy
 

@@ -576,12 +576,14 @@ class Queue:
 
 
 def update_policy(queue: Queue, wanted: Mapping[str, object]) -> Queue:
-    """Gives a queue the policy that a program asks for, and logs what it changes."""
+    """Gives a queue the policy that a program asks for; the log and the audit say what changed."""
     before, changes = queue.policy, checked(wanted, queue.name)
     queue._call(operations.CONFIGURE_QUEUE, request=policy_fields(changes))
     stored = asdict(before)
-    said = ", ".join(f"{name} {stored[name]} → {value}" for name, value in changes.items() if stored[name] != value)
+    changed = {name: [stored[name], value] for name, value in changes.items() if stored[name] != value}
+    said = ", ".join(f"{name} {old} → {new}" for name, (old, new) in changed.items())
     log.warning("queue %r has another policy now, as this program asks for it: %s", queue.name, said)
+    queue.journal._backend.audit("queue.updated", queue.name, {"changes": msgspec.to_builtins(changed)})
     return queue
 
 

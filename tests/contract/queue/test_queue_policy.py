@@ -13,6 +13,7 @@ from journals import on
 import penstock
 from penstock import Draft, Journal, ManualClock, Queue, QueuePolicy, Retry
 from penstock.errors import ConfigError, InvalidName, PolicyMismatch, QueueFull, UnknownQueue
+from penstock.local.journal import LocalJournal
 from penstock.queue.retry import parse_retry, write_retry
 
 Reopen = Callable[[Journal], Journal]
@@ -403,6 +404,9 @@ def test_a_program_that_owns_its_queue_updates_the_stored_policy(
     queue = journal.queue("emails", policy="update", rate="9/s", max_attempts=7)
     assert (queue.policy.rate, queue.policy.max_attempts, len(queue)) == ("9/s", 7, 1)
     assert "rate 5/s → 9/s, max_attempts 3 → 7" in caplog.text
+    if isinstance(journal, LocalJournal):
+        [record] = journal.topic("penstock.audit").read(key="emails")
+        assert record.payload["changes"] == {"rate": ["5/s", "9/s"], "max_attempts": [3, 7]}
     caplog.clear()
     assert journal.queue("emails", policy="update", rate="9/s").policy.max_attempts == 7 and not caplog.text
 

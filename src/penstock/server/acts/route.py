@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 
 from penstock.documents.decoding import decoded
 from penstock.errors import ConfigError
+from penstock.names import AUDIT
 from penstock.server.access import address_of
 from penstock.server.acts.act import ActCall
 from penstock.server.acts.forms import Value
@@ -24,7 +25,6 @@ from penstock.server.api import parameters
 from penstock.server.problems import Refused
 from penstock.server.service import Service, guarded
 
-AUDIT: Final = "penstock.audit"
 LONGEST: Final = 500
 """Characters of a field that are written down."""
 
