@@ -27,7 +27,7 @@ from penstock.queue import metrics
 from penstock.queue.delivery import LeaseHandle
 from penstock.queue.flow import BreakerState, breaker_state
 from penstock.queue.letters import DeadLetterCursor, letter, origin
-from penstock.queue.operations.settle import stale
+from penstock.queue.operations.settle import EXHAUSTED, REJECTED, stale
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState, presences, unknown_queue
 from penstock.queue.state.group import Group, HeldMessage
@@ -581,7 +581,9 @@ def failures(queue: LocalQueue, group: str = "default", after: int = 0) -> Itera
             event, message = view.event(entry), entry.message
             if event is not None:
                 at, trail = _moment(message.last_ms), entry.group.trail(view.snap, message)
-                why = "attempts", message.error, at, trail.traceback, trail.shown()
+                attempts = trail.shown()
+                reason = REJECTED if attempts and attempts[-1].ended == "rejected" else EXHAUSTED
+                why = reason, message.error, at, trail.traceback, attempts
                 yield FailedMessage(event, queue.name, message.attempts, *why)
 
 

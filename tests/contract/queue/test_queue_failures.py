@@ -331,3 +331,15 @@ def test_a_traceback_stored_before_attempts_were_kept_is_still_shown(journal: Jo
     journal._core.writer.run(WriteRequest(as_before))  # type: ignore[attr-defined]
     [failure] = queue.failures()
     assert failure.traceback == "Traceback (most recent call last): é" and failure.failed_attempts == []
+
+
+def test_why_a_message_was_given_up_is_said_in_the_same_words_with_and_without_dead_letters(journal: Journal) -> None:
+    reasons = {}
+    for name, policy in {"kept": None, "sent": "dead"}.items():
+        queue = journal.queue(name, max_attempts=1, dead_letter=policy)
+        queue.push_many(["rejected", "failed"])
+        for delivery in queue.take_many(2):
+            delivery.nack(error="no", dead=delivery.payload == "rejected")
+        given_up = queue.failures() if policy is None else queue.dead_letters()
+        reasons[name] = [(failure.event.payload, failure.reason) for failure in given_up]
+    assert reasons["kept"] == reasons["sent"] == [("rejected", "rejected"), ("failed", "attempts exhausted")]
