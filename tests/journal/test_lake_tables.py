@@ -351,7 +351,7 @@ def test_a_file_sealed_before_there_were_checksums_of_row_groups_says_what_to_do
     core = local(journal, "sealing")._core
 
     def forget_pieces(commit: Any) -> None:
-        number = commit.head("orders").number
+        number = commit.head("orders").topic_id
         for segment in list(load_segments(commit.tx, number)):
             parts = tuple(msgspec.structs.replace(part, pieces=()) for part in segment.parts)
             save_segment(commit.tx, number, msgspec.structs.replace(segment, parts=parts, pieces=()))
@@ -369,7 +369,7 @@ def test_a_record_that_knows_other_row_groups_than_the_file_has_is_corrupt(
     seal(journal, "orders", lake=str(tmp_path / "lake"), through=50)
 
     def cut_pieces(commit: Any) -> None:
-        number = commit.head("orders").number
+        number = commit.head("orders").topic_id
         for segment in list(load_segments(commit.tx, number)):
             [_, footer] = segment.pieces
             save_segment(

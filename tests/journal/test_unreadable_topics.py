@@ -20,7 +20,7 @@ def blocks_of(journal: penstock.Journal, topic: str) -> list[tuple[bytes, bytes]
     with opened._engine.read() as snap:
         record = load_record(snap, topic)
         assert record is not None
-        return list(snap.scan(*keys.block_range(record.number)))
+        return list(snap.scan(*keys.block_range(record.topic_id)))
 
 
 def poison(journal: penstock.Journal, topic: str) -> None:

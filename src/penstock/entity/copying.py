@@ -67,8 +67,6 @@ class TopicEntry(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True)
 
     journal: str = ""
     """The id of the journal that it is of. Without it the events can be imported, and nothing can be added to them."""
-    number: int = 0
-    """Written by earlier versions, and ignored."""
     settings: Settings = Settings()
     trimmed: int = 0
     through: int = 0
@@ -184,7 +182,7 @@ class _FolderExport:
                 self._check_same_journal(view.name)
             self._meter = Meter(progress, sum(view.count() for view in views))
             for view in views:
-                state = load_state(snap, view.number, view.name)
+                state = load_state(snap, view.topic_id, view.name)
                 entry = self._manifest.topics.setdefault(view.name, TopicEntry())
                 entry.journal = self._core.id
                 entry.settings, entry.trimmed, entry.through = view.record.settings, state.trimmed, view.latest()
@@ -662,7 +660,7 @@ def _held(seq: int, id: int, view: TopicView) -> bool:
     event = view.get(seq)
     if event is not None:
         return event._identity() == id
-    return seq <= max(view.trimmed(), load_state(view.snap, view.number, view.name).compacted)
+    return seq <= max(view.trimmed(), load_state(view.snap, view.topic_id, view.name).compacted)
 
 
 def _batches(rows: Iterator[Copies]) -> Iterator[Copies]:

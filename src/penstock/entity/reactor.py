@@ -126,7 +126,7 @@ class Reactor(TopicWorker):
         view = TopicView.open(commit.tx, self._topic)
         if view is None or last <= view.began():
             return  # the topic was dropped
-        if (read_cursor(commit.tx, view.number, self._consumer) or 0) != start:
+        if (read_cursor(commit.tx, view.topic_id, self._consumer) or 0) != start:
             return  # another reactor of this name was faster
         plan.apply(commit)
         move_cursor(commit, self._topic, self._consumer, last, back=False)

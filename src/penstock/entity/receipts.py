@@ -132,7 +132,7 @@ def _segments(snap: Snapshot, topic: int) -> dict[int, bytes]:
 
 
 # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def publish(log: TopicLog, number: int, tree: TreeBuilder) -> TreeRoot | None:
+def publish(log: TopicLog, topic_id: int, tree: TreeBuilder) -> TreeRoot | None:
     """Writes a tree's new segments and its root down; None when compaction or a drop came in between."""
     core, topic = log.core, log.name
     now, hash = core.clock.now_ms(), tree.root
@@ -141,17 +141,17 @@ def publish(log: TopicLog, number: int, tree: TreeBuilder) -> TreeRoot | None:
         return TreeRoot(core.id, topic, tree.through, hash.hex(), now)
 
     def put(part: Sequence[tuple[int, bytes]], commit: Commit) -> bool:
-        rows = [(_key.pack(ROOTS, number, b"s", index), node) for index, node in part]
-        if not commit.is_current(topic, number) or any(commit.tx.get(key) not in (None, node) for key, node in rows):
+        rows = [(_key.pack(ROOTS, topic_id, b"s", index), node) for index, node in part]
+        if not commit.is_current(topic, topic_id) or any(commit.tx.get(key) not in (None, node) for key, node in rows):
             return False  # another verification was faster, and saw other events; or the topic was dropped
         for key, node in rows:
             commit.tx.put(key, node)
         return True
 
     def end(commit: Commit) -> _StoredRoot | None:
-        if not commit.is_current(topic, number):
+        if not commit.is_current(topic, topic_id):
             return None
-        key = _key.pack(ROOTS, number, b"t", tree.through)
+        key = _key.pack(ROOTS, topic_id, b"t", tree.through)
         value = commit.tx.get(key)
         published = () if value is None else _published(value)
         for known in published:
@@ -194,7 +194,7 @@ def prove(log: TopicLog, of: Receipt | Event | int, root: TreeRoot | None) -> In
             raise Unprovable(f"another event is at position {seq} of topic {topic!r}: {event.id}, not {id}")
         through, stored = _covering(snap, view, seq, root)
         segment = (seq - 1) // SEGMENT
-        known = _segments(snap, view.number)
+        known = _segments(snap, view.topic_id)
         nodes = [known.get(index, EMPTY_SEGMENT) for index in range(through // SEGMENT)]
         nodes += [stored.rest] if stored.rest else []
         leaves, said = _leaves_between(view, segment * SEGMENT, min((segment + 1) * SEGMENT, through), seq)
@@ -215,12 +215,12 @@ def _covering(snap: Snapshot, view: TopicView, seq: int, root: TreeRoot | None) 
     if root is not None:
         if root.topic != view.name or root.through < seq:
             raise Unprovable(f"the root of {root.topic!r} through {root.through} does not cover {view.name!r} at {seq}")
-        value = snap.get(_key.pack(ROOTS, view.number, b"t", root.through))
+        value = snap.get(_key.pack(ROOTS, view.topic_id, b"t", root.through))
         for stored in () if value is None else _published(value):
             if (stored.hash.hex(), stored.published_ms) == (root.hash, root.published_ms):
                 return root.through, stored
         raise Unprovable(f"this journal has published no such root of topic {view.name!r} through {root.through}")
-    low, high = _key.pack(ROOTS, view.number, b"t", seq), _key.pack(ROOTS, view.number, b"u", 0)
+    low, high = _key.pack(ROOTS, view.topic_id, b"t", seq), _key.pack(ROOTS, view.topic_id, b"u", 0)
     for key, value in snap.scan(low, high, reverse=True):
         return int.from_bytes(key[-8:]), _decode(value)
     raise Unprovable(f"no root of topic {view.name!r} covers position {seq} yet: publish one with verify()")
@@ -275,12 +275,12 @@ def verify(log: TopicLog, *, progress: Callable[[int, int], None] | None = None)
         view = TopicView.open(snap, name)
         if view is None:
             return VerifyReport(name)
-        state = load_state(snap, view.number, name)
-        tree = TreeBuilder(snap, view.number)
-        compared = _Comparison(name, kept_hashes(snap, view.number), max(state.trimmed, state.compacted))
+        state = load_state(snap, view.topic_id, name)
+        tree = TreeBuilder(snap, view.topic_id)
+        compared = _Comparison(name, kept_hashes(snap, view.topic_id), max(state.trimmed, state.compacted))
         try:
             total = view.count()
-            check_sealed(snap, view.number, name)
+            check_sealed(snap, view.topic_id, name)
             for block in view.blocks(0, keys.MAX_SEQ):
                 hashes = [leaf_hash(said) for said in leaves_of(block)]
                 compared.add(block.seqs, hashes)
@@ -294,7 +294,7 @@ def verify(log: TopicLog, *, progress: Callable[[int, int], None] | None = None)
         except Corrupt as error:
             broken = BrokenEvent(error.seq or 0, str(error))
             return VerifyReport(name, compared.right, compared.unhashed, broken)
-    root = publish(log, view.number, tree)
+    root = publish(log, view.topic_id, tree)
     return VerifyReport(name, compared.right, compared.unhashed, None, root)
 
 
@@ -358,7 +358,7 @@ def check(log: TopicLog, receipt: Receipt) -> CheckReport:
             return CheckReport(False, f"there is no event at position {receipt.seq}")
         if event.id != receipt.id:
             return CheckReport(False, f"another event is at position {receipt.seq}: {event.id}")
-        kept = kept_hash(snap, view.number, receipt.seq)
+        kept = kept_hash(snap, view.topic_id, receipt.seq)
         if kept is None:
             return CheckReport(True, "it is there; no hash of it was kept, so its contents cannot be checked")
         assert isinstance(event._rows, Block)  # as every stored event

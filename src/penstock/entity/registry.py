@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
 
 
-def _entity_rows(number: int) -> list[KeyRange]:
+def _entity_rows(topic_id: int) -> list[KeyRange]:
     """Where saved states and published roots of a topic are."""
     from penstock.entity.receipts import ROOTS
 
-    return [topic_range(SNAPSHOT, number), topic_range(ROOTS, number)]
+    return [topic_range(SNAPSHOT, topic_id), topic_range(ROOTS, topic_id)]
 
 
 class EntityRegistry:

@@ -46,9 +46,9 @@ class StateCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._saved: OrderedDict[tuple[int, str, int, str | None], Saved] = OrderedDict()
-        """By the number of their topic, as the saved ones: those of a topic that was dropped are not found any more."""
-        self._numbers: dict[str, tuple[int, int]] = {}
-        """By name: `Engine.changes` when a topic's number was looked up, and the number; 0 for none."""
+        """By the id of their topic, as the saved ones: those of a topic that was dropped are not found any more."""
+        self._topic_ids: dict[str, tuple[int, int]] = {}
+        """By name: `Engine.changes` when a topic's id was looked up, and the id; 0 for none."""
 
     def get(self, topic: int, declared: Declared, key: str | None) -> Saved | None:
         return self._saved.get((topic, declared.name, declared.version, key))
@@ -61,14 +61,14 @@ class StateCache:
             while len(self._saved) > _REMEMBERED:
                 self._saved.popitem(last=False)
 
-    def number_of(self, log: TopicLog) -> int:
-        """The number of the topic that has a name now; 0 for none. Looked up only after a commit, of any process."""
+    def topic_id_of(self, log: TopicLog) -> int:
+        """The id of the topic that has a name now; 0 for none. Looked up only after a commit, of any process."""
         changes = log.core.engine.changes()  # before the look: a commit between the two means another look
-        known = self._numbers.get(log.name)
+        known = self._topic_ids.get(log.name)
         if known is None or known[0] != changes:
             with log.core.engine.read() as snap:
                 record = load_record(snap, log.name)
-            known = self._numbers[log.name] = changes, 0 if record is None else record.number
+            known = self._topic_ids[log.name] = changes, 0 if record is None else record.topic_id
         return known[1]
 
     def clear(self) -> None:
@@ -87,7 +87,7 @@ def project(
         raise ConfigError(f'freshness is "consistent" or "cached", not {freshness!r}')
     core, name = log.core, log.name
     if freshness == "cached":
-        remembered = states.get(states.number_of(log), declared, key)
+        remembered = states.get(states.topic_id_of(log), declared, key)
         if remembered is not None and remembered.fingerprint == declared.fingerprint:
             return remembered.generation, unpack_state(projection, remembered.state)
     lookup = core.index.lookup(name) if key is not None else None
@@ -95,8 +95,8 @@ def project(
         view = TopicView.open(snap, name)
         if view is None:
             return 0, None
-        state_of_topic = load_state(snap, view.number, name)
-        start = _start(view, declared, key, state_of_topic, states.get(view.number, declared, key))
+        state_of_topic = load_state(snap, view.topic_id, name)
+        start = _start(view, declared, key, state_of_topic, states.get(view.topic_id, declared, key))
         state = _unpacked(projection, start) if start is not None else None
         if freshness == "cached" and start is not None and state is not None:
             return start.generation, state
@@ -108,9 +108,9 @@ def project(
         return (start.generation, state) if start is not None else (0, None)
     first = start.first if start is not None else first
     saved = Saved(declared.fingerprint, last, first, state_of_topic.compacted, pack_state(state))
-    states.put(view.number, declared, key, saved)
+    states.put(view.topic_id, declared, key, saved)
     if count >= SAVE_AFTER and not core.engine.read_only:
-        _save_soon(log, view.number, declared, key, saved)
+        _save_soon(log, view.topic_id, declared, key, saved)
     return last, state
 
 
@@ -157,7 +157,7 @@ def _start(
     """The newest saved state that can be trusted."""
     if remembered is not None and is_valid(remembered, declared, state):
         return remembered
-    saved = load_saved(view.snap, view.number, declared, key)
+    saved = load_saved(view.snap, view.topic_id, declared, key)
     return saved if saved is not None and is_valid(saved, declared, state) else None
 
 
@@ -169,10 +169,10 @@ def _unpacked(projection: type[P], saved: Saved) -> P | None:
         return None
 
 
-def _save_soon(log: TopicLog, number: int, declared: Declared, key: str | None, saved: Saved) -> None:
+def _save_soon(log: TopicLog, topic_id: int, declared: Declared, key: str | None, saved: Saved) -> None:
     def apply(commit: Commit) -> None:
-        if commit.is_current(log.name, number):
-            save(commit.tx, number, declared, key, saved)
+        if commit.is_current(log.name, topic_id):
+            save(commit.tx, topic_id, declared, key, saved)
 
     with suppress(Closed):  # the state was folded all the same, only it will not be found saved
         log.core.writer.submit(WriteRequest(apply, len(saved.state), relaxed=True), nested=True)
@@ -422,8 +422,8 @@ def verify_states(log: TopicLog, projection: type[P]) -> list[str | None]:
         view = TopicView.open(snap, log.name)
         if view is None:
             return wrong
-        topic = load_state(snap, view.number, log.name)
-        for key, saved in saved_states(snap, view.number, folder.declared):
+        topic = load_state(snap, view.topic_id, log.name)
+        for key, saved in saved_states(snap, view.topic_id, folder.declared):
             if not is_valid(saved, folder.declared, topic):
                 continue
             by_key, through = (None if key is None else lookup), min(saved.generation, MAX_SEQ)
@@ -488,38 +488,38 @@ class FiledStates(msgspec.Struct, frozen=True):
 
 
 def states_topic(snap: Snapshot, topic: str) -> int:
-    """The number of the topic that states are kept with; ConfigError when there is none."""
+    """The id of the topic that states are kept with; ConfigError when there is none."""
     record = load_record(snap, topic)
     if record is None:
         raise ConfigError(f"there is no topic {topic!r} to keep a stream's states with")
-    return record.number
+    return record.topic_id
 
 
-def load_streamed(snap: Snapshot, number: int, wanted: StreamedStates, key: str) -> StreamedState | None:
+def load_streamed(snap: Snapshot, topic_id: int, wanted: StreamedStates, key: str) -> StreamedState | None:
     """An entity's state, as the query's last batch left it."""
-    saved = load_saved(snap, number, wanted.declared(), key)
+    saved = load_saved(snap, topic_id, wanted.declared(), key)
     return None if saved is None else StreamedState(key, saved.fingerprint, saved.generation, saved.first, saved.state)
 
 
-def filed_states(snap: Snapshot, number: int, wanted: StreamedStates) -> FiledStates | None:
+def filed_states(snap: Snapshot, topic_id: int, wanted: StreamedStates) -> FiledStates | None:
     """What the query's states are of; None when it has saved none."""
-    found = first_saved(snap, number, wanted.declared())
+    found = first_saved(snap, topic_id, wanted.declared())
     return None if found is None else FiledStates(found[0], found[1].fingerprint)
 
 
 def save_streamed(commit: Commit, wanted: StreamedStates, states: Iterable[StreamedState], *, whole: bool) -> None:
     """Keeps states, unless newer ones are there. `whole`: they were folded from the whole topic, and are saved as the
     projection's own too, where no event was removed that is in them."""
-    number = states_topic(commit.tx, wanted.topic)
+    topic_id = states_topic(commit.tx, wanted.topic)
     of_query, own = wanted.declared(), Declared(wanted.name, wanted.version, [])
-    topic = load_state(commit.tx, number, wanted.topic)
+    topic = load_state(commit.tx, topic_id, wanted.topic)
     for one in states:
         saved = Saved(one.fingerprint, one.generation, one.first, 0, one.state)
         check_not_dropped(saved, one.key, topic)
-        save(commit.tx, number, of_query, one.key, saved)
+        save(commit.tx, topic_id, of_query, one.key, saved)
         if whole and not topic.compacted and one.first > topic.trimmed:
             check_folded(saved, one.key, topic, commit.latest(wanted.topic))
-            save(commit.tx, number, own, one.key, saved)
+            save(commit.tx, topic_id, own, one.key, saved)
 
 
 # ── Folding every entity of a topic again, in one pass over its events ──
@@ -564,7 +564,7 @@ def rebuilt(snap: Snapshot, topic: str) -> Rebuilt:
     view = TopicView.open(snap, topic)
     if view is None:
         return Rebuilt()
-    compacted = load_state(snap, view.number, topic).compacted
+    compacted = load_state(snap, view.topic_id, topic).compacted
     return Rebuilt(view.newest(), view.count(), compacted)
 
 
@@ -605,12 +605,12 @@ def replace_states(
     head = commit.head(topic)
     if head is None:
         raise _dropped(topic)
-    state = load_state(commit.tx, head.number, topic)
+    state = load_state(commit.tx, head.topic_id, topic)
     if begin:
-        drop_states(commit.tx, head.number, declared)
+        drop_states(commit.tx, head.topic_id, declared)
     for key, saved in states:
         check_folded(saved, key, state, commit.latest(topic))
-        save(commit.tx, head.number, declared, key, saved)
+        save(commit.tx, head.topic_id, declared, key, saved)
 
 
 def _dropped(topic: str) -> UnknownTopic:
@@ -706,7 +706,7 @@ class _Rebuild:
             return None
         declared, of = self._folder.declared, self._saving.of
         with self._core.engine.read() as snap:
-            saved = load_saved(snap, self._view(snap).number, declared, key)
+            saved = load_saved(snap, self._view(snap).topic_id, declared, key)
         if (
             saved is None
             or saved.generation < newest  # events in between would be in no state

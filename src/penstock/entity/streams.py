@@ -41,8 +41,8 @@ def reindex(log: TopicLog) -> None:
     def drop(commit: Commit) -> None:
         head = commit.head(name)
         if head is not None:
-            drop_index(commit.tx, head.number, name)
-            forget_summaries(commit.tx, head.number)
+            drop_index(commit.tx, head.topic_id, name)
+            forget_summaries(commit.tx, head.topic_id)
 
     log.core.run(drop)
     log.core.indexer.request(name)

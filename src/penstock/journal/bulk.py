@@ -88,7 +88,7 @@ class StagedBatch(msgspec.Struct, array_like=True):
 
 
 class PublishedBatch(msgspec.Struct, array_like=True):
-    """A batch that is published: the topic's number, the first position, piece and index of blocks stored apart."""
+    """A batch that is published: the topic's id, the first position, piece and index of blocks stored apart."""
 
     published_ms: int
     places: list[tuple[int, int, int, int]]
@@ -253,10 +253,10 @@ def _refer(commit: Commit, key: bytes, block: StagedBlock, piece: int, index: in
     recorded = max(commit.now_ms, head.recorded_ms)
     number = next_id(head.last_id, recorded)
     made = Reference(key, block.size, block.count, first, recorded, number)
-    commit.tx.put(keys.block_key(head.number, first), pack_reference(made))
-    commit._new_heads[name] = Head(name, head.number, head.settings, last, recorded, number + block.count - 1)
+    commit.tx.put(keys.block_key(head.topic_id, first), pack_reference(made))
+    commit._new_heads[name] = Head(name, head.topic_id, head.settings, last, recorded, number + block.count - 1)
     commit.touched[name] = commit.touched.get(name, 0) + block.count
-    return head.number, first, piece, index
+    return head.topic_id, first, piece, index
 
 
 def drop(commit: Commit, batch: bytes) -> int:
@@ -305,8 +305,8 @@ def forget_removed(commit: Commit, batch: bytes, before_ms: int) -> bool:
 
 
 def _is_held(snap: Snapshot, batch: bytes, place: tuple[int, int, int, int]) -> bool:
-    number, first, piece, index = place
-    value = snap.get(keys.block_key(number, first))
+    topic_id, first, piece, index = place
+    value = snap.get(keys.block_key(topic_id, first))
     found = None if value is None else reference_in(value, "")
     return found is not None and found.key == keys.apart_key(batch, piece, index)
 
@@ -333,15 +333,15 @@ def append_wires(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
         count = wire.count
         if seq + count - 1 > MAX_POSITION:
             raise topic_is_full(name, seq - 1, count)
-        commit.tx.put(keys.block_key(head.number, seq), value)
-        summarise(commit.tx, head.number, wire, indexed=head.settings.indexed)
+        commit.tx.put(keys.block_key(head.topic_id, seq), value)
+        summarise(commit.tx, head.topic_id, wire, indexed=head.settings.indexed)
         if head.settings.verified:
             block = read_block(value, name)
-            keep_hashes(commit.tx, head.number, block.seqs, leaves_of(block))
+            keep_hashes(commit.tx, head.topic_id, block.seqs, leaves_of(block))
         seq += count
         number += count
     if seq > first:
-        commit._new_heads[name] = Head(name, head.number, head.settings, seq - 1, recorded, number - 1)
+        commit._new_heads[name] = Head(name, head.topic_id, head.settings, seq - 1, recorded, number - 1)
         commit.touched[name] = commit.touched.get(name, 0) + seq - first
     return range(first, seq)
 

@@ -1,4 +1,4 @@
-"""What the writer knows of each topic without asking the store: its number, its settings, where it ends.
+"""What the writer knows of each topic without asking the store: its id, its settings, where it ends.
 
 Only the thread that leads the writer touches a `Head`. When another process has committed, everything cached is
 forgotten and read again in the next transaction.
@@ -61,7 +61,7 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
     """What a topic's name stands for."""
 
-    number: keys.TopicNumber
+    topic_id: keys.TopicId
     settings: Settings = Settings()
     check: bytes = b""
     """CRC-32 of the name and of what comes before: another number would show another topic's events under this name."""
@@ -105,7 +105,7 @@ def load_record(snap: Snapshot, name: str) -> TopicRecord | None:
 
 
 def save_record(tx: WriteTx, name: str, record: TopicRecord) -> None:
-    value: bytes = _encode(TopicRecord(record.number, record.settings, bytes(4)))
+    value: bytes = _encode(TopicRecord(record.topic_id, record.settings, bytes(4)))
     tx.put(keys.topic_key(name), value[:-4] + _record_check(name, value))
 
 
@@ -128,13 +128,13 @@ def load_looks(snap: Snapshot, name: str) -> list[tuple[int, int]]:
     return _checked(_decode_looks, value, name) if value else []
 
 
-def load_state(snap: Snapshot, number: int, name: str) -> TopicState:
-    value = snap.get(keys.state_key(number))
+def load_state(snap: Snapshot, topic_id: int, name: str) -> TopicState:
+    value = snap.get(keys.state_key(topic_id))
     return TopicState() if value is None else _checked(_decode_state, value, name)
 
 
-def save_state(tx: WriteTx, number: int, state: TopicState) -> None:
-    tx.put(keys.state_key(number), _encode(state))
+def save_state(tx: WriteTx, topic_id: int, state: TopicState) -> None:
+    tx.put(keys.state_key(topic_id), _encode(state))
 
 
 def _checked(decode: Any, value: bytes, name: str) -> Any:
@@ -144,16 +144,16 @@ def _checked(decode: Any, value: bytes, name: str) -> Any:
         raise Corrupt(f"the record of topic {name!r} does not decode: {error}", topic=name) from error
 
 
-def last_block(snap: Snapshot, number: int, name: str) -> Block | None:
+def last_block(snap: Snapshot, topic_id: int, name: str) -> Block | None:
     """The newest block of a topic."""
-    for key, value in snap.scan(*keys.block_range(number), reverse=True):
+    for key, value in snap.scan(*keys.block_range(topic_id), reverse=True):
         return open_block(snap, key, value, name)
     return None
 
 
-def first_block(snap: Snapshot, number: int, name: str) -> Block | None:
+def first_block(snap: Snapshot, topic_id: int, name: str) -> Block | None:
     """The oldest block of a topic."""
-    for key, value in snap.scan(*keys.block_range(number)):
+    for key, value in snap.scan(*keys.block_range(topic_id)):
         return open_block(snap, key, value, name)
     return None
 
@@ -181,7 +181,7 @@ class Head(msgspec.Struct, eq=False):
     """Where a topic ends, as the writer knows it."""
 
     name: str
-    number: int
+    topic_id: int
     settings: Settings
     latest: int
     recorded_ms: int
@@ -251,31 +251,31 @@ class Catalog:
 
 
 def load_head(tx: Snapshot, name: str, record: TopicRecord) -> Head:
-    state = load_state(tx, record.number, name)
+    state = load_state(tx, record.topic_id, name)
     latest, recorded, last_id = state.latest, state.recorded_ms, int.from_bytes(state.last_id)
-    block = last_block(tx, record.number, name)
+    block = last_block(tx, record.topic_id, name)
     if block is not None and block.last >= latest:
         latest, recorded, last_id = block.last, block.last_recorded_ms, block.last_id
-    return Head(name, record.number, record.settings, latest, recorded, last_id)
+    return Head(name, record.topic_id, record.settings, latest, recorded, last_id)
 
 
 def create_topic(tx: WriteTx, name: str, settings: Settings | None = None) -> Head:
-    """Gives a new topic its number, and its beginning: after every position that its name has ever had.
+    """Gives a new topic its id, and its beginning: after every position that its name has ever had.
 
     So a position says by itself which event it means. One of a topic that was dropped is trimmed in the next one.
     """
     value = tx.get(keys.NEXT_TOPIC)
-    number = keys.unpack_seq(value) if value else 1
-    tx.put(keys.NEXT_TOPIC, keys.pack_seq(number + 1))
-    record = TopicRecord(number, settings or Settings())
+    topic_id = keys.unpack_seq(value) if value else 1
+    tx.put(keys.NEXT_TOPIC, keys.pack_seq(topic_id + 1))
+    record = TopicRecord(topic_id, settings or Settings())
     save_record(tx, name, record)
     ended = ended_topic(tx, name)
     if ended is None:
-        return Head(name, number, record.settings, 0, 0, 0)
+        return Head(name, topic_id, record.settings, 0, 0, 0)
     tx.delete(keys.ended_key(name))
     last, recorded_ms, last_id = ended.last, ended.recorded_ms, ended.last_id
-    save_state(tx, number, TopicState(last, last, last, recorded_ms, last_id, began=last))
-    return Head(name, number, record.settings, last, recorded_ms, int.from_bytes(last_id))
+    save_state(tx, topic_id, TopicState(last, last, last, recorded_ms, last_id, began=last))
+    return Head(name, topic_id, record.settings, last, recorded_ms, int.from_bytes(last_id))
 
 
 class EndedTopic(msgspec.Struct, frozen=True, array_like=True):
@@ -337,19 +337,19 @@ def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> tuple
     parts = tail.parts
     if fits and (len(parts) >= MERGE_FAN_IN - 1 or tail.size >= BLOCK_BYTES // 2):
         joined = build_joined([*parts, part])
-        key, value = block_key(head.number, parts[0][0]), seal(joined)
-        tx.delete_range(key + b"\0", block_key(head.number, first))
+        key, value = block_key(head.topic_id, parts[0][0]), seal(joined)
+        tx.delete_range(key + b"\0", block_key(head.topic_id, first))
         tx.put(key, value)
         last = joined.first + joined.count - 1
         said = said_of(joined, indexed=head.settings.indexed)
-        summarise_joined(tx, head.number, head.name, joined.first, last, said)
+        summarise_joined(tx, head.topic_id, head.name, joined.first, last, said)
         head.tail = None
         return key, value, None
     wire = build_wire(columns, first, recorded_ms, base_id)
-    key, value = block_key(head.number, first), seal(wire)
+    key, value = block_key(head.topic_id, first), seal(wire)
     tx.put(key, value)
     if wire.count >= SUMMARY_EVENTS:
-        summarise(tx, head.number, wire, indexed=head.settings.indexed, made_of=columns)
+        summarise(tx, head.topic_id, wire, indexed=head.settings.indexed, made_of=columns)
     size = len(value)
     if fits and size < SMALL_BYTES:
         parts.append(part)
@@ -369,9 +369,9 @@ def write_blocks(tx: WriteTx, head: Head, part: RecentBlock) -> tuple[bytes, byt
         stop = start + _fitting(weights, start)
         some = columns.slice(start, stop)
         wire = build_wire(some, position + start, recorded_ms, base_id + start)
-        key, value = block_key(head.number, position + start), seal(wire)
+        key, value = block_key(head.topic_id, position + start), seal(wire)
         tx.put(key, value)
-        summarise(tx, head.number, wire, indexed=head.settings.indexed, made_of=some)
+        summarise(tx, head.topic_id, wire, indexed=head.settings.indexed, made_of=some)
         wires.append(wire)
         start = stop
     return key, value, wires

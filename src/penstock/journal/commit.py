@@ -194,10 +194,10 @@ class Commit:
             head = self._new_heads[name] = create_topic(self.tx, name)
         return head
 
-    def is_current(self, name: str, number: int) -> bool:
+    def is_current(self, name: str, topic_id: int) -> bool:
         """Whether a topic that was looked at before is still there: not dropped, nor dropped and made anew."""
         head = self.head(name)
-        return head is not None and head.number == number
+        return head is not None and head.topic_id == topic_id
 
     def forget_topic(self, name: str) -> None:
         """Says that this commit has removed a topic: nothing after it sees or adds to what it was."""
@@ -321,7 +321,7 @@ class Commit:
         if found and head.settings.max_age is not None:
             from penstock.journal.reading import TopicView
 
-            record = TopicRecord(head.number, head.settings)
+            record = TopicRecord(head.topic_id, head.settings)
             if found <= TopicView(self.tx, head.name, record, self.now_ms).hidden:
                 return 0
         return found
@@ -348,14 +348,14 @@ class Commit:
                 key, value, wires = write_blocks(self.tx, head, part)
             if head.settings.verified:
                 seqs, ids = range(first, first + count), range(additions.base_id, additions.base_id + count)
-                keep_hashes(self.tx, head.number, seqs, leaves(columns, seqs, ids, [additions.recorded_ms] * count))
+                keep_hashes(self.tx, head.topic_id, seqs, leaves(columns, seqs, ids, [additions.recorded_ms] * count))
             if name in self.entities.memtables:
                 if wires[0] is None:
                     wires = [build_wire(columns, first, additions.recorded_ms, additions.base_id)]
                 self._indexing.append((name, first - 1, wires, columns.key, (key, len(value), value[-4:])))
             ended = Head(
                 name,
-                head.number,
+                head.topic_id,
                 head.settings,
                 first + count - 1,
                 additions.recorded_ms,
@@ -478,8 +478,8 @@ def find_duplicates(
         if head is not None:
             window, recorded_ms = head.settings.dedup_window, max(commit.now_ms, head.recorded_ms)
             if earlier is None:
-                earlier = earlier_windows(commit.tx, head.number)
-            original = find_original(commit.tx, head.number, window, earlier, dedup, recorded_ms, commit.now_ms)
+                earlier = earlier_windows(commit.tx, head.topic_id)
+            original = find_original(commit.tx, head.topic_id, window, earlier, dedup, recorded_ms, commit.now_ms)
             if original is not None:
                 known[row] = Receipt(name, original.seq, int.from_bytes(original.id), original.correlation, True)
     return known, repeats
@@ -494,7 +494,7 @@ def _remember(commit: Commit, name: str, dedup: str, receipt: Receipt, at_ms: in
     head = commit.ensure(name)
     behind = commit.now_ms if commit.now_ms < at_ms else 0
     original = Original(receipt.seq, receipt._number.to_bytes(16), at_ms, receipt.correlation_id, behind)
-    remember(commit.tx, head.number, head.settings.dedup_window, dedup, original)
+    remember(commit.tx, head.topic_id, head.settings.dedup_window, dedup, original)
 
 
 def topic_is_full(name: str, latest: int, count: int) -> ConfigError:
@@ -697,7 +697,7 @@ def adopt_topic(commit: Commit, name: str, settings: Settings | None, start_over
         if settings is not None:
             mark_aged(commit.tx, name, settings)
     elif settings is not None and not head.latest and head.settings != settings:
-        save_record(commit.tx, name, TopicRecord(head.number, settings))
+        save_record(commit.tx, name, TopicRecord(head.topic_id, settings))
         mark_aged(commit.tx, name, settings)
         head.settings = settings
 
@@ -721,16 +721,16 @@ def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
         raise topic_is_full(name, latest, len(rows))
     holes = last - latest - len(rows)
     if holes:
-        state = load_state(commit.tx, head.number, name)
+        state = load_state(commit.tx, head.topic_id, name)
         if not latest:
             state = replace(state, trimmed=first - 1)
         if last - first + 1 > len(rows) or (latest and first > latest + 1):
             state = replace(state, compacted=max(state.compacted, last))
-        save_state(commit.tx, head.number, replace(state, removed=state.removed + holes))
-    commit.tx.put(keys.block_key(head.number, first), build_copies(rows.columns, rows.seqs, rows.ids, rows.times))
+        save_state(commit.tx, head.topic_id, replace(state, removed=state.removed + holes))
+    commit.tx.put(keys.block_key(head.topic_id, first), build_copies(rows.columns, rows.seqs, rows.ids, rows.times))
     if head.settings.verified:
-        keep_hashes(commit.tx, head.number, rows.seqs, leaves(rows.columns, rows.seqs, rows.ids, rows.times))
-    commit._new_heads[name] = Head(name, head.number, head.settings, last, rows.times[-1], rows.ids[-1])
+        keep_hashes(commit.tx, head.topic_id, rows.seqs, leaves(rows.columns, rows.seqs, rows.ids, rows.times))
+    commit._new_heads[name] = Head(name, head.topic_id, head.settings, last, rows.times[-1], rows.ids[-1])
     commit.touched[name] = commit.touched.get(name, 0) + len(rows)
 
 

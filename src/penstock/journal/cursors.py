@@ -27,26 +27,26 @@ class TopicConsumer(msgspec.Struct, frozen=True):
     """A consumer that lags and has not moved for long is dead, not slow. None when that was not written down."""
 
 
-def read_cursor(snap: Snapshot, number: int, consumer: str) -> int | None:
-    value = snap.get(keys.cursor_key(number, consumer))
+def read_cursor(snap: Snapshot, topic_id: int, consumer: str) -> int | None:
+    value = snap.get(keys.cursor_key(topic_id, consumer))
     return None if value is None else keys.unpack_seq(value[:8])
 
 
-def read_cursors(snap: Snapshot, number: int) -> dict[str, int]:
+def read_cursors(snap: Snapshot, topic_id: int) -> dict[str, int]:
     return {
-        keys.stored_name(key[5:]): keys.unpack_seq(value[:8]) for key, value in snap.scan(*keys.cursor_range(number))
+        keys.stored_name(key[5:]): keys.unpack_seq(value[:8]) for key, value in snap.scan(*keys.cursor_range(topic_id))
     }
 
 
-def read_consumers(snap: Snapshot, number: int, latest: int) -> list[TopicConsumer]:
+def read_consumers(snap: Snapshot, topic_id: int, latest: int) -> list[TopicConsumer]:
     """Every consumer with what is known of its cursor, by name."""
-    rows = snap.scan(*keys.cursor_range(number))
+    rows = snap.scan(*keys.cursor_range(topic_id))
     return [_consumer(keys.stored_name(key[5:]), value, latest) for key, value in rows]
 
 
-def read_consumer(snap: Snapshot, number: int, consumer: str, latest: int) -> TopicConsumer | None:
+def read_consumer(snap: Snapshot, topic_id: int, consumer: str, latest: int) -> TopicConsumer | None:
     """One of them; None when it never committed."""
-    value = snap.get(keys.cursor_key(number, consumer))
+    value = snap.get(keys.cursor_key(topic_id, consumer))
     return None if value is None else _consumer(consumer, value, latest)
 
 
@@ -64,17 +64,17 @@ def move_cursor(commit: Commit, topic: str, consumer: str, seq: int, back: bool 
     if seq > latest:
         raise ConfigError(f"cursor {consumer!r} of topic {topic!r} cannot move to {seq}: the topic ends at {latest}")
     head = commit.ensure(topic)
-    current = read_cursor(commit.tx, head.number, consumer)
+    current = read_cursor(commit.tx, head.topic_id, consumer)
     if seq and (not current or back):  # else it is after the beginning already
-        seq = max(seq, load_state(commit.tx, head.number, topic).began)
+        seq = max(seq, load_state(commit.tx, head.topic_id, topic).began)
     if current is None or seq > current or (back and seq != current):
-        commit.tx.put(keys.cursor_key(head.number, consumer), _moved.pack(seq, commit.now_ms))
+        commit.tx.put(keys.cursor_key(head.topic_id, consumer), _moved.pack(seq, commit.now_ms))
 
 
 def drop_cursor(commit: Commit, topic: str, consumer: str) -> bool:
     """Forgets a consumer, so that compaction no longer waits for it."""
     head = commit.head(topic)
-    if head is None or read_cursor(commit.tx, head.number, consumer) is None:
+    if head is None or read_cursor(commit.tx, head.topic_id, consumer) is None:
         return False
-    commit.tx.delete(keys.cursor_key(head.number, consumer))
+    commit.tx.delete(keys.cursor_key(head.topic_id, consumer))
     return True

@@ -2,8 +2,8 @@
 
     g topic                   a topic that was dropped, whose rows are not all cleared yet (msgpack)
 
-The commit removes the topic's name and writes down its number; the rows of that number are then what no reader and no
-writer can reach. A process that is killed in the middle leaves the number, and the next one that opens the journal goes
+The commit removes the topic's name and writes down its id; the rows under that id are then what no reader and no
+writer can reach. A process that is killed in the middle leaves the id, and the next one that opens the journal goes
 on. Numbers are never given out again, so that nothing of a topic can turn up in one of that name made later. Nor are
 positions: where the topic ended is kept under its name, and the next one begins after it.
 """
@@ -45,7 +45,7 @@ _STEP_ROWS = 1024
 
 KeyRange = tuple[bytes, bytes]
 RowsOf = Callable[[int], Iterable[KeyRange]]
-"""Where a layer keeps the rows of a topic's number."""
+"""Where a layer keeps the rows of a topic."""
 DropHook = Callable[[Commit, str, int], None]
 """Removes what a layer keeps under a topic's name, in the commit that drops it."""
 UsersOf = Callable[[Commit, str], Iterable[str]]
@@ -80,22 +80,22 @@ class DropRules:
         self.hooks: list[DropHook] = []
         self.rows: list[RowsOf] = [_journal_rows]
 
-    def ranges(self, number: int) -> list[KeyRange]:
-        """Everywhere rows of a topic's number may be."""
-        return [found for rows in self.rows for found in rows(number)]
+    def ranges(self, topic_id: int) -> list[KeyRange]:
+        """Everywhere rows of a topic may be."""
+        return [found for rows in self.rows for found in rows(topic_id)]
 
 
-def _journal_rows(number: int) -> list[KeyRange]:
-    return [keys.topic_range(prefix, number) for prefix in _OWN]
+def _journal_rows(topic_id: int) -> list[KeyRange]:
+    return [keys.topic_range(prefix, topic_id) for prefix in _OWN]
 
 
 def _cursors_and_files(commit: Commit, topic: str) -> Iterable[str]:
     head = commit.head(topic)
     if head is None:
         return
-    for consumer, seq in read_cursors(commit.tx, head.number).items():
+    for consumer, seq in read_cursors(commit.tx, head.topic_id).items():
         yield f"the cursor of {consumer!r} at {seq}"
-    files = len(sealed_files(commit.tx, head.number))
+    files = len(sealed_files(commit.tx, head.topic_id))
     if files:
         yield f"{files} sealed file{'s' if files > 1 else ''} that would stay in the lake unknown to the journal"
 
@@ -113,14 +113,14 @@ def drop_topic(commit: Commit, topic: str, force: bool, rules: DropRules) -> Dro
             f"topic {topic!r} is in use by {_named(used)}: end these first, or drop it with them by force "
             "(force=True, --force)"
         )
-    view = TopicView(commit.tx, topic, TopicRecord(head.number, head.settings))
-    files = [one.shown(file.path) for one in load_segments(commit.tx, head.number) for file in one.files]
+    view = TopicView(commit.tx, topic, TopicRecord(head.topic_id, head.settings))
+    files = [one.shown(file.path) for one in load_segments(commit.tx, head.topic_id) for file in one.files]
     report = DropReport(topic, view.count(), files)
     for hook in rules.hooks:
-        hook(commit, topic, head.number)
+        hook(commit, topic, head.topic_id)
     commit.tx.delete(keys.topic_key(topic))
     commit.tx.delete(keys.aged_key(topic))
-    commit.tx.put(keys.dropped_key(head.number), _encode(DroppedTopic(topic, commit.now_ms)))
+    commit.tx.put(keys.dropped_key(head.topic_id), _encode(DroppedTopic(topic, commit.now_ms)))
     save_end(commit.tx, head)
     commit.forget_topic(topic)
     return report
@@ -145,19 +145,19 @@ def clear_dropped(engine: Engine, writer: Writer, rules: DropRules, stopped: Cal
     """Removes the rows of every dropped topic, in small commits; whether there were any."""
     with engine.read() as snap:
         scanned = snap.scan(keys.DROPPED, keys.prefix_end(keys.DROPPED))
-        numbers = [keys.dropped_number(key) for key, _ in scanned if key[1:]]
-    for number in numbers:
-        ranges = rules.ranges(number)
+        topic_ids = [keys.dropped_topic(key) for key, _ in scanned if key[1:]]
+    for topic_id in topic_ids:
+        ranges = rules.ranges(topic_id)
         for low, high in ranges:
             if not _clear(engine, writer, low, high, stopped):
                 return True
         from penstock.journal.bulk import sweep_staged
 
         sweep_staged(engine, writer)
-        writer.run(WriteRequest(partial(_finish, number, ranges), relaxed=True))
-    if numbers:
+        writer.run(WriteRequest(partial(_finish, topic_id, ranges), relaxed=True))
+    if topic_ids:
         writer.reclaim()
-    return bool(numbers)
+    return bool(topic_ids)
 
 
 def _clear(engine: Engine, writer: Writer, low: bytes, high: bytes, stopped: Callable[[], bool]) -> bool:
@@ -187,7 +187,7 @@ def _delete(low: bytes, upto: bytes, commit: Commit) -> None:
     commit.tx.delete_range(low, upto)
 
 
-def _finish(number: int, ranges: Sequence[KeyRange], commit: Commit) -> None:
-    """Forgets the number, unless a row turned up again: then the next time."""
+def _finish(topic_id: int, ranges: Sequence[KeyRange], commit: Commit) -> None:
+    """Forgets the id, unless a row turned up again: then the next time."""
     if not any(next(iter(commit.tx.scan(*between)), None) for between in ranges):
-        commit.tx.delete(keys.dropped_key(number))
+        commit.tx.delete(keys.dropped_key(topic_id))

@@ -1,8 +1,8 @@
 """The key layout: what lies where in the engine's ordered map.
 
     m                         the store: format, id (msgpack)
-    i                         the next topic number
-    t name                    a topic: number, settings (msgpack)
+    i                         the next topic's id
+    t name                    a topic: id, settings (msgpack)
     a name                    a topic whose settings have a max_age
     s topic                   a topic's counters that compaction changes: trimmed, removed, high water (msgpack)
     b topic first             a block: the events first … first+n of one or more commits
@@ -27,7 +27,7 @@
     r …                       published Merkle roots  (entity layer)
     q …                       queues                  (queue layer)
 
-`topic` is its number, 4 bytes; positions are 8 bytes; both big-endian, so that byte order is numeric order.
+`topic` is its id, 4 bytes; positions are 8 bytes; both big-endian, so that byte order is numeric order.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ MAX_SEQ = MAX_POSITION
 MAX_BUCKET = (1 << 32) - 1
 
 
-TopicNumber = Annotated[int, Meta(ge=0, lt=1 << 32)]
+TopicId = Annotated[int, Meta(ge=0, lt=1 << 32)]
 """What keys have room for; a stored record that says otherwise is damaged."""
 StoredPosition = Annotated[int, Meta(ge=0, le=MAX_POSITION)]
 
@@ -114,22 +114,22 @@ def seals_key(topic: int) -> bytes:
 
 
 def topic_range(prefix: bytes, topic: int) -> tuple[bytes, bytes]:
-    """Every row of a topic under a prefix that its number follows."""
+    """Every row of a topic under a prefix that its id follows."""
     return _topic.pack(prefix, topic), _topic.pack(prefix, topic + 1)
 
 
 dropped_key: Callable[[int], bytes] = partial(_topic.pack, DROPPED)
 
 
-def dropped_number(key: bytes) -> int:
-    """The number of the topic that a dropped topic's key names."""
+def dropped_topic(key: bytes) -> int:
+    """The id of the topic that a dropped topic's key names."""
     if len(key) != _topic.size:
         raise Corrupt(f"the key of a dropped topic has {len(key)} bytes, and should have {_topic.size}")
     return int.from_bytes(key[1:])
 
 
 def topic_of(key: bytes) -> int:
-    """The number of the topic in a key that begins with a prefix and that number."""
+    """The id of the topic in a key that begins with a prefix and that id."""
     return int.from_bytes(key[1:5])
 
 

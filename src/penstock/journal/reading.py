@@ -143,13 +143,13 @@ def overlap(wanted: Bounds, held: Bounds) -> bool:
 class TopicView:
     """One topic in one snapshot; for a reader who says what time it is, without the events that are too old by then."""
 
-    __slots__ = ("hidden", "name", "number", "record", "snap")
+    __slots__ = ("hidden", "name", "record", "snap", "topic_id")
 
     def __init__(self, snap: Snapshot, name: str, record: TopicRecord, now_ms: int | None = None) -> None:
         self.snap = snap
         self.name = name
         self.record = record
-        self.number = record.number
+        self.topic_id = record.topic_id
         self.hidden = 0
         """Positions up to here are older than the topic's `max_age`: they may be stored still, readers see none."""
         max_age = record.settings.max_age
@@ -165,20 +165,20 @@ class TopicView:
     # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def latest(self) -> int:
         """The highest position ever assigned."""
-        block = last_block(self.snap, self.number, self.name)
+        block = last_block(self.snap, self.topic_id, self.name)
         stored = block.last if block else 0
-        return max(stored, load_state(self.snap, self.number, self.name).latest)
+        return max(stored, load_state(self.snap, self.topic_id, self.name).latest)
 
     def oldest(self) -> int:
         """The first position still stored; 0 for none."""
-        state = load_state(self.snap, self.number, self.name)
+        state = load_state(self.snap, self.topic_id, self.name)
         if self.hidden > state.trimmed:
             return next((event.seq for event in self.events(self.hidden, keys.MAX_SEQ, 1)), 0)
         block = self._first_block(state)
         return max(block.first, state.trimmed + 1) if block else 0
 
     def count(self) -> int:
-        state = load_state(self.snap, self.number, self.name)
+        state = load_state(self.snap, self.topic_id, self.name)
         stored = self.latest() - state.removed
         if self.hidden > state.trimmed:
             stored -= self._count_stored(state.trimmed, self.hidden, state.compacted)
@@ -186,11 +186,11 @@ class TopicView:
 
     def trimmed(self) -> int:
         """The position through which everything was removed, or is too old to be seen."""
-        return max(self.hidden, load_state(self.snap, self.number, self.name).trimmed)
+        return max(self.hidden, load_state(self.snap, self.topic_id, self.name).trimmed)
 
     def began(self) -> int:
         """The position after which the topic began: those up to it were of topics of this name that were dropped."""
-        return load_state(self.snap, self.number, self.name).began
+        return load_state(self.snap, self.topic_id, self.name).began
 
     def newest(self) -> int:
         """The position of the newest event that the topic has had; 0 for none, also in one that was made anew."""
@@ -199,7 +199,7 @@ class TopicView:
 
     def count_between(self, after: int, through: int) -> int:
         """How many events are stored in after < position ≤ through."""
-        return self._count_stored(after, through, load_state(self.snap, self.number, self.name).compacted)
+        return self._count_stored(after, through, load_state(self.snap, self.topic_id, self.name).compacted)
 
     def _count_stored(self, after: int, through: int, compacted: int) -> int:
         if compacted <= after:
@@ -220,23 +220,23 @@ class TopicView:
     # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def block_holding(self, seq: int) -> Block | None:
         """The newest block that begins at or before a position."""
-        low, _ = keys.block_range(self.number)
-        for key, value in self.snap.scan(low, keys.block_key(self.number, seq + 1), reverse=True):
+        low, _ = keys.block_range(self.topic_id)
+        for key, value in self.snap.scan(low, keys.block_key(self.topic_id, seq + 1), reverse=True):
             return open_block(self.snap, key, value, self.name)
-        state = load_state(self.snap, self.number, self.name)
+        state = load_state(self.snap, self.topic_id, self.name)
         through = min(seq, state.sealed)  # compaction by key may have emptied what lies between these and the others
         if state.trimmed < through:
-            return sealed_block_holding(self.snap, self.number, self.name, through, state.trimmed)
+            return sealed_block_holding(self.snap, self.topic_id, self.name, through, state.trimmed)
         return None
 
     def blocks(self, after: int, through: int) -> Iterator[Block]:
         """The blocks with events in after < position ≤ through, ascending."""
         if after >= through:
             return
-        state = load_state(self.snap, self.number, self.name)
+        state = load_state(self.snap, self.topic_id, self.name)
         if state.sealed > after:
             high = min(through, state.sealed)
-            yield from sealed_blocks(self.snap, self.number, self.name, after, high, state.trimmed)
+            yield from sealed_blocks(self.snap, self.topic_id, self.name, after, high, state.trimmed)
             after = high
             if after >= through:
                 return
@@ -248,17 +248,17 @@ class TopicView:
         """What `open` makes of the blocks in the store itself (their keys and values): all but the sealed ones."""
         start = after + 1
         whole = max(after, state.trimmed, state.compacted)  # through here, positions may be missing by design
-        first, _ = keys.block_range(self.number)
+        first, _ = keys.block_range(self.topic_id)
         if after:
-            for key, value in self.snap.scan(first, keys.block_key(self.number, start + 1), reverse=True):
+            for key, value in self.snap.scan(first, keys.block_key(self.topic_id, start + 1), reverse=True):
                 opening = open(self.snap, key, value, self.name)
                 if opening.last >= start:
                     yield opening
                 start = opening.last + 1
                 whole = max(whole, opening.last)
                 break
-        stop = keys.block_key(self.number, min(through, keys.MAX_SEQ) + 1)
-        low = keys.block_key(self.number, start) if after else first
+        stop = keys.block_key(self.topic_id, min(through, keys.MAX_SEQ) + 1)
+        low = keys.block_key(self.topic_id, start) if after else first
         for key, value in self.snap.scan(low, stop):
             block = open(self.snap, key, value, self.name)
             if block.first > whole + 1:
@@ -270,13 +270,13 @@ class TopicView:
 
     def blocks_back(self, after: int, through: int) -> Iterator[Block]:
         """The same, descending."""
-        low, _ = keys.block_range(self.number)
-        stop = keys.block_key(self.number, min(through, keys.MAX_SEQ) + 1)
-        state = load_state(self.snap, self.number, self.name)
+        low, _ = keys.block_range(self.topic_id)
+        stop = keys.block_key(self.topic_id, min(through, keys.MAX_SEQ) + 1)
+        state = load_state(self.snap, self.topic_id, self.name)
         if state.sealed > after:
             yield from self.blocks_back(state.sealed, through)
             high = min(through, state.sealed)
-            yield from sealed_blocks_back(self.snap, self.number, self.name, after, high, state.trimmed)
+            yield from sealed_blocks_back(self.snap, self.topic_id, self.name, after, high, state.trimmed)
             return
         floor = max(after, state.trimmed, state.compacted)
         upper: int | None = None
@@ -305,7 +305,7 @@ class TopicView:
         if first > through or through >= keys.MAX_SEQ:
             return
         for key, _ in self.snap.scan(
-            keys.block_key(self.number, min(through, keys.MAX_SEQ) + 1), keys.block_range(self.number)[1]
+            keys.block_key(self.topic_id, min(through, keys.MAX_SEQ) + 1), keys.block_range(self.topic_id)[1]
         ):
             raise self._missing(first, min(through, keys.block_first(key) - 1))
 
@@ -349,7 +349,7 @@ class TopicView:
 
         `occurred`: only those of which producers say that they happened from one time through another (milliseconds).
         """
-        stored = stored_summaries(self.snap, self.number, self.name, after, through, reverse=reverse)
+        stored = stored_summaries(self.snap, self.topic_id, self.name, after, through, reverse=reverse)
         passed = 0
         for row in stored:
             for one in reversed(row) if reverse else row:
@@ -381,7 +381,7 @@ class TopicView:
         row = block.row_of(seq) if block else None
         if row is not None and block is not None:
             return Event(block, row)
-        state = load_state(self.snap, self.number, self.name)
+        state = load_state(self.snap, self.topic_id, self.name)
         if seq > max(state.trimmed, state.compacted):
             self._check_is_end(seq, seq)
         return None
@@ -389,8 +389,8 @@ class TopicView:
     # ── searching ────────────────────────────────────────────────────────────────────────────────────────────────────
     def _search(self, at_or_before: Callable[[Block], bool]) -> Block | None:
         """The last block for which a condition holds that is true of a prefix of the blocks; by halving positions."""
-        state = load_state(self.snap, self.number, self.name)
-        first, last = self._first_block(state), last_block(self.snap, self.number, self.name)
+        state = load_state(self.snap, self.topic_id, self.name)
+        first, last = self._first_block(state), last_block(self.snap, self.topic_id, self.name)
         if last is None and state.sealed > state.trimmed:
             last = self.block_holding(state.sealed)
         if first is None or last is None or not at_or_before(first):
@@ -412,7 +412,7 @@ class TopicView:
         if state.sealed > state.trimmed:
             for block in self.blocks(state.trimmed, state.sealed):  # the first positions may be empty: compacted by key
                 return block
-        return first_block(self.snap, self.number, self.name)
+        return first_block(self.snap, self.topic_id, self.name)
 
     def find(self, number: int) -> Event | None:
         """The event that has an id. Ids increase with positions, so halving finds it."""
@@ -424,7 +424,7 @@ class TopicView:
         """The last position recorded before a time; 0 for none."""
         block = self._search(lambda block: block.run_times[0] < ms)
         if block is None:
-            state = load_state(self.snap, self.number, self.name)
+            state = load_state(self.snap, self.topic_id, self.name)
             return state.trimmed if state.recorded_ms and state.recorded_ms < ms else 0
         rows = range(block.count)
         low, high = 0, len(rows)

@@ -39,10 +39,10 @@ def change_settings(commit: Commit, topic: str, changes: Mapping[str, object]) -
     settings = msgspec.structs.replace(head.settings, **changes)
     _check_together(topic, head.settings, settings)
     if settings != head.settings:
-        save_record(commit.tx, topic, TopicRecord(head.number, settings))
+        save_record(commit.tx, topic, TopicRecord(head.topic_id, settings))
         mark_aged(commit.tx, topic, settings)
         now_ms = max(commit.now_ms, head.recorded_ms)
-        change_window(commit.tx, head.number, head.settings.dedup_window, settings.dedup_window, now_ms)
+        change_window(commit.tx, head.topic_id, head.settings.dedup_window, settings.dedup_window, now_ms)
         head.settings = settings
     return settings
 

@@ -174,13 +174,13 @@ class Housekeeper:
         def note(commit: Commit) -> None:
             head = commit.head(topic)
             if head is not None:
-                state = load_state(commit.tx, head.number, topic)
-                save_state(commit.tx, head.number, replace(state, unreadable=why))
+                state = load_state(commit.tx, head.topic_id, topic)
+                save_state(commit.tx, head.topic_id, replace(state, unreadable=why))
 
         with suppress(Corrupt):  # a damaged record of a topic is found by the reader that wants it
             with self._engine.read() as snap:
                 record = load_record(snap, topic)
-                known = why if record is None else load_state(snap, record.number, topic).unreadable
+                known = why if record is None else load_state(snap, record.topic_id, topic).unreadable
             if known != why:
                 self._writer.run(WriteRequest(note, relaxed=True))
 
@@ -251,7 +251,7 @@ class Housekeeper:
         (self._demanding.add if limited or settings.by_key else self._demanding.discard)(topic)
         (self._aged.discard if settings.max_age is None else self._aged.add)(topic)
         freed = False
-        forget_expired(commit.tx, head.number, settings.dedup_window, max(commit.now_ms, head.recorded_ms))
+        forget_expired(commit.tx, head.topic_id, settings.dedup_window, max(commit.now_ms, head.recorded_ms))
         if limited:
             bound = retention_bound(commit, topic, settings, commit.now_ms)
             if bound:
@@ -269,7 +269,7 @@ class Housekeeper:
         head = commit.head(topic)
         if head is None or not head.settings.by_key:
             return False
-        state = load_state(commit.tx, head.number, topic)
+        state = load_state(commit.tx, head.topic_id, topic)
         live = head.latest - state.removed
         through, _ = held_back(commit, topic, head.latest, self.holds)
         # As many new events as kept ones: each pass then costs no more than the appends that called for it.
@@ -375,7 +375,7 @@ class CompactReport(msgspec.Struct, frozen=True):
 def cursor_holds(commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
     """Every named cursor holds what it has not passed."""
     head = commit.head(topic)
-    return read_cursors(commit.tx, head.number).items() if head else ()
+    return read_cursors(commit.tx, head.topic_id).items() if head else ()
 
 
 def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> CompactReport:
@@ -384,14 +384,14 @@ def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> 
     if head is None:
         return CompactReport()
     through, stopped_at = held_back(commit, topic, min(through, head.latest), holds)
-    state = load_state(commit.tx, head.number, topic)
+    state = load_state(commit.tx, head.topic_id, topic)
     removed = 0
     if through > state.trimmed:
-        removed = remove_blocks(commit, topic, head.number, state, through)
-        drop_segments(commit.tx, head.number, through)
-        trim_index(commit.tx, head.number, topic, through)
-        trim_hashes(commit.tx, head.number, through)
-        trim_summaries(commit.tx, head.number, through)
+        removed = remove_blocks(commit, topic, head.topic_id, state, through)
+        drop_segments(commit.tx, head.topic_id, through)
+        trim_index(commit.tx, head.topic_id, topic, through)
+        trim_hashes(commit.tx, head.topic_id, through)
+        trim_summaries(commit.tx, head.topic_id, through)
         head.newest = None
         state = msgspec.structs.replace(
             state,
@@ -401,7 +401,7 @@ def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> 
             recorded_ms=head.recorded_ms,
             last_id=head.last_id.to_bytes(16),
         )
-        save_state(commit.tx, head.number, state)
+        save_state(commit.tx, head.topic_id, state)
     return CompactReport(removed, head.latest - state.removed, head.latest, stopped_at)
 
 
@@ -420,16 +420,16 @@ def one_step(commit: Commit, topic: str, through: int) -> int:
     view = TopicView.open(commit.tx, topic)
     if view is None:
         return through
-    low, _ = keys.block_range(view.number)
+    low, _ = keys.block_range(view.topic_id)
     size = 0
-    for count, (key, value) in enumerate(commit.tx.scan(low, keys.block_key(view.number, through + 1))):
+    for count, (key, value) in enumerate(commit.tx.scan(low, keys.block_key(view.topic_id, through + 1))):
         if count == RETENTION_BLOCKS or size > RETENTION_BYTES:
             return keys.block_first(key) - 1
         size += stored_size(value)
     return through
 
 
-def remove_blocks(commit: Commit, topic: str, number: int, state: TopicState, through: int) -> int:
+def remove_blocks(commit: Commit, topic: str, topic_id: int, state: TopicState, through: int) -> int:
     """Deletes whole blocks, and rewrites the one that `through` cuts; returns how many events are at or before it."""
     view = TopicView.open(commit.tx, topic)
     assert view is not None
@@ -443,14 +443,14 @@ def remove_blocks(commit: Commit, topic: str, number: int, state: TopicState, th
         commit.reshape()
         return removed
     # A block that begins right after the cut needs no look at the one before: damaged history can be removed too.
-    clean_cut = commit.tx.get(keys.block_key(number, through + 1)) is not None
+    clean_cut = commit.tx.get(keys.block_key(topic_id, through + 1)) is not None
     boundary = None if clean_cut else view.block_holding(through)
-    low, _ = keys.block_range(number)
+    low, _ = keys.block_range(topic_id)
     commit.reshape()
-    commit.tx.delete_range(low, keys.block_key(number, through + 1))
+    commit.tx.delete_range(low, keys.block_key(topic_id, through + 1))
     if boundary is not None and boundary.last > through:
         rows = range(boundary.row_after(through), boundary.count)
-        commit.tx.put(keys.block_key(number, boundary.seq(rows[0])), select(boundary, rows))
+        commit.tx.put(keys.block_key(topic_id, boundary.seq(rows[0])), select(boundary, rows))
     return removed
 
 
@@ -493,7 +493,7 @@ def _seen_bound(commit: Commit, topic: str, age_ms: int) -> int:
 def _bytes_bound(view: TopicView, limit: int) -> int:
     """The last position that does not fit when the newest blocks may take `limit` bytes; the newest always stays."""
     total = 0
-    for key, value in view.snap.scan(*keys.block_range(view.number), reverse=True):
+    for key, value in view.snap.scan(*keys.block_range(view.topic_id), reverse=True):
         newest = total == 0
         total += stored_size(value)
         if total > limit and not newest:
@@ -511,18 +511,18 @@ def compact_by_key(engine: Engine, writer: Writer, topic: str, holds: Sequence[H
         head = commit.head(topic)
         if head is None:
             return 0, 0, 0
-        sealed = load_state(commit.tx, head.number, topic).sealed
-        return head.number, sealed, held_back(commit, topic, head.latest, holds)[0]
+        sealed = load_state(commit.tx, head.topic_id, topic).sealed
+        return head.topic_id, sealed, held_back(commit, topic, head.latest, holds)[0]
 
-    number, at, through = writer.run(WriteRequest(begin, relaxed=True))
+    topic_id, at, through = writer.run(WriteRequest(begin, relaxed=True))
     if through <= at:
         return 0
-    newest = _newest_positions(engine, number, topic, at)
+    newest = _newest_positions(engine, topic_id, topic, at)
     removed = tries = 0
     while at < through and tries < _TRIES:
         with engine.read() as snap:
-            thinned, reached = _newest_only(snap, number, topic, at, through, newest)
-        if thinned and not writer.run(WriteRequest(partial(_exchange, topic, number, thinned), relaxed=True)):
+            thinned, reached = _newest_only(snap, topic_id, topic, at, through, newest)
+        if thinned and not writer.run(WriteRequest(partial(_exchange, topic, topic_id, thinned), relaxed=True)):
             tries += 1  # merged or removed since they were read
             continue
         removed += sum(one.removed for one in thinned)
@@ -530,20 +530,20 @@ def compact_by_key(engine: Engine, writer: Writer, topic: str, holds: Sequence[H
 
     def end(commit: Commit) -> None:
         head = commit.head(topic)
-        if head is not None and head.number == number:
-            state = load_state(commit.tx, number, topic)
+        if head is not None and head.topic_id == topic_id:
+            state = load_state(commit.tx, topic_id, topic)
             if state.compacted < through:
-                save_state(commit.tx, number, msgspec.structs.replace(state, compacted=through))
+                save_state(commit.tx, topic_id, msgspec.structs.replace(state, compacted=through))
 
     writer.run(WriteRequest(end, relaxed=True))
     return removed
 
 
-def _exchange(topic: str, number: int, blocks: Sequence[ThinnedBlock], commit: Commit) -> bool:
-    return exchange(commit, topic, number, blocks)
+def _exchange(topic: str, topic_id: int, blocks: Sequence[ThinnedBlock], commit: Commit) -> bool:
+    return exchange(commit, topic, topic_id, blocks)
 
 
-def _newest_positions(engine: Engine, number: int, topic: str, after: int) -> dict[str, int]:
+def _newest_positions(engine: Engine, topic_id: int, topic: str, after: int) -> dict[str, int]:
     """Where the newest event of every key lies."""
     newest: dict[str, int] = {}
     more = True
@@ -551,7 +551,7 @@ def _newest_positions(engine: Engine, number: int, topic: str, after: int) -> di
         more = False
         with engine.read() as snap:
             scanned = 0
-            for _, value, block in stored_blocks(snap, number, topic, after + 1, keys.MAX_SEQ):
+            for _, value, block in stored_blocks(snap, topic_id, topic, after + 1, keys.MAX_SEQ):
                 if scanned >= SCAN_BYTES:  # a snapshot held for long keeps the engine from cleaning up
                     more = True
                     break
@@ -566,12 +566,12 @@ def _newest_positions(engine: Engine, number: int, topic: str, after: int) -> di
 
 
 def _newest_only(
-    snap: Snapshot, number: int, topic: str, after: int, through: int, newest: dict[str, int]
+    snap: Snapshot, topic_id: int, topic: str, after: int, through: int, newest: dict[str, int]
 ) -> tuple[list[ThinnedBlock], int]:
     """The next blocks that have events whose keys come again, without them; and how far it came."""
     thinned: list[ThinnedBlock] = []
     size = scanned = 0
-    for stored in stored_blocks(snap, number, topic, after + 1, through):
+    for stored in stored_blocks(snap, topic_id, topic, after + 1, through):
         block = stored[2]
         if size >= EXCHANGE_BYTES or scanned >= SCAN_BYTES:
             return thinned, block.first - 1
@@ -607,19 +607,19 @@ class ThinnedBlock(msgspec.Struct, frozen=True):
     kept: bytes
 
 
-def stored_blocks(snap: Snapshot, number: int, topic: str, start: int, stop: int) -> Iterator[Stored]:
+def stored_blocks(snap: Snapshot, topic_id: int, topic: str, start: int, stop: int) -> Iterator[Stored]:
     """The stored blocks with events in start … stop, ascending; Corrupt when one is missing between them.
 
     What is rewritten here counts as compacted afterwards, and no check could tell a lost block from a removed one.
     """
     record = load_record(snap, topic)
-    if record is None or record.number != number:
+    if record is None or record.topic_id != topic_id:
         return  # dropped since: its blocks are being cleared away, and none of them is lost
-    state = load_state(snap, number, topic)
+    state = load_state(snap, topic_id, topic)
     whole = max(start - 1, state.trimmed, state.compacted, state.sealed)
-    low, _ = keys.block_range(number)
-    low = next((key for key, _ in snap.scan(low, keys.block_key(number, start + 1), reverse=True)), low)
-    for key, value in snap.scan(low, keys.block_key(number, stop + 1)):
+    low, _ = keys.block_range(topic_id)
+    low = next((key for key, _ in snap.scan(low, keys.block_key(topic_id, start + 1), reverse=True)), low)
+    for key, value in snap.scan(low, keys.block_key(topic_id, stop + 1)):
         block = open_block(snap, key, value, topic)
         if block.last < start:
             continue
@@ -641,19 +641,19 @@ def in_steps(blocks: Sequence[ThinnedBlock]) -> Iterator[list[ThinnedBlock]]:
     return in_parts(blocks, lambda block: stored_size(block.value), EXCHANGE_BYTES)
 
 
-def exchange(commit: Commit, topic: str, number: int, part: Sequence[ThinnedBlock]) -> bool:
+def exchange(commit: Commit, topic: str, topic_id: int, part: Sequence[ThinnedBlock]) -> bool:
     """Puts thinned blocks in the place of what was stored; False when that has changed since it was read."""
     head, tx = commit.head(topic), commit.tx
-    if head is None or head.number != number or any(tx.get(one.key) != one.value for one in part):
+    if head is None or head.topic_id != topic_id or any(tx.get(one.key) != one.value for one in part):
         return False
     commit.reshape()
     for one in part:
         tx.delete(one.key)
         if one.first:
-            tx.put(keys.block_key(number, one.first), one.kept)
-    drop_index(tx, number, topic)
+            tx.put(keys.block_key(topic_id, one.first), one.kept)
+    drop_index(tx, topic_id, topic)
     head.newest = None
-    state = load_state(tx, number, topic)
+    state = load_state(tx, topic_id, topic)
     changed = msgspec.structs.replace(
         state,
         removed=state.removed + sum(one.removed for one in part),
@@ -662,7 +662,7 @@ def exchange(commit: Commit, topic: str, number: int, part: Sequence[ThinnedBloc
         last_id=head.last_id.to_bytes(16),
         compacted=max(state.compacted + 1, *(one.last for one in part)),  # another number: saved states are void by it
     )
-    save_state(tx, number, changed)
+    save_state(tx, topic_id, changed)
     return True
 
 
@@ -685,7 +685,7 @@ def merge_tail(engine: Engine, writer: Writer, topic: str, *, below: int, fan_in
         record = load_record(snap, topic)
         if record is None:
             return 0
-        for key, value in snap.scan(*keys.block_range(record.number), reverse=True):
+        for key, value in snap.scan(*keys.block_range(record.topic_id), reverse=True):
             if stored_size(value) >= below or len(tail) == _TAIL_BLOCKS:
                 break
             tail.append((key, value))
@@ -693,10 +693,10 @@ def merge_tail(engine: Engine, writer: Writer, topic: str, *, below: int, fan_in
             return 0
         tail.reverse()
         chunks = list(_chunks(snap, tail, topic))
-        covered = load_directory(snap, record.number, topic).through if record.settings.indexed else keys.MAX_SEQ
+        covered = load_directory(snap, record.topic_id, topic).through if record.settings.indexed else keys.MAX_SEQ
     merged = 0
     for run, blocks in chunks:
-        exchange = _Exchange(topic, record.number, run, joined(blocks), noted, covered)
+        exchange = _Exchange(topic, record.topic_id, run, joined(blocks), noted, covered)
         if writer.run(WriteRequest(exchange, len(exchange.value), relaxed=True)):
             merged += len(run)
     return merged
@@ -724,8 +724,8 @@ def _chunks(snap: Snapshot, run: list[_Stored], topic: str) -> Iterator[tuple[li
 class _Exchange:
     """Puts a merged block in the place of its parts, unless they have changed since they were read."""
 
-    def __init__(self, topic: str, number: int, run: list[_Stored], joined: Wire, noted: int, covered: int) -> None:
-        self._topic, self._number = topic, number
+    def __init__(self, topic: str, topic_id: int, run: list[_Stored], joined: Wire, noted: int, covered: int) -> None:
+        self._topic, self._topic_id = topic, topic_id
         self._run = run
         self._joined = joined
         self.value = seal(joined)
@@ -742,7 +742,7 @@ class _Exchange:
         wire = self._joined
         if wire.seqs is None:
             through = wire.first + wire.count - 1
-            summarise_joined(commit.tx, self._number, self._topic, wire.first, through, self._said)
+            summarise_joined(commit.tx, self._topic_id, self._topic, wire.first, through, self._said)
         return True
 
 
@@ -757,7 +757,7 @@ def join_summaries(engine: Engine, writer: Writer, topic: str, *, fan_in: int) -
         record = load_record(snap, topic)
         if record is None:
             return
-        for key, value in snap.scan(*keys.topic_range(keys.SUMMARY, record.number), reverse=True):
+        for key, value in snap.scan(*keys.topic_range(keys.SUMMARY, record.topic_id), reverse=True):
             found = read_summaries(value, topic)
             if len(found) >= SUMMARY_RANGES:
                 break
@@ -770,10 +770,10 @@ def join_summaries(engine: Engine, writer: Writer, topic: str, *, fan_in: int) -
 
     def exchange(commit: Commit) -> None:
         first, last = rows[0][0], rows[-1][0] + b"\0"
-        if commit.is_current(topic, record.number) and list(commit.tx.scan(first, last)) == rows:
+        if commit.is_current(topic, record.topic_id) and list(commit.tx.scan(first, last)) == rows:
             commit.tx.delete_range(first, last)
             for part in parts:
-                commit.tx.put(keys.summary_key(record.number, part[0].first), pack_summaries(part))
+                commit.tx.put(keys.summary_key(record.topic_id, part[0].first), pack_summaries(part))
 
     writer.run(WriteRequest(exchange, relaxed=True))
 
@@ -786,10 +786,10 @@ def fill_summaries(engine: Engine, writer: Writer, topic: str, stopped: Callable
             view = TopicView.open(snap, topic)
             if view is None:
                 return
-            state = load_state(snap, view.number, topic)
+            state = load_state(snap, view.topic_id, topic)
             made, after = _unsummarised(view, max(after, state.trimmed, state.sealed), state)
         if made:
-            writer.run(WriteRequest(partial(_keep_summaries, topic, view.number, made), relaxed=True))
+            writer.run(WriteRequest(partial(_keep_summaries, topic, view.topic_id, made), relaxed=True))
         if len(made) < SUMMARY_RANGES:
             return
 
@@ -807,7 +807,7 @@ def _unsummarised(view: TopicView, after: int, state: TopicState) -> tuple[list[
     return made, after
 
 
-def _keep_summaries(topic: str, number: int, made: Sequence[Summary], commit: Commit) -> None:
-    if commit.is_current(topic, number):
+def _keep_summaries(topic: str, topic_id: int, made: Sequence[Summary], commit: Commit) -> None:
+    if commit.is_current(topic, topic_id):
         for one in made:  # one by one: between them there may be others
-            commit.tx.put(keys.summary_key(number, one.first), pack_summaries([one]))
+            commit.tx.put(keys.summary_key(topic_id, one.first), pack_summaries([one]))

@@ -149,7 +149,7 @@ class TopicWorker(BatchWorker):
 
     def _cursor_and_events(self, view: TopicView) -> tuple[int, list[Event]]:
         """The cursor, and what follows it where everything is wanted, of one moment."""
-        start = read_cursor(view.snap, view.number, self._consumer) or 0
+        start = read_cursor(view.snap, view.topic_id, self._consumer) or 0
         if not self._wanted.everything:
             return start, []
         return start, list(read_view(view, EventQuery(after=start, limit=self._batch)))

@@ -95,7 +95,7 @@ def read_topic(at: LocalBackend, name: str) -> TopicDocument:
     """A topic that nothing was appended to is empty rather than missing: it exists from its first append."""
 
     def described(view: TopicView) -> TopicDocument:
-        cursors = read_cursors(view.snap, view.number)
+        cursors = read_cursors(view.snap, view.topic_id)
         return TopicDocument(name, view.count(), view.oldest(), view.latest(), cursors, view.record.settings)
 
     return at.log(name).ask(described, TopicDocument(name, 0, 0, 0, {}, Settings()))
@@ -167,7 +167,7 @@ def _position_at(at: LocalBackend, log: TopicLog, time: str) -> int:
 def list_cursors(at: LocalBackend, name: str) -> CursorList:
     def listed(view: TopicView) -> CursorList:
         latest = view.latest()
-        found = read_consumers(view.snap, view.number, latest)
+        found = read_consumers(view.snap, view.topic_id, latest)
         return CursorList([CursorDocument(one.name, one.position, one.lag, one.moved_at) for one in found], latest)
 
     return at.log(name).ask(listed, CursorList([], 0))
@@ -178,14 +178,14 @@ def read_cursor(at: LocalBackend, name: str, consumer: str) -> CursorDocument:
     check_consumer(consumer)
 
     def found(view: TopicView) -> CursorDocument:
-        return _cursor(view.snap, view.number, view.name, consumer, view.latest())
+        return _cursor(view.snap, view.topic_id, view.name, consumer, view.latest())
 
     return at.log(name).ask(found, CursorDocument(consumer, None, 0))
 
 
-def _cursor(snap: Snapshot, number: int, topic: str, consumer: str, latest: int) -> CursorDocument:
-    behind = latest - load_state(snap, number, topic).began
-    one = read_consumer(snap, number, consumer, latest)
+def _cursor(snap: Snapshot, topic_id: int, topic: str, consumer: str, latest: int) -> CursorDocument:
+    behind = latest - load_state(snap, topic_id, topic).began
+    one = read_consumer(snap, topic_id, consumer, latest)
     if one is None:
         return CursorDocument(consumer, None, behind)
     return CursorDocument(consumer, one.position, min(one.lag, behind), one.moved_at)
@@ -204,7 +204,7 @@ def move_topic_cursor(at: LocalBackend, name: str, consumer: str, change: Cursor
     def apply(commit: Commit) -> CursorDocument:
         latest = commit.latest(log.name)
         move_cursor(commit, log.name, consumer, latest if position is None else position, seek)
-        return _cursor(commit.tx, commit.ensure(log.name).number, log.name, consumer, latest)
+        return _cursor(commit.tx, commit.ensure(log.name).topic_id, log.name, consumer, latest)
 
     return at.core.run(apply)
 

@@ -81,13 +81,13 @@ def _sample_topic(snap: Snapshot, name: str, topics: dict[str, TopicSample], unr
     view = TopicView.open(snap, name)
     if view is None:
         return
-    latest, state = view.latest(), load_state(snap, view.number, name)
+    latest, state = view.latest(), load_state(snap, view.topic_id, name)
     if state.unreadable:
         unreadable[name] = state.unreadable
-    consumers = read_consumers(snap, view.number, latest)
+    consumers = read_consumers(snap, view.topic_id, latest)
     lags = {one.name: one.lag for one in consumers}
     moved = {one.name: one.moved_at.timestamp() for one in consumers if one.moved_at is not None}
-    size = _event_bytes(snap, view.number)
+    size = _event_bytes(snap, view.topic_id)
     topics[name] = TopicSample(name, latest, latest - state.removed, 0.0, lags, moved, size)
 
 

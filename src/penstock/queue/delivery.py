@@ -28,18 +28,18 @@ class LeaseHandle(msgspec.Struct, eq=False, weakref=False):
     consumer: str | None = None
     topic: int = 0
     group: int = 0
-    number: int = 0
+    lease_id: int = 0
     secret: bytes = b""
     deadline: int = 0
 
     def token(self, index: int) -> str:
         """The name of the delivery with this index in the lease."""
-        return make_token(self.topic, self.group, self.number, index, self.secret)
+        return make_token(self.topic, self.group, self.lease_id, index, self.secret)
 
-    def under(self, group: Group, number: int, lease: Lease) -> LeaseHandle:
+    def under(self, group: Group, lease_id: int, lease: Lease) -> LeaseHandle:
         """The same taker's hold on a lease it was given."""
         return LeaseHandle(
-            self.queue, self.label, self.consumer, group.topic, group.number, number, lease.secret, lease.deadline
+            self.queue, self.label, self.consumer, group.topic, group.group_id, lease_id, lease.secret, lease.deadline
         )
 
 
@@ -48,7 +48,7 @@ def held_in(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessag
     hold = delivery._hold
     if TYPE_CHECKING:
         assert isinstance(hold, LeaseHandle)
-    return find_held(commit, queue, hold.group, hold.number, delivery._index, hold.secret)
+    return find_held(commit, queue, hold.group, hold.lease_id, delivery._index, hold.secret)
 
 
 def held_or_stale(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessage:
@@ -56,7 +56,7 @@ def held_or_stale(commit: Commit, queue: QueueState, delivery: Delivery) -> Held
     hold = delivery._hold
     if TYPE_CHECKING:
         assert isinstance(hold, LeaseHandle)
-    held = find_held(commit, queue, hold.group, hold.number, delivery._index, hold.secret)
+    held = find_held(commit, queue, hold.group, hold.lease_id, delivery._index, hold.secret)
     if held is None:
         raise stale(delivery.token, queue.name)
     return held

@@ -260,18 +260,18 @@ def forget_rows(commit: Commit, rows: tuple[bytes, bytes], after: bytes, is_over
 
 
 def load_breaker(snap: Snapshot, group: Group) -> Breaker:
-    value = snap.get(keys.flow_key(group.topic, group.number, b"k"))
+    value = snap.get(keys.flow_key(group.topic, group.group_id, b"k"))
     return Breaker() if value is None else read_breaker(value, group.queue.name)
 
 
 def save_breaker(commit: Commit, group: Group, breaker: Breaker) -> None:
-    commit.tx.put(keys.flow_key(group.topic, group.number, b"k"), keys.encode(breaker))
+    commit.tx.put(keys.flow_key(group.topic, group.group_id, b"k"), keys.encode(breaker))
 
 
 def forget_breakers(commit: Commit, queue: QueueState) -> None:
     """Removes the breakers of a queue whose policy has none any more: a later one begins closed."""
     for group in queue.all_groups(commit.tx):
-        commit.tx.delete(keys.flow_key(group.topic, group.number, b"k"))
+        commit.tx.delete(keys.flow_key(group.topic, group.group_id, b"k"))
 
 
 def breaker_state(snap: Snapshot, queue: QueueState, group: Group, now: int) -> BreakerState | None:
@@ -292,7 +292,7 @@ class Limiter:
         self._now = commit.now_ms
         self._rate = None if policy.rate is None else read_rate(policy.rate)
         self._key_rate = None if policy.rate_per_key is None else read_rate(policy.rate_per_key)
-        self._window = Window() if self._rate is None else self._load(keys.flow_key(queue.topic, group.number, b"q"))
+        self._window = Window() if self._rate is None else self._load(keys.flow_key(queue.topic, group.group_id, b"q"))
         self._breaker: Breaker | None = None
         self.next_ms = 0
         """When a take that was refused may look again; 0: none was."""
@@ -329,11 +329,11 @@ class Limiter:
             hold = deliveries[0]._hold
             if TYPE_CHECKING:
                 assert isinstance(hold, LeaseHandle)
-            self._breaker.probe, self._breaker.probe_lease = deliveries[0].event.seq, hold.number
+            self._breaker.probe, self._breaker.probe_lease = deliveries[0].event.seq, hold.lease_id
             save_breaker(self._commit, self._group, self._breaker)
         if self._rate is not None and count:
             self._window.note(self._rate, self._now, count)
-            row = keys.flow_key(self._queue.topic, self._group.number, b"q")
+            row = keys.flow_key(self._queue.topic, self._group.group_id, b"q")
             self._commit.tx.put(row, keys.encode(self._window))
 
     def take_key(self, key: str) -> int:
@@ -341,7 +341,7 @@ class Limiter:
         rate = self._key_rate
         if rate is None:
             return 0
-        row = keys.flow_key(self._queue.topic, self._group.number, b"r", key)
+        row = keys.flow_key(self._queue.topic, self._group.group_id, b"r", key)
         window = self._load(row)
         if not window.room(rate, self._now):
             return window.next_ms(rate, self._now)
@@ -369,4 +369,4 @@ def forget_windows(commit: Commit, queue: QueueState, group: Group, after: bytes
     def is_over(value: bytes) -> bool:
         return rate is None or read_window(value, queue.name).is_over(rate, commit.now_ms)
 
-    return forget_rows(commit, keys.flow_rows(queue.topic, group.number, b"r"), after, is_over)
+    return forget_rows(commit, keys.flow_rows(queue.topic, group.group_id, b"r"), after, is_over)

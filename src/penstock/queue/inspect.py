@@ -202,8 +202,8 @@ class View:
         """The group of a name, which in work mode all share; all of them without one."""
         if label is None or not self.state.fanout:
             return self.state.all_groups(self.snap)
-        number = self.state.record.groups.get(label)
-        return [] if number is None else [self.state.group(self.snap, number, label)]
+        group_id = self.state.record.groups.get(label)
+        return [] if group_id is None else [self.state.group(self.snap, group_id, label)]
 
     def event(self, entry: Entry) -> Event | None:
         """The event of a message; None when it was removed."""
@@ -247,7 +247,7 @@ class View:
         return (event for event in events if origin(event) and of in (None, origin(event)))
 
     def _walk_group(self, group: Group, wanted: Collection[str], after: int) -> Iterator[Entry]:
-        label = group.name if group.number else None if self.state.fanout else "default"
+        label = group.name if group.group_id else None if self.state.fanout else "default"
         sources: list[Iterator[Entry]] = []
         if "in_flight" in wanted:
             sources.append(self._in_flight(group, after))
@@ -308,16 +308,16 @@ class View:
         snap, state = self.snap, self.state
         if not state.fanout:
             return state.group(snap, WORK)
-        number = state.record.groups.get(name)
-        if number is not None:
-            return state.group(snap, number, name)
+        group_id = state.record.groups.get(name)
+        if group_id is not None:
+            return state.group(snap, group_id, name)
         if state.record.groups:
             # What it will find, the others' progress decides: the one furthest behind says the most.
             furthest = max(state.named_groups(snap), key=lambda group: group.unsettled(self.latest))
             record = msgspec.structs.replace(furthest.record, in_flight=0, leases=0, failed=0)
             record.ready += furthest.record.in_flight + furthest.record.failed
             record.ready += state.group(snap, WORK).kept()
-            return Group(state, furthest.number, name, record)
+            return Group(state, furthest.group_id, name, record)
         record = msgspec.structs.replace(state.group(snap, WORK).record)
         record.frontier = max(record.frontier, load_state(snap, state.topic, state.name).trimmed)
         return Group(state, WORK, name, record)
@@ -461,7 +461,7 @@ def pending(queue: LocalQueue, name: str | None) -> Iterator[PendingDelivery]:
     with viewing(queue) as view:
         for held in view.held(name):
             lease, message = held.lease, held.lease.message(held.index)
-            token = make_token(view.state.topic, held.group.number, held.number, held.index, lease.secret)
+            token = make_token(view.state.topic, held.group.group_id, held.lease_id, held.index, lease.secret)
             deadline = _moment(lease.deadline_of(held.index)) or datetime.max.replace(tzinfo=UTC)
             times = from_ms(lease.delivered_ms), deadline
             yield PendingDelivery(token, held.seq, lease.label, lease.consumer, message.attempts, *times, message.key)
@@ -476,14 +476,14 @@ def find_delivery(queue: LocalQueue, token: str) -> Delivery:
         if address.group and address.group not in state.record.groups.values():
             raise stale(token, queue.name)
         group = state.group(snap, address.group)
-        lease = group.lease(snap, address.number)
+        lease = group.lease(snap, address.lease_id)
         if lease is None or not fits(state.topic, address, lease.secret) or not lease.holds(address.index):
             raise stale(token, queue.name)
         message = lease.message(address.index)
         event = state.blocks.event(snap, message.seq)
         if event is None:
             raise stale(token, queue.name)
-        hold = LeaseHandle(queue, lease.label, lease.consumer).under(group, address.number, lease)
+        hold = LeaseHandle(queue, lease.label, lease.consumer).under(group, address.lease_id, lease)
         return Delivery(hold, address.index, event, message.attempts, lease.deadline_of(address.index))
 
 
@@ -502,13 +502,13 @@ def consumers(queue: LocalQueue) -> list[QueueConsumer]:
     """The consumers that gave their name, and what each holds."""
     found = []
     with viewing(queue) as view:
-        labels = {number: name for name, number in view.state.record.groups.items()}
+        labels = {group_id: name for name, group_id in view.state.record.groups.items()}
         held: dict[tuple[str, str | None], list[int]] = {}
         for one in view.held(None):
             held.setdefault((one.lease.label, one.lease.consumer), []).append(one.seq)
         for key, _, row in presences(view.snap, view.state.topic):
-            number, name = keys.split_presence(key)
-            age, label = (view.now - row.seen_ms) / 1000, labels.get(number, "default")
+            group_id, name = keys.split_presence(key)
+            age, label = (view.now - row.seen_ms) / 1000, labels.get(group_id, "default")
             seqs = held.get((label, name), [])
             state = "active" if age <= PRESENT else "stale" if age <= 2 * PRESENT else "gone"
             seen, since = from_ms(row.seen_ms), _moment(row.since_ms)

@@ -286,9 +286,9 @@ class LocalQueue:
         count = 0
         for hold, mask in together:
             group = state.group(commit.tx, hold.group)
-            lease = group.lease(commit.tx, hold.number)
+            lease = group.lease(commit.tx, hold.lease_id)
             if lease is not None and lease.secret == hold.secret:
-                count += ack_mask(commit, state, group, hold.number, lease, mask)
+                count += ack_mask(commit, state, group, hold.lease_id, lease, mask)
         for token in tokens:
             held = self._find(commit, state, token)
             if held is not None:
@@ -300,10 +300,10 @@ class LocalQueue:
         address = read_token(token)
         if address is None or (address.group and address.group not in state.record.groups.values()):
             return None
-        lease = state.group(commit.tx, address.group).lease(commit.tx, address.number)
+        lease = state.group(commit.tx, address.group).lease(commit.tx, address.lease_id)
         if lease is None or not fits(state.topic, address, lease.secret):
             return None
-        return find_held(commit, state, address.group, address.number, address.index, lease.secret)
+        return find_held(commit, state, address.group, address.lease_id, address.index, lease.secret)
 
     def note_acks(self, count: int) -> None:
         """Counts what was settled, and lets upkeep know."""

@@ -140,15 +140,15 @@ class QueueRegistry:
             return []
         return [f"the queue {topic!r} with {state.unsettled(commit)} messages that are not settled"]
 
-    def _drop(self, commit: Commit, topic: str, number: int) -> None:
-        """The queue goes with its topic; its groups, leases and schedules are rows of the topic's number."""
+    def _drop(self, commit: Commit, topic: str, topic_id: int) -> None:
+        """The queue goes with its topic; its groups, leases and schedules are rows of the topic."""
         state = self.cache.find(commit, topic)
         if state is not None:
             from penstock.queue.results.reply import answer_removed
 
             answer_removed(commit, state, state.latest(commit))
         commit.tx.delete(keys.queue_key(topic))
-        self.cache.forget_topic(number)
+        self.cache.forget_topic(topic_id)
 
     def _make(self, commit: Commit, name: str, fields: dict[str, object]) -> QueueRecord:
         state = self.cache.find(commit, name)  # another process may have been faster

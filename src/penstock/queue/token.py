@@ -28,11 +28,11 @@ NUMBER_BITS, INDEX_BITS = 46, 10
 class Address:
     """Where a token leads: a message of a lease of a group."""
 
-    __slots__ = ("group", "index", "number", "tag")
+    __slots__ = ("group", "index", "lease_id", "tag")
 
-    def __init__(self, group: int, number: int, index: int, tag: bytes) -> None:
+    def __init__(self, group: int, lease_id: int, index: int, tag: bytes) -> None:
         self.group = group
-        self.number = number
+        self.lease_id = lease_id
         self.index = index
         self.tag = tag
 
@@ -53,9 +53,9 @@ def new_secret() -> bytes:
 os.register_at_fork(after_in_child=_pool.clear)  # a child must not hand out its parent's secrets
 
 
-def make_token(topic: int, group: int, number: int, index: int, secret: bytes) -> str:
+def make_token(topic: int, group: int, lease_id: int, index: int, secret: bytes) -> str:
     """The token of a message of a lease."""
-    body = _body(group, number, index)
+    body = _body(group, lease_id, index)
     tag = _tag(topic, body, secret)
     hidden = int.from_bytes(body) ^ _stream(tag)
     return b32encode(hidden.to_bytes(_BODY) + tag).decode().lower()
@@ -68,17 +68,17 @@ def read_token(token: str) -> Address | None:
     raw = b32decode(token.upper())
     tag = raw[_BODY:]
     body = int.from_bytes(raw[:_BODY]) ^ _stream(tag)
-    number = body >> INDEX_BITS & ((1 << NUMBER_BITS) - 1)
-    return Address(body >> NUMBER_BITS + INDEX_BITS, number, body & ((1 << INDEX_BITS) - 1), tag)
+    lease_id = body >> INDEX_BITS & ((1 << NUMBER_BITS) - 1)
+    return Address(body >> NUMBER_BITS + INDEX_BITS, lease_id, body & ((1 << INDEX_BITS) - 1), tag)
 
 
 def fits(topic: int, address: Address, secret: bytes) -> bool:
     """Whether a token was made for the lease that has this secret."""
-    return _tag(topic, _body(address.group, address.number, address.index), secret) == address.tag
+    return _tag(topic, _body(address.group, address.lease_id, address.index), secret) == address.tag
 
 
-def _body(group: int, number: int, index: int) -> bytes:
-    return ((group << NUMBER_BITS | number) << INDEX_BITS | index).to_bytes(_BODY)
+def _body(group: int, lease_id: int, index: int) -> bytes:
+    return ((group << NUMBER_BITS | lease_id) << INDEX_BITS | index).to_bytes(_BODY)
 
 
 def _tag(topic: int, body: bytes, secret: bytes) -> bytes:

@@ -186,8 +186,8 @@ def lake(
         if view is None:
             raise ConfigError(f"there is no topic {topic!r} in {url}")
         latest = view.latest()
-        state = load_state(snap, view.number, topic)
-        segments = list(load_segments(snap, view.number, state.trimmed))
+        state = load_state(snap, view.topic_id, topic)
+        segments = list(load_segments(snap, view.topic_id, state.trimmed))
     if segments and not all(_reachable(spark, lake) for lake in {segment.lake for segment in segments}):
         segments = []
     after = segments[-1].last if segments else state.trimmed

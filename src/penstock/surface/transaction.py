@@ -76,7 +76,7 @@ class Transaction:
         check_consumer(consumer)
         commit = self._held.commit()
         head = commit.head(self._log(topic).name)
-        return read_cursor(commit.tx, head.number, consumer) if head else None
+        return read_cursor(commit.tx, head.topic_id, consumer) if head else None
 
     def read(self, topic: Topic | str, **read: object) -> Iterator[Event]:
         """Reads a topic with this transaction's own appends in it; the keyword arguments are those of `Topic.read`."""

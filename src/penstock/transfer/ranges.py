@@ -15,16 +15,16 @@ _UNPACKED = 3
 
 def range_size(view: TopicView, after: int, through: int) -> int:
     """About how many bytes a range has: as if all its hot blocks were like the one in their middle."""
-    sealed = min(load_state(view.snap, view.number, view.name).sealed, through)
+    sealed = min(load_state(view.snap, view.topic_id, view.name).sealed, through)
     size = 0
     if sealed > after:
-        for segment in load_segments(view.snap, view.number, after, sealed):
+        for segment in load_segments(view.snap, view.topic_id, after, sealed):
             share = min(segment.last, sealed) - max(segment.first - 1, after)
             size += _UNPACKED * segment.size * share // (segment.last - segment.first + 1)
     after = max(after, sealed)
-    low, _ = keys.block_range(view.number)
+    low, _ = keys.block_range(view.topic_id)
     middle = (after + through + 1) // 2
-    for key, value in view.snap.scan(low, keys.block_key(view.number, middle + 1), reverse=True):
+    for key, value in view.snap.scan(low, keys.block_key(view.topic_id, middle + 1), reverse=True):
         count = open_block(view.snap, key, value, view.name).count
         return size + (through - after) * stored_size(value) // count
     return size
@@ -52,7 +52,7 @@ def range_cuts(view: TopicView, after: int, through: int, pieces: int, *, exactl
 
 def _start_near(view: TopicView, seq: int) -> int | None:
     """Where the block begins that holds a position; the row group, when it is sealed."""
-    if seq <= load_state(view.snap, view.number, view.name).sealed:
-        return sealed_start(view.snap, view.number, view.name, seq)
+    if seq <= load_state(view.snap, view.topic_id, view.name).sealed:
+        return sealed_start(view.snap, view.topic_id, view.name, seq)
     block = view.block_holding(seq)
     return None if block is None else block.first

@@ -52,10 +52,10 @@ def stored_blocks(view: TopicView, after: int, through: int) -> Iterator[StoredB
     """The blocks with events in after < position ≤ through, ascending. Sealed ones are made of their row groups."""
     if after >= through:
         return
-    state = load_state(view.snap, view.number, view.name)
+    state = load_state(view.snap, view.topic_id, view.name)
     if state.sealed > after:
         high = min(through, state.sealed)
-        for block in sealed_blocks(view.snap, view.number, view.name, after, high, state.trimmed):
+        for block in sealed_blocks(view.snap, view.topic_id, view.name, after, high, state.trimmed):
             yield StoredBlock(block.first, block.last, seal(block.wire))
         after = high
         if after >= through:

@@ -167,19 +167,6 @@ def test_an_export_that_does_not_say_of_which_journal_it_is_can_only_be_imported
 
 
 @on("memory")
-def test_an_export_that_names_its_topics_number_is_gone_on_with(journal: Journal, tmp_path: Path) -> None:
-    """As earlier versions wrote it."""
-    fill(journal)
-    journal.export(tmp_path / "copy")
-    manifest = copying.load_manifest(tmp_path / "copy")
-    assert manifest is not None
-    manifest.topics["orders"].number = 7
-    copying.save_manifest(tmp_path / "copy", manifest)
-    journal.topic("orders").append("more")
-    assert journal.export(tmp_path / "copy").events == 1
-
-
-@on("memory")
 def test_an_interrupted_export_is_finished(
     journal: Journal, other: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -506,5 +493,5 @@ def test_a_copy_of_a_trimmed_topic_lacks_nothing_else(journal: Journal, other: J
     with core.engine.read() as snap:
         record = load_record(snap, "t")
         assert record is not None
-        state = load_state(snap, record.number, "t")
+        state = load_state(snap, record.topic_id, "t")
     assert (state.trimmed, state.removed, state.compacted) == (3, 3, 0)

@@ -29,7 +29,7 @@ from penstock.journal.blocks import Columns, build_wire
 from penstock.journal.bulk import PreparedPiece, publish, stage
 
 OTHERS = (keys.STORE, keys.NEXT_TOPIC, keys.TOPIC, keys.ENDED, keys.AGED, keys.MARK, keys.HISTORY, keys.COPYING)
-"""Prefixes of keys that no topic's number follows."""
+"""Prefixes of keys that no topic's id follows."""
 STAGING = (keys.STAGED, keys.PUBLISHED, keys.APART)
 
 
@@ -43,22 +43,22 @@ class Total(Projection):
         self.count += 1
 
 
-def number_of(journal: Journal, topic: str) -> int:
+def topic_id_of(journal: Journal, topic: str) -> int:
     with journal._engine.read() as snap:  # type: ignore[attr-defined]
         value = snap.get(keys.topic_key(topic))
     assert value is not None
     return int(msgspec.msgpack.decode(value)[0])
 
 
-def rows_of(journal: Journal, number: int) -> list[bytes]:
-    """Every key of the store that names a topic's number, and every record of a batch that does."""
+def rows_of(journal: Journal, topic_id: int) -> list[bytes]:
+    """Every key of the store that names a topic's id, and every record of a batch that does."""
     found = []
     with journal._engine.read() as snap:  # type: ignore[attr-defined]
         for key, value in snap.scan(b"", b"\xff" * 8):
             at = 2 if key[:1] == b"q" else 1
             if key[:1] == keys.PUBLISHED:
-                found += [key for place in msgspec.msgpack.decode(value)[1] if place[0] == number]
-            elif key[:1] not in (*OTHERS, *STAGING) and key[:2] != b"qr" and key[at : at + 4] == number.to_bytes(4):
+                found += [key for place in msgspec.msgpack.decode(value)[1] if place[0] == topic_id]
+            elif key[:1] not in (*OTHERS, *STAGING) and key[:2] != b"qr" and key[at : at + 4] == topic_id.to_bytes(4):
                 found.append(key)
     return found
 
@@ -108,14 +108,14 @@ def make_anew(journal: Journal, count: int = 0) -> None:
 def test_nothing_of_a_dropped_topic_is_left_in_the_store(journal: Journal) -> None:
     journal.topic("other").append("kept", 1, key="k")
     fill(journal, "orders")
-    number = number_of(journal, "orders")
-    kinds = {key[:1] for key in rows_of(journal, number)}
+    topic_id = topic_id_of(journal, "orders")
+    kinds = {key[:1] for key in rows_of(journal, topic_id)}
     assert {b"s", b"b", b"l", b"c", b"d", b"k", b"p", b"r", b"q"} - kinds <= {b"s"}, "the test fills every room"
     report = journal.drop_topic("orders", force=True)
     assert report.topic == "orders" and report.events == 301 and report.files == []
     assert "orders" not in journal.topics() and "orders" not in journal.queues()
     journal.maintain()
-    assert rows_of(journal, number) == []
+    assert rows_of(journal, topic_id) == []
     assert keys_under(journal, keys.DROPPED) == keys_under(journal, keys.AGED) == []
     assert payloads(journal.topic("other").read()) == [1]
 
@@ -123,14 +123,14 @@ def test_nothing_of_a_dropped_topic_is_left_in_the_store(journal: Journal) -> No
 def test_a_topic_made_again_knows_nothing_of_the_dropped_one(journal: Journal) -> None:
     early = journal.topic("orders").append("early")
     fill(journal, "orders")
-    before = number_of(journal, "orders")
+    before = topic_id_of(journal, "orders")
     journal.drop_topic("orders", force=True)
     topic = journal.topic("orders")
     assert (topic.latest, len(topic), list(topic.read()), topic.cursors()) == (0, 0, [], {})
     receipt = topic.append("placed", "new", key="k1", dedup="d1")
     assert (receipt.seq, receipt.duplicate) == (303, False)
     assert topic.check(receipt) and "with a topic that was dropped" in topic.check(early).reason
-    assert number_of(journal, "orders") > before
+    assert topic_id_of(journal, "orders") > before
     assert topic.project(Total).count == 1  # type: ignore[union-attr]
     assert topic.project(Total, "k1").count == 1  # type: ignore[union-attr]
     assert seqs(topic.read(key="k1")) == [303] and topic.position_of("k2") == 0
@@ -144,12 +144,12 @@ def test_a_topic_made_again_knows_nothing_of_the_dropped_one(journal: Journal) -
 def test_numbers_are_not_given_out_again_when_the_newest_topic_goes(place: Place) -> None:
     journal = place.open()
     journal.topic("a").append("x")
-    first = number_of(journal, "a")
+    first = topic_id_of(journal, "a")
     journal.drop_topic("a")
     journal.maintain()
     journal = place.reopen(journal)
     journal.topic("b").append("x")
-    assert number_of(journal, "b") > first
+    assert topic_id_of(journal, "b") > first
 
 
 def test_blocks_stored_apart_go_with_their_topic(journal: Journal) -> None:
@@ -162,11 +162,11 @@ def test_blocks_stored_apart_go_with_their_topic(journal: Journal) -> None:
     journal._core.run(lambda commit: stage(commit, batch, 0, piece))  # type: ignore[attr-defined]
     journal._core.run(lambda commit: publish(commit, [batch], remember=False))  # type: ignore[attr-defined]
     assert len(journal.topic(name)) == 40
-    number = number_of(journal, name)
-    assert any(key[:1] == keys.PUBLISHED for key in rows_of(journal, number)), "they are stored apart"
+    topic_id = topic_id_of(journal, name)
+    assert any(key[:1] == keys.PUBLISHED for key in rows_of(journal, topic_id)), "they are stored apart"
     journal.drop_topic(name)
     journal.maintain()
-    assert rows_of(journal, number) == []
+    assert rows_of(journal, topic_id) == []
     assert len(keys_under(journal, keys.APART)) == 1, "the other topic's block stays"
     assert len(list(journal.topic("other").read())) == 1
 
@@ -193,7 +193,7 @@ def test_what_is_computed_of_a_topic_is_not_kept_after_a_drop(journal: Journal) 
 
     for compute in (lambda: topic.rebuild(Total, progress=drop), lambda: topic.verify(progress=drop)):
         topic.append_many([Draft("placed", n, key=f"k{n}") for n in range(5000)])
-        number = number_of(journal, "orders")
+        topic_id = topic_id_of(journal, "orders")
         try:
             report = compute()
         except UnknownTopic as error:
@@ -201,7 +201,7 @@ def test_what_is_computed_of_a_topic_is_not_kept_after_a_drop(journal: Journal) 
         else:
             assert report.root is None  # type: ignore[union-attr]
         journal.maintain()
-        assert rows_of(journal, number) == []
+        assert rows_of(journal, topic_id) == []
 
 
 # ── positions ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -426,7 +426,7 @@ def test_another_journal_object_does_not_write_into_the_old_number(place: Place)
         journal.topic("orders").append("x", key="k")
         journal.queue("jobs").push("m")
     assert other.topic("orders").position_of("k") == 2 and other.topic("orders").project(Total) is not None
-    old, jobs = number_of(mine, "orders"), number_of(mine, "jobs")
+    old, jobs = topic_id_of(mine, "orders"), topic_id_of(mine, "jobs")
     mine.drop_topic("orders")
     mine.drop_topic("jobs", force=True)
     assert other.topic("orders").append("x", key="k", expect=0).seq == 3
@@ -448,24 +448,24 @@ def test_what_a_crash_left_is_cleared_when_the_journal_is_opened(place: Place, m
     monkeypatch.setattr(dropping, "_STEP_ROWS", 7)
     journal = place.open()
     journal.topic("orders").append_many([Draft("x", n, dedup=str(n)) for n in range(200)])
-    number = number_of(journal, "orders")
+    topic_id = topic_id_of(journal, "orders")
     stops = iter([False] * 10)
     housekeeper = journal._core.housekeeper  # type: ignore[attr-defined]
     monkeypatch.setattr(housekeeper, "request_clearing", lambda: None)
     journal.drop_topic("orders")
     dropping.clear_dropped(housekeeper._engine, housekeeper._writer, housekeeper.drop_rules, lambda: next(stops, True))
-    left = len(rows_of(journal, number))
+    left = len(rows_of(journal, topic_id))
     assert 100 < left < 200, "some steps were made"
     journal = place.reopen(journal)
     assert journal.topics() == []
-    eventually(lambda: rows_of(journal, number) == [])
+    eventually(lambda: rows_of(journal, topic_id) == [])
 
 
 def test_housekeeping_clears_it_without_being_asked(journal: Journal) -> None:
     journal.topic("orders").append_many([Draft("x", n, key=str(n)) for n in range(100)])
-    number = number_of(journal, "orders")
+    topic_id = topic_id_of(journal, "orders")
     journal.drop_topic("orders")
-    eventually(lambda: rows_of(journal, number) == [])
+    eventually(lambda: rows_of(journal, topic_id) == [])
 
 
 @on("sqlite")
@@ -474,15 +474,15 @@ def test_an_index_being_built_leaves_nothing_behind(journal: Journal) -> None:
     from penstock.journal.index.runs import NOTHING
 
     journal.topic("orders").append("x", key="k")
-    number = number_of(journal, "orders")
-    run = Building(journal._core.writer, "orders", number, NOTHING, (1, 1), 0)  # type: ignore[attr-defined]
+    topic_id = topic_id_of(journal, "orders")
+    run = Building(journal._core.writer, "orders", topic_id, NOTHING, (1, 1), 0)  # type: ignore[attr-defined]
     assert run.begin()
     journal.drop_topic("orders")
     journal.topic("orders").append("x", key="k")
     journal.maintain()
     run.write([(b"e", (b"mark", b"value"))])
     assert not run.publish(lambda directory: directory)
-    assert rows_of(journal, number) == []
+    assert rows_of(journal, topic_id) == []
 
 
 @on("sqlite")
@@ -492,13 +492,13 @@ def test_sealed_files_stay_and_are_listed(journal: Journal, tmp_path: Path) -> N
     topic, lake = journal.topic("orders"), str(tmp_path / "lake")
     topic.append_many([Draft("x", n) for n in range(10)])
     seal_topic(journal._core, "orders", lake=lake, through=6)  # type: ignore[arg-type]
-    number = number_of(journal, "orders")
+    topic_id = topic_id_of(journal, "orders")
     with pytest.raises(TopicInUse, match="1 sealed file that"):
         journal.drop_topic("orders")
     report = journal.drop_topic("orders", force=True)
     assert report.events == 10 and [Path(file).exists() for file in report.files] == [True]
     journal.maintain()
-    assert rows_of(journal, number) == []
+    assert rows_of(journal, topic_id) == []
     topic.append_many([Draft("x", n) for n in range(10)])
     with pytest.raises(ConfigError, match="a topic of this name that was dropped since"):
         seal_topic(journal._core, "orders", lake=lake, through=16)  # type: ignore[arg-type]

@@ -211,11 +211,11 @@ def test_what_a_load_left_unindexed_is_found_at_once_and_indexed_when_it_is_calm
     def through() -> int:
         with journal._engine.read() as snap:
             view = TopicView.open(snap, "t")
-            return load_directory(snap, view.number, "t").through
+            return load_directory(snap, view.topic_id, "t").through
 
     eventually(lambda: through() > 40_000 - 16_384, "it is indexed")
     with journal._engine.read() as snap:
         view = TopicView.open(snap, "t")
-        hashes = [hashes.first for hashes in stored_hashes(snap, view.number, "t", 0)]
+        hashes = [hashes.first for hashes in stored_hashes(snap, view.topic_id, "t", 0)]
     assert all(first > through() for first in hashes), "what is indexed needs no hashes"
     assert seqs(topic.read(key="key 23456")) == seqs(topic.correlated("c 23456")) == [23457]

@@ -99,7 +99,7 @@ class EntityIndex:
         return known[key]
 
     def _newest_within(self, commit: Commit, head: Head, key: str, through: int) -> Event | None:
-        view = TopicView(commit.tx, head.name, TopicRecord(head.number, head.settings))
+        view = TopicView(commit.tx, head.name, TopicRecord(head.topic_id, head.settings))
         return self.lookup_within(head.name, through).open(view, needed=through).newest(key, through)
 
     # ── what look-ups share ──────────────────────────────────────────────────────────────────────────────────────────
@@ -109,10 +109,10 @@ class EntityIndex:
             if self.memtables.get(name) is known:
                 self.memtables[name] = tail
 
-    def cut(self, name: str, number: int, through: int) -> None:
+    def cut(self, name: str, topic_id: int, through: int) -> None:
         """Forgets, in memory, what runs cover, or was removed, through a position of the topic with this number."""
         memtable = self.memtables.get(name)
-        if memtable is not None and memtable.epoch[0] == number and through > memtable.base:
+        if memtable is not None and memtable.epoch[0] == topic_id and through > memtable.base:
             memtable.without(through, partial(self.adopt, name, memtable))
 
     def may_hold(self, snap: Snapshot, topic: int, run: Run, term: bytes) -> bool:
@@ -171,17 +171,17 @@ class Lookup:
         self._view = view
         self._behind = False
         self._extra: Memtable | None = None
-        self.directory = directory = load_directory(view.snap, view.number, view.name)
-        state = load_state(view.snap, view.number, view.name)
+        self.directory = directory = load_directory(view.snap, view.topic_id, view.name)
+        state = load_state(view.snap, view.topic_id, view.name)
         self._trimmed = max(state.trimmed, view.hidden)
         tail = self._tail
-        stale = tail is not None and tail.epoch != (view.number, directory.epoch)
+        stale = tail is not None and tail.epoch != (view.topic_id, directory.epoch)
         if tail is None or stale or self._limit < max(directory.through, state.sealed):
             self._begin(view, directory, tail, needed, state.trimmed)
         elif self._limit < needed and (self._version is None or self._checked_version != self._version):
             self._catch_up(view, tail, max(state.trimmed, state.compacted))
             if directory.through > tail.base and self._version is not None:
-                self._index.cut(self._name, view.number, directory.through)
+                self._index.cut(self._name, view.topic_id, directory.through)
         return self
 
     @property
@@ -192,11 +192,11 @@ class Lookup:
     def _begin(self, view: TopicView, directory: Directory, known: Memtable | None, needed: int, trimmed: int) -> None:
         """Reads everything the runs do not cover."""
         base = max(directory.through, trimmed)
-        tail = Memtable((view.number, directory.epoch), base)
+        tail = Memtable((view.topic_id, directory.epoch), base)
         if base >= needed:
             self._tail, self._limit = tail, base
             return
-        hashed = list(stored_hashes(view.snap, view.number, view.name, base))
+        hashed = list(stored_hashes(view.snap, view.topic_id, view.name, base))
         if _waiting_bytes(view, base, hashed) > INDEX_MEMORY_BYTES:
             self._behind, self._tail, self._limit = True, tail, base
             return
@@ -208,7 +208,7 @@ class Lookup:
         self._tail, self._limit = tail, tail.covered
         if self._version is not None:
             # The next look-up knows the newest block again, and does not read it for nothing.
-            rows = view.snap.scan(*keys.block_range(view.number), reverse=True)
+            rows = view.snap.scan(*keys.block_range(view.topic_id), reverse=True)
             newest = next(((key, len(value), value[-4:]) for key, value in rows), None)
             tail.state = (tail.covered, self._version, newest)
             self._index.adopt(self._name, known, tail)
@@ -217,12 +217,12 @@ class Lookup:
         """Reads what was committed since the tail was looked over; positions after `reshaped` have no holes."""
         newer: list[tuple[Block, int]] = []
         newest: Newest | None = None
-        blocks = view.snap.scan(*keys.block_range(view.number), reverse=True)
+        blocks = view.snap.scan(*keys.block_range(view.topic_id), reverse=True)
         if (
             self._newest is not None
             and self._newest[1] >= MERGED_BYTES
             and self._limit >= reshaped
-            and view.snap.get(keys.block_key(view.number, self._limit + 1)) is None
+            and view.snap.get(keys.block_key(view.topic_id, self._limit + 1)) is None
         ):
             # A large block is never merged with what follows: it need not be read to see that it is still the newest.
             newest, blocks = self._newest, iter(())
@@ -308,7 +308,7 @@ class Lookup:
         for run in reversed(runs) if reverse else runs:
             if run.last <= after or run.first > through or "e" not in run.sections:
                 continue
-            if not self._index.may_hold(self._view.snap, self._view.number, run, term):
+            if not self._index.may_hold(self._view.snap, self._view.topic_id, run, term):
                 continue
             asked += 1
             if asked == INDEX_FAN_IN:
@@ -329,7 +329,7 @@ class Lookup:
         An entity lies inside one chunk, or begins one and fills it and those that follow.
         """
         view = self._view
-        low = run_key(view.number, run.id, ENTITIES)
+        low = run_key(view.topic_id, run.id, ENTITIES)
         begin = low + term
         if after >= run.first:
             for stored, _ in view.snap.scan(begin, begin + (after + 2).to_bytes(8), reverse=True):
@@ -353,7 +353,7 @@ class Lookup:
     def _chunks_back(self, run: Run, term: bytes, key: str, through: int) -> Iterator[tuple[Block, int, int]]:
         """The same from the newest back, at or before a position."""
         view = self._view
-        low = run_key(view.number, run.id, ENTITIES)
+        low = run_key(view.topic_id, run.id, ENTITIES)
         for _, value in view.snap.scan(low, low + term + min(through + 1, keys.MAX_SEQ).to_bytes(8), reverse=True):
             block = read_chunk(value, view.name)
             start, stop = span_of(block, key)
@@ -369,7 +369,7 @@ class Lookup:
         for run in self.directory.runs:
             if "e" not in run.sections:
                 continue
-            low = run_key(view.number, run.id, ENTITIES)
+            low = run_key(view.topic_id, run.id, ENTITIES)
             for _, value in view.snap.scan(low, keys.prefix_end(low)):
                 block = read_chunk(value, view.name)
                 for key, seq in zip(text_values(block.wire.key, block.count), block.seqs, strict=True):
@@ -412,7 +412,7 @@ class Lookup:
         for run in self.directory.runs:
             if section.decode() not in run.sections or run.last <= self._trimmed:
                 continue
-            low = run_key(view.number, run.id, section)
+            low = run_key(view.topic_id, run.id, section)
             for seq in self._marked_in(low, term):
                 event = view.get(seq) if seq > self._trimmed else None
                 if event is not None:
@@ -432,7 +432,7 @@ class Lookup:
 
 def _waiting_bytes(view: TopicView, base: int, hashed: Sequence[TermHashes]) -> int:
     """How much of a topic neither runs nor hashes cover, about."""
-    block = last_block(view.snap, view.number, view.name)
+    block = last_block(view.snap, view.topic_id, view.name)
     if block is None:
         return 0
     waiting = block.last - base - sum(one.last - one.first + 1 for one in hashed)
@@ -475,7 +475,7 @@ _PREFIXED = 20_000
 
 def prefixed_events(view: TopicView, query: EventQuery, after: int, limit: int | None) -> Iterator[Event]:
     """The events a reader wants whose keys begin with a text, in order: from the runs, and after them as they lie."""
-    directory = load_directory(view.snap, view.number, view.name)
+    directory = load_directory(view.snap, view.topic_id, view.name)
     through, reverse = query.through, query.reverse
     most = _PREFIXED if limit is None else min(_PREFIXED, 1_000 + 8 * limit)
     found = _prefixed(view, directory, query, max(after, view.trimmed()), most)
@@ -510,7 +510,7 @@ def _prefixed(view: TopicView, directory: Directory, query: EventQuery, after: i
 
 def _chunks_with(view: TopicView, run: Run, begin: bytes) -> Iterator[Block]:
     """The chunks of a run with keys that begin with a text, and some others: one or two for each length of keys."""
-    low = run_key(view.number, run.id, ENTITIES)
+    low = run_key(view.topic_id, run.id, ENTITIES)
     stop = keys.prefix_end(low)
     at, read = len(begin).to_bytes(2) + begin, b""
     while True:

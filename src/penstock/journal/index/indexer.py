@@ -144,7 +144,7 @@ class Indexer:
             return False
         with self._engine.read() as snap:
             record = load_record(snap, topic)
-            return record is None or not until_few(load_directory(snap, record.number, topic).runs)
+            return record is None or not until_few(load_directory(snap, record.topic_id, topic).runs)
 
     def consider(self, topic: str) -> None:
         """Asks for a look at a topic if enough has gathered."""
@@ -160,9 +160,9 @@ class Indexer:
         if topic in self._index.memtables:
             with self._engine.read() as snap:
                 record = load_record(snap, topic)
-                trimmed = 0 if record is None else load_state(snap, record.number, topic).trimmed
+                trimmed = 0 if record is None else load_state(snap, record.topic_id, topic).trimmed
             if record is not None:
-                self._index.cut(topic, record.number, trimmed)
+                self._index.cut(topic, record.topic_id, trimmed)
 
     def index(self, topic: str, *, thorough: bool = False) -> None:
         """Does what there is to do for a topic now; thorough: everything goes into few runs."""
@@ -226,12 +226,12 @@ class Indexer:
             numbers: set[int] = set()
             at = keys.HASHES
             while found := next(iter(snap.scan(at, keys.prefix_end(keys.HASHES))), None):
-                numbers.add(number := keys.topic_of(found[0]))
-                at = keys.topic_range(keys.HASHES, number)[1]
+                numbers.add(topic_id := keys.topic_of(found[0]))
+                at = keys.topic_range(keys.HASHES, topic_id)[1]
             names = [keys.stored_name(key[1:]) for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))]
             records = {name: load_record(snap, name) for name in names}
         for name, record in records.items():
-            if record is not None and record.number in numbers:
+            if record is not None and record.topic_id in numbers:
                 self.request(name)
 
     def _changes(self) -> int:
@@ -306,11 +306,11 @@ class Indexer:
             record = load_record(snap, topic)
             if record is None or not record.settings.indexed:
                 return False
-            block = last_block(snap, record.number, topic)
+            block = last_block(snap, record.topic_id, topic)
             if block is None:
                 return False
-            directory = load_directory(snap, record.number, topic)
-            waiting = block.last - max(directory.through, load_state(snap, record.number, topic).trimmed)
+            directory = load_directory(snap, record.topic_id, topic)
+            waiting = block.last - max(directory.through, load_state(snap, record.topic_id, topic).trimmed)
             size = waiting * (len(block.payload) // block.count + 48)
             return waiting >= INDEX_RUN_EVENTS or size >= INDEX_RUN_BYTES or bool(directory.rubbish)
 
@@ -320,7 +320,7 @@ class Indexer:
             view = TopicView.open(snap, topic)
             if view is None or not view.record.settings.indexed:
                 return False
-            directory = load_directory(snap, view.number, topic)
+            directory = load_directory(snap, view.topic_id, topic)
             base = max(directory.through, view.trimmed())
             blocks = blocks_of_a_run(view.blocks(base, keys.MAX_SEQ), self._breathe)
             if not blocks or not (thorough or are_enough(blocks)):
@@ -331,7 +331,7 @@ class Indexer:
         def advance(found: Directory) -> Directory | None:
             return replace(found, through=last) if found.through == directory.through else None
 
-        run = Building(self._writer, topic, view.number, directory, (base + 1, last), 0)
+        run = Building(self._writer, topic, view.topic_id, directory, (base + 1, last), 0)
         if not written:
             done = run.skip(advance)
         elif run.begin():
@@ -341,7 +341,7 @@ class Indexer:
         else:
             return False
         if done:
-            self._index.cut(topic, view.number, last)
+            self._index.cut(topic, view.topic_id, last)
         return done
 
     # ── larger runs ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -351,18 +351,18 @@ class Indexer:
             record = load_record(snap, topic)
             if record is None:
                 return False
-            directory = load_directory(snap, record.number, topic)
-            trimmed = load_state(snap, record.number, topic).trimmed
+            directory = load_directory(snap, record.topic_id, topic)
+            trimmed = load_state(snap, record.topic_id, topic).trimmed
         parts = worth_merging(directory.runs, thorough)
         if not parts:
             return False
         level = max(run.level for run in parts) + (0 if thorough else 1)
-        run = Building(self._writer, topic, record.number, directory, (parts[0].first, parts[-1].last), level)
+        run = Building(self._writer, topic, record.topic_id, directory, (parts[0].first, parts[-1].last), level)
         if not run.begin():
             return False
         entities: dict[str, None] | None = {}
         with_entities = [part for part in parts if "e" in part.sections]
-        merge = EntityMerge(self._engine, topic, record.number, with_entities, trimmed, self._breathe)
+        merge = EntityMerge(self._engine, topic, record.topic_id, with_entities, trimmed, self._breathe)
         for chunks, some in merge.steps():
             run.write([(ENTITIES, chunk) for chunk in chunks])
             if entities is not None:
@@ -372,7 +372,7 @@ class Indexer:
                 return False
         for section in (CAUSES, CORRELATIONS):
             with_it = [part for part in parts if section.decode() in part.sections]
-            for chunks in MarkMerge(self._engine, topic, record.number, section, with_it, trimmed).steps():
+            for chunks in MarkMerge(self._engine, topic, record.topic_id, section, with_it, trimmed).steps():
                 run.write([(section, chunk) for chunk in chunks])
                 if self._closed:
                     return False
@@ -395,13 +395,13 @@ class Indexer:
                 record = load_record(snap, topic)
                 if record is None:
                     return
-                directory = load_directory(snap, record.number, topic)
+                directory = load_directory(snap, record.topic_id, topic)
                 if not directory.rubbish:
                     return
                 run = directory.rubbish[0]
-                start, stop = run_key(record.number, run), run_key(record.number, run + 1)
+                start, stop = run_key(record.topic_id, run), run_key(record.topic_id, run + 1)
                 upto = after_some(snap, start, stop)
-            deletion = Deletion(topic, record.number, run, start, upto or stop, upto is None)
+            deletion = Deletion(topic, record.topic_id, run, start, upto or stop, upto is None)
             self._writer.run(WriteRequest(deletion, relaxed=True))
 
 
@@ -418,20 +418,20 @@ Written = tuple[bytes, Chunk]
 class Deletion:
     """Removes a part of a run, and its number from the list of rubbish when it was the last part."""
 
-    def __init__(self, topic: str, number: int, run: int, start: bytes, stop: bytes, done: bool) -> None:
-        self._topic, self._number, self._run = topic, number, run
+    def __init__(self, topic: str, topic_id: int, run: int, start: bytes, stop: bytes, done: bool) -> None:
+        self._topic, self._topic_id, self._run = topic, topic_id, run
         self._start, self._stop, self._done = start, stop, done
 
     def __call__(self, commit: Commit) -> None:
-        if not commit.is_current(self._topic, self._number):
+        if not commit.is_current(self._topic, self._topic_id):
             return
-        directory = load_directory(commit.tx, self._number, self._topic)
+        directory = load_directory(commit.tx, self._topic_id, self._topic)
         if self._run not in directory.rubbish:
             return
         commit.tx.delete_range(self._start, self._stop)
         if self._done:
             left = tuple(run for run in directory.rubbish if run != self._run)
-            save_directory(commit.tx, self._number, replace(directory, rubbish=left))
+            save_directory(commit.tx, self._topic_id, replace(directory, rubbish=left))
 
 
 def _is_full(memtable: Memtable) -> bool:
@@ -446,14 +446,14 @@ class Building:
         self,
         writer: Writer,
         topic: str,
-        number: int,
+        topic_id: int,
         directory: Directory,
         positions: tuple[int, int],
         level: int,
     ) -> None:
         self._writer = writer
         self._topic = topic
-        self._number = number
+        self._topic_id = topic_id
         self._epoch = directory.epoch
         self._positions = positions
         self._level = level
@@ -467,9 +467,9 @@ class Building:
         return bool(self._do(self._announce))
 
     def _announce(self, commit: Commit) -> bool:
-        if not commit.is_current(self._topic, self._number):
+        if not commit.is_current(self._topic, self._topic_id):
             return False
-        directory = load_directory(commit.tx, self._number, self._topic)
+        directory = load_directory(commit.tx, self._topic_id, self._topic)
         if directory.epoch != self._epoch:
             return False
         self._id = directory.next
@@ -478,7 +478,7 @@ class Building:
         building.append((self._id, commit.now_ms))
         save_directory(
             commit.tx,
-            self._number,
+            self._topic_id,
             replace(directory, next=self._id + 1, building=tuple(building), rubbish=(*directory.rubbish, *stale)),
         )
         return True
@@ -487,15 +487,15 @@ class Building:
         """Changes the directory without a run: there was nothing to index."""
 
         def apply(commit: Commit) -> bool:
-            if not commit.is_current(self._topic, self._number):
+            if not commit.is_current(self._topic, self._topic_id):
                 return False
-            directory = load_directory(commit.tx, self._number, self._topic)
+            directory = load_directory(commit.tx, self._topic_id, self._topic)
             if directory.epoch != self._epoch:
                 return False
             changed = change(directory)
             if changed is not None:
-                save_directory(commit.tx, self._number, changed)
-                forget_hashes(commit.tx, self._number, changed.through)
+                save_directory(commit.tx, self._topic_id, changed)
+                forget_hashes(commit.tx, self._topic_id, changed.through)
             return changed is not None
 
         return bool(self._do(apply))
@@ -512,10 +512,10 @@ class Building:
                 start, size = stop, 0
 
     def _put(self, part: Sequence[Written], commit: Commit) -> None:
-        if not commit.is_current(self._topic, self._number):
+        if not commit.is_current(self._topic, self._topic_id):
             return  # no housekeeper would ever clear it away
         for section, (mark, value) in part:
-            commit.tx.put(run_key(self._number, self._id, section, mark), value)
+            commit.tx.put(run_key(self._topic_id, self._id, section, mark), value)
 
     def filter(self, entities: Collection[str], breathe: Breathe) -> None:
         """Adds the filter of the entities, unless there are too many or none."""
@@ -530,8 +530,8 @@ class Building:
         self._entities = len(entities)
 
         def put(commit: Commit) -> None:
-            if commit.is_current(self._topic, self._number):
-                commit.tx.put(run_key(self._number, self._id, FILTER), value)
+            if commit.is_current(self._topic, self._topic_id):
+                commit.tx.put(run_key(self._topic_id, self._id, FILTER), value)
 
         self._do(put)
 
@@ -540,16 +540,16 @@ class Building:
         return bool(self._do(lambda commit: self._list(commit, change)))
 
     def _list(self, commit: Commit, change: Callable[[Directory], Directory | None]) -> bool:
-        if not commit.is_current(self._topic, self._number):
+        if not commit.is_current(self._topic, self._topic_id):
             return False
-        directory = load_directory(commit.tx, self._number, self._topic)
+        directory = load_directory(commit.tx, self._topic_id, self._topic)
         mine = any(run == self._id for run, _ in directory.building)
         rest = replace(directory, building=tuple(one for one in directory.building if one[0] != self._id))
         changed = change(rest) if mine and directory.epoch == self._epoch else None
         if changed is None:
             if self._id not in rest.rubbish:
                 rest = replace(rest, rubbish=(*rest.rubbish, self._id))
-            save_directory(commit.tx, self._number, rest)
+            save_directory(commit.tx, self._topic_id, rest)
             return False
         runs = changed.runs
         if self._sections:
@@ -557,8 +557,8 @@ class Building:
             level = max(self._level, _level(self._size))
             run = Run(self._id, first, last, level, self._size, self._entities, "".join(sorted(self._sections)))
             runs = tuple(sorted([*runs, run], key=lambda one: one.first))
-        save_directory(commit.tx, self._number, replace(changed, runs=runs))
-        forget_hashes(commit.tx, self._number, changed.through)
+        save_directory(commit.tx, self._topic_id, replace(changed, runs=runs))
+        forget_hashes(commit.tx, self._topic_id, changed.through)
         return True
 
     def _do(self, apply: Callable[[Commit], object]) -> object:
@@ -691,11 +691,11 @@ class EntityMerge:
     """The entities of several runs, as one."""
 
     def __init__(
-        self, engine: Engine, topic: str, number: int, runs: Sequence[Run], trimmed: int, breathe: Breathe
+        self, engine: Engine, topic: str, topic_id: int, runs: Sequence[Run], trimmed: int, breathe: Breathe
     ) -> None:
         self._engine = engine
         self._topic = topic
-        self._sources = [_Source(number, run, ENTITIES) for run in runs]
+        self._sources = [_Source(topic_id, run, ENTITIES) for run in runs]
         self._share = _WINDOW_BYTES // max(1, len(runs))
         self._buffers: list[list[Row]] = [[] for _ in runs]
         self._trimmed = trimmed
@@ -752,11 +752,11 @@ class MarkMerge:
     """The causes or correlations of several runs, as one."""
 
     def __init__(
-        self, engine: Engine, topic: str, number: int, section: bytes, runs: Sequence[Run], trimmed: int
+        self, engine: Engine, topic: str, topic_id: int, section: bytes, runs: Sequence[Run], trimmed: int
     ) -> None:
         self._engine = engine
         self._topic = topic
-        self._sources = [_Source(number, run, section) for run in runs]
+        self._sources = [_Source(topic_id, run, section) for run in runs]
         self._trimmed = trimmed
 
     def steps(self) -> Iterator[list[Chunk]]:

@@ -77,9 +77,9 @@ def lake_summaries(snap: Snapshot, topic: str) -> Iterator[LakeSummary]:
     view = TopicView.open(snap, topic)
     if view is None:
         return
-    seals = load_seals(snap, view.number)
+    seals = load_seals(snap, view.topic_id)
     found: dict[str, list[int]] = {lake: [0, 0, 0, 0] for lake in seals.tables}
-    for segment in load_segments(snap, view.number, load_state(snap, view.number, topic).trimmed):
+    for segment in load_segments(snap, view.topic_id, load_state(snap, view.topic_id, topic).trimmed):
         numbers = found.setdefault(segment.lake, [0, 0, 0, 0])
         numbers[:3] = numbers[0] + len(segment.files), numbers[1] + segment.count, numbers[2] + segment.size
         numbers[3] = segment.last

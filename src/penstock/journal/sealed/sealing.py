@@ -137,15 +137,15 @@ class _Sealing:
                 raise ConfigError(
                     f"topic {self.topic!r} keeps only the newest event of every key, so its history is never settled"
                 )
-            state = load_state(snap, view.number, self.topic)
-            seals = load_seals(snap, view.number)
+            state = load_state(snap, view.topic_id, self.topic)
+            seals = load_seals(snap, view.topic_id)
             ranges = plan_ranges(view, max(state.sealed, state.trimmed), through, self.file_events)
             left = 0
             if most is not None and ranges:
                 ranges, left = first_step(ranges, most)
             merges: list[list[Segment]] = []
             if compact and not left:
-                merges = plan_merges(snap, view.number, state.trimmed, self.lake, self.file_events)
+                merges = plan_merges(snap, view.topic_id, state.trimmed, self.lake, self.file_events)
         before = TableSettings() if self.lake in seals.markers else None
         self.settings = self.request.applied(seals.tables.get(self.lake, before), self.lake)
         changed = self.settings != seals.tables.get(self.lake, TableSettings())
@@ -214,8 +214,8 @@ class _Sealing:
         except Exception as error:
             with self.core.engine.read() as snap:
                 view = TopicView.open(snap, self.topic)
-                known = frozenset() if view is None else sealed_files(snap, view.number)
-                newest = "" if view is None else load_seals(snap, view.number).token
+                known = frozenset() if view is None else sealed_files(snap, view.topic_id)
+                newest = "" if view is None else load_seals(snap, view.topic_id).token
             with suppress(OSError):
                 self.folder.remove_orphans(self.token, known | self._recorded)
             if newest not in ("", self.token):
@@ -229,8 +229,8 @@ class _Sealing:
 
     def _take_turn(self, marker: SealMarker | None, commit: Commit) -> tuple[Seals, frozenset[tuple[str, str]]]:
         head = self._head(commit)
-        seals = load_seals(commit.tx, head.number)
-        known = sealed_files(commit.tx, head.number)
+        seals = load_seals(commit.tx, head.topic_id)
+        known = sealed_files(commit.tx, head.topic_id)
         if marker is None and any(lake == self.lake for lake, _ in known):
             raise StorageError(
                 f"{self.folder} should hold sealed history, and its {MARKER} is not there: is the right folder mounted?"
@@ -246,7 +246,7 @@ class _Sealing:
         tables = {**seals.tables, self.lake: self.settings}
         save_seals(
             commit.tx,
-            head.number,
+            head.topic_id,
             replace(seals, token=self.token, markers=markers, unfinished=unfinished, tables=tables),
         )
         return seals, known
@@ -259,7 +259,7 @@ class _Sealing:
     def _finish(self, commit: Commit) -> None:
         """Every file of this seal is a segment, and what earlier ones had left in this lake is gone."""
         head = self._head(commit)
-        seals = load_seals(commit.tx, head.number)
+        seals = load_seals(commit.tx, head.topic_id)
         if seals.token != self.token:
             return  # a newer one has taken over, or the topic was made anew
         done = {*self._cleaned.unfinished, (self.lake, self.token)}
@@ -270,7 +270,7 @@ class _Sealing:
             unfinished=tuple(one for one in seals.unfinished if one not in done),
             gone=tuple(one for one in seals.gone if one not in gone),
         )
-        save_seals(commit.tx, head.number, seals)
+        save_seals(commit.tx, head.topic_id, seals)
 
     # ── the work ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _segments(self, ranges: list[Range]) -> Generator[Segment]:
@@ -309,16 +309,16 @@ class _Sealing:
 
     def _adopt(self, segment: Segment, commit: Commit) -> None:
         head = self._head(commit)
-        state = load_state(commit.tx, head.number, self.topic)
-        mine = load_seals(commit.tx, head.number).token == self.token
+        state = load_state(commit.tx, head.topic_id, self.topic)
+        mine = load_seals(commit.tx, head.topic_id).token == self.token
         if not mine or segment.first != max(state.sealed, state.trimmed) + 1:
             raise compacted(self.topic)
         if segment.count != topic_to_seal(commit.tx, self.topic).count_between(segment.first - 1, segment.last):
             raise compacted(self.topic)  # by key, after the file was written: what went would be there again
         if held_back(commit, self.topic, segment.last, self.core.housekeeper.holds)[0] < segment.last:
             raise ConfigError(f"{self.topic!r} became a queue meanwhile: its messages are not sealed")
-        save_segment(commit.tx, head.number, segment)
-        remove_blocks(commit, self.topic, head.number, state, segment.last)
+        save_segment(commit.tx, head.topic_id, segment)
+        remove_blocks(commit, self.topic, head.topic_id, state, segment.last)
         state = replace(
             state,
             sealed=segment.last,
@@ -326,14 +326,14 @@ class _Sealing:
             recorded_ms=head.recorded_ms,
             last_id=head.last_id.to_bytes(16),
         )
-        save_state(commit.tx, head.number, state)
+        save_state(commit.tx, head.topic_id, state)
 
     # ── small files, and the table ───────────────────────────────────────────────────────────────────────────────────
     def _merge(self, old: list[Segment]) -> None:
         """Puts one file in the place of several; theirs go with the next seal, so that readers can finish with them."""
         with self.core.engine.read() as snap:
             view = topic_to_seal(snap, self.topic)
-            trimmed = load_state(snap, view.number, self.topic).trimmed
+            trimmed = load_state(snap, view.topic_id, self.topic).trimmed
         if trimmed >= old[0].last:
             return  # compacted meanwhile: the rest waits for the next seal
         new = write_segment(self.core.engine, self._place(), max(old[0].first - 1, trimmed), old[-1].last)
@@ -341,10 +341,10 @@ class _Sealing:
 
     def _swap(self, old: list[Segment], new: Segment, commit: Commit) -> None:
         head = self._head(commit)
-        there = [one for one in load_segments(commit.tx, head.number, 0, new.last) if one.last >= old[0].last]
-        if load_seals(commit.tx, head.number).token != self.token or there != old:
+        there = [one for one in load_segments(commit.tx, head.topic_id, 0, new.last) if one.last >= old[0].last]
+        if load_seals(commit.tx, head.topic_id).token != self.token or there != old:
             raise compacted(self.topic)
-        replace_segments(commit.tx, head.number, old, new)
+        replace_segments(commit.tx, head.topic_id, old, new)
 
     def _register(self) -> None:
         """The table, if there is one, lists what the journal knows as sealed."""
@@ -352,10 +352,10 @@ class _Sealing:
             return
         with self.core.engine.read() as snap:
             view = topic_to_seal(snap, self.topic)
-            if load_seals(snap, view.number).token != self.token:
+            if load_seals(snap, view.topic_id).token != self.token:
                 raise compacted(self.topic)
-            state = load_state(snap, view.number, self.topic)
-            segments = list(load_segments(snap, view.number, state.trimmed))
+            state = load_state(snap, view.topic_id, self.topic)
+            segments = list(load_segments(snap, view.topic_id, state.trimmed))
         owner = Owner(self.core.id, self.topic, self.lake)
         bring_up_to_date(owner, self.settings, segments, max(state.sealed, state.trimmed))
 
@@ -404,11 +404,11 @@ def first_step(ranges: list[Range], most: int) -> tuple[list[Range], int]:
     return taken, end - taken[-1][1]
 
 
-def plan_merges(snap: Snapshot, number: int, trimmed: int, lake: str, file_events: int) -> list[list[Segment]]:
+def plan_merges(snap: Snapshot, topic_id: int, trimmed: int, lake: str, file_events: int) -> list[list[Segment]]:
     """Neighbours of one day that fit into one file together."""
     found: list[list[Segment]] = []
     run: list[Segment] = []
-    for segment in load_segments(snap, number, trimmed):
+    for segment in load_segments(snap, topic_id, trimmed):
         fits = run and run[-1].day == segment.day and run[-1].lake == segment.lake
         values = {part.folder for one in [*run, segment] for part in one.parts}
         many = sum(one.count for one in run) + segment.count > file_events

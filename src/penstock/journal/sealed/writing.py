@@ -74,7 +74,7 @@ def write_segment(engine: Engine, place: SealPlace, after: int, through: int) ->
     topic = place.topic
     with engine.read() as snap:
         view = topic_to_seal(snap, topic)
-        state = load_state(snap, view.number, topic)
+        state = load_state(snap, view.topic_id, topic)
         day = None if state.trimmed > after else day_of(view, after + 1, through)
         if day is None:
             raise compacted(topic)

@@ -1,6 +1,6 @@
 """A queue's settings and groups: policy, pauses, what a new group begins with, what the last one leaves behind.
 
-In work mode all consumers share one group (number 0). In fanout mode nothing is taken from that one: it keeps what no
+In work mode all consumers share one group (id 0). In fanout mode nothing is taken from that one: it keeps what no
 other group wants, which is everything as long as there is none, then what lies before the beginning of all of them. A
 group that wants it takes it over.
 """
@@ -139,14 +139,14 @@ def register_group(commit: Commit, queue: QueueState, name: str, after: int) -> 
     record = queue.record
     if record.next_group > MAX_GROUP:
         raise ConfigError(f"queue {queue.name!r} has had {MAX_GROUP} groups, which is all it can have")
-    known, number = dict(record.groups), record.next_group
-    record.groups = {**known, name: number}
+    known, group_id = dict(record.groups), record.next_group
+    record.groups = {**known, name: group_id}
     record.next_group += 1
     queue.save(commit)
     shared = queue.group(commit.tx, WORK)
     if not queue.fanout:
         return shared
-    group = Group(queue, number, name, GroupRecord())
+    group = Group(queue, group_id, name, GroupRecord())
     queue.adopt(group)
     latest = commit.latest(queue.name)
     if known and after >= latest and not shared.kept():  # it has nothing to do with what any other has
@@ -168,17 +168,17 @@ def register_group(commit: Commit, queue: QueueState, name: str, after: int) -> 
 
 def remove_group(commit: Commit, queue: QueueState, name: str) -> bool:
     """Removes a group. What the last one had not settled is kept for the next group that is added."""
-    number = queue.record.groups.get(name)
-    if number is None:
+    group_id = queue.record.groups.get(name)
+    if group_id is None:
         return False
     commit.flush()
     if queue.fanout and len(queue.record.groups) == 1:
         shared = queue.group(commit.tx, WORK)
         kept = image_of(commit, shared) if shared.kept() else None
-        _install(commit, shared, _for_newcomer(commit, [queue.group(commit.tx, number)], kept))
+        _install(commit, shared, _for_newcomer(commit, [queue.group(commit.tx, group_id)], kept))
         commit.flush()
-    commit.tx.delete_range(*keys.group_range(queue.topic, number))
-    commit.tx.delete_range(*keys.flow_of_group(queue.topic, number))
+    commit.tx.delete_range(*keys.group_range(queue.topic, group_id))
+    commit.tx.delete_range(*keys.flow_of_group(queue.topic, group_id))
     queue.record.groups = {known: at for known, at in queue.record.groups.items() if known != name}
     queue.record.paused = {known: since for known, since in queue.record.paused.items() if known != name}
     queue.save(commit)
@@ -188,11 +188,11 @@ def remove_group(commit: Commit, queue: QueueState, name: str) -> bool:
 
 def group_for(commit: Commit, queue: QueueState, name: str) -> Group:
     """Finds the group that a take names; the first take registers it."""
-    number, fanout = queue.record.groups.get(name), queue.record.policy.mode == "fanout"
-    if number is None and (fanout or name != "default"):
+    group_id, fanout = queue.record.groups.get(name), queue.record.policy.mode == "fanout"
+    if group_id is None and (fanout or name != "default"):
         group = register_group(commit, queue, name, 0)
     else:
-        group = queue.group(commit.tx, number if fanout and number is not None else WORK)
+        group = queue.group(commit.tx, group_id if fanout and group_id is not None else WORK)
     if group.record.seen_ms - commit.now_ms >= TOLERATED_MS:
         follow_clock(commit, group)
     return group
@@ -236,8 +236,8 @@ def _urgency(message: MessageRow) -> tuple[int, int]:
 
 def _install(commit: Commit, group: Group, image: GroupImage, until: int = -1) -> None:
     """Makes the rows of a group that has no leases say what an image says; `until`: where the group ends."""
-    commit.tx.delete_range(*keys.group_range(group.topic, group.number))
-    commit.tx.delete_range(*keys.flow_of_group(group.topic, group.number))
+    commit.tx.delete_range(*keys.group_range(group.topic, group.group_id))
+    commit.tx.delete_range(*keys.flow_of_group(group.topic, group.group_id))
     commit.touch(group)
     stops = [start - 1 for start, _ in image.untouched] + ([until] if until >= 0 else [])
     group.record = GroupRecord(stops[0], image.absorbed, until=until, seen_ms=group.record.seen_ms)
@@ -290,9 +290,9 @@ def follow_clock(commit: Commit, group: Group) -> None:
 def _set_leases_back(commit: Commit, group: Group, now: int) -> None:
     record = group.record
     record.next_deadline = record.swept = record.swept_deadline = 0
-    for number, lease in list(group.leases(commit.tx)):
+    for lease_id, lease in list(group.leases(commit.tx)):
         if _set_lease_back(lease, now):
-            group.save_lease(commit, number, lease)
+            group.save_lease(commit, lease_id, lease)
         for deadline in lease.deadlines():
             record.next_deadline = min(record.next_deadline or deadline, deadline)
 
@@ -324,8 +324,8 @@ def _set_waits_back(commit: Commit, group: Group, now: int) -> None:
 
 def _set_limits_back(commit: Commit, group: Group, now: int) -> None:
     queue, tx = group.queue, commit.tx
-    own = keys.flow_key(group.topic, group.number, b"q")
-    windows = list(tx.scan(own, own + b"\0")) + list(tx.scan(*keys.flow_rows(group.topic, group.number, b"r")))
+    own = keys.flow_key(group.topic, group.group_id, b"q")
+    windows = list(tx.scan(own, own + b"\0")) + list(tx.scan(*keys.flow_rows(group.topic, group.group_id, b"r")))
     for row, value in windows:
         window = read_window(value, queue.name)
         if window.set_back(now):

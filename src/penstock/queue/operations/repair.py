@@ -54,7 +54,7 @@ def claim(queue: LocalQueue, request: Request, idle_ms: int) -> list[Delivery]:
         for held in view.held(request.label):
             lease, index = held.lease, held.index
             if view.now - lease.touched_ms(index) >= idle_ms:
-                chosen.append((held.number, index))
+                chosen.append((held.lease_id, index))
                 left -= not over_budget(view.snap, view.state, lease.message(index))
                 if not left:
                     break
@@ -69,14 +69,14 @@ def _claim(
         return []
     hold = LeaseHandle(queue, request.label, request.consumer)
     now, operation = commit.now_ms, TakeOperation(commit, state, group, request, hold)
-    for number, index in chosen:
-        lease = group.lease(commit.tx, number)
+    for lease_id, index in chosen:
+        lease = group.lease(commit.tx, lease_id)
         if lease is not None and lease.holds(index) and now - lease.touched_ms(index) >= idle_ms:
             event = state.blocks.event(commit.tx, lease.seq(index))
             if event is None or over_budget(commit.tx, state, lease.message(index)):
-                expire_messages(commit, state, group, number, lease, [index])
+                expire_messages(commit, state, group, lease_id, lease, [index])
                 continue
-            (message,) = group.take_back(commit, number, lease, [index])
+            (message,) = group.take_back(commit, lease_id, lease, [index])
             tried = group.ended_attempts(commit, lease, message, now, "claimed", None)
             group.save_trail(commit, message, FailureTrail(tried))
             operation.messages.append((message, event))
@@ -129,12 +129,12 @@ def purge_in(commit: Commit, queue: LocalQueue) -> int:
     count = _count(commit, state, latest)
     answer_removed(commit, state, latest)
     for group in state.all_groups(commit.tx):
-        commit.tx.delete_range(*keys.group_range(state.topic, group.number))
-        commit.tx.delete_range(*keys.flow_rows(state.topic, group.number, b"t"))
+        commit.tx.delete_range(*keys.group_range(state.topic, group.group_id))
+        commit.tx.delete_range(*keys.flow_rows(state.topic, group.group_id, b"t"))
         old = group.record
         fresh = Group(
             state,
-            group.number,
+            group.group_id,
             group.name,
             GroupRecord(latest, latest, next_lease=old.next_lease, until=old.until, seen_ms=old.seen_ms),
         )

@@ -56,14 +56,14 @@ LAPSED: Final = NackOptions(LEASE_LOST)
 
 
 def find_held(
-    commit: Commit, queue: QueueState, group: int, number: int, index: int, secret: bytes
+    commit: Commit, queue: QueueState, group: int, lease_id: int, index: int, secret: bytes
 ) -> HeldMessage | None:
     """The message under a handle, if its lease still holds it."""
     found = queue.group(commit.tx, group)
-    lease = found.lease(commit.tx, number)
+    lease = found.lease(commit.tx, lease_id)
     if lease is None or lease.secret != secret or not lease.holds(index):
         return None
-    return HeldMessage(found, number, lease, index)
+    return HeldMessage(found, lease_id, lease, index)
 
 
 def stale(token: str, queue: str) -> StaleDelivery:
@@ -81,7 +81,7 @@ def ack(commit: Commit, queue: QueueState, held: HeldMessage, given: StoredResul
     times = held.group.record.settle_times
     bucket = (commit.now_ms - held.lease.delivered_ms).bit_length()  # a call less than a function of its own
     times[bucket] = times.get(bucket, 0) + 1
-    held.group.release(commit, held.number, held.lease, 1 << held.index)
+    held.group.release(commit, held.lease_id, held.lease, 1 << held.index)
     if held.lease.messages is not None:
         held.group.settle(commit, held.lease.messages[held.index])
     if queue.traits.letters and not queue.fanout:
@@ -90,7 +90,7 @@ def ack(commit: Commit, queue: QueueState, held: HeldMessage, given: StoredResul
         note_success(commit, queue, held.group, [held.lease.seq(held.index)])
 
 
-def ack_mask(commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, mask: int) -> int:
+def ack_mask(commit: Commit, queue: QueueState, group: Group, lease_id: int, lease: Lease, mask: int) -> int:
     """Settles those of a lease's messages (a bit each) that it still holds; returns how many."""
     mask &= lease.held_mask()
     if not mask:
@@ -101,7 +101,7 @@ def ack_mask(commit: Commit, queue: QueueState, group: Group, number: int, lease
     times = group.record.settle_times
     bucket = (commit.now_ms - lease.delivered_ms).bit_length()
     times[bucket] = times.get(bucket, 0) + mask.bit_count()
-    group.release(commit, number, lease, mask)
+    group.release(commit, lease_id, lease, mask)
     if lease.messages is not None:
         for index in indexes_of(mask):
             group.settle(commit, lease.messages[index])
@@ -115,13 +115,13 @@ def ack_mask(commit: Commit, queue: QueueState, group: Group, number: int, lease
 
 def nack(commit: Commit, queue: QueueState, held: HeldMessage, options: NackOptions) -> Outcome:
     """Ends an attempt that failed: requeues the message, now or later, or gives it up."""
-    (message,) = held.group.take_back(commit, held.number, held.lease, [held.index])
+    (message,) = held.group.take_back(commit, held.lease_id, held.lease, [held.index])
     return _fail(commit, queue, held.group, held.lease, message, commit.now_ms, options)
 
 
 def release(commit: Commit, queue: QueueState, held: HeldMessage) -> None:
     """Requeues a message at once, as if it had not been taken."""
-    (message,) = held.group.take_back(commit, held.number, held.lease, [held.index])
+    (message,) = held.group.take_back(commit, held.lease_id, held.lease, [held.index])
     message.attempts -= 1
     message.since_ms = commit.now_ms
     held.group.requeue(commit, message)
@@ -130,7 +130,7 @@ def release(commit: Commit, queue: QueueState, held: HeldMessage) -> None:
 def extend(commit: Commit, queue: QueueState, held: list[HeldMessage], lease_ms: int) -> int:
     """Gives messages more (or less) time from now on; returns the new deadline."""
     deadline = commit.now_ms + lease_ms if lease_ms else NEVER
-    for group, number, lease, indexes in _by_lease(held):
+    for group, lease_id, lease, indexes in _by_lease(held):
         if not lease_ms and lease.owner is None:
             continue  # it has a deadline and keeps it: only a take can make a lease endless
         if len(indexes) == len(lease.held()):
@@ -144,10 +144,10 @@ def extend(commit: Commit, queue: QueueState, held: list[HeldMessage], lease_ms:
         if deadline != NEVER and (not group.record.next_deadline or deadline < group.record.next_deadline):
             group.record.next_deadline = deadline
             commit.touched.setdefault(queue.name, 0)  # takes that wait for a later deadline must look again
-        if deadline != NEVER and number <= group.record.swept:  # the look under way has passed this lease
+        if deadline != NEVER and lease_id <= group.record.swept:  # the look under way has passed this lease
             group.record.swept_deadline = min(group.record.swept_deadline or deadline, deadline)
         commit.touch(group)
-        group.save_lease(commit, number, lease)
+        group.save_lease(commit, lease_id, lease)
         if lease.consumer is not None:
             note_extension(commit, queue, lease.label, lease.consumer)
     return deadline
@@ -161,17 +161,17 @@ def expire(commit: Commit, queue: QueueState, group: Group, step: int) -> bool:
     record, now = group.record, commit.now_ms
     commit.touch(group)
     some = list(islice(group.leases(commit.tx, record.swept), SWEEP_LEASES))
-    for number, lease in some:
+    for lease_id, lease in some:
         if lease.deadline <= now or lease.extended:
             over = [index for index in lease.held() if lease.deadline_of(index) <= now]
             if len(over) > step:
-                expire_messages(commit, queue, group, number, lease, over[:step])
+                expire_messages(commit, queue, group, lease_id, lease, over[:step])
                 return True
-            expire_messages(commit, queue, group, number, lease, over)
+            expire_messages(commit, queue, group, lease_id, lease, over)
             step -= len(over)
         for deadline in lease.deadlines():
             record.swept_deadline = min(record.swept_deadline or deadline, deadline)
-        record.swept = number
+        record.swept = lease_id
     if len(some) == SWEEP_LEASES:
         return True
     record.next_deadline, record.swept, record.swept_deadline = record.swept_deadline, 0, 0
@@ -179,11 +179,11 @@ def expire(commit: Commit, queue: QueueState, group: Group, step: int) -> bool:
 
 
 def expire_messages(
-    commit: Commit, queue: QueueState, group: Group, number: int, lease: Lease, indexes: list[int]
+    commit: Commit, queue: QueueState, group: Group, lease_id: int, lease: Lease, indexes: list[int]
 ) -> None:
     """Takes messages of a lease back, as if it had ended; one whose deadline is past ended then."""
     deadlines = [lease.deadline_of(index) for index in indexes]
-    for message, deadline in zip(group.take_back(commit, number, lease, indexes), deadlines, strict=True):
+    for message, deadline in zip(group.take_back(commit, lease_id, lease, indexes), deadlines, strict=True):
         _fail(commit, queue, group, lease, message, min(deadline, commit.now_ms), LAPSED)
 
 
@@ -195,24 +195,24 @@ def over_budget(snap: Snapshot, queue: QueueState, message: MessageRow) -> bool:
 def give_up_dead_owners(commit: Commit, queue: QueueState, group: Group, owner: str, step: int) -> bool:
     """Takes back what ended processes held by endless leases; True when there are more leases to look at."""
     now, sweeps = time.monotonic(), queue.owner_sweeps
-    checked, swept = sweeps.get(group.number, (0.0, 0))
+    checked, swept = sweeps.get(group.group_id, (0.0, 0))
     if not swept and now - checked < OWNER_CHECK:
         return False
     some = list(islice(group.leases(commit.tx, swept), SWEEP_LEASES))
     alive: dict[str, bool] = {owner: True}
-    for number, lease in some:
+    for lease_id, lease in some:
         if lease.owner is not None:
             if lease.owner not in alive:
                 alive[lease.owner] = is_alive(lease.owner)
             if not alive[lease.owner]:
                 held = lease.held()
-                expire_messages(commit, queue, group, number, lease, held[:step])
+                expire_messages(commit, queue, group, lease_id, lease, held[:step])
                 if len(held) > step:
-                    sweeps[group.number] = (now, number - 1)
+                    sweeps[group.group_id] = (now, lease_id - 1)
                     return True
                 step -= len(held)
     more = len(some) == SWEEP_LEASES
-    sweeps[group.number] = (now, some[-1][0] if more else 0)
+    sweeps[group.group_id] = (now, some[-1][0] if more else 0)
     return more
 
 
@@ -249,12 +249,12 @@ def give_up(
 def _by_lease(held: list[HeldMessage]) -> list[tuple[Group, int, Lease, list[int]]]:
     if len(held) == 1:
         one = held[0]
-        return [(one.group, one.number, one.lease, [one.index])]
+        return [(one.group, one.lease_id, one.lease, [one.index])]
     together: dict[tuple[int, int], tuple[Group, int, Lease, list[int]]] = {}
     for one in held:
-        found = together.get((one.group.number, one.number))
+        found = together.get((one.group.group_id, one.lease_id))
         if found is None:
-            found = together[one.group.number, one.number] = (one.group, one.number, one.lease, [])
+            found = together[one.group.group_id, one.lease_id] = (one.group, one.lease_id, one.lease, [])
         found[3].append(one.index)
     return list(together.values())
 
@@ -360,7 +360,7 @@ LOOK_STEP = 512
 """How many it looks at for that: failed ones may lie before them, and stay."""
 
 Looked = dict[int, int]
-"""Up to where a group's messages with a row of their own were looked at, by the group's number."""
+"""Up to where a group's messages with a row of their own were looked at, by the group's id."""
 
 
 def give_up_through(
@@ -378,10 +378,10 @@ def _give_up_placed(
     """Those that have a row of their own; returns how many more may be given up, and whether there are more to see."""
     step = GIVE_UP_STEP
     states = PARKED if reason == RETIRED else UNFINISHED
-    parked = group.parked(commit.tx, through, looked.get(group.number, 0), states)
+    parked = group.parked(commit.tx, through, looked.get(group.group_id, 0), states)
     seen = [message.seq for message in islice(parked, LOOK_STEP)]
     for seq in seen:
-        looked[group.number] = seq
+        looked[group.group_id] = seq
         message = group.find(commit.tx, seq)  # giving up others may have made it ready
         if message is None:
             continue
@@ -426,9 +426,9 @@ def settle_through(commit: Commit, queue: QueueState, through: int) -> None:
 
 
 def _trim_leases(commit: Commit, group: Group, through: int) -> None:
-    for number, lease in list(group.leases(commit.tx)):
+    for lease_id, lease in list(group.leases(commit.tx)):
         gone = [index for index in lease.held() if lease.seq(index) <= through]
-        for message in group.take_back(commit, number, lease, gone):
+        for message in group.take_back(commit, lease_id, lease, gone):
             group.move(commit, message, None)
 
 

@@ -147,9 +147,9 @@ def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Requ
         request.consumer,
         owner=None if lease_ms else request.owner,
     )
-    number = group.add_lease(commit, lease)
+    lease_id = group.add_lease(commit, lease)
     under = LeaseHandle(  # as `hold.under` makes it, without the call
-        hold.queue, hold.label, hold.consumer, group.topic, group.number, number, lease.secret, lease.deadline
+        hold.queue, hold.label, hold.consumer, group.topic, group.group_id, lease_id, lease.secret, lease.deadline
     )
     record.frontier += count
     if count == 1:
@@ -362,9 +362,9 @@ class TakeOperation:
         self.lease_messages()
         count = len(events)
         lease = self._lease(start, count, None)
-        number = self.group.add_lease(self.commit, lease)
+        lease_id = self.group.add_lease(self.commit, lease)
         self.group.mark_taken(self.commit, start + count - 1)
-        hold = self.hold.under(self.group, number, lease)
+        hold = self.hold.under(self.group, lease_id, lease)
         self.deliveries.extend([Delivery(hold, index, event, 1) for index, event in enumerate(events)])
         return count
 
@@ -442,8 +442,8 @@ class TakeOperation:
                 message.last_ms = self.now
                 message.first_ms = message.first_ms or self.now
             lease = self._lease(part[0][0].seq, len(part), [message for message, _ in part])
-            number = self.group.add_lease(self.commit, lease)
-            hold = self.hold.under(self.group, number, lease)
+            lease_id = self.group.add_lease(self.commit, lease)
+            hold = self.hold.under(self.group, lease_id, lease)
             self.deliveries.extend(
                 [Delivery(hold, index, event, message.attempts) for index, (message, event) in enumerate(part)]
             )

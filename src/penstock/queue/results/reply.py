@@ -102,7 +102,7 @@ def _append(commit: Commit, queue: QueueState, seq: int, kind: str, given: Store
     if commit.head(topic) is None:
         head = commit.ensure(topic)
         head.settings = msgspec.structs.replace(head.settings, max_age=RESULT_TTL)
-        save_record(commit.tx, topic, TopicRecord(head.number, head.settings))
+        save_record(commit.tx, topic, TopicRecord(head.topic_id, head.settings))
     columns = Columns([kind], [given.payload], [True] if given.binary else None, [token])
     columns.causation = [event.id]
     columns.correlation = [event.correlation_id or event.id]

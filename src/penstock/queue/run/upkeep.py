@@ -155,17 +155,17 @@ class QueueUpkeep:
         with self._core.engine.read() as snap, self._cache.beside(snap, topic) as queue:
             if queue is None or queue.record.indexed:
                 return
-            number, view = queue.topic, TopicView(snap, topic, TopicRecord(queue.topic))
+            topic_id, view = queue.topic, TopicView(snap, topic, TopicRecord(queue.topic))
             blocks = (block for block in view.blocks(0, view.latest()) if block.may_have_header(DEAD_QUEUE))
             rows = ((seq, block.headers(row)) for block in blocks for row, seq in enumerate(block.seqs))
             letters = [(seq, headers[DEAD_QUEUE]) for seq, headers in rows if headers.get(DEAD_QUEUE)]
-            schedules = [keys.schedule_name(key) for key, _ in snap.scan(*keys.schedule_range(number))]
+            schedules = [keys.schedule_name(key) for key, _ in snap.scan(*keys.schedule_range(topic_id))]
 
         def add(commit: Commit) -> bool:
             from penstock.queue.run.schedule import note_tick
 
             queue = self._cache.find(commit, topic)
-            if queue is None or queue.topic != number:
+            if queue is None or queue.topic != topic_id:
                 return False
             queue.note_letters(commit, letters[:CLEAR_ROWS])
             for name in schedules[:CLEAR_ROWS]:
@@ -232,30 +232,30 @@ class QueueUpkeep:
         with self._core.engine.read() as snap, self._cache.beside(snap, topic) as queue:
             if queue is None or queue.record.over_log:
                 return False
-            record, number = encode(queue.record), queue.topic
-            state = load_state(snap, number, topic)
-            start = max(self._thinned.get(number, 0), state.trimmed, state.sealed)
+            record, topic_id = encode(queue.record), queue.topic
+            state = load_state(snap, topic_id, topic)
+            start = max(self._thinned.get(topic_id, 0), state.trimmed, state.sealed)
             stop = min(group.passed() for group in queue.all_groups(snap))
-            least = 1 if number in self._thinning else THIN_POSITIONS  # a pass that has begun goes to its end
+            least = 1 if topic_id in self._thinning else THIN_POSITIONS  # a pass that has begun goes to its end
             if stop - start < least:
-                self._thinning.discard(number)
+                self._thinning.discard(topic_id)
                 return False
-            self._thinning.add(number)
+            self._thinning.add(topic_id)
             reached, thinned = thin(snap, queue, start, stop)
         for part in in_steps(thinned):
-            step = partial(self._exchange, topic, record, number, part)
+            step = partial(self._exchange, topic, record, topic_id, part)
             if not self._core.writer.run(WriteRequest(step, relaxed=True)):
-                self._thinning.discard(number)
+                self._thinning.discard(topic_id)
                 return False
-        self._thinned[number] = reached
+        self._thinned[topic_id] = reached
         return reached > start
 
-    def _exchange(self, topic: str, record: bytes, number: int, part: list[ThinnedBlock], commit: Commit) -> bool:
+    def _exchange(self, topic: str, record: bytes, topic_id: int, part: list[ThinnedBlock], commit: Commit) -> bool:
         """Exchanges blocks for thinner ones; False when something has changed since they were looked at."""
         queue, last = self._cache.find(commit, topic), part[-1].last
         if queue is None or encode(queue.record) != record or self._done_with(commit, queue, last) < last:
             return False
-        return exchange(commit, topic, number, part)
+        return exchange(commit, topic, topic_id, part)
 
     # ── consumers ────────────────────────────────────────────────────────────────────────────────────────────────────
     def _forget_consumers(self, topic: str) -> None:
@@ -281,7 +281,7 @@ class QueueUpkeep:
 
         queue = self._cache.find(commit, topic)
         for group in () if queue is None else queue.all_groups(commit.tx):
-            which = (group.topic, group.number)
+            which = (group.topic, group.group_id)
             self._forgotten[which] = forget_windows(commit, group.queue, group, self._forgotten.get(which, b""))
         if queue is not None:
             forget_pushes(commit, queue, self._pushes.setdefault(queue.topic, {}))

@@ -75,9 +75,9 @@ Rows = Block | DamagedBlock
 class BlockCache:
     """The blocks of one topic that were read last. Only the thread that leads the writer uses it."""
 
-    def __init__(self, topic: str, number: int) -> None:
+    def __init__(self, topic: str, topic_id: int) -> None:
         self._topic = topic
-        self._number = number
+        self._topic_id = topic_id
         self._firsts: list[int] = []
         self._kept: list[Rows] = []
         self._bytes = 0
@@ -92,7 +92,7 @@ class BlockCache:
         if commit.catalog.reshaped == self.reshaped:
             return
         self.reshaped = commit.catalog.reshaped
-        trimmed = load_state(commit.tx, self._number, self._topic).trimmed
+        trimmed = load_state(commit.tx, self._topic_id, self._topic).trimmed
         while self._firsts and self._firsts[0] <= trimmed:
             self._bytes -= _size(self._kept.pop(0))
             del self._firsts[0]
@@ -136,12 +136,12 @@ class BlockCache:
         return None if found is None else Event(*found)
 
     def _load(self, snap: Snapshot, seq: int, through: int) -> Rows | None:
-        key = keys.block_key(self._number, seq)
+        key = keys.block_key(self._topic_id, seq)
         value = snap.get(key)
         if value is not None:
             block: Rows | None = self._open(snap, key, value)
         else:
-            low, _ = keys.block_range(self._number)
+            low, _ = keys.block_range(self._topic_id)
             block = next((self._open(snap, *row) for row in snap.scan(low, key, reverse=True)), None)
             if block is not None and block.last < seq:
                 block = None
@@ -154,7 +154,7 @@ class BlockCache:
 
     def _read_ahead(self, snap: Snapshot, seq: int, through: int) -> Rows | None:
         """Reads a few blocks that begin at or above `seq`, and returns the first of them."""
-        rows = snap.scan(keys.block_key(self._number, seq), keys.block_key(self._number, through + 1))
+        rows = snap.scan(keys.block_key(self._topic_id, seq), keys.block_key(self._topic_id, through + 1))
         first = None
         size = 0
         for key, value in islice(rows, READ_AHEAD):
@@ -171,7 +171,7 @@ class BlockCache:
             return open_block(snap, key, value, self._topic)
         except Corrupt as error:
             first = keys.block_first(key)
-            _, end = keys.block_range(self._number)
+            _, end = keys.block_range(self._topic_id)
             after = next(iter(snap.scan(key + b"\0", end)), None)
             last = keys.block_first(after[0]) - 1 if after else first
             return DamagedBlock(value, self._topic, first, last, error.args[0])

@@ -42,7 +42,7 @@ from penstock.queue.state.records import (
 )
 
 WORK = 0
-"""The number of the one group that all consumers share in work mode."""
+"""The id of the one group that all consumers share in work mode."""
 
 
 class ProcessMemory:
@@ -106,28 +106,28 @@ class QueueState:
         head = commit.ensure(self.name)
         old, new = head.settings.dedup_window, self.policy.dedup_window
         if old != new:
-            change_window(commit.tx, head.number, old, new, max(commit.now_ms, head.recorded_ms))
+            change_window(commit.tx, head.topic_id, old, new, max(commit.now_ms, head.recorded_ms))
             head.settings = msgspec.structs.replace(head.settings, dedup_window=new)
-            save_record(commit.tx, self.name, TopicRecord(head.number, head.settings))
+            save_record(commit.tx, self.name, TopicRecord(head.topic_id, head.settings))
 
     def latest(self, commit: Commit) -> int:
         """The newest position that takes may see: what this very commit appends is not among them yet."""
         head = commit.head(self.name)
         return head.latest if head else 0
 
-    def group(self, snap: Snapshot, number: int, name: str | None = None) -> Group:
-        """A group by its number; one that has no record yet has not done anything yet."""
-        group = self._groups.get(number)
+    def group(self, snap: Snapshot, group_id: int, name: str | None = None) -> Group:
+        """A group by its id; one that has no record yet has not done anything yet."""
+        group = self._groups.get(group_id)
         if group is None:
-            value = snap.get(keys.group_prefix(self.topic, number) + keys.RECORD)
+            value = snap.get(keys.group_prefix(self.topic, group_id) + keys.RECORD)
             record = GroupRecord() if value is None else read_group(value, self.name)
             if name is None:
-                name = next((name for name, known in self.record.groups.items() if known == number), "")
-            group = self._groups[number] = Group(self, number, name, record)
+                name = next((name for name, known in self.record.groups.items() if known == group_id), "")
+            group = self._groups[group_id] = Group(self, group_id, name, record)
         return group
 
     def adopt(self, group: Group) -> None:
-        self._groups[group.number] = group
+        self._groups[group.group_id] = group
 
     def forget_groups(self) -> None:
         self._groups.clear()
@@ -147,8 +147,8 @@ class QueueState:
     def each_group(self, snap: Snapshot) -> Iterator[Group]:
         """The same, read as they are asked for."""
         yield self.group(snap, WORK)
-        for name, number in self.record.groups.items() if self.fanout else ():
-            yield self.group(snap, number, name)
+        for name, group_id in self.record.groups.items() if self.fanout else ():
+            yield self.group(snap, group_id, name)
 
     def find(self, snap: Snapshot, seq: int) -> list[tuple[Group, MessageRow]]:
         """The message at a position, in every group that has neither settled it nor handed it out."""
@@ -175,9 +175,9 @@ class QueueState:
     def find_free(self, snap: Snapshot, seq: int) -> list[tuple[Group, MessageRow]]:
         """The same, unless a lease of some group holds it: then it is not to be touched."""
         found = self.find(snap, seq)
-        others = {group.number: group for group in self.all_groups(snap)}
+        others = {group.group_id: group for group in self.all_groups(snap)}
         for group, _ in found:
-            del others[group.number]
+            del others[group.group_id]
         return [] if found and any(group.lease_of(snap, seq) for group in others.values()) else found
 
     def is_free(self, snap: Snapshot, seq: int) -> bool:
@@ -214,10 +214,10 @@ class QueueState:
 
     def presence(self, snap: Snapshot, label: str, consumer: str) -> Presence | None:
         """A consumer of a group; None when it is not listed, or not any more."""
-        number = self.record.groups.get(label, 0)
-        known = self.seen.get((number, consumer))
+        group_id = self.record.groups.get(label, 0)
+        known = self.seen.get((group_id, consumer))
         if known is None:
-            row = snap.get(keys.presence_key(self.topic, number, consumer))
+            row = snap.get(keys.presence_key(self.topic, group_id, consumer))
             known = None if row is None else read_presence(row)
         return known
 
@@ -282,15 +282,15 @@ class QueueCache:
         if known is not None and "dedup_window" not in fields:
             fields = {**fields, "dedup_window": known.settings.dedup_window}
         head = known or commit.ensure(name)
-        stored = load_state(commit.tx, head.number, name)
-        dropped = commit.tx.get(keys.dropped_key(head.number))
+        stored = load_state(commit.tx, head.topic_id, name)
+        dropped = commit.tx.get(keys.dropped_key(head.topic_id))
         last, was_over_log = (0, False) if dropped is None else keys.unpack_dropped(dropped)
         begin = max(stored.trimmed, last)
         _refuse_sealed(name, stored, begin)
         over_log = commit.latest(name) > (stored.trimmed if was_over_log else begin)
-        record = QueueRecord(QueuePolicy(**fields), head.number, commit.now_ms, over_log=over_log)
+        record = QueueRecord(QueuePolicy(**fields), head.topic_id, commit.now_ms, over_log=over_log)
         record.indexed = commit.latest(name) <= begin
-        lasting = self._lasting[head.number] = ProcessMemory(name, record)
+        lasting = self._lasting[head.topic_id] = ProcessMemory(name, record)
         state = self._states[name] = QueueState(self, name, record, Traits(), lasting)
         state.save(commit)
         state.apply_window(commit)
@@ -299,7 +299,7 @@ class QueueCache:
             state.adopt(shared)
             commit.touch(shared)
         if dropped is not None:
-            commit.tx.delete(keys.dropped_key(head.number))
+            commit.tx.delete(keys.dropped_key(head.topic_id))
         return state
 
     def find_or_create(self, commit: Commit, name: str) -> QueueState:
@@ -339,9 +339,9 @@ class QueueCache:
         if state is not None:
             self.forget_topic(state.topic)
 
-    def forget_topic(self, number: int) -> None:
+    def forget_topic(self, topic_id: int) -> None:
         """Forgets what was remembered of a topic that was dropped, or whose queue was."""
-        self._lasting.pop(number, None)
+        self._lasting.pop(topic_id, None)
 
 
 def _refuse_sealed(name: str, stored: TopicState, begin: int) -> None:
@@ -394,9 +394,9 @@ def note_extension(commit: Commit, queue: QueueState, label: str, consumer: str)
 
 def forget_presence(commit: Commit, queue: QueueState, label: str, consumer: str) -> bool:
     """Forgets a consumer that has ended; False when none of that name was there."""
-    number = queue.record.groups.get(label, 0)
-    queue.seen.pop((number, consumer), None)
-    key = keys.presence_key(queue.topic, number, consumer)
+    group_id = queue.record.groups.get(label, 0)
+    queue.seen.pop((group_id, consumer), None)
+    key = keys.presence_key(queue.topic, group_id, consumer)
     if commit.tx.get(key) is None:
         return False
     commit.tx.delete(key)
@@ -404,6 +404,6 @@ def forget_presence(commit: Commit, queue: QueueState, label: str, consumer: str
 
 
 def _save_presence(commit: Commit, queue: QueueState, label: str, consumer: str, since_ms: int, host: str) -> None:
-    number = queue.record.groups.get(label, 0)
-    presence = queue.seen[number, consumer] = Presence(commit.now_ms, since_ms, host)
-    commit.tx.put(keys.presence_key(queue.topic, number, consumer), pack_presence(presence))
+    group_id = queue.record.groups.get(label, 0)
+    presence = queue.seen[group_id, consumer] = Presence(commit.now_ms, since_ms, host)
+    commit.tx.put(keys.presence_key(queue.topic, group_id, consumer), pack_presence(presence))

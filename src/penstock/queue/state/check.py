@@ -20,7 +20,7 @@ _ORDERS = (keys.READY, keys.LANE, keys.TURN, keys.WAITING, keys.HELD)
 def check_queue(snap: Snapshot, queue: QueueState) -> list[str]:
     """What is wrong with a queue's rows, a sentence each; none in a sound store."""
     return [
-        f"queue {queue.name!r}, group {group.name or group.number}: {found}"
+        f"queue {queue.name!r}, group {group.name or group.group_id}: {found}"
         for group in queue.all_groups(snap)
         for found in _GroupCheck(snap, group).problems()
     ] + [f"queue {queue.name!r}: {found}" for found in (*_letters(snap, queue), *_ticks(snap, queue))]
@@ -142,14 +142,16 @@ class _GroupCheck:
 
     def _lists(self) -> Iterator[str]:
         """From every message in flight there is a way to its lease, and none leads elsewhere."""
-        for number, lease in self._leases.items():
+        for lease_id, lease in self._leases.items():
             for index in lease.held():
                 found = self._group.lease_of(self._snap, lease.seq(index))
-                if found is None or (found.number, found.index) != (number, index):
-                    yield f"message {lease.seq(index)} is in lease {number}, and is not found there"
+                if found is None or (found.lease_id, found.index) != (lease_id, index):
+                    yield f"message {lease.seq(index)} is in lease {lease_id}, and is not found there"
         said = {keys.split_due(row): tuple(keys.unpack_seqs(value)) for row, value in self._scan(keys.BATCH)}
-        lists = [(number, lease) for number, lease in self._leases.items() if LISTED <= number < RUN]
-        stretches = {(first, number): (last, at) for number, lease in lists for at, first, last in lease.stretches()}
+        lists = [(lease_id, lease) for lease_id, lease in self._leases.items() if LISTED <= lease_id < RUN]
+        stretches = {
+            (first, lease_id): (last, at) for lease_id, lease in lists for at, first, last in lease.stretches()
+        }
         if said != stretches:
             yield f"stretches of leases are {said}, and should be {stretches}"
 
@@ -174,7 +176,7 @@ class _GroupCheck:
                 yield f"message {seq} waits behind its key {blocker!r}, of which nothing is under way"
 
     def _lane_rows(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        low, high = keys.flow_rows(self._group.topic, self._group.number, b"t")
+        low, high = keys.flow_rows(self._group.topic, self._group.group_id, b"t")
         for row, value in self._snap.scan(low, high):
             turn, first = keys.unpack_seqs(value)
             yield row[len(low) :].decode(), (turn, first)

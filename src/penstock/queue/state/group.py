@@ -82,7 +82,7 @@ class HeldMessage(msgspec.Struct, eq=False):
     """A message that a lease still holds."""
 
     group: Group
-    number: int
+    lease_id: int
     lease: Lease
     index: int
 
@@ -94,16 +94,16 @@ class HeldMessage(msgspec.Struct, eq=False):
 class Group:
     """One group's messages. Rows and counters always change together."""
 
-    __slots__ = ("_leases", "name", "number", "prefix", "queue", "record", "topic")
+    __slots__ = ("_leases", "group_id", "name", "prefix", "queue", "record", "topic")
 
-    def __init__(self, queue: QueueState, number: int, name: str, record: GroupRecord) -> None:
+    def __init__(self, queue: QueueState, group_id: int, name: str, record: GroupRecord) -> None:
         self.queue = queue
         self.topic = queue.topic
-        self.number = number
+        self.group_id = group_id
         self.name = name
         self.record = record
         self._leases: dict[int, Lease] = {}
-        self.prefix = keys.group_prefix(queue.topic, number)
+        self.prefix = keys.group_prefix(queue.topic, group_id)
 
     def save(self, commit: Commit) -> None:
         """Writes the record, when the commit ends: see `Commit.touch`."""
@@ -126,46 +126,46 @@ class Group:
         return self.prefix + keys.WAITING, keys.waiting_key(self.prefix, now + 1, 0)
 
     # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    def lease(self, snap: Snapshot, number: int) -> Lease | None:
-        """A lease by its number, or None when all its messages are settled."""
-        lease = self._leases.get(number)
+    def lease(self, snap: Snapshot, lease_id: int) -> Lease | None:
+        """A lease by its id, or None when all its messages are settled."""
+        lease = self._leases.get(lease_id)
         if lease is None and self.record.leases > len(self._leases):
-            value = snap.get(self.prefix + keys.LEASE + number.to_bytes(8))
+            value = snap.get(self.prefix + keys.LEASE + lease_id.to_bytes(8))
             if value is not None:
-                lease = self._leases[number] = read_lease(value, self.queue.name)
+                lease = self._leases[lease_id] = read_lease(value, self.queue.name)
         return lease
 
     def leases(self, snap: Snapshot, after: int = 0) -> Iterator[tuple[int, Lease]]:
-        """Every lease with a higher number than `after`, the oldest first."""
+        """Every lease with a higher id than `after`, the oldest first."""
         return self._read_leases(snap, *self.rows(keys.LEASE, after))
 
     def _read_leases(self, snap: Snapshot, low: bytes, high: bytes) -> Iterator[tuple[int, Lease]]:
         for key, value in snap.scan(low, high):
-            number = keys.tail_seq(key)
-            lease = self._leases.get(number)
+            lease_id = keys.tail_seq(key)
+            lease = self._leases.get(lease_id)
             if lease is None:
-                lease = self._leases[number] = read_lease(value, self.queue.name)
-            yield number, lease
+                lease = self._leases[lease_id] = read_lease(value, self.queue.name)
+            yield lease_id, lease
 
     def lease_of(self, snap: Snapshot, seq: int) -> HeldMessage | None:
         """A message under the lease that holds it; None when none does."""
-        for number, index in self._addresses(snap, seq) if self.record.in_flight else ():
-            lease = self.lease(snap, number)
+        for lease_id, index in self._addresses(snap, seq) if self.record.in_flight else ():
+            lease = self.lease(snap, lease_id)
             if lease is not None and lease.holds(index):
-                return HeldMessage(self, number, lease, index)
+                return HeldMessage(self, lease_id, lease, index)
         return next((held for held in self._held_of_old(snap, seq - 1) if held.seq == seq), None)
 
     def _addresses(self, snap: Snapshot, seq: int) -> Iterator[tuple[int, int]]:
-        """Where a message may be held: the numbers of leases, and its index there."""
+        """Where a message may be held: the ids of leases, and its index there."""
         yield SINGLE | seq, 0
         for key, _ in snap.scan(self.row(keys.LEASE, RUN), self.row(keys.LEASE, RUN | seq + 1), reverse=True):
             yield keys.tail_seq(key), seq - (keys.tail_seq(key) ^ RUN)
             break
         low = keys.batch_key(self.prefix, max(0, seq - LONGEST_LEASE), 0)
         for key, value in snap.scan(low, keys.batch_key(self.prefix, seq + 1, 0), reverse=True):
-            (first, number), (last, index) = keys.split_due(key), keys.unpack_seqs(value)
+            (first, lease_id), (last, index) = keys.split_due(key), keys.unpack_seqs(value)
             if seq <= last:
-                yield number, index + seq - first
+                yield lease_id, index + seq - first
 
     def in_flight(self, snap: Snapshot, after: int = 0) -> Iterator[HeldMessage]:
         """The messages beyond a position that leases hold, ascending, read as they are asked for."""
@@ -183,8 +183,8 @@ class Group:
         )
 
     def _held_of(self, snap: Snapshot, low: bytes, high: bytes, after: int) -> Iterator[HeldMessage]:
-        for number, lease in self._read_leases(snap, low, high):
-            held = (HeldMessage(self, number, lease, index) for index in lease.held())
+        for lease_id, lease in self._read_leases(snap, low, high):
+            held = (HeldMessage(self, lease_id, lease, index) for index in lease.held())
             yield from (one for one in held if one.seq > after)
 
     def _held_of_old(self, snap: Snapshot, after: int) -> list[HeldMessage]:
@@ -197,31 +197,31 @@ class Group:
         begun: list[tuple[int, HeldMessage]] = []
         low = keys.batch_key(self.prefix, max(0, after - LONGEST_LEASE), 0)
         for key, value in snap.scan(low, self.rows(keys.BATCH)[1]):
-            (first, number), (last, index) = keys.split_due(key), keys.unpack_seqs(value)
+            (first, lease_id), (last, index) = keys.split_due(key), keys.unpack_seqs(value)
             while begun and begun[0][0] < first:
                 yield heapq.heappop(begun)[1]
-            lease = self.lease(snap, number)
+            lease = self.lease(snap, lease_id)
             for seq in range(max(first, after + 1), last + 1):
                 if lease is not None and lease.holds(index + seq - first):
-                    heapq.heappush(begun, (seq, HeldMessage(self, number, lease, index + seq - first)))
+                    heapq.heappush(begun, (seq, HeldMessage(self, lease_id, lease, index + seq - first)))
         yield from (held for _, held in sorted(begun, key=lambda one: one[0]))
 
     def add_lease(self, commit: Commit, lease: Lease) -> int:
-        """Stores a new lease over messages that are taken, and gives it its number.
+        """Stores a new lease over messages that are taken, and gives it its id.
 
-        By the number the lease of a message is found: of one message, and of a run, it says the position it begins
+        By the id the lease of a message is found: of one message, and of a run, it says the position it begins
         with, and no two at a time begin with the same. Of a list it counts up, and rows lead there from the messages.
         """
         record = self.record
         if lease.count == 1:
-            number = SINGLE | lease.start
+            lease_id = SINGLE | lease.start
         elif lease.messages is None:
-            number = RUN | lease.start
+            lease_id = RUN | lease.start
         else:
-            number = LISTED | record.next_lease
+            lease_id = LISTED | record.next_lease
             record.next_lease += 1
             for index, first, last in lease.stretches():
-                commit.tx.put(keys.batch_key(self.prefix, first, number), keys.pack_seqs([last, index]))
+                commit.tx.put(keys.batch_key(self.prefix, first, lease_id), keys.pack_seqs([last, index]))
         record.leases += 1
         record.in_flight += lease.count
         if lease.owner is not None:
@@ -231,15 +231,15 @@ class Group:
                 record.next_deadline = lease.deadline
             if record.swept and (not record.swept_deadline or lease.deadline < record.swept_deadline):
                 record.swept_deadline = lease.deadline  # the look under way may have passed its place
-        self._leases[number] = lease
-        commit.tx.put(self.prefix + keys.LEASE + number.to_bytes(8), encode(lease))
+        self._leases[lease_id] = lease
+        commit.tx.put(self.prefix + keys.LEASE + lease_id.to_bytes(8), encode(lease))
         commit.touch(self)
-        return number
+        return lease_id
 
-    def save_lease(self, commit: Commit, number: int, lease: Lease) -> None:
-        commit.tx.put(self.prefix + keys.LEASE + number.to_bytes(8), encode(lease))
+    def save_lease(self, commit: Commit, lease_id: int, lease: Lease) -> None:
+        commit.tx.put(self.prefix + keys.LEASE + lease_id.to_bytes(8), encode(lease))
 
-    def release(self, commit: Commit, number: int, lease: Lease, mask: int) -> None:
+    def release(self, commit: Commit, lease_id: int, lease: Lease, mask: int) -> None:
         """Takes messages (a bit each, all of them held) out of a lease; the lease goes with its last message."""
         record = self.record
         commit.touch(self)
@@ -250,24 +250,24 @@ class Group:
             mask |= int.from_bytes(lease.settled, "little")
         lease.settled = mask.to_bytes((lease.count + 7) // 8, "little")
         if mask != (1 << lease.count) - 1:
-            self.save_lease(commit, number, lease)
+            self.save_lease(commit, lease_id, lease)
             return
         record.leases -= 1
         if lease.owner is not None:
             record.endless -= 1
         if not record.leases:
             record.next_deadline = 0
-        self._leases.pop(number, None)
-        commit.tx.delete(self.prefix + keys.LEASE + number.to_bytes(8))
-        if LISTED <= number < RUN:
+        self._leases.pop(lease_id, None)
+        commit.tx.delete(self.prefix + keys.LEASE + lease_id.to_bytes(8))
+        if LISTED <= lease_id < RUN:
             for _, first, _ in lease.stretches():
-                commit.tx.delete(keys.batch_key(self.prefix, first, number))
+                commit.tx.delete(keys.batch_key(self.prefix, first, lease_id))
 
-    def take_back(self, commit: Commit, number: int, lease: Lease, indexes: list[int]) -> list[MessageRow]:
+    def take_back(self, commit: Commit, lease_id: int, lease: Lease, indexes: list[int]) -> list[MessageRow]:
         """Takes messages out of a lease that go elsewhere, and returns them; `move` puts them there."""
         messages = [msgspec.structs.replace(lease.message(index), state=TAKEN) for index in indexes]
         if indexes:
-            self.release(commit, number, lease, sum(1 << index for index in indexes))
+            self.release(commit, lease_id, lease, sum(1 << index for index in indexes))
         return messages
 
     # ── where a message is ───────────────────────────────────────────────────────────────────────────────────────────
@@ -739,7 +739,7 @@ class Group:
         return 0
 
     def _lane_row(self, lane: str) -> bytes:
-        return keys.flow_key(self.topic, self.number, b"t", lane)
+        return keys.flow_key(self.topic, self.group_id, b"t", lane)
 
     # ── failed attempts ──────────────────────────────────────────────────────────────────────────────────────────────
     def trail(self, snap: Snapshot, message: MessageRow) -> FailureTrail:

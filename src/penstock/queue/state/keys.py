@@ -110,7 +110,7 @@ def presence_range(topic: int) -> tuple[bytes, bytes]:
 
 
 def split_presence(key: bytes) -> tuple[int, str]:
-    """The group's number and the consumer's name."""
+    """The group's id and the consumer's name."""
     return struct.unpack_from(">I", key, _shared.size)[0], stored_name(key[_shared.size + 4 :])
 
 
@@ -180,7 +180,7 @@ def _text(value: str) -> bytes:
 
 # ── what a key says ────────────────────────────────────────────────────────────────────────────────────────────────
 def tail_seq(key: bytes) -> int:
-    """The number a key ends with: a position, or a lease's number."""
+    """The number a key ends with: a position, or a lease's id."""
     return _seq.unpack_from(key, len(key) - 8)[0]  # type: ignore[no-any-return]
 
 

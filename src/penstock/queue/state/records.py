@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from penstock.clock import from_ms
-from penstock.journal.keys import StoredPosition, TopicNumber, stored_name
+from penstock.journal.keys import StoredPosition, TopicId, stored_name
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.state import keys
 from penstock.surface.delivery import NEVER as NEVER
@@ -25,10 +25,10 @@ TAKEN: Final = 5
 
 
 class QueueRecord(msgspec.Struct, array_like=True):
-    """A queue: its policy, its topic's number, and its groups by name."""
+    """A queue: its policy, its topic's id, and its groups by name."""
 
     policy: QueuePolicy
-    topic: TopicNumber
+    topic: TopicId
     created_ms: int
     groups: dict[str, int] = {}
     next_group: int = 1
@@ -90,7 +90,7 @@ class GroupRecord(msgspec.Struct, array_like=True):
     in_flight: int = 0
     leases: int = 0
     next_lease: int = 1
-    """The next number of a lease with a list of messages."""
+    """The next id of a lease with a list of messages."""
     next_due: int = 0
     """No waiting message is due before this; 0: nothing waits."""
     next_deadline: int = 0
@@ -105,7 +105,7 @@ class GroupRecord(msgspec.Struct, array_like=True):
     """Of the shared group in fanout mode: it keeps what is not settled up to here, which no group wanted; what comes
     after is the groups'. -1: everything is its own."""
     swept: int = 0
-    """Leases up to this number were looked at for those that have ended; 0: no such look is under way."""
+    """Leases up to this id were looked at for those that have ended; 0: no such look is under way."""
     swept_deadline: int = 0
     """None of these ends before this; 0: none of them ends."""
     settle_times: dict[int, int] = {}
@@ -219,7 +219,7 @@ class Lease(msgspec.Struct, array_like=True):
 LONGEST_LEASE = 1024
 """The most messages under one lease: settling one of them rewrites its row."""
 LISTED, RUN, SINGLE = 1 << 44, 2 << 44, 3 << 44
-"""Leases with lower numbers are an older store's."""
+"""Leases with lower ids are an older store's."""
 
 
 def indexes_of(mask: int) -> list[int]:

@@ -94,7 +94,7 @@ def _blocks(service: Service, topic: str, query: BlocksQuery) -> tuple[bytes, in
     values: list[bytes] = []
     size = 0
     with _topic(service, topic) as view:
-        trimmed = load_state(view.snap, view.number, topic).trimmed
+        trimmed = load_state(view.snap, view.topic_id, topic).trimmed
         if query.strict and after < min(trimmed, through):
             raise PositionTrimmed(
                 f"events {after + 1} to {min(trimmed, through)} of topic {topic!r} were removed; "

@@ -46,11 +46,11 @@ def find_states(call: Call[None, StatesRequest]) -> StatesDocument:
     states: list[StreamedState] = []
     size = done = 0
     with journal._engine.read() as snap:
-        number = states_topic(snap, wanted.topic)
-        filed = filed_states(snap, number, wanted)
+        topic_id = states_topic(snap, wanted.topic)
+        filed = filed_states(snap, topic_id, wanted)
         for key in asked.keys:
             done += 1
-            one = load_streamed(snap, number, wanted, key)
+            one = load_streamed(snap, topic_id, wanted, key)
             if one is None:
                 continue
             states.append(one)

@@ -98,10 +98,10 @@ class OpenedKeeper:
 
     def load(self, wanted: StreamedStates, keys: Sequence[str]) -> LoadedStates:
         with reading(self.url, self.id)._engine.read() as snap:
-            number = states_topic(snap, wanted.topic)
-            found = (load_streamed(snap, number, wanted, key) for key in keys)
+            topic_id = states_topic(snap, wanted.topic)
+            found = (load_streamed(snap, topic_id, wanted, key) for key in keys)
             states = {one.key: one for one in found if one is not None}
-            return LoadedStates(states, filed_states(snap, number, wanted))
+            return LoadedStates(states, filed_states(snap, topic_id, wanted))
 
     def save(self, wanted: StreamedStates, states: Sequence[StreamedState], *, whole: bool) -> None:
         def apply(commit: Commit) -> None:
