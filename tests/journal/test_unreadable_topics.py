@@ -55,6 +55,19 @@ def test_housekeeping_goes_on_with_the_others_and_says_which_topic_it_could_not_
         assert not journal.stats().unreadable
 
 
+def test_a_pass_that_did_not_come_to_the_damage_leaves_the_note() -> None:
+    with penstock.open("memory:") as journal:
+        fill(journal)
+        with pytest.raises(Corrupt, match="topic bad"):
+            journal.maintain()
+        housekeeper = local(journal, "a test")._core.housekeeper
+        housekeeper.maintain("bad")  # five small blocks: too few to be merged in passing, so that none is read
+        assert list(journal.stats().unreadable) == ["bad"]
+        journal.topic("bad").compact(2)
+        housekeeper.maintain("bad")
+        assert not journal.stats().unreadable
+
+
 def test_the_housekeepers_own_thread_notes_it_and_goes_on_applying_settings() -> None:
     with penstock.open("memory:") as journal:
         fill(journal)

@@ -86,6 +86,8 @@ class TopicState(msgspec.Struct, frozen=True, array_like=True):
     """Why housekeeping could not read the topic when it last tried; empty when it could."""
     began: keys.StoredPosition = 0
     """The topic began after this position: those up to it were of topics of this name that were dropped."""
+    unreadable_at: keys.StoredPosition = 0
+    """Where the block lies that `unreadable` speaks of; 0 when it speaks of something else."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

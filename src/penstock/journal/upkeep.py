@@ -164,25 +164,30 @@ class Housekeeper:
             except Exception as error:
                 log.exception("housekeeping of topic %r failed", topic)
                 unreadable = unreadable or Corrupt(f"{type(error).__name__}: {error}", topic=topic)
-        self._note_unreadable(topic, "" if unreadable is None else str(unreadable))
+        self._note_unreadable(topic, unreadable, thorough)
         if unreadable is not None:
             raise unreadable
 
-    def _note_unreadable(self, topic: str, why: str) -> None:
-        """Notes in the store why a topic cannot be read, or that it can: where every process finds it."""
+    def _note_unreadable(self, topic: str, error: Corrupt | None, thorough: bool) -> None:
+        """Notes in the store why a topic cannot be read, where every process finds it, or that it can be read again.
 
-        def note(commit: Commit) -> None:
-            head = commit.head(topic)
-            if head is not None:
-                state = load_state(commit.tx, head.topic_id, topic)
-                save_state(commit.tx, head.topic_id, replace(state, unreadable=why))
-
-        with suppress(Corrupt):  # a damaged record of a topic is found by the reader that wants it
+        A pass takes another one's note back only when it has looked where the note points: a thorough one looks
+        everywhere, any other one at the block that the note names.
+        """
+        why, at = ("", 0) if error is None else (str(error), error.seq or 0)
+        with suppress(Corrupt):  # the block is still damaged, or the topic's record: the reader that wants it says so
             with self._engine.read() as snap:
                 record = load_record(snap, topic)
-                known = why if record is None else load_state(snap, record.topic_id, topic).unreadable
-            if known != why:
-                self._writer.run(WriteRequest(note, relaxed=True))
+                if record is None:
+                    return
+                known = load_state(snap, record.topic_id, topic)
+                if known.unreadable == why or (not why and not thorough and not known.unreadable_at):
+                    return
+                if not why and not thorough:
+                    block = TopicView(snap, topic, record).block_holding(known.unreadable_at)
+                    if block is not None:
+                        block.check_columns()
+            self._writer.run(WriteRequest(partial(_note, topic, known.unreadable, why, at), relaxed=True))
 
     def _merge_in_turn(self, topic: str, thorough: bool) -> None:
         with self._turn:
@@ -335,6 +340,15 @@ class Housekeeper:
         except Exception:
             log.exception("housekeeping of %s failed", what)
         return True
+
+
+def _note(topic: str, known: str, why: str, at: int, commit: Commit) -> None:
+    """Writes a note in the place of the one that was looked at; one that has come since stays."""
+    head = commit.head(topic)
+    if head is not None:
+        state = load_state(commit.tx, head.topic_id, topic)
+        if why or state.unreadable == known:
+            save_state(commit.tx, head.topic_id, replace(state, unreadable=why, unreadable_at=at))
 
 
 def _aged_topics(snap: Snapshot) -> list[str]:
