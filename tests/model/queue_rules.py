@@ -23,8 +23,8 @@ from penstock.queue.state.check import check_queue
 GROUPS = ("default", "audit", "mail")
 LEASE = 30
 STYLES = (
-    "plain", "priority", "keyed", "fanout", "fanout-priority", "fanout-keyed", "ttl", "fanout-ttl", "fair",
-    "fair-keyed", "throttle-keyed", "debounce-keyed", "fanout-debounce-keyed",
+    "plain", "priority", "keyed", "keyed-ttl", "fanout", "fanout-priority", "fanout-keyed", "ttl", "fanout-ttl",
+    "fair", "fair-keyed", "throttle-keyed", "debounce-keyed", "fanout-debounce-keyed",
 )  # fmt: skip
 PICK = st.integers(0, 10_000)
 WITH_QUEUE = lambda self: self.jobs is not None
@@ -63,8 +63,8 @@ class QueueRules(TopicRules):
         if not given["dead_letter"]:
             self.policy |= {"retention": "hold"}
         if style.endswith("ttl"):
-            self.policy |= {"ttl": 25, "dead_letter": None, "retention": "hold"}
-        if style.endswith("keyed"):
+            self.policy |= {"ttl": 9 if "keyed" in style else 25, "dead_letter": None, "retention": "hold"}
+        if "keyed" in style:
             self.policy |= {"max_in_flight_per_key": at_once}
             if mode == "work":
                 self.policy |= {"rate_per_key": per_key}
@@ -75,7 +75,7 @@ class QueueRules(TopicRules):
         if "debounce" in style:
             self.policy |= {"debounce": 5, "debounce_limit": 8}
         self.style = style
-        self.keyed = style.endswith("keyed")
+        self.keyed = "keyed" in style
         self.pushed: dict[int, Message] = {}
         self.tokens: dict[int, str] = {}
         self.numbers = itertools.count()
@@ -688,6 +688,7 @@ class QueueRules(TopicRules):
         failed = [seq for seq, one in sorted(view.items()) if one.state == "failed"]
         assert [one["event"]["seq"] for one in seen["failures"]] == failed
         coming = jobs.eligible(name)
+        assert not {one["event"]["seq"] for one in seen["messages"] if one["blocked"]} & set(coming)
         if self.policy.get("fair_by") and any(view[seq].due for seq in coming):
             assert set(seen["next"]) == set(coming)
         else:

@@ -336,13 +336,16 @@ class View:
         for key, _ in snap.scan(*group.due_rows(now)):
             message = group.placed(snap, WAITING, keys.tail_seq(key))
             if message is not None and message.key is not None:
-                under_way = group.occupants(snap, message.key)
+                under_way = group.under_way(snap, message.key, self.overdue)
                 if message.seq not in under_way:  # a debounce held it back; now it is behind those of its key
                     if busy[message.key] + len(under_way) >= most:
                         continue
                     busy[message.key] += 1
             if message is not None:
                 ranked.append((-message.priority, message.seq))
+        for outlived in self._outlived_keys(group):
+            known = group.occupants(snap, outlived)
+            ranked += [(0, seq) for seq in group.under_way(snap, outlived, self.overdue) if seq not in known]
         specials = self.unabsorbed(group, self.latest)
         ranked += [(-one.priority, seq) for seq, one in specials if one.priority and one.due <= now]
 
@@ -352,7 +355,7 @@ class View:
                 if entry.message.priority:
                     continue
                 if key is not None:
-                    if busy[key] + len(group.occupants(snap, key)) >= most:
+                    if busy[key] + len(group.under_way(snap, key, self.overdue)) >= most:
                         continue
                     busy[key] += 1
                 yield 0, entry.seq
@@ -360,6 +363,11 @@ class View:
         for _, seq in heapq.merge(ready, sorted(ranked), plain()):
             if seq > self.overdue:
                 yield seq
+
+    def _outlived_keys(self, group: Group) -> set[str]:
+        """The keys of messages under way that have outlived their ttl: a take gives them up, and lets others go."""
+        parked = group.parked(self.snap, self.overdue, 0, [READY, WAITING]) if self.overdue else ()
+        return {message.key for message in parked if message.key is not None}
 
 
 @contextmanager
@@ -432,9 +440,11 @@ def messages(
 def _listed(view: View, entry: Entry, event: Event) -> QueueMessage:
     message, group, held, snap = entry.message, entry.group, entry.held, view.snap
     trail = group.trail(snap, message)
-    blocked = message.state == HELD
-    if message.state == UNTOUCHED and event.key is not None:
-        blocked = group.is_busy(snap, event.key)
+    blocked = False
+    if event.key is not None and message.state in (HELD, UNTOUCHED):
+        under_way = group.under_way(snap, event.key, view.overdue)
+        is_full = message.state == HELD or len(under_way) >= view.state.policy.max_in_flight_per_key
+        blocked = is_full and entry.seq not in under_way
     deadline = 0 if held is None else held.lease.deadline_of(held.index)
     return QueueMessage(
         event,

@@ -264,3 +264,18 @@ def test_many_keyed_messages_are_taken_at_once(journal: Journal) -> None:
     plain = journal.queue("plain")
     plain.push_many(range(2000))
     assert len(plain.take_many(2000, newest=True)) == 2000
+
+
+def test_what_outlived_its_ttl_keeps_none_of_its_key_waiting(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", ttl=10, retry=60)
+    queue.push("first", key="a")
+    clock.advance(6)
+    for payload in ("second", "third"):
+        queue.push(payload, key="a")
+    delivery = queue.take()
+    assert delivery is not None and queue.take() is None
+    delivery.nack()  # it waits for its retry, which it does not live to see
+    clock.advance(5)
+    assert [event.payload for event in queue.peek(3)] == ["second"]
+    assert [(one.seq, one.blocked) for one in queue.messages()] == [(2, False), (3, True)]
+    assert seqs(queue) == [2] and queue.peek(3) == []

@@ -209,6 +209,8 @@ class TakeOperation:
             behind = give_up_dead_owners(self.commit, self.queue, group, self.request.owner, STEP) or behind
         if record.next_due and record.next_due <= now:
             behind = wake_due(self.commit, group, STEP) or behind
+        if record.waiting and self.ttl_bound is not None:
+            behind = self._give_up_waiting() or behind
         if record.absorbed < self.queue.traits.special:
             behind = absorb(self.commit, self.queue, group, self.latest, STEP) or behind
         if self.queue.record.policy.fair_by is not None and not behind:
@@ -466,6 +468,14 @@ class TakeOperation:
         if self.ttl_bound is None or isinstance(rows, DamagedBlock):
             return False
         return rows.recorded_ms(row) <= self.ttl_bound
+
+    def _give_up_waiting(self) -> bool:
+        """Gives up messages that outlive their ttl while they wait, so that others of their keys go; True: not all."""
+        overdue = self.queue.overdue_through(self.commit.tx, self.now)
+        waiting = list(islice(self.group.parked(self.commit.tx, overdue, 0, [WAITING]), STEP)) if overdue else []
+        for message in waiting:
+            give_up(self.commit, self.queue, self.group, message, EXPIRED, None)
+        return len(waiting) == STEP
 
     def _drop_old(self, through: int) -> None:
         """Gives up untouched messages that have outlived the queue's ttl, from the frontier on."""

@@ -557,6 +557,23 @@ class Group:
                 return MessageRow(seq, HELD, key=key) if end else self.placed(snap, HELD, seq)
         return None
 
+    def under_way(self, snap: Snapshot, key: str, overdue: int) -> list[int]:
+        """The occupants of a key, once a take has given up those that nobody holds and that lie before `overdue`."""
+        occupants = self.occupants(snap, key)
+        live = [seq for seq in occupants if seq > overdue or self.lease_of(snap, seq) is not None]
+        if len(live) < len(occupants):
+            live += islice(self._held_with_key(snap, key, overdue), self.queue.policy.max_in_flight_per_key - len(live))
+        return live
+
+    def _held_with_key(self, snap: Snapshot, key: str, after: int) -> Iterator[int]:
+        """The positions of a key's held messages beyond another, ascending."""
+        for row, end in snap.scan(*keys.held_range(self.prefix, key)):
+            seq = keys.tail_seq(row)
+            if end:
+                yield from self._with_key(snap, key, max(seq, after + 1), keys.unpack_seq(end))
+            elif seq > after:
+                yield seq
+
     # ── runs of held messages ────────────────────────────────────────────────────────────────────────────────────────
     def hold_run(self, commit: Commit, start: int, end: int, count: int, firsts: Mapping[str | None, int]) -> None:
         """Holds the messages from the frontier to `end`, `count` of them, the first of each key as `firsts` says."""
@@ -622,6 +639,15 @@ class Group:
             return None
         return event.key, keys.tail_seq(row[0]), keys.unpack_seq(row[1])
 
+    def _with_key(self, snap: Snapshot, key: str, first: int, last: int) -> Iterator[int]:
+        """The positions of a key's messages between two others, settled or not."""
+        while (found := self.queue.blocks.find(snap, first, last)) is not None:
+            block, row = found
+            at = row_with_key(block, row, block.row_after(last), key) if isinstance(block, Block) else None
+            if at is not None:
+                yield block.seq(at)
+            first = (block.last if at is None else block.seq(at)) + 1
+
     def _leave_run(self, commit: Commit, seq: int, key: str, first: int, last: int) -> None:
         """Takes a message out of its run; the key's messages before and after it stay there."""
         tx = commit.tx
@@ -630,14 +656,9 @@ class Group:
             tx.put(own, keys.pack_seq(seq - 1))
         else:
             tx.delete(own)
-        at = seq + 1
-        while (found := self.queue.blocks.find(tx, at, last)) is not None:
-            block, row = found
-            following = row_with_key(block, row, block.row_after(last), key) if isinstance(block, Block) else None
-            if following is not None:
-                tx.put(keys.held_key(self.prefix, key, block.seq(following)), keys.pack_seq(last))
-                break
-            at = block.last + 1
+        following = next(self._with_key(tx, key, seq + 1, last), None)
+        if following is not None:
+            tx.put(keys.held_key(self.prefix, key, following), keys.pack_seq(last))
         run, value = next(iter(tx.scan(*self.rows(keys.RUN, 0, seq), reverse=True)))
         end, left = _run.unpack(value)
         if left > 1:
