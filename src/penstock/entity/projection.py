@@ -26,8 +26,8 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import pairwise
-from operator import length_hint
+from itertools import compress, pairwise, repeat
+from operator import call, length_hint
 from types import FunctionType
 from typing import Any, ClassVar, Generic, Self, TypeVar, dataclass_transform
 from weakref import WeakKeyDictionary
@@ -220,7 +220,7 @@ _decode_one = msgspec.json.Decoder().decode
 class _Step:
     """A handler of one kind, and what it asks for."""
 
-    __slots__ = ("handler", "only", "schema", "wants")
+    __slots__ = ("decode", "handler", "only", "schema", "wants")
 
     def __init__(self, handler: Callable[..., object], wants: tuple[object, ...], schema: Schema | None) -> None:
         self.handler = handler
@@ -228,6 +228,10 @@ class _Step:
         self.only = wants[0] if len(wants) == 1 else None
         """The one thing it asks for, or None when there are several."""
         self.schema = schema
+        self.decode: Callable[[bytes], object] = _decode_one
+        """How a stored payload becomes the one thing it asks for (see `_is_columnar`)."""
+        if self.only is not PAYLOAD and schema is not None and schema.decode is not None:
+            self.decode = schema.decode
 
     def __call__(self, state: object, event: Event) -> None:
         self.handler(state, *[_value(want, event, self.schema) for want in self.wants])
@@ -270,104 +274,44 @@ class Fold(Generic[P]):
         for block, rows in pieces:
             if not len(rows):
                 continue
-            self._fold_piece(state, block, rows)
+            self._fold_rows(block, rows, [state] * len(rows))
             first, last = first or block.seq(rows[0]), block.seq(rows[-1])
             count += len(rows)
         return first, last, count
 
     def fold_each(self, block: Any, states: Sequence[P]) -> None:
         """Changes many states by the events of a block (or of something like one): the n-th state by the n-th event."""
-        handled = [self._steps.get(kind) for kind in block.wire.kinds]
-        if not any(handled) or self._fold_each_column(block, states, handled):
-            return
-        codes = block.kind_codes
-        for row, state in enumerate(states):
-            if handled[codes[row]]:
-                self.fold_events(state, (Event(block, row),))
+        self._fold_rows(block, range(len(states)), states)
 
-    def _fold_each_column(self, block: Any, states: Sequence[P], handled: list[list[_Step] | None]) -> bool:
-        """The same where every handler wants one payload: each kind's payloads are decoded together."""
-        rows_of: dict[int, list[int]] = {code: [] for code, steps in enumerate(handled) if steps}
-        for code in rows_of:
-            steps = handled[code] or []
-            if len(steps) != 1 or not _is_columnar(steps[0], block):
-                return False
-        codes = block.kind_codes
-        for row in range(len(states)):
-            if codes[row] in rows_of:
-                rows_of[codes[row]].append(row)
-        values: list[Any] = [None] * len(states)
-        handlers: list[Callable[..., Any] | None] = [None] * len(handled)
-        for code, rows in rows_of.items():
-            step = (handled[code] or [])[0]
-            column = _column(block, rows, step) if rows else []
-            if column is None:
-                return False
-            handlers[code] = step.handler
-            for row, value in zip(rows, column, strict=True):
-                values[row] = value
-        left = iter(range(len(states)))
-        try:
-            for row, state, value in zip(left, states, values, strict=False):
-                handler = handlers[codes[row]]
-                if handler is not None:
-                    handler(state, value)
-        except Exception as error:
-            row = len(states) - 1 - length_hint(left)
-            self._explain(error, (handled[codes[row]] or [])[0], Event(block, row))
-            raise
-        return True
-
-    # ── a block at a time ────────────────────────────────────────────────────────────────────────────────────────────
-    def _fold_piece(self, state: P, block: Block, rows: Sequence[int]) -> None:
-        kinds = block.wire.kinds
-        handled = [self._steps.get(kind) for kind in kinds]
+    def _fold_rows(self, block: Any, rows: Sequence[int], states: Sequence[P]) -> None:
+        """Changes each state by its row; where every handler wants one payload, rows do not become events."""
+        handled = [self._steps.get(kind, []) for kind in block.wire.kinds]
         if not any(handled):
             return
-        if len(kinds) == 1:
-            if self._fold_column(state, block, rows, handled[0] or []):
-                return
-        elif self._fold_mixed(state, block, rows, handled):
-            return
         codes = block.kind_codes
-        self.fold_events(state, [Event(block, row) for row in rows if handled[codes[row]]])
-
-    def _fold_column(self, state: P, block: Block, rows: Sequence[int], steps: list[_Step]) -> bool:
-        """Folds rows of one kind whose one handler wants one payload; False when that is not the case."""
-        if len(steps) != 1 or not _is_columnar(steps[0], block):
-            return False
-        step = steps[0]
-        handler = step.handler
+        if not all(handled):
+            own = [bool(handled[codes[row]]) for row in rows]
+            rows, states = list(compress(rows, own)), list(compress(states, own))
+        if not all(len(steps) == 1 and _is_columnar(steps[0], block) for steps in handled if steps):
+            for row, state in zip(rows, states, strict=True):
+                self.fold_events(state, (Event(block, row),))
+            return
         left = iter(_payloads(block, rows))
+        if len(handled) == 1:
+            step = handled[0][0]
+            calls = zip(repeat(step.handler), states, map(step.decode, left), strict=False)
+        else:
+            steps = [handled[codes[row]][0] for row in rows]
+            values = map(call, [step.decode for step in steps], left)
+            calls = zip([step.handler for step in steps], states, values, strict=True)
         try:
             # One by one: a payload decoded, handled and dropped is still in the processor's cache, a hundred are not.
-            for value in map(_decoder(step), left):
+            for handler, state, value in calls:
                 handler(state, value)
         except Exception as error:
-            self._explain_payload(error, step, Event(block, rows[len(rows) - 1 - length_hint(left)]))
+            at = len(rows) - 1 - length_hint(left)
+            self._explain_payload(error, handled[codes[rows[at]]][0], Event(block, rows[at]))
             raise
-        return True
-
-    def _fold_mixed(self, state: P, block: Block, rows: Sequence[int], handled: list[list[_Step] | None]) -> bool:
-        """The same for several kinds."""
-        chosen: dict[int, tuple[Callable[..., object], Callable[[bytes], object]]] = {}
-        for code, steps in enumerate(handled):
-            if steps:
-                if len(steps) != 1 or not _is_columnar(steps[0], block):
-                    return False
-                chosen[code] = (steps[0].handler, _decoder(steps[0]))
-        codes = block.kind_codes
-        own = [row for row in rows if codes[row] in chosen]
-        left = iter(_payloads(block, own))
-        try:
-            for row, raw in zip(own, left, strict=True):
-                handler, decode = chosen[codes[row]]
-                handler(state, decode(raw))
-        except Exception as error:
-            row = own[len(own) - 1 - length_hint(left)]
-            self._explain_payload(error, (handled[codes[row]] or [])[0], Event(block, row))
-            raise
-        return True
 
     def _explain_payload(self, error: Exception, step: _Step, event: Event) -> None:
         """Says whose fault a failure is: the stored payload's, when it does not decode, else the handler's."""
@@ -471,19 +415,3 @@ def _payloads(block: Block, rows: Sequence[int]) -> list[bytes]:
     if isinstance(rows, range) and rows.step == 1:
         return [payload[start:stop] for start, stop in pairwise(bounds[rows.start : rows.stop + 1])]
     return [payload[bounds[row] : bounds[row + 1]] for row in rows]
-
-
-def _decoder(step: _Step) -> Callable[[bytes], object]:
-    """How a stored payload becomes the one thing a handler asks for."""
-    if step.only is PAYLOAD:
-        return _decode_one
-    assert step.schema is not None and step.schema.decode is not None
-    return step.schema.decode
-
-
-def _column(block: Block, rows: Sequence[int], step: _Step) -> list[object] | None:
-    """The decoded payloads of some rows; None when one does not decode, for the slow way to say which."""
-    try:
-        return list(map(_decoder(step), _payloads(block, rows)))
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
-        return None
