@@ -15,7 +15,6 @@ from penstock.buffer import Batch, Consumer, Producer, drain
 from penstock.buffer.collector import collect
 from penstock.buffer.format import Metadata, encode_batch
 from penstock.buffer.manifest import BufferPaths
-from penstock.buffer.slabs import Slabs
 from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock
 from penstock.errors import ConfigError, Fenced, OutOfOrder, StorageError
@@ -210,22 +209,6 @@ def test_batches_that_come_at_once_do_not_wait_for_one_idle_thread(memory: Objec
     flushing.join()
     producer.close()
     assert ticket.done()
-
-
-def test_memory_that_comes_back_while_memory_is_taken_is_not_waited_for() -> None:
-    """The garbage collector may drop the last view in a thread that holds the lock."""
-    slabs = Slabs(1 << 20)
-    views = [slabs.lend(slabs.allocate(1000), 1000)]
-
-    def drop_while_taking() -> None:
-        with slabs._lock:
-            views.clear()
-
-    dropping = threading.Thread(target=drop_while_taking, daemon=True)
-    dropping.start()
-    dropping.join(DEADLINE)
-    assert not dropping.is_alive()
-    assert len(slabs.allocate(1000)) >= 1000
 
 
 def test_a_manifest_of_ones_own_needs_a_prefix_of_its_own(memory: ObjectStore) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.buffer import Consumer, Producer
 from penstock.buffer.format import decode_batch, parse_manifest
+from penstock.buffer.manifest import Backoff, Contention
 from penstock.buffer.store import ObjectStore, VersionConflict
 from penstock.clock import ManualClock
 from penstock.errors import Backpressure, Closed, ConfigError, StorageError, Unflushed
@@ -547,3 +548,20 @@ def test_our_consumer_takes_what_our_producer_makes(buffer: Buffer):
     assert counted["buffer.bytes_flushed"] == 10
     assert counted["buffer.bytes_written"] == counted["buffer.bytes_collected"] == 17
     assert counted["buffer.flush_duration_seconds"]["count"] == 1
+
+
+def test_waits_grow_stay_bounded_and_differ():
+    backoff = Backoff(first=0.01, most=1.0, seed=1)
+    waits = [backoff.delay(failures) for failures in range(100)]
+    assert all(0 < wait <= 1.0 for wait in waits)
+    assert max(waits[:2]) < 0.05 < max(waits[20:])
+    assert len(set(waits)) == 100
+
+
+def test_contenders_wait_in_units_of_a_round():
+    contention = Contention()
+    for _ in range(100):
+        contention.took(0.1)
+    assert all(contention.delay(1) <= 0.051 for _ in range(100))
+    assert all(contention.delay(10_000) <= 2.0 for _ in range(100))
+    assert max(contention.delay(20) for _ in range(200)) > 0.3

@@ -12,7 +12,7 @@ from penstock.buffer.arrow import arrow_to_block
 from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format import Manifest, Mark, append, encode_entries, parse_manifest
 from penstock.buffer.manifest import BufferPaths, ManifestObject
-from penstock.buffer.publishing import Publisher, StagedObject
+from penstock.buffer.producer import Publisher, StagedObject
 from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock, SystemClock
 from penstock.errors import ConfigError, Corrupt, StorageError

@@ -28,11 +28,10 @@ import penstock
 from buffer.audit import Audit
 from buffer.test_safety import Sink
 from penstock.buffer import Consumer
-from penstock.buffer.backoff import Backoff
 from penstock.buffer.collector import collect
 from penstock.buffer.format import Mark, encode_entries
-from penstock.buffer.manifest import buffer_paths
-from penstock.buffer.publishing import Publisher
+from penstock.buffer.manifest import Backoff, buffer_paths
+from penstock.buffer.producer import Publisher
 from penstock.buffer.store import Stored, VersionConflict
 from penstock.clock import ManualClock
 from penstock.errors import Fenced, StaleDelivery, StorageError

@@ -1,8 +1,8 @@
 """Batches to Arrow, and from it, without a Python object per entry.
 
-Entries of one length are a strided array: drop the column of lengths. Entries of differing lengths happen to be stored
-exactly as Parquet stores a plain byte-array column (length, bytes, length, bytes …), so the block is given the few
-bytes of Parquet header and footer that let Arrow's own reader, which checks every length, decode it in place.
+Entries happen to be stored exactly as Parquet stores a plain byte-array column (length, bytes, length, bytes …), so a
+block is given the few bytes of Parquet header and footer that let Arrow's own reader, which checks every length, decode
+it in place.
 """
 
 from __future__ import annotations
@@ -27,13 +27,18 @@ _MAX_BINARY = (1 << 31) - 1
 _HEADER_BUFFER = 1 << 16
 
 
-def block_to_arrow(block: memoryview, count: int, length: int | None) -> pa.Array:
-    """A checked block of `count` entries as one binary array; `length` is their common length, if they have one."""
+def block_to_arrow(block: memoryview, count: int) -> pa.Array:
+    """A checked block of `count` entries as one binary array."""
     if count == 0:
         return pa.array([], pa.binary())
-    if length is not None:
-        return _uniform(block, count, length)
-    return _varied(block, count)
+    head, tail = _parquet_around(len(block), count)
+    source = pa.PythonFile(_Joined(head, block, tail), mode="r")
+    try:
+        file = parquet.ParquetFile(source, pre_buffer=False, buffer_size=_HEADER_BUFFER)
+        column = file.read_row_group(0, use_threads=False).column(0)
+    except (pa.ArrowException, OSError) as error:
+        raise Corrupt(f"the batch does not hold the {count} entries it counts: {error}") from None
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
 def arrow_to_block(entries: pa.Array) -> memoryview:
@@ -52,29 +57,6 @@ def arrow_to_block(entries: pa.Array) -> memoryview:
     # Joined value by value, an array's values lie one after the other: length, entry, length, entry …
     joined = pc.binary_join_element_wise(prefixes, entries.cast(pa.binary()), pa.scalar(b"", pa.binary()))
     return memoryview(joined.buffers()[2])[: 4 * count + int(stored[-1] - stored[0])]
-
-
-def _uniform(block: memoryview, count: int, length: int) -> pa.Array:
-    stride = 4 + length
-    table = np.frombuffer(block, np.uint8, count * stride).reshape(count, stride)
-    values = np.ascontiguousarray(table[:, 4:])
-    wide = count * length > _MAX_BINARY
-    offsets = np.arange(count + 1, dtype=np.int64 if wide else np.int32) * length
-    kind = pa.large_binary() if wide else pa.binary()
-    return pa.Array.from_buffers(
-        kind, count, [None, pa.py_buffer(offsets.astype(np.int64 if wide else np.int32)), pa.py_buffer(values)]
-    )
-
-
-def _varied(block: memoryview, count: int) -> pa.Array:
-    head, tail = _parquet_around(len(block), count)
-    source = pa.PythonFile(_Joined(head, block, tail), mode="r")
-    try:
-        file = parquet.ParquetFile(source, pre_buffer=False, buffer_size=_HEADER_BUFFER)
-        column = file.read_row_group(0, use_threads=False).column(0)
-    except (pa.ArrowException, OSError) as error:
-        raise Corrupt(f"the batch does not hold the {count} entries it counts: {error}") from None
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
 class _Joined:

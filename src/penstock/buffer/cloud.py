@@ -53,7 +53,6 @@ class CloudStore:
         self._options = dict(options)
         self._inner = inner
         self._reopen = reopen
-        self._keeps = isinstance(inner, MemoryStore)  # it keeps the very buffer it is given, which must not change
 
     def __reduce__(self) -> tuple[object, ...]:
         return self._reopen, (self.url, self._options)
@@ -84,8 +83,6 @@ class CloudStore:
             return Stored(bytes(data), _version(found.meta))
 
     def put(self, path: str, data: bytes | memoryview) -> None:
-        if self._keeps and type(data) is not bytes:
-            data = bytes(data)
         with _errors("put", self.url, path):
             obstore.put(self._inner, path, data, use_multipart=False)
 

@@ -14,7 +14,6 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 from zlib import crc32
 
-from penstock.buffer.backoff import Backoff
 from penstock.buffer.collector import Collector, collect
 from penstock.buffer.counters import BufferCounters, ManifestCounters
 from penstock.buffer.format import (
@@ -29,7 +28,7 @@ from penstock.buffer.format import (
     open_batch,
     set_epoch,
 )
-from penstock.buffer.manifest import ManifestObject, ManifestVersion, buffer_id, buffer_paths, shard_paths
+from penstock.buffer.manifest import Backoff, ManifestObject, ManifestVersion, buffer_id, buffer_paths, shard_paths
 from penstock.buffer.store import Buffer, ObjectStore, VersionConflict, check_path, open_store, probe_conditional_puts
 from penstock.clock import Clock, Seconds, SystemClock, seconds
 from penstock.errors import Closed, ConfigError, Corrupt, Fenced, OutOfOrder, StorageError

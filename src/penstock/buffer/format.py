@@ -44,7 +44,6 @@ BATCH_VERSION = 1
 MAX_BATCH_BYTES = 512 << 20
 
 _FOOTER = struct.Struct("<BIH")
-FOOTER_SIZE = _FOOTER.size
 _LENGTH = struct.Struct("<I")
 _CODES: dict[str, int] = {"none": 0, "zstd": 1}
 _SMALL = 4096
@@ -162,7 +161,7 @@ class DecodedBatch:
         """The entries as one Arrow binary array."""
         from penstock.buffer.arrow import block_to_arrow
 
-        return block_to_arrow(memoryview(self._data)[: self.end], self.count, self.length)
+        return block_to_arrow(memoryview(self._data)[: self.end], self.count)
 
     def __reduce__(self) -> tuple[object, ...]:
         return DecodedBatch, (bytes(memoryview(self._data)[: self.end]), self.end, self.count)
@@ -199,7 +198,7 @@ def decode_arrow(data: Buffer, *, limit: int = MAX_BATCH_BYTES) -> pyarrow.Array
     from penstock.buffer.arrow import block_to_arrow
 
     unwrapped, end, count = _unwrap(data, limit)
-    return block_to_arrow(memoryview(unwrapped)[:end], count, _common_length(unwrapped, end, count))
+    return block_to_arrow(memoryview(unwrapped)[:end], count)
 
 
 def decode_batch(data: Buffer, *, limit: int = MAX_BATCH_BYTES) -> list[bytes]:

@@ -8,26 +8,28 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, sleep
 from typing import NamedTuple, Self, TypeAlias
 from zlib import crc32
 
-from penstock.buffer.backoff import Backoff, Contention
 from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format import (
-    FOOTER_SIZE,
     MAX_BATCH_BYTES,
     Compression,
+    Mark,
     Metadata,
     batch_footer,
     compress_entries,
     decode_batch,
     encode_entries,
     load_zstandard,
+    seal_batch,
 )
 from penstock.buffer.manifest import (
     RENEW_SHARE,
+    Backoff,
     BufferPaths,
     ManifestObject,
     batch_time_ms,
@@ -35,7 +37,6 @@ from penstock.buffer.manifest import (
     shard_of,
     shard_paths,
 )
-from penstock.buffer.slabs import Slabs
 from penstock.buffer.store import ObjectStore, VersionConflict, open_store, probe_conditional_puts
 from penstock.clock import Clock, Seconds, SystemClock, seconds
 from penstock.errors import Backpressure, Closed, ConfigError, StorageError, Unflushed
@@ -178,7 +179,7 @@ class Producer:
                 lane.queue.clear()
         if not left:  # the last answer came while we were giving up
             return
-        batches = [UnflushedBatch(lane.place.manifest, batch.entries(), batch.metadata) for lane, batch in left]
+        batches = [UnflushedBatch(lane.place.manifest, batch.entries(), tuple(batch.metadata)) for lane, batch in left]
         entries = sum(batch.count for _, batch in left)
         error = Unflushed(
             f"closed with {entries} entries in {len(batches)} batches that {self.url} did not take: "
@@ -286,7 +287,6 @@ class UploadPipeline:
         self.clock = clock
         self.measures = measures
         self.limits = limits
-        self.slabs = Slabs(limits.inflight_bytes)
         self.lock = threading.Lock()
         self.given_up = threading.Event()
         self.stopped = False
@@ -297,10 +297,10 @@ class UploadPipeline:
         self._work = threading.Condition(self.lock)
         self._tick = threading.Condition(self.lock)
         self._progress = threading.Condition(self.lock)
-        self._waiting: deque[tuple[Lane, Outgoing]] = deque()
+        self._waiting: deque[tuple[Lane, OutgoingBatch]] = deque()
         self._waiting_calls = 0
         self._waiting_bytes = 0
-        self._to_upload: deque[tuple[Lane, Outgoing]] = deque()
+        self._to_upload: deque[tuple[Lane, OutgoingBatch]] = deque()
         self._in_flight = 0
         self._in_flight_bytes = 0
         self._idle = 0
@@ -374,9 +374,8 @@ class UploadPipeline:
         """Ends the lane's batch and sends it on its way, or lets it wait (the lock is held)."""
         if not lane.filling.calls:
             return
-        batch = Outgoing(lane.filling, monotonic())
-        # The next batch is probably as large, give or take a call: memory that need not grow is not copied.
-        lane.filling = Filling(self.slabs, batch.size + batch.size // len(batch.calls) + FOOTER_SIZE)
+        batch, lane.filling = lane.filling, OutgoingBatch()
+        batch.due_at = monotonic()
         lane.queue.append(batch)
         lane.sealed += 1
         if not self._waiting and self._fits(batch):
@@ -386,12 +385,12 @@ class UploadPipeline:
             self._waiting_calls += len(batch.calls)
             self._waiting_bytes += batch.size
 
-    def _fits(self, batch: Outgoing) -> bool:
+    def _fits(self, batch: OutgoingBatch) -> bool:
         if self._in_flight == 0:  # a batch larger than the whole budget must still get through
             return True
         return self._in_flight < _MOST_IN_FLIGHT and self._in_flight_bytes + batch.size <= self.limits.inflight_bytes
 
-    def _launch(self, lane: Lane, batch: Outgoing) -> None:
+    def _launch(self, lane: Lane, batch: OutgoingBatch) -> None:
         self._in_flight += 1
         self._in_flight_bytes += batch.size
         self._to_upload.append((lane, batch))
@@ -402,7 +401,7 @@ class UploadPipeline:
         else:
             self._work.notify()
 
-    def landed(self, batches: list[Outgoing]) -> None:
+    def landed(self, batches: list[OutgoingBatch]) -> None:
         """The manifest holds these batches: their room is free again (the lock is held)."""
         for batch in batches:
             self._in_flight -= 1
@@ -535,14 +534,13 @@ class Lane:
 
     def __init__(self, pipeline: UploadPipeline, place: BufferPaths, manifest: ManifestObject) -> None:
         self.place = place
-        self.filling = Filling(pipeline.slabs)
-        self.queue: deque[Outgoing] = deque()
+        self.filling = OutgoingBatch()
+        self.queue: deque[OutgoingBatch] = deque()
         self.sealed = 0
         self.done = 0
         self.wake = threading.Condition(pipeline.lock)
         self._pipeline = pipeline
         self._manifest = manifest
-        self._contention = Contention()
         self._errors = Backoff(first=0.05, most=5.0)
         self._thread: threading.Thread | None = None
 
@@ -557,7 +555,7 @@ class Lane:
         if self._thread is not None:
             self._thread.join(timeout)
 
-    def upload(self, batch: Outgoing) -> None:
+    def upload(self, batch: OutgoingBatch) -> None:
         """Writes the batch's object, again and again until it is written or the producer gives up."""
         pipeline = self._pipeline
         for failures in range(1 << 62):
@@ -571,11 +569,10 @@ class Lane:
             batch.uploaded = True
             self.wake.notify()
 
-    def _put(self, batch: Outgoing) -> None:
+    def _put(self, batch: OutgoingBatch) -> None:
         if self._stale(batch.name):
             batch.name = self.place.new_batch(self._pipeline.clock.now_ms())
         data = batch.data(self._pipeline.limits.compression)
-        batch.attempts += 1
         self._pipeline.store.put(batch.name, data)
         batch.location = batch.name
         self._pipeline.measures.bytes_written.inc(len(data))
@@ -604,23 +601,23 @@ class Lane:
                 failures = 0
             except VersionConflict:
                 failures += 1
-                if pipeline.given_up.wait(self._contention.delay(failures)):
+                if pipeline.given_up.wait(self._manifest.contention.delay(failures)):
                     return
             except Exception as error:  # as above: kept and tried again
                 failures += 1
                 if not pipeline.pause(error, self._errors.delay(failures), f"write {self.place.manifest}"):
                     return
 
-    def _uploaded(self) -> list[Outgoing]:
+    def _uploaded(self) -> list[OutgoingBatch]:
         """The batches the next manifest write can carry: those at the head that are uploaded."""
-        ready: list[Outgoing] = []
+        ready: list[OutgoingBatch] = []
         for batch in self.queue:
             if not batch.uploaded or len(ready) == _MOST_PER_WRITE:
                 break
             ready.append(batch)
         return ready
 
-    def _write(self, ready: list[Outgoing]) -> None:
+    def _write(self, ready: list[OutgoingBatch]) -> None:
         found = self._manifest.find_appended([batch.locations for batch in ready])
         if found:
             self._complete(ready[:found])
@@ -631,17 +628,13 @@ class Lane:
             if self._stale(batch.location):
                 self._put(batch)
             batch.locations.add(batch.location)
-        started = monotonic()
-        try:
-            self._manifest.append(
-                [(batch.location, batch.metadata) for batch in ready],
-                checksums={batch.location: batch.crc for batch in ready if batch.crc is not None},
-            )
-        finally:
-            self._contention.took(monotonic() - started)
+        self._manifest.append(
+            [(batch.location, batch.metadata) for batch in ready],
+            checksums={batch.location: batch.crc for batch in ready if batch.crc is not None},
+        )
         self._complete(ready)
 
-    def _complete(self, batches: list[Outgoing]) -> None:
+    def _complete(self, batches: list[OutgoingBatch]) -> None:
         pipeline = self._pipeline
         with pipeline.lock:
             if pipeline.given_up.is_set() and not self.queue:
@@ -660,7 +653,6 @@ class Lane:
             for call in batch.calls:
                 call.set_outcome(None, None)
             wake(batch.calls)
-            batch.release(pipeline.slabs)
 
 
 # ── What a producer holds until the manifest does: the batch being filled, and batches on their way ──
@@ -711,93 +703,50 @@ class BatchPart(Produced):
         self._whole.part_done(error)
 
 
-class Filling:
-    """The batch that takes entries now."""
+class OutgoingBatch:
+    """A batch: it takes entries until it is sealed, and keeps its bytes until the manifest holds it."""
 
-    __slots__ = ("_slabs", "calls", "count", "due_at", "metadata", "size", "slab")
+    __slots__ = (
+        "_data", "_entries", "calls", "count", "crc", "due_at", "location", "locations", "metadata", "name", "size",
+        "uploaded",
+    )  # fmt: skip
 
-    def __init__(self, slabs: Slabs, expected: int = 0) -> None:
-        self._slabs = slabs
-        self.slab = slabs.allocate(expected)
+    def __init__(self) -> None:
+        self._entries = bytearray()
+        self._data: bytes | memoryview | None = None
         self.metadata: list[Metadata] = []
         self.calls: list[Produced] = []
         self.count = 0
         self.size = 0
         self.due_at = 0.0
-
-    def add(self, encoded: bytes, count: int, payload: bytes, call: Produced) -> None:
-        end = self.size + len(encoded)
-        if end + FOOTER_SIZE > len(self.slab):
-            self._grow(end + FOOTER_SIZE)
-        self.slab[self.size : end] = encoded
-        self.size = end
-        self.metadata.append(Metadata(self.count, call.ingested_at_ms, payload))
-        self.calls.append(call)
-        self.count += count
-
-    def _grow(self, needed: int) -> None:
-        larger = self._slabs.allocate(max(needed, 2 * len(self.slab)))
-        larger[: self.size] = self.slab[: self.size]
-        self._slabs.give_back(self.slab)
-        self.slab = larger
-
-
-class Outgoing:
-    """A batch that takes no more entries. Its bytes are kept until the manifest holds it."""
-
-    __slots__ = (
-        "_data",
-        "attempts",
-        "calls",
-        "count",
-        "crc",
-        "due_at",
-        "location",
-        "locations",
-        "metadata",
-        "name",
-        "size",
-        "slab",
-        "uploaded",
-    )
-
-    def __init__(self, filled: Filling, due_at: float) -> None:
-        self.due_at = due_at
-        self.slab = filled.slab
-        self._data: bytes | memoryview | None = None
-        self.metadata = tuple(filled.metadata)
-        self.calls = filled.calls
-        self.count = filled.count
-        self.size = filled.size
-        self.attempts = 0  # to upload it
         self.name = ""  # what it is uploaded as
         self.location = ""  # where it is: the name, once the upload succeeded
         self.locations: set[str] = set()  # every one a manifest write may have carried
         self.uploaded = False
         self.crc: int | None = None  # of the object's bytes
 
+    def add(self, encoded: bytes, count: int, payload: bytes, call: Produced) -> None:
+        self._entries += encoded
+        self.size += len(encoded)
+        self.metadata.append(Metadata(self.count, call.ingested_at_ms, payload))
+        self.calls.append(call)
+        self.count += count
+
     def data(self, compression: Compression) -> bytes | memoryview:
-        """The whole object."""
+        """The whole object; the batch takes no more entries."""
         if self._data is None:
             footer = batch_footer(self.count, compression)
             if compression == "none":
-                end = self.size + len(footer)
-                self.slab[self.size : end] = footer
-                self._data = self.slab[:end]
+                self._entries += footer
+                self._data = memoryview(self._entries)
             else:
-                self._data = compress_entries(self.slab[: self.size]) + footer
+                self._data = compress_entries(self._entries) + footer
             self.crc = crc32(self._data)
         return self._data
 
     def entries(self) -> list[bytes]:
         """The entries back, for a caller that must save what could not be written."""
-        return decode_batch(self.data("none") if self._data is None else self._data)
-
-    def release(self, slabs: Slabs) -> None:
-        """Gives the memory back, unless an attempt that failed may still be reading it."""
-        if self.attempts == 1:
-            self._data = None
-            slabs.give_back(self.slab)
+        return decode_batch(self.data("none"))
 
 
 class UnflushedBatch(NamedTuple):
@@ -806,3 +755,118 @@ class UnflushedBatch(NamedTuple):
     manifest: str
     entries: list[bytes]
     metadata: tuple[Metadata, ...]
+
+
+# ── Publisher: objects uploaded by many, put into the queue by one, at once and once ──
+# A `Producer` uploads and appends in one process. Where many processes work on one result (the tasks of a Spark job),
+# each of them uploads its share with `stage`, and one of them then publishes all shares with one conditional put. With
+# a mark, work that is done again finds itself done: see `format.Mark`. Shares that are never published are garbage that
+# the consumer's collector deletes.
+
+
+_COPIES = 8
+_PATIENCE = 60.0
+
+
+class StagedObject(NamedTuple):
+    """An object that is stored and that no manifest names yet."""
+
+    location: str
+    metadata: tuple[Metadata, ...]
+    entries: int
+    size: int
+    crc: int
+
+
+class Publisher:
+    """Uploads objects, and appends them to one manifest. Made anew wherever it is needed; it holds nothing."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        place: BufferPaths,
+        *,
+        gc_grace: float = 600,
+        clock: Clock | None = None,
+        patience: float = _PATIENCE,
+        pause: Callable[[float], None] = sleep,
+    ) -> None:
+        self._store = store
+        self._place = place
+        self._clock = clock or SystemClock()
+        self._renew_after_ms = int(gc_grace * 1000 * RENEW_SHARE)
+        self._patience = patience
+        self._pause = pause
+        self._measures = BufferCounters()
+
+    def stage(
+        self, block: memoryview, metadata: Sequence[Metadata], count: int, compression: Compression
+    ) -> StagedObject:
+        """Stores encoded entries as an object, to be published later."""
+        data = seal_batch((block,), count, compression)
+        location = self._place.new_batch(self._clock.now_ms())
+        self._store.put(location, data)
+        self._measures.bytes_written.inc(len(data))
+        return StagedObject(location, tuple(metadata), count, len(block), crc32(data))
+
+    def publish(self, staged: Sequence[StagedObject], mark: Mark | None = None) -> bool:
+        """Appends all of it in one conditional put; False when the mark says that it was done before.
+
+        Fails without having changed anything, or, when the store stops answering, with an error that says so: then the
+        same call, with a mark, finds out what became of it.
+        """
+        if not staged:
+            return False
+        probe_conditional_puts(self._store, self._place.manifest)
+        manifest = ManifestObject(self._store, self._place.manifest, self._clock, self._measures.for_role("producer"))
+        errors = Backoff(first=0.05, most=5.0)
+        deadline = monotonic() + self._patience
+        tried: list[set[str]] = [set() for _ in staged]
+        shares = list(staged)
+        for attempt in range(1 << 62):
+            try:
+                if mark is None and manifest.find_appended(tried):
+                    break
+                if mark is not None:
+                    done = manifest.latest_mark(mark.name)
+                    if done is not None and done >= mark.number:
+                        return False
+                manifest.latest_known()  # before the names are looked at, as in `Lane`
+                shares = self._renewed(shares)
+                for share, names in zip(shares, tried, strict=True):
+                    names.add(share.location)
+                checksums = {share.location: share.crc for share in shares}
+                manifest.append([(share.location, share.metadata) for share in shares], mark, checksums)
+                break
+            except VersionConflict:
+                self._pause(manifest.contention.delay(attempt + 1))
+            except StorageError as error:
+                if not error.retryable or monotonic() > deadline:
+                    raise
+                log.warning("cannot write %s; trying again: %s", self._place.manifest, error)
+                self._pause(errors.delay(attempt))
+        self._measures.batches_flushed.inc(len(shares))
+        self._measures.entries_flushed.inc(sum(share.entries for share in shares))
+        self._measures.bytes_flushed.inc(sum(share.size for share in shares))
+        return True
+
+    def _renewed(self, shares: list[StagedObject]) -> list[StagedObject]:
+        """The shares, those so old that a collector may soon take them stored again under new names."""
+        oldest = self._clock.now_ms() - self._renew_after_ms
+        stale = [share for share in shares if (batch_time_ms(share.location) or 0) <= oldest]
+        if not stale:
+            return shares
+        with ThreadPoolExecutor(min(_COPIES, len(stale))) as pool:
+            fresh = dict(zip((share.location for share in stale), pool.map(self._copied, stale), strict=True))
+        return [fresh.get(share.location, share) for share in shares]
+
+    def _copied(self, share: StagedObject) -> StagedObject:
+        data = self._store.get(share.location)
+        if data is None:
+            raise StorageError(
+                f"{share.location} was collected as garbage before it was published: the work took longer than the "
+                "consumer's gc_grace. Nothing was published; raise gc_grace there and here, and run it again"
+            )
+        location = self._place.new_batch(self._clock.now_ms())
+        self._store.put(location, bytes(data))
+        return share._replace(location=location)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import unquote
 
-from penstock.buffer.slabs import Slabs
 from penstock.durable import as_storage_error, lock_file, make_folder, sync_folder
 from penstock.errors import ConfigError, StorageError
 from penstock.names import shown_url, split_url
@@ -69,7 +68,7 @@ class ObjectStore(Protocol):
     def put(self, path: str, data: bytes | memoryview) -> None:
         """Writes the object, replacing any. Returns when it is durable; no reader ever sees half of it.
 
-        Once it has returned, a memoryview's memory may be used for something else.
+        The store may keep a memoryview: its memory must not change any more.
         """
         ...
 
@@ -280,9 +279,6 @@ _TEMPORARY = ".tmp"
 _TAIL = 64
 #: Linux writes and reads at most 2 GiB minus a page per call.
 _MOST = 1 << 30
-#: Objects of this size are read into memory that is used again once no reader looks at them.
-_LARGE = 1 << 20
-_slabs = Slabs(128 << 20)
 
 
 class FileStore:
@@ -433,17 +429,7 @@ def _tag(status: os.stat_result, tail: bytes) -> str:
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}-{zlib.crc32(tail):x}"
 
 
-def _read(file: int, size: int) -> Buffer:
-    if size < _LARGE or not _slabs.can_lend:
-        return _read_fresh(file, size)
-    slab = _slabs.allocate(size)
-    done = 0
-    while done < size and (got := os.readv(file, [slab[done : min(size, done + _MOST)]])):
-        done += got
-    return _slabs.lend(slab, done)
-
-
-def _read_fresh(file: int, size: int) -> bytes:
+def _read(file: int, size: int) -> bytes:
     parts: list[bytes] = []
     left = size
     while left > 0 and (part := os.read(file, min(left, _MOST))):

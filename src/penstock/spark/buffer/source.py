@@ -38,7 +38,7 @@ from penstock.buffer import Consumer, Descriptor, Fetcher, Metadata
 from penstock.buffer.arrow import arrow_to_block
 from penstock.buffer.format import MAX_BATCH_BYTES, Manifest, Mark, parse_manifest
 from penstock.buffer.manifest import shard_of
-from penstock.buffer.publishing import Publisher, StagedObject
+from penstock.buffer.producer import Publisher, StagedObject
 from penstock.clock import SystemClock
 from penstock.errors import ConfigError, Fenced, PenstockError, PositionTrimmed
 from penstock.spark.buffer.options import BufferReadOptions, BufferWriteOptions, read_options, resolved, write_options
