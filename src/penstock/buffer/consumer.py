@@ -8,10 +8,12 @@ import os
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from itertools import takewhile
+from queue import SimpleQueue
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 from zlib import crc32
 
 from penstock.buffer.collector import Collector, collect
@@ -364,11 +366,11 @@ class Consumer:
 
 
 # ── Run: reads ahead, fetches in parallel, hands over, and acknowledges the contiguous finished prefix ──
-#     reader ──► to fetch ──► fetching threads ──► fetched ──► handler ──► finished ──► acknowledger
+#     reader ──► to fetch ──► fetching threads ──► handler ──► finished ──► acknowledger
 #
-# One lock guards everything between the stages; each stage waits on a condition of its own, so that a batch that moves
-# on wakes whom it concerns and not a dozen threads. The first thing that goes wrong (`trouble`) or `stop` ends all of
-# them; handlers that run are waited for, and what they finished is still acknowledged.
+# The reader, the caller of handlers and the acknowledger wait on one condition, the fetching threads on a queue. The
+# first thing that goes wrong (`trouble`) or `stop` ends all of them; handlers that run are waited for, and what they
+# finished is still acknowledged.
 
 
 class RunReport(NamedTuple):
@@ -392,6 +394,18 @@ class RunOptions(NamedTuple):
     on_corrupt: Callable[[Descriptor, Corrupt], object] | None
 
 
+class _ReadAhead:
+    """A batch that was read from the manifest, until it and all before it are handled."""
+
+    __slots__ = ("descriptor", "fetched", "finished", "outcome")
+
+    def __init__(self, descriptor: Descriptor) -> None:
+        self.descriptor = descriptor
+        self.fetched = False
+        self.outcome: Batch | Exception | None = None  # None: damaged, and `on_corrupt` was told
+        self.finished = False
+
+
 class ConsumerRun:
     """One call of `Consumer.run`."""
 
@@ -404,77 +418,53 @@ class ConsumerRun:
         self._handler = handler
         self._options = options
         self._backoff = Backoff(first=0.05, most=2.0)
-        self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)  # for the reader: fewer are unhandled
-        self._work = threading.Condition(self._lock)  # for the fetching threads
-        self._turn = threading.Condition(self._lock)  # for threads that hand over, or wait for the end
-        self._ackable = threading.Condition(self._lock)  # for the acknowledger
-        self._to_fetch: deque[Descriptor] = deque()
-        self._order: deque[int] = deque()  # read, and not part of the finished prefix
-        self._next: deque[int] = deque()  # read, and not handed over; in order only
-        self._unhandled = 0  # read and not handled: what `ahead` bounds
-        self._fetched: dict[int, Batch | Exception | None] = {}  # None: damaged, and dealt with
-        self._finished: set[int] = set()  # handled, but something before it is not
+        self._changed = threading.Condition()
+        self._to_fetch: SimpleQueue[_ReadAhead | None] = SimpleQueue()
+        self._ahead: deque[_ReadAhead] = deque()
+        self._unhandled = 0  # what `ahead` bounds
         self._frontier: int | None = None  # the end of the finished prefix
         self._acked: int | None = None
-        self._stopping = False
-        self._stop_event = threading.Event()
-        self._exhausted = False
+        self._stopping = threading.Event()
         self._handled = False  # no handler will run any more
         self._trouble: BaseException | None = None
         self._fenced: Fenced | None = None
         self._batches = 0
         self._entries = 0
-        self._threads: set[int] = set()
+        self._threads = {threading.get_ident()}
         self._ended = threading.Event()
 
     def run(self) -> RunReport:
-        self._threads.add(threading.get_ident())
         try:
-            return self._run()
+            self._run()
         finally:
             self._ended.set()
+        if self._trouble is not None:
+            raise self._trouble
+        return RunReport(self._batches, self._entries, self._consumer.acked, self._fenced)
 
     def wait_unless_inside(self) -> None:
         """Waits for the end of the run; a handler, which would wait for itself, is let through."""
         if threading.get_ident() not in self._threads:
             self._ended.wait()
 
-    def _run(self) -> RunReport:
-        reader = threading.Thread(target=self._guarded, args=(self._read_loop,), name="penstock-read", daemon=True)
-        acker = threading.Thread(target=self._guarded, args=(self._ack_loop,), name="penstock-ack", daemon=True)
-        fetchers = [
-            threading.Thread(target=self._guarded, args=(self._fetch_loop,), name=f"penstock-fetch-{n}", daemon=True)
-            for n in range(self._options.concurrency)
-        ]
+    def _run(self) -> None:
+        fetchers = [self._thread(f"fetch-{number}", self._fetch_loop) for number in range(self._options.concurrency)]
+        reader, acker = self._thread("read", self._read_loop), self._thread("ack", self._ack_loop)
         try:
             for thread in (acker, *fetchers, reader):
                 thread.start()
-            if self._options.ordered:
-                self._hand_over_in_order()
-            else:
-                self._wait_for_end()
+            self._hand_over()
         except BaseException as error:
             self._fail(error)
         self.stop()
-        for thread in (reader, *fetchers):
-            if thread.ident is not None:  # one that could not be started is none to wait for
-                thread.join()
-        with self._lock:
+        _join((reader, *fetchers))
+        with self._changed:
             self._handled = True
-            self._ackable.notify()
-        if acker.ident is not None:
-            acker.join()
-        if self._trouble is not None:
-            raise self._trouble
-        return RunReport(self._batches, self._entries, self._consumer.acked, self._fenced)
+            self._changed.notify_all()
+        _join((acker,))
 
-    def stop(self) -> None:
-        with self._lock:
-            self._stopping = True
-            self._stop_event.set()
-            for waiting in (self._room, self._work, self._turn, self._ackable):
-                waiting.notify_all()
+    def _thread(self, name: str, loop: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=self._guarded, args=(loop,), name=f"penstock-{name}", daemon=True)
 
     def _guarded(self, loop: Callable[[], None]) -> None:
         self._threads.add(threading.get_ident())
@@ -484,83 +474,75 @@ class ConsumerRun:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        with self._lock:
+        with self._changed:
             if isinstance(error, Fenced):
                 self._fenced = self._fenced or error
             elif self._trouble is None:
                 self._trouble = error
         self.stop()
 
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping.set()
+            self._changed.notify_all()
+        for _ in range(self._options.concurrency):
+            self._to_fetch.put(None)
+
+    def _wait_until(self, condition: Callable[[], object]) -> bool:
+        """Waits for a condition; False when the run is stopped before."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping.is_set() or condition())
+        return not self._stopping.is_set()
+
     # ── reading ──
 
     def _read_loop(self) -> None:
-        failures = 0
-        while True:
-            with self._lock:
-                # Read again when half of the room is free: a manifest read per batch would cost more than it saves.
-                while not self._stopping and self._unhandled > self._options.ahead // 2:
-                    self._room.wait()
-                if self._stopping:
-                    return
-                room = self._options.ahead - self._unhandled
+        failures, most = 0, self._options.ahead
+        # Read again when half of the room is free: a manifest read per batch would cost more than it saves.
+        while self._wait_until(lambda: self._unhandled <= most // 2):
             try:
-                found = self._consumer.next_descriptors(room)
+                found = self._consumer.next_descriptors(most - self._unhandled)
                 failures = 0
             except StorageError as error:
                 if not error.retryable:
                     raise
-                self._stop_event.wait(self._backoff.delay(failures))
+                self._stopping.wait(self._backoff.delay(failures))
                 failures += 1
                 continue
-            with self._lock:
-                if found:
-                    self._to_fetch.extend(found)
-                    self._order.extend(each.sequence for each in found)
-                    self._next.extend(each.sequence for each in found)
-                    self._unhandled += len(found)
-                    self._work.notify(len(found))
-                elif self._options.until_empty:
-                    if self._unhandled == 0:
-                        self._exhausted = True
-                        self._work.notify_all()
-                        self._turn.notify()
-                        return
-                    # Handling may bring more; only a look after the last of it can say that nothing is left.
-                    while self._unhandled and not self._stopping:
-                        self._room.wait()
-                    continue
-            if not found:
-                self._stop_event.wait(self._options.poll)
+            batches = [_ReadAhead(descriptor) for descriptor in found]
+            with self._changed:
+                self._ahead.extend(batches)
+                self._unhandled += len(batches)
+                last = not self._unhandled
+            for batch in batches:
+                self._to_fetch.put(batch)
+            if not found and not self._options.until_empty:
+                self._stopping.wait(self._options.poll)
+            elif not found and last:
+                self.stop()
+            elif not found:  # handling may bring more; only a look after the last of it can say that nothing is left
+                self._wait_until(lambda: not self._unhandled)
 
     # ── fetching ──
 
     def _fetch_loop(self) -> None:
-        with _Caller(None if self._options.ordered else self._handler) as call:
-            while (descriptor := self._next_to_fetch()) is not None:
+        with nullcontext() if self._options.ordered else _calling(self._handler) as call:
+            while (batch := self._to_fetch.get()) is not None and not self._stopping.is_set():
                 try:
-                    batch = self._fetch(descriptor)
+                    batch.outcome = self._fetch(batch.descriptor)
                 except Exception as error:
-                    if not self._options.ordered:
+                    if call is not None:
                         raise
-                    batch = error  # raised when its turn comes, after everything before it was handled
-                if self._options.ordered:
-                    with self._lock:
-                        self._fetched[descriptor.sequence] = batch
-                        if self._next and self._next[0] == descriptor.sequence:
-                            self._turn.notify()
-                elif not self._stop_event.is_set():
-                    assert not isinstance(batch, Exception)
-                    if batch is not None:
-                        call(batch)
-                    self._finish(descriptor.sequence, batch)
+                    batch.outcome = error  # raised when its turn comes, after everything before it was handled
+                if call is not None:
+                    if not self._stopping.is_set():
+                        self._handle(batch, call)
+                    continue
+                with self._changed:
+                    batch.fetched = True
+                    self._changed.notify_all()
 
-    def _next_to_fetch(self) -> Descriptor | None:
-        with self._lock:
-            while not self._to_fetch and not self._stopping and not self._exhausted:
-                self._work.wait()
-            return self._to_fetch.popleft() if self._to_fetch and not self._stopping else None
-
-    def _fetch(self, descriptor: Descriptor) -> Batch | Exception | None:
+    def _fetch(self, descriptor: Descriptor) -> Batch | None:
         failures = 0
         while True:
             try:
@@ -571,47 +553,32 @@ class ConsumerRun:
                 self._options.on_corrupt(descriptor, error)
                 return None
             except StorageError as error:
-                if not error.retryable or self._stop_event.wait(self._backoff.delay(failures)):
+                if not error.retryable or self._stopping.wait(self._backoff.delay(failures)):
                     raise
                 failures += 1
 
     # ── handing over ──
 
-    def _hand_over_in_order(self) -> None:
-        with _Caller(self._handler) as call:
-            while True:
-                with self._lock:
-                    while not (self._next and self._next[0] in self._fetched):
-                        if self._stopping or (self._exhausted and self._unhandled == 0):
-                            return
-                        self._turn.wait()
-                    if self._stopping:
-                        return
-                    sequence = self._next.popleft()
-                    batch = self._fetched.pop(sequence)
-                if isinstance(batch, Exception):
-                    raise batch
-                if batch is not None:
-                    call(batch)
-                self._finish(sequence, batch)
+    def _hand_over(self) -> None:
+        """In order, handles what the fetching threads bring; else they handle it, and this waits for the end."""
+        with _calling(self._handler) as call:
+            while self._wait_until(lambda: self._options.ordered and self._ahead and self._ahead[0].fetched):
+                self._handle(self._ahead[0], call)
 
-    def _wait_for_end(self) -> None:
-        with self._lock:
-            while not (self._stopping or (self._exhausted and self._unhandled == 0)):
-                self._turn.wait()
-
-    def _finish(self, sequence: int, batch: Batch | None) -> None:
-        with self._lock:
-            self._finished.add(sequence)
-            while self._order and self._order[0] in self._finished:
-                self._frontier = self._order.popleft()
-                self._finished.discard(self._frontier)
+    def _handle(self, batch: _ReadAhead, call: Callable[[Batch], object]) -> None:
+        if isinstance(batch.outcome, Exception):
+            raise batch.outcome
+        if batch.outcome is not None:
+            call(batch.outcome)
+        with self._changed:
+            batch.finished = True
+            while self._ahead and self._ahead[0].finished:
+                self._frontier = self._ahead.popleft().descriptor.sequence
             self._unhandled -= 1
-            if batch is not None:
+            if batch.outcome is not None:
                 self._batches += 1
-                self._entries += len(batch)
-            self._room.notify()
-            self._ackable.notify()
+                self._entries += len(batch.outcome)
+            self._changed.notify_all()
 
     # ── acknowledging ──
 
@@ -643,46 +610,38 @@ class ConsumerRun:
 
         What the last handler finished is not held back for the interval, only for a store that refused it.
         """
-        with self._lock:
-            while True:
+        with self._changed:
+            while self._fenced is None:
                 left = not_before - monotonic()
-                if self._fenced is not None:
-                    return None
-                if self._frontier != self._acked:
-                    if left <= 0 or (self._handled and not refused):
-                        return self._frontier
-                    self._ackable.wait(left)
-                elif self._handled:
-                    return None
+                if self._frontier == self._acked:
+                    if self._handled:
+                        return None
+                    self._changed.wait()
+                elif left <= 0 or (self._handled and not refused):
+                    return self._frontier
                 else:
-                    self._ackable.wait()
+                    self._changed.wait(left)
+        return None
 
 
 #: After the last handler, a store that refuses the last acknowledgement is asked this often; then the run fails.
 _LAST_ACK_TRIES = 5
 
 
-class _Caller:
-    """Calls the handler; a coroutine function on an event loop of the calling thread's own."""
-
-    def __init__(self, handler: Callable[[Batch], object] | None) -> None:
-        self._handler = handler or _nothing
-        self._runner = asyncio.Runner() if inspect.iscoroutinefunction(handler) else None
-
-    def __enter__(self) -> Callable[[Batch], object]:
-        return self._handler if self._runner is None else self._call
-
-    def __exit__(self, *exc: object) -> None:
-        if self._runner is not None:
-            self._runner.close()
-
-    def _call(self, batch: Batch) -> None:
-        assert self._runner is not None
-        self._runner.run(cast("Coroutine[Any, Any, Any]", self._handler(batch)))
+def _join(threads: Iterable[threading.Thread]) -> None:
+    for thread in threads:
+        if thread.ident is not None:  # one that could not be started is none to wait for
+            thread.join()
 
 
-def _nothing(batch: Batch) -> None:
-    """What a thread that only fetches calls: never."""
+@contextmanager
+def _calling(handler: Callable[[Batch], object]) -> Iterator[Callable[[Batch], object]]:
+    """The handler as a function: a coroutine function runs on an event loop of the calling thread's own."""
+    if not inspect.iscoroutinefunction(handler):
+        yield handler
+        return
+    with asyncio.Runner() as runner:
+        yield lambda batch: runner.run(handler(batch))
 
 
 # ── The manifest as its one consumer sees it: owned by epoch, and lost to the consumer that takes a newer one ──
