@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import secrets
 import threading
 from collections import deque
@@ -13,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from itertools import takewhile
 from queue import SimpleQueue
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from zlib import crc32
 
 from penstock.buffer.collector import Collector, collect
@@ -30,7 +29,15 @@ from penstock.buffer.format import (
     open_batch,
     set_epoch,
 )
-from penstock.buffer.manifest import Backoff, ManifestObject, ManifestVersion, buffer_id, buffer_paths, shard_paths
+from penstock.buffer.manifest import (
+    Backoff,
+    BufferHandle,
+    ManifestObject,
+    ManifestVersion,
+    buffer_id,
+    buffer_paths,
+    shard_paths,
+)
 from penstock.buffer.store import Buffer, ObjectStore, VersionConflict, check_path, open_store, probe_conditional_puts
 from penstock.clock import Clock, Seconds, SystemClock, seconds
 from penstock.errors import Closed, ConfigError, Corrupt, Fenced, OutOfOrder, StorageError
@@ -45,7 +52,7 @@ if TYPE_CHECKING:
 ACKS_PER_WRITE = 100
 
 
-class Consumer:
+class Consumer(BufferHandle):
     """Reads a buffer's batches in order and removes them once they are acknowledged.
 
     >>> with Consumer("s3://bucket/events") as consumer:
@@ -86,7 +93,7 @@ class Consumer:
         probe_conditional_puts(self._store, self.place.manifest)
         self._clock = clock or SystemClock()
         self._measures = BufferCounters(metrics)
-        self._manifest_measures = self._measures.for_role("consumer")
+        super().__init__(self._measures.for_role("consumer"))
         self._manifest = OwnedManifest(self._store, self.place.manifest, self._clock, self._manifest_measures)
         self._fetcher = Fetcher(self._store, self.place.manifest, max_batch_bytes, self._measures)
         self._reading = threading.Lock()  # one read at a time; taken before _lock
@@ -96,7 +103,6 @@ class Consumer:
         self._unwritten = 0
         self._closed = False
         self._run: ConsumerRun | None = None
-        self._pid = os.getpid()
         if after is not None and self._manifest.load_owned().next_sequence > 0:
             self._manifest.dequeue(after)
         self._collector = Collector(self.collect_garbage, interval) if interval is not None else None
@@ -297,7 +303,7 @@ class Consumer:
 
     def close(self) -> None:
         """Writes outstanding acknowledgements and ends; a second close does nothing."""
-        if os.getpid() != self._pid:  # a forked child: the acknowledgements are the parent's to write
+        if self._inherited:  # a forked child: the acknowledgements are the parent's to write
             return
         run = self._run
         if run is not None:
@@ -318,10 +324,7 @@ class Consumer:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("the consumer is closed")
-        if os.getpid() != self._pid:  # no epoch would keep the two apart
-            raise Closed(
-                f"the consumer was opened by process {self._pid} and this one was forked from it; open one in the child"
-            )
+        self._check_process()  # no epoch would keep the two apart
 
     def buffer_id(self) -> str:
         """What the buffer is known by, whatever url leads to it; stored beside the manifest."""
@@ -337,29 +340,12 @@ class Consumer:
         """The last sequence acknowledged: what the next consumer's `after` should be."""
         return self._acked
 
-    @property
-    def conflict_rate(self) -> float:
-        """Manifest writes that lost to another writer, per hundred that won."""
-        return self._manifest_measures.conflict_rate
-
     def __len__(self) -> int:
         """Batches in the manifest when it was last read or written."""
         return self._manifest.length
 
     def __bool__(self) -> bool:
         return True  # a consumer with nothing to read is still a consumer
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.to_thread(self.close)
 
     def __repr__(self) -> str:
         return f"Consumer({self._store.url!r}, manifest={self.place.manifest!r}, epoch={self.epoch})"

@@ -6,15 +6,18 @@ After any of them a producer cannot know whether its entries are in the queue; `
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import random
 import re
 import secrets
 import time
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -22,7 +25,7 @@ from penstock.buffer.counters import ManifestCounters
 from penstock.buffer.format import Manifest, Mark, Metadata, append, dequeue, empty_manifest, parse_manifest
 from penstock.buffer.store import Buffer, ObjectStore, Stored, VersionConflict, check_path
 from penstock.clock import Clock
-from penstock.errors import ConfigError, Corrupt
+from penstock.errors import Closed, ConfigError, Corrupt
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
 
 try:
@@ -162,6 +165,49 @@ def _parse(data: Buffer | None, path: str) -> Manifest:
         return parse_manifest(data)
     except Corrupt as error:
         raise Corrupt(str(error), file=path) from None
+
+
+# ── What a producer and a consumer have in common ──
+
+
+class BufferHandle(ABC):
+    """Stands for one side of a buffer until `close`; a child that is forked from its process must not use it."""
+
+    def __init__(self, measures: ManifestCounters) -> None:
+        self._manifest_measures = measures
+        self._pid = os.getpid()
+
+    @property
+    def conflict_rate(self) -> float:
+        """Manifest writes that lost to another writer, per hundred that won."""
+        return self._manifest_measures.conflict_rate
+
+    @property
+    def _inherited(self) -> bool:
+        """Whether this process was forked from the one that made it."""
+        return os.getpid() != self._pid
+
+    def _check_process(self) -> None:
+        if self._inherited:
+            what = type(self).__name__.lower()
+            raise Closed(
+                f"the {what} was made by process {self._pid} and this one was forked from it; make one in the child"
+            )
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
 
 
 # ── How long to wait before trying again ──

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic, sleep
-from typing import NamedTuple, Self, TypeAlias
+from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
 from penstock.buffer.counters import BufferCounters
@@ -30,6 +28,7 @@ from penstock.buffer.format import (
 from penstock.buffer.manifest import (
     RENEW_SHARE,
     Backoff,
+    BufferHandle,
     BufferPaths,
     ManifestObject,
     batch_time_ms,
@@ -48,7 +47,7 @@ from penstock.ticket import Ticket, wake
 Key = Callable[[bytes], bytes | str | int]
 
 
-class Producer:
+class Producer(BufferHandle):
     """Collects entries into batches and hands them to the buffer's consumer; any number may share one.
 
     >>> with Producer("s3://bucket/events") as producer:
@@ -96,7 +95,7 @@ class Producer:
         self._clock = clock or SystemClock()
         self._key = key
         measures = BufferCounters(metrics)
-        self._manifest_measures = measures.for_role("producer")
+        super().__init__(measures.for_role("producer"))
         limits = UploadLimits(
             compression=compression,
             flush_interval=seconds(flush_interval, "flush_interval"),
@@ -121,6 +120,7 @@ class Producer:
         them, uninterpreted, with the time of this call. Blocks when `max_buffered` calls wait; after `timeout` seconds
         of that raises `Backpressure`, and nothing was taken.
         """
+        self._check_process()
         wait = None if timeout is None else seconds(timeout, "timeout")
         now = self._clock.now_ms()
         if self._key is not None and len(self._lanes) > 1:
@@ -145,6 +145,7 @@ class Producer:
 
     def flush(self, timeout: Seconds | None = None) -> None:
         """Sends what is there now and returns when the manifest holds it; TimeoutError after `timeout` seconds."""
+        self._check_process()
         limit = None if timeout is None else seconds(timeout, "timeout")
         if not self._pipeline.flush(limit):
             if self._pipeline.given_up.is_set():
@@ -158,7 +159,7 @@ class Producer:
         tickets fail with it. A failure that trying again cannot mend (a missing permission) ends the wait early.
         """
         limit = seconds(timeout, "timeout")
-        if self._pipeline.inherited:  # a forked child: what waits to be sent is the parent's
+        if self._inherited:  # a forked child: what waits to be sent is the parent's
             return
         with self._close_lock:
             if self._closed:
@@ -193,26 +194,9 @@ class Producer:
         raise error
 
     @property
-    def conflict_rate(self) -> float:
-        """Manifest writes that lost to another writer, per hundred that won."""
-        return self._manifest_measures.conflict_rate
-
-    @property
     def last_error(self) -> Exception | None:
         """The latest failure of an upload or a manifest write, all of which are tried again; None: none so far."""
         return self._pipeline.last_error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.to_thread(self.close)
 
     def __repr__(self) -> str:
         return f"Producer({self.url!r}, manifest={self._lanes[0].place.manifest!r}, shards={len(self._lanes)})"
@@ -307,24 +291,11 @@ class UploadPipeline:
         self._workers: list[threading.Thread] = []
         self._timer: threading.Thread | None = None
         self._next_tick = float("inf")
-        self._pid = os.getpid()
-
-    @property
-    def inherited(self) -> bool:
-        """Whether this process was forked from the one that made the pipeline, and has its threads."""
-        return os.getpid() != self._pid
-
-    def _check_process(self) -> None:
-        if self.inherited:
-            raise Closed(
-                f"the producer was made by process {self._pid} and this one was forked from it; make one in the child"
-            )
 
     # ── taking entries ──
 
     def add(self, shares: Sequence[Share], payload: bytes, timeout: float | None) -> None:
         """Puts entries into their lanes' batches, all or none; blocks while too many calls wait for room."""
-        self._check_process()
         with self.lock:
             if self._waiting and self._full():
                 self._wait_for_room(timeout)
@@ -477,7 +448,6 @@ class UploadPipeline:
 
     def flush(self, timeout: float | None) -> bool:
         """Seals what is there and waits until the manifests hold it; False when it took too long or was given up."""
-        self._check_process()
         deadline = None if timeout is None else monotonic() + timeout
         with self.lock:
             targets = []
