@@ -40,8 +40,7 @@ Made from the commands by `python scripts/cli_page.py`; `penstock COMMAND --help
 
 def page() -> str:
     """The page as it should be."""
-    from penstock.cli.command import SHARED
-    from penstock.cli.failure import EXIT_CODES
+    from penstock.cli.command import EXIT_CODES, SHARED
     from penstock.cli.main import SECTIONS, app
 
     root = click.Context(app, info_name="penstock", **app.context_settings)

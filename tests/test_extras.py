@@ -64,7 +64,7 @@ def test_a_producer_that_cannot_compress_says_so_at_once() -> None:
 
 SERVED = """
 import subprocess, sys
-from penstock.cli.failure import EXTRAS
+from penstock.cli.command import EXTRAS
 missing = {name for extra, names in EXTRAS.items() if extra not in ("server", "cli") for name in names}
 assert {"ulid", "obstore", "pyarrow", "pyspark"} <= missing
 for name in missing:

@@ -53,7 +53,7 @@ def produce(url: str) -> object:
 
 def serve(url: str) -> object:
     """What the pages show of a buffer that is named by its url."""
-    from penstock.cli.serving import _named_url
+    from penstock.cli.journals import _named_url
 
     with penstock.open("memory:") as journal, serving(journal, buffers=dict([_named_url(url)])) as served:
         return served.get("/").data + served.get("/buffers").data

@@ -15,8 +15,7 @@ import click
 import pytest
 
 from cli.commandline import Cli
-from penstock.cli.command import SHARED, JournalCommand, summary
-from penstock.cli.failure import EXTRAS
+from penstock.cli.command import EXTRAS, SHARED, JournalCommand, summary
 from penstock.cli.main import MODULES, app
 
 ROOT = click.Context(app, info_name="penstock")

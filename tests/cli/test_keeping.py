@@ -126,12 +126,10 @@ def test_backup_is_a_whole_copy(cli: Cli, orders: str, tmp_path: Path) -> None:
 
 
 def test_one_word_configures_topics_and_queues(cli: Cli) -> None:
-    from penstock.cli.configuring import QUEUE, TOPIC
+    from penstock.cli.keeping import SETTINGS
     from penstock.journal.catalog import Settings
-    from penstock.queue.policy import QueuePolicy
 
-    assert set(QUEUE) == set(QueuePolicy.__struct_fields__)
-    assert set(TOPIC) | {"dedup_window"} == set(Settings.__struct_fields__)
+    assert set(SETTINGS) | {"dedup_window"} == set(Settings.__struct_fields__)
     cli("configure", "emails", "--lease", "2m", "--max-age", "30d")
     changed = cli("configure", "emails", "--json").document
     assert (changed["queue"], changed["lease"], changed["max_age"]) == ("emails", 120, 30 * 86400)

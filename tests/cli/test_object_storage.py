@@ -12,7 +12,7 @@ import pytest
 import penstock
 from cli.commandline import Cli, Start, first_line
 from penstock.api import local
-from penstock.cli import failure
+from penstock.cli import command
 from penstock.cli.main import run
 from server.serving import serving
 
@@ -36,7 +36,7 @@ def test_a_command_does_not_end_the_writer_unless_told_to(cli: Cli, url: str) ->
     with penstock.open(url) as journal:
         journal.topic("t").append("k", 1)
         refused = cli("append", "t", "k", "2", code=None)
-        assert refused.code not in (0, failure.USAGE) and f"process {os.getpid()}" in refused.err
+        assert refused.code not in (0, command.USAGE) and f"process {os.getpid()}" in refused.err
         assert journal.topic("t").append("k", 3).seq == 2
         assert f"process {os.getpid()}" in cli("info").out
         cli("append", "t", "k", "4", "--takeover")

@@ -219,7 +219,7 @@ def log_in(served: Served, token: str) -> Answer:
 
 
 def test_wrong_tokens_are_limited_per_address(journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.server.pages.login.WRONG_TOKEN_PAUSE", 0.0)
+    monkeypatch.setattr("penstock.server.pages.routes.WRONG_TOKEN_PAUSE", 0.0)
     with serving(journal, token=ADMIN, tokens=TOKENS, limits=Limits(wrong_tokens=3)) as served:
         assert served.get("/v1").status == 200
         assert [log_in(served, "wrong").status for _ in range(9)] == [403] * 9  # one guess, made again

@@ -75,6 +75,23 @@ def test_a_search_finds_names_event_ids_and_keys(served: Served, journal: pensto
     assert rows(text_of(served, "/search?q=ADA"), "queues") == ["ada.mails/default"]
 
 
+def test_a_search_that_stops_says_where_it_goes_on(
+    served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        journal.topic(name).append("placed", key="ada")
+    monkeypatch.setattr("penstock.server.pages.overview.FOUND_SECONDS", -1.0)
+    address, found = "/search?q=ada", []
+    for stopped_before in ("a", "b", "c", None):
+        page = text_of(served, address)
+        found += re.findall(r'class="seq">([^<]*)</a>', page)
+        assert ("The search stopped before" in page) == (stopped_before is not None)
+        if stopped_before is not None:
+            assert f"stopped before {stopped_before}." in page
+            address = "/search" + re.findall(r'id="found-more".*?href="([^"]*)"', page)[0]
+    assert found == ["a #1", "b #1", "c #1"]
+
+
 @pytest.mark.parametrize("dead", [False, True])
 def test_what_is_paused_is_a_warning_and_what_failed_is_an_alert(
     served: Served, journal: penstock.Journal, dead: bool

@@ -16,7 +16,7 @@ from penstock.local.journal import LocalJournal
 from penstock.queue.operations import repair
 from penstock.queue.operations.repair import discard_many
 from penstock.queue.queue import LocalQueue
-from penstock.server.acts.table import ACTS
+from penstock.server.acts import ACTS
 from server.serving import Served
 from server.test_acts import do, give_up, question, refusal
 

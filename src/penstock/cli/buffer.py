@@ -13,8 +13,7 @@ from urllib.parse import unquote
 
 import click
 
-from penstock.cli.command import CommandGroup
-from penstock.cli.failure import FAILED
+from penstock.cli.command import FAILED, CommandGroup
 from penstock.cli.values import choice
 from penstock.errors import StorageError
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX

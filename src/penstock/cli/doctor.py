@@ -14,9 +14,7 @@ from pathlib import Path
 
 import click
 
-from penstock.cli.command import command
-from penstock.cli.context import CommandContext
-from penstock.cli.failure import DONE, EXTRAS, FAILED
+from penstock.cli.command import DONE, EXTRAS, FAILED, CommandContext, command
 from penstock.cli.output import paint
 from penstock.errors import PenstockError
 

@@ -1,20 +1,39 @@
-"""What a topic keeps, and whether it is whole."""
+"""What a topic keeps and how a queue delivers; whether history is whole, sealing it, proving it, folding it anew."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.command import Record, command, topic_command
-from penstock.cli.context import CommandContext
-from penstock.cli.failure import DONE, FAILED, Nothing
+from penstock.cli.command import (
+    DONE,
+    FAILED,
+    CommandContext,
+    Nothing,
+    Record,
+    command,
+    did_you_mean,
+    given_options,
+    topic_command,
+)
 from penstock.cli.output import ProgressBar, event_line, paint
 from penstock.cli.topics import chosen_topics
-from penstock.cli.values import any_topic, choice, load_named, moment, position
+from penstock.cli.values import (
+    any_topic,
+    choice,
+    duration,
+    load_named,
+    moment,
+    number,
+    or_none,
+    position,
+    size,
+    topic_names,
+)
 from penstock.errors import ConfigError, PenstockError
 from penstock.names import TABLE_FORMATS
 from penstock.units import show_size
@@ -373,3 +392,95 @@ def _tree_lines(events: list[Event], *, color: bool) -> Iterator[str]:
 
     for stems, event in tree(events):
         yield paint(stems, "dim", color) + event_line(event, color=color, topic=True)
+
+
+# ── How a queue delivers and what a topic keeps: every field of their policy and settings as an option ──
+
+
+SETTINGS = {
+    "max_age": "remove events older than this (none: keep them)",
+    "max_events": "keep about this many events (none: all)",
+    "max_bytes": "keep about this many bytes (none: all)",
+    "by_key": "keep only the newest event of each key in settled history",
+    "verified": "keep a hash of every event, for `penstock verify`",
+    "indexed": "look events up by key, cause and correlation in an index",
+}
+"""A topic's settings; `dedup_window` is the topic's where there is no queue."""
+
+
+def _options() -> list[click.Parameter]:
+    """Every field as an option: its type says how it is read."""
+    from msgspec import inspect
+
+    from penstock.journal.catalog import Settings
+    from penstock.queue.policy import WORDS, QueuePolicy
+    from penstock.queue.retry import parse_retry
+    from penstock.server import forms
+
+    def retry(text: str) -> object:
+        return parse_retry(text)
+
+    readers: dict[type, Callable[[str], Any]] = {
+        inspect.FloatType: duration,
+        inspect.IntType: number,
+        inspect.BoolType: bool,
+        inspect.StrType: str,
+        inspect.StructType: retry,
+    }
+    words = {name: help for name, (_, help) in WORDS.items()} | SETTINGS
+    made: list[click.Parameter] = []
+    for name, field in {one.name: one for kind in (Settings, QueuePolicy) for one in forms.struct_fields(kind)}.items():
+        kind, *others = forms.types_of(field)
+        read: Any = size if name.endswith("_bytes") else readers.get(type(kind))
+        if read is None:
+            read = click.Choice(list(forms.choices_of(field)))
+        elif others and read is not retry:
+            read = or_none(read)
+        metavar = "yes|no" if read is bool else None
+        made.append(click.Option([f"--{name.replace('_', '-')}"], type=read, metavar=metavar, help=words[name]))
+    return made
+
+
+@command(
+    "configure",
+    "penstock configure orders --max-age 30d --max-bytes 2GiB",
+    "penstock configure emails --lease 2m --max-attempts 5 --retry exponential:1s:60s --dead-letter emails.dead",
+    also="create takeover",
+    derived=_options,
+)
+@click.argument("name", shell_complete=topic_names, help="the topic or queue")
+def configure(context: CommandContext, name: str, **_: object) -> None:
+    """Shows or changes what a topic keeps and how a queue delivers; makes the one or the other when it is not there.
+
+    A queue is a topic, too: of a queue both are shown, and both can be changed. An option of queues, given for a topic,
+    makes it a queue. RETRY is one of immediate, fixed:5s, linear:10s:5m, exponential:1s:60s, schedule:5s,5m,30m, svix,
+    and default: what a worker fails with waits about 5 s, 30 s, 3 min, then 10 min, and what is given back by hand is
+    ready at once.
+    """
+    import msgspec
+
+    from penstock.queue.policy import FIELDS
+
+    changes = given_options()
+    with context.journal(read_only=not changes) as journal:
+        is_queue = name in journal.queues()
+        policy = {field: value for field, value in changes.items() if field in FIELDS}
+        if not is_queue and set(policy) == {"dedup_window"}:
+            policy = {}
+        if policy and not is_queue:
+            journal.queue(name, **policy)
+        elif policy:
+            journal.queue(name).configure(**policy)
+        settings = {field: value for field, value in changes.items() if field not in policy}
+        if not changes and not is_queue and name not in journal.topics():
+            meant = did_you_mean(name, journal.topics())
+            raise Nothing(f"there is no topic or queue {name!r} in {context.shown_place}{meant}")
+        topic = journal.topic(name)
+        kept = msgspec.structs.asdict(topic.configure(**settings) if settings else topic.settings)
+        if not policy and not is_queue:
+            context.record({"topic": name, **kept})
+            return
+        delivers = journal.queue(name).policy
+    context.record(
+        {"queue": name, **kept, **msgspec.structs.asdict(delivers), "retry": str(delivers.retry or "default")}
+    )

@@ -12,10 +12,8 @@ from typing import Final
 import click
 
 from penstock import __version__
-from penstock.cli import failure
-from penstock.cli.command import SHARED, CommandGroup
-from penstock.cli.context import CommandContext
-from penstock.cli.failure import Nothing
+from penstock.cli import command as commands
+from penstock.cli.command import SHARED, CommandContext, CommandGroup, Nothing
 
 SECTIONS: Final[dict[str, dict[str, str]]] = {
     "Start here": {
@@ -24,7 +22,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "working": "push work",
         "queues": "queues",
         "watching": "top",
-        "serving": "serve",
+        "journals": "serve",
     },
     "Topics": {
         "topics": "show cursors lag seek forget",
@@ -35,7 +33,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "working": "take settle workers",
     },
     "Operate": {
-        "configuring": "configure",
+        "keeping": "configure",
         "queues": "drop",
         "watching": "check",
         "journals": "info backup restore copy export import",
@@ -112,7 +110,7 @@ def run(words: Sequence[str]) -> int:
         return _run(words, json=json)
     except OSError as error:  # of standard output itself: Python flushes it once more on exit, which would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return failure.CUT_OFF if isinstance(error, BrokenPipeError) else _explain(error, json=json)
+        return commands.CUT_OFF if isinstance(error, BrokenPipeError) else _explain(error, json=json)
 
 
 def _run(words: Sequence[str], *, json: bool) -> int:
@@ -121,19 +119,19 @@ def _run(words: Sequence[str], *, json: bool) -> int:
         with app.make_context("penstock", list(words)) as ctx:
             code = app.invoke(ctx)
         sys.stdout.flush()
-        return code or failure.DONE
+        return code or commands.DONE
     except click.exceptions.Exit as ended:
         sys.stdout.flush()
         return ended.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        return failure.USAGE
+        return commands.USAGE
     except click.UsageError as error:
-        return _complain("usage", _plain(error, words), failure.USAGE, json=json, hint=_hint(error))
+        return _complain("usage", _plain(error, words), commands.USAGE, json=json, hint=_hint(error))
     except Nothing as error:
-        return _complain("nothing", str(error), failure.NOTHING, json=json)
+        return _complain("nothing", str(error), commands.NOTHING, json=json)
     except KeyboardInterrupt:
-        return failure.INTERRUPTED
+        return commands.INTERRUPTED
     except BrokenPipeError:
         raise
     except Exception as error:
@@ -163,19 +161,19 @@ def _explain(error: Exception, *, json: bool) -> int:
     from penstock.errors import ConfigError, NoStore, PenstockError
 
     if isinstance(error, NoStore):
-        return _complain(type(error).__name__, str(error), failure.NOTHING, json=json)
+        return _complain(type(error).__name__, str(error), commands.NOTHING, json=json)
     message = _as_options(str(error))
     if isinstance(error, ConfigError):
         hint = "give it with --token, or as PENSTOCK_TOKEN" if str(error).startswith("Unauthorized: ") else ""
-        return _complain(type(error).__name__, message, failure.USAGE, json=json, hint=hint)
+        return _complain(type(error).__name__, message, commands.USAGE, json=json, hint=hint)
     if isinstance(error, PenstockError):
-        return _complain(type(error).__name__, message, failure.FAILED, json=json)
+        return _complain(type(error).__name__, message, commands.FAILED, json=json)
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
-        return _complain("OSError", f"{place}{error.strerror or error}", failure.FAILED, json=json)
-    if isinstance(error, ModuleNotFoundError) and (extra := failure.extra_for(error.name)):
+        return _complain("OSError", f"{place}{error.strerror or error}", commands.FAILED, json=json)
+    if isinstance(error, ModuleNotFoundError) and (extra := commands.extra_for(error.name)):
         message = f'this needs the package {error.name!r}, which is not installed: pip install "penstock[{extra}]"'
-        return _complain("ConfigError", message, failure.USAGE, json=json)
+        return _complain("ConfigError", message, commands.USAGE, json=json)
     raise error
 
 

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.command import CREATE, command
-from penstock.cli.context import CommandContext
-from penstock.cli.failure import Nothing
+from penstock.cli.command import CommandContext, Nothing, command
 from penstock.cli.output import table
 from penstock.cli.values import choice, number, several, with_yes
 from penstock.units import show_duration
@@ -39,7 +37,7 @@ def _setting(text: str) -> tuple[str, str]:
     "penstock run orders_pipeline.py --once",
     "penstock run orders_pipeline.py --url shop.db --master 'local[4]'",
     "penstock run orders_pipeline.py --dry",
-    also=(CREATE,),
+    also="create",
 )
 @click.argument("file", type=click.Path(), help="the pipeline: a Python file with functions under @flow")
 @click.option("--once", is_flag=True, help="carry what is there through all flows, then end")

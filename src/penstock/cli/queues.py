@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.command import CREATE, Record, command, queue_command
-from penstock.cli.context import CommandContext
-from penstock.cli.failure import Nothing
+from penstock.cli.command import CommandContext, Nothing, Record, command, queue_command
 from penstock.cli.output import payload_text, safe, safe_lines
 from penstock.cli.values import choice, condition, duration, json_value, number, position, queue_names, with_yes
 from penstock.cli.watching import sampler_of
@@ -390,7 +388,7 @@ def _changes_schedule(given: dict[str, Any]) -> bool:
     "penstock schedule reports daily --cron '0 6 * * mon-fri' --timezone Europe/Zurich",
     "penstock schedule reports daily --remove",
     writes=_changes_schedule,
-    also=(CREATE,),
+    also="create",
 )
 @click.argument("name", required=False, help="the periodic message's name")
 @click.option("--every", type=duration, help="push every so often")

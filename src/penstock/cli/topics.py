@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from penstock.cli.command import CREATE, TAKEOVER, Record, command, topic_command
-from penstock.cli.context import CommandContext
-from penstock.cli.failure import DONE, FAILED, Nothing
+from penstock.cli.command import DONE, FAILED, CommandContext, Nothing, Record, command, topic_command
 from penstock.cli.output import event_record, pretty_payload
 from penstock.cli.values import (
     any_topic,
@@ -417,7 +415,7 @@ BATCH_BYTES = 4 << 20
     "append",
     """penstock append orders placed '{"id": 1, "total": 9.5}' --key 1""",
     "penstock append orders --file orders.jsonl --kind placed --key-from id",
-    also=(CREATE, TAKEOVER),
+    also="create takeover",
 )
 @click.argument("topic", shell_complete=topic_names, help="the topic; it is made when it is not there")
 @click.argument("words", nargs=-1, metavar="[KIND] [PAYLOAD]", help="kind, payload as JSON; - or nothing reads lines")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from penstock.cli.context import CommandContext
+from penstock.cli.command import CommandContext
 from penstock.errors import ConfigError
 from penstock.units import parse_duration, parse_moment, parse_size
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from penstock.cli.command import command
-from penstock.cli.context import CommandContext
+from penstock.cli.command import CommandContext, command
 from penstock.cli.output import safe, table
 from penstock.cli.values import duration, number, queue_names, several, topic_names
 from penstock.cli.values import size as bytes_of

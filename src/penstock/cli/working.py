@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.command import CREATE, TAKEOVER, Record, command, queue_command
-from penstock.cli.context import CommandContext
-from penstock.cli.failure import NOTHING, Nothing, did_you_mean
+from penstock.cli.command import (
+    NOTHING,
+    CommandContext,
+    Nothing,
+    Record,
+    command,
+    did_you_mean,
+    queue_command,
+)
 from penstock.cli.output import event_record, pretty_payload, safe, safe_lines
 from penstock.cli.values import (
     choice,
@@ -81,7 +87,7 @@ class StopSignals:
     "work",
     "penstock work emails shop.mail:send --concurrency 4",
     "penstock work shop.jobs:tasks",
-    also=(CREATE, TAKEOVER),
+    also="create takeover",
 )
 @click.argument("queue", shell_complete=queue_names, help="the queue; or, alone, module:name of a penstock.Tasks")
 @click.argument("handler", required=False, help="the function: module:function; it gets the delivery, may be async")
@@ -276,7 +282,7 @@ BATCH = 1000
     "push",
     """penstock push emails '{"to": "ada@example.com"}'""",
     """penstock push emails '{"to": "ada@example.com"}' --delay 10m --dedup welcome-ada""",
-    also=(CREATE, TAKEOVER),
+    also="create takeover",
 )
 @click.argument("queue", shell_complete=queue_names, help="the queue; it is made when it is not there")
 @click.argument("payload", required=False, help="the payload as JSON; - (or nothing) pushes lines of standard input")
@@ -330,7 +336,7 @@ def push(context: CommandContext, queue: str, payload: str | None, text: bool, h
     "penstock take emails",
     "penstock take emails --wait 30s --settle ack --json",
     writes=True,
-    also=(CREATE, TAKEOVER),
+    also="create takeover",
 )
 @click.option("-n", "--limit", type=count, default="1", help="how many")
 @click.option("--group", default="default", help="for this group")

@@ -76,6 +76,29 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 FIELDS = QueuePolicy.__struct_fields__
 DEFAULT = QueuePolicy()
+WORDS: Mapping[str, tuple[str, str]] = {
+    "mode": ("work", "of a new queue: each message to one consumer, or to every group"),
+    "lease": ("30s", "how long a consumer may hold a message (0s: until the process that took it ends)"),
+    "max_attempts": ("3", "deliveries before a message is given up"),
+    "dead_letter": ("emails.dead", "the queue that messages given up go to (none: they stay, failed)"),
+    "retry": ("default", "when a message is tried again, like exponential:1s:60s, fixed:5s, schedule:5s,5m,30m"),
+    "max_size": ("none", "unsettled messages it may hold (none: any)"),
+    "max_in_flight": ("none", "messages a group may have in flight (none: any)"),
+    "max_in_flight_per_key": ("1", "messages of one key a group may have in flight; 1 keeps their order"),
+    "rate": ("100/s", "messages a group is given, like 100/s (none: any)"),
+    "rate_per_key": ("10/m", "the same for each key (none: any)"),
+    "fair_by": ("tenant", "what takes turns: a HEADER, key, or key:/ (none: nothing)"),
+    "throttle": ("10s", "the first push of a key within this wins (none: all do)"),
+    "debounce": ("10s", "the newest push of a key within this wins (none: all do)"),
+    "debounce_limit": ("1m", "how long the newest push may be put off (none: any time)"),
+    "breaker": ("5/1m", "failures that stop deliveries, like 5/1m (none: any)"),
+    "breaker_pause": ("30s", "how long they stop before one message is tried"),
+    "ttl": ("7d", "messages older than this are not delivered (none: all are)"),
+    "retention": ("hold", "what becomes of unsettled messages that the topic's retention passes"),
+    "priority": ("no", "whether messages have priorities"),
+    "dedup_window": ("5m", "how long dedup keys are remembered (none: for ever)"),
+}
+"""Of each field an example and its meaning, as the command line's help and the console's form say them."""
 
 
 def checked(given: Mapping[str, Any], queue: str) -> dict[str, Any]:

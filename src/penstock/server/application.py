@@ -18,15 +18,15 @@ from penstock.observe.history import History
 from penstock.protocol.operation import Role
 from penstock.server import failures
 from penstock.server.access import Access
-from penstock.server.acts import act_routes
+from penstock.server.acts import perform_act
 from penstock.server.api import journal as whole_journal
 from penstock.server.api import live, queues, reading, topics
 from penstock.server.api.binding import api_routes
 from penstock.server.bulk import blocks, sealing, states
 from penstock.server.bulk import staging as task_staging
 from penstock.server.limits import Limits
-from penstock.server.pages import page_routes
-from penstock.server.pages.buffers import Buffers
+from penstock.server.pages.pipelines import Buffers
+from penstock.server.pages.routes import page_routes
 from penstock.server.problems import Refused
 from penstock.server.sampler import Sampler
 from penstock.server.service import Service
@@ -114,7 +114,7 @@ def make_app(
             Route("/healthz", whole_journal.health),
             Route("/metrics", whole_journal.metrics),
             *page_routes(),
-            *act_routes(),
+            Route("/acts/{act}", perform_act, methods=["POST"]),
         ],
         exception_handlers={
             Refused: failures.answer_refused,

@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from penstock.errors import PenstockError
 from penstock.protocol.operation import PREFIX
 from penstock.protocol.problems import problem
-from penstock.server.pages.rendering import base_of, problem_page
+from penstock.server.pages.parts import base_of, problem_page
 from penstock.server.problems import Refused, error_answer, problem_answer
 
 log = logging.getLogger("penstock.server")

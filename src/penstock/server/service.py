@@ -19,7 +19,7 @@ from penstock.server.memory import MemoryBudget
 if TYPE_CHECKING:
     from penstock.local.journal import LocalJournal
     from penstock.server.api.live import LiveTopics
-    from penstock.server.pages.buffers import Buffers
+    from penstock.server.pages.pipelines import Buffers
     from penstock.server.sampler import Sampler
     from penstock.transfer.objects import StagingArea
 

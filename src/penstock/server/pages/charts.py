@@ -9,7 +9,8 @@ A page names its charts; the script asks for their data by range and draws them.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 from starlette.requests import Request
@@ -32,16 +33,6 @@ GAP = 2.5
 """Rows further apart than this many times their length have something missing between them."""
 
 
-class Chart(msgspec.Struct):
-    """A chart as a page names it."""
-
-    id: str
-    title: str
-    unit: str = ""
-    """rate, count, seconds, bytes: how its values are written."""
-    stacked: bool = False
-
-
 class ChartLine(msgspec.Struct):
     label: str
     values: list[float | None]
@@ -52,29 +43,7 @@ class ChartData(msgspec.Struct):
     series: list[ChartLine]
 
 
-OVERVIEW = (
-    Chart("rates", "In and out, a second", "rate"),
-    Chart("backlog", "Messages in queues", "count", stacked=True),
-    Chart("ages", "Oldest ready message", "seconds"),
-)
-QUEUE = (
-    Chart("states", "Messages by state", "count", stacked=True),
-    Chart("rates", "Pushed and settled, a second", "rate"),
-    Chart("ages", "Oldest ready message", "seconds"),
-    Chart("settling", "From delivery to acknowledgement", "seconds"),
-)
-TOPIC = (
-    Chart("rates", "Events a second", "rate"),
-    Chart("bytes", "Bytes a second, as stored", "bytes"),
-    Chart("lags", "Lag by consumer", "count"),
-)
-PIPELINES = (
-    Chart("rates", "Rows read, a second", "rate"),
-    Chart("written", "Rows written, a second", "rate"),
-    Chart("lags", "Lag", "count"),
-    Chart("batches", "Duration of the newest batch", "seconds"),
-)
-
+Rows = Sequence[HistoryRow]
 Line = tuple[str, str, str]
 """A label, a series, and one of its fields."""
 
@@ -88,7 +57,7 @@ def rows_of(request: Request, service: Service) -> list[HistoryRow]:
     return [] if history is None else history.over(RANGES[name], time.time())
 
 
-def drawn(rows: Sequence[HistoryRow], lines: Sequence[Line]) -> ChartData:
+def drawn(rows: Rows, lines: Sequence[Line]) -> ChartData:
     """Lines over the times of rows, with nothing where nothing was written down."""
     times: list[float] = []
     data: list[ChartLine] = [ChartLine(label, []) for label, _, _ in lines]
@@ -108,7 +77,7 @@ def drawn(rows: Sequence[HistoryRow], lines: Sequence[Line]) -> ChartData:
     return ChartData(times, data)
 
 
-def settle_times(rows: Sequence[HistoryRow], series: str) -> ChartData:
+def settle_times(rows: Rows, series: str) -> ChartData:
     """The median and the slowest hundredth of the times from delivery to acknowledgement, in seconds."""
     data = drawn(rows, [(bucket, series, bucket) for bucket in BUCKETS])
     found = ChartData(data.times, [ChartLine("p50", []), ChartLine("p99", [])])
@@ -120,7 +89,7 @@ def settle_times(rows: Sequence[HistoryRow], series: str) -> ChartData:
     return found
 
 
-def written_bytes(rows: Sequence[HistoryRow], series: str) -> ChartData:
+def written_bytes(rows: Rows, series: str) -> ChartData:
     """Events a second, times what an event of the newest block takes."""
     data = drawn(rows, [("appended", series, "appended"), ("size", series, "event_bytes")])
     appended, sizes = (line.values for line in data.series)
@@ -137,55 +106,98 @@ def highest(data: ChartData) -> ChartData:
     return data
 
 
-def _answer(charts: dict[str, ChartData]) -> Response:
-    data = msgspec.json.encode({"charts": charts})
+# ── the charts of each page ──────────────────────────────────────────────────────────────────────────────────────────
+class Chart(msgspec.Struct):
+    """A chart as a page names it, and what it draws of rows and of the names that the page is about."""
+
+    id: str
+    title: str
+    unit: str
+    """rate, count, seconds, bytes: how its values are written."""
+    draw: Callable[[Rows, Sequence[str]], ChartData]
+    stacked: bool = False
+
+
+def _of(kind: str, *fields: str) -> Callable[[Rows, Sequence[str]], ChartData]:
+    """Lines for fields of one series, each `label=field`; the page's names are the series' name."""
+    lines = [field.rpartition("=")[::2] for field in fields]
+
+    def draw(rows: Rows, names: Sequence[str]) -> ChartData:
+        series = series_of(kind, *names) if names else kind
+        return drawn(rows, [(label or field.replace("_", " "), series, field) for label, field in lines])
+
+    return draw
+
+
+def _flows(field: str) -> Callable[[Rows, Sequence[str]], ChartData]:
+    """A line for each flow that the page names."""
+    return lambda rows, names: highest(drawn(rows, [(name, series_of("flow", name), field) for name in names]))
+
+
+def _lags(rows: Rows, names: Sequence[str]) -> ChartData:
+    """A line for each consumer; the topic's name comes first."""
+    topic, *consumers = names
+    return highest(drawn(rows, [(name, series_of("consumer", topic, name), "lag") for name in consumers]))
+
+
+STATES: Final = ("ready", "in_flight", "delayed", "failed", "dead")
+OVERVIEW: Final = (
+    Chart("rates", "In and out, a second", "rate", _of("all", "events in=appended", "messages settled=settled")),
+    Chart("backlog", "Messages in queues", "count", _of("all", *STATES), stacked=True),
+    Chart("ages", "Oldest ready message", "seconds", _of("all", "oldest")),
+)
+QUEUE: Final = (
+    Chart("states", "Messages by state", "count", _of("queue", *STATES), stacked=True),
+    Chart("rates", "Pushed and settled, a second", "rate", _of("queue", "pushed", "settled")),
+    Chart("ages", "Oldest ready message", "seconds", _of("queue", "oldest")),
+    Chart(
+        "settling",
+        "From delivery to acknowledgement",
+        "seconds",
+        lambda rows, names: settle_times(rows, series_of("settle", *names)),
+    ),
+)
+TOPIC: Final = (
+    Chart("rates", "Events a second", "rate", lambda rows, names: _of("topic", "events=appended")(rows, names[:1])),
+    Chart(
+        "bytes",
+        "Bytes a second, as stored",
+        "bytes",
+        lambda rows, names: written_bytes(rows, series_of("topic", names[0])),
+    ),
+    Chart("lags", "Lag by consumer", "count", _lags),
+)
+PIPELINES: Final = (
+    Chart("rates", "Rows read, a second", "rate", _flows("rows")),
+    Chart("written", "Rows written, a second", "rate", _flows("rows_out")),
+    Chart("lags", "Lag", "count", _flows("lag")),
+    Chart("batches", "Duration of the newest batch", "seconds", _flows("batch_ms")),
+)
+
+
+def _answer(request: Request, service: Service, charts: Sequence[Chart], *names: str) -> Response:
+    rows = rows_of(request, service)
+    data = msgspec.json.encode({"charts": {chart.id: chart.draw(rows, names) for chart in charts}})
     return Response(data, headers={"Cache-Control": "no-store"}, media_type=JSON)
-
-
-STATES = ("ready", "in_flight", "delayed", "failed", "dead")
-
-
-def _states(rows: Sequence[HistoryRow], series: str) -> ChartData:
-    return drawn(rows, [(state.replace("_", " "), series, state) for state in STATES])
 
 
 @guarded("read")
 def overview_charts(request: Request, service: Service) -> Response:
-    rows = rows_of(request, service)
-    rates = drawn(rows, [("events in", "all", "appended"), ("messages settled", "all", "settled")])
-    ages = drawn(rows, [("oldest", "all", "oldest")])
-    return _answer({"rates": rates, "backlog": _states(rows, "all"), "ages": ages})
+    return _answer(request, service, OVERVIEW)
 
 
 @guarded("read")
 def queue_charts(request: Request, service: Service) -> Response:
-    queue = queue_of(request, service)
-    rows = rows_of(request, service)
     group = request.query_params.get("group") or "default"
-    series = series_of("queue", queue.name, group)
-    rates = drawn(rows, [("pushed", series, "pushed"), ("settled", series, "settled")])
-    ages = drawn(rows, [("oldest", series, "oldest")])
-    settling = settle_times(rows, series_of("settle", queue.name, group))
-    return _answer({"states": _states(rows, series), "rates": rates, "ages": ages, "settling": settling})
+    return _answer(request, service, QUEUE, queue_of(request, service).name, group)
 
 
 @guarded("read")
 def topic_charts(request: Request, service: Service) -> Response:
     topic = existing(request, service)
-    rows = rows_of(request, service)
-    rates = drawn(rows, [("events", series_of("topic", topic.name), "appended")])
-    lags = [(name, series_of("consumer", topic.name, name), "lag") for name in sorted(topic.cursors())]
-    written = written_bytes(rows, series_of("topic", topic.name))
-    return _answer({"rates": rates, "bytes": written, "lags": highest(drawn(rows, lags))})
+    return _answer(request, service, TOPIC, topic.name, *sorted(topic.cursors()))
 
 
 @guarded("read")
 def pipeline_charts(request: Request, service: Service) -> Response:
-    rows = rows_of(request, service)
-    names = [flow.key for flow in status(service.journal)]
-
-    def lines(field: str) -> ChartData:
-        return highest(drawn(rows, [(name, series_of("flow", name), field) for name in names]))
-
-    read, written = lines("rows"), lines("rows_out")
-    return _answer({"rates": read, "written": written, "lags": lines("lag"), "batches": lines("batch_ms")})
+    return _answer(request, service, PIPELINES, *(flow.key for flow in status(service.journal)))

@@ -1,35 +1,57 @@
-"""What pages are made of, as values: rows of tables, tiles, updates, and numbers as people read them.
+"""What pages are made of: tables, tiles and numbers as values, and the frame that every page stands in.
 
 A table is a value: its first state is rendered into the page, later ones are sent as documents, and the script puts
-them into the same cells. So there is one description of a row, and it is here.
+them into the same cells. So there is one description of a row, and it is here. However many topics, queues, groups,
+workers, schedules or consumers there are, a page costs what fifty rows cost.
+
+A template under `templates/` extends `frame.html` (or `bare.html`, for those who are not known yet); everything is
+escaped. Scripts and styles are files under `static/`: the content security policy allows nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from itertools import islice
+from typing import Any, Final, Generic, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Route
 
+from penstock.documents.conditions import Where
+from penstock.errors import ConfigError
 from penstock.events import Event
-from penstock.observe.sample import Finding
+from penstock.observe.sample import FailedMessage, Finding, Sample
+from penstock.protocol.operation import ROLES
+from penstock.queue.letters import DeadLetterCursor
+from penstock.server.api.journal import sse
+from penstock.server.service import Service, guarded
 from penstock.units import show_duration, show_size
 
-PREVIEW = 300
+T = TypeVar("T")
+
+PREVIEW: Final = 300
 """Characters of a payload in a list."""
-TYPED_BYTES = 16 << 10
+TYPED_BYTES: Final = 16 << 10
 """A payload that is longer is no template for what a person types."""
 
 
-# ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── numbers, times, texts ────────────────────────────────────────────────────────────────────────────────────────────
 def number(value: int | float | None) -> str:
     """A count with its thousands apart."""
     return "–" if value is None else f"{value:,.0f}"
 
 
-def rate(value: float) -> str:
+def rate(value: float | None) -> str:
     """Something a second."""
+    if value is None:
+        return "–"
     return f"{value:,.0f}/s" if value >= 10 or value == 0 else f"{value:.1f}/s"
 
 
@@ -38,19 +60,44 @@ def age(seconds: float | None) -> str:
     return show_duration(seconds)
 
 
+def moment(value: datetime | None) -> str:
+    """A time, for a cell or a `time` element; the script shows it in the reader's zone."""
+    return "–" if value is None else value.isoformat(timespec="milliseconds")
+
+
+def position(seq: int) -> str:
+    """A message's or event's position."""
+    return f"#{seq}"
+
+
+def text(value: object) -> str:
+    """Anything else, on one line."""
+    return str(value or "–").partition("\n")[0]
+
+
 def preview(event: Event) -> str:
     """The beginning of a payload, on one line."""
     raw = event.raw
     if event.binary:
         return f"{show_size(len(raw))} of bytes"
-    text = raw[: PREVIEW * 4].decode("utf-8", "replace").replace("\n", " ")
-    return text[:PREVIEW] + ("…" if len(text) > PREVIEW else "")
+    shown = raw[: PREVIEW * 4].decode("utf-8", "replace").replace("\n", " ")
+    return shown[:PREVIEW] + ("…" if len(shown) > PREVIEW else "")
 
 
 def payload_text(event: Event) -> str:
     """A payload as a person would type it; empty when it is too long for that."""
     raw = event.raw
     return "" if len(raw) > TYPED_BYTES else msgspec.json.format(raw, indent=2).decode("utf-8", "replace")
+
+
+def segment(name: str) -> str:
+    """A name as one segment of a path."""
+    return quote(name, safe="")
+
+
+def document(value: dict[str, str]) -> str:
+    """Fields as JSON, for an attribute; escaped like any other text."""
+    return msgspec.json.encode(value).decode()
 
 
 # ── tables, tiles ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -60,11 +107,6 @@ class ActButton(msgspec.Struct):
     label: str
     act: str
     fields: dict[str, str]
-
-    @property
-    def document(self) -> str:
-        """The fields as the button carries them."""
-        return msgspec.json.encode(self.fields).decode()
 
 
 Level = Literal["", "warning", "alert"]
@@ -106,20 +148,158 @@ class Table(msgspec.Struct):
     id: str
     columns: list[str]
     rows: list[Row]
-    numeric: list[int] = []
-    empty: str = "nothing yet"
-    sorts: list[tuple[str, str]] = []
-    """For each column the query that puts rows in its order, and how they are in its order now."""
+    numeric: list[int]
+    minor: list[int]
+    """Columns that a phone has no room for."""
+    empty: str
     has_buttons: bool = False
     """Whether rows end with buttons."""
     opens: bool = False
     """Whether rows are events that open beside the table."""
+    sorts: list[tuple[str, str]] = []
+    """For each column the query that puts rows in its order, and how they are in its order now."""
     pager: Pager | None = None
     """Of a table that is longer than what is shown of it."""
     following: str | None = None
     """Of a table whose rows are not counted: the query of those that come after."""
-    minor: list[int] = []
-    """Columns that a phone has no room for."""
+
+
+class ListColumn(msgspec.Struct, Generic[T]):
+    """A column of a list: its title, its value of a thing, and how that is written.
+
+    Rows can be put in its order: of numbers the largest first, of text the first.
+    """
+
+    title: str
+    value: Callable[[T], Any]
+    show: Callable[[Any], str] = text
+    minor: bool = False
+    """Whether a phone has no room for it."""
+
+    @property
+    def name(self) -> str:
+        return self.title.lower().replace(" ", "-")
+
+    @property
+    def numeric(self) -> bool:
+        return self.show in (number, rate, age, position)
+
+    def cell(self, one: T) -> str:
+        return self.show(self.value(one))
+
+    def order(self, one: T) -> Any:
+        """What rows are compared by; what has no number comes last."""
+        value = self.value(one) if self.numeric else self.cell(one)
+        return -1 if value is None else value
+
+
+Columns = Sequence[ListColumn[T]]
+ROWS: Final = 50
+"""Rows of a table on one page."""
+
+
+def table(
+    id: str,
+    columns: Columns[T],
+    items: Iterable[T],
+    row: Callable[[T, list[str]], Row],
+    empty: str = "nothing yet",
+    *,
+    buttons: bool = False,
+    opens: bool = False,
+) -> Table:
+    """A table of all things, in their order; `row` makes a row of one and its cells."""
+    rows = [row(one, [column.cell(one) for column in columns]) for one in items]
+    numeric = [at for at, column in enumerate(columns) if column.numeric]
+    minor = [at for at, column in enumerate(columns) if column.minor]
+    return Table(id, [column.title for column in columns], rows, numeric, minor, empty, buttons, opens)
+
+
+def listing(
+    request: Request,
+    id: str,
+    columns: Columns[T],
+    items: Iterable[T],
+    row: Callable[[T, list[str]], Row],
+    empty: str,
+    *,
+    usual: str,
+    buttons: bool = False,
+) -> Table:
+    """A table of those things that a request asks for with `ID-sort`, `ID-page` and, to filter them, `ID-q`; fifty at a
+    time, and all of it kept in the address. `usual` is the order when it says none, backwards with a minus."""
+    query = dict(request.query_params)
+    sort_key, page_key, filter_key = f"{id}-sort", f"{id}-page", f"{id}-q"
+    wanted = query.get(filter_key, "").strip()[:200].lower()
+    sort = query.get(sort_key, usual)
+    backwards = sort.startswith("-")
+    by = next((column for column in columns if column.name == sort.lstrip("-")), columns[0])
+    asked = query.get(page_key, "1")
+
+    found = list(items)
+    whole = len(found)
+    if wanted:
+        found = [one for one in found if any(wanted in column.cell(one).lower() for column in columns)]
+    found.sort(key=columns[0].order)  # those that are alike by their first column
+    found.sort(key=by.order, reverse=backwards != by.numeric)
+    pages = max(1, -(-len(found) // ROWS))
+    page = min(max(1, int(asked)) if asked.isdecimal() and len(asked) < 6 else 1, pages)
+    made = table(id, columns, found[(page - 1) * ROWS : page * ROWS], row, empty, buttons=buttons)
+    if whole > 1:
+        for column in columns:
+            again = f"-{column.name}" if column is by and not backwards else column.name
+            order = ("descending" if backwards != by.numeric else "ascending") if column is by else "none"
+            made.sorts.append((urlencode({**query, sort_key: again, page_key: 1}), order))
+    if whole > ROWS or wanted:
+        before = urlencode({**query, page_key: page - 1}) if page > 1 else None
+        after = urlencode({**query, page_key: page + 1}) if page < pages else None
+        kept = [(name, value) for name, value in query.items() if name not in (page_key, filter_key)]
+        made.pager = Pager(page, pages, len(found), before, after, filter_key, wanted, kept)
+    return made
+
+
+class Turning(msgspec.Struct):
+    """Some of many messages that are not counted, and the pages before and after them."""
+
+    items: list[FailedMessage]
+    name: str
+    where: str = ""
+    """The condition that chose them."""
+    problem: str | None = None
+    """What is wrong with the condition."""
+    first: str | None = None
+    before: str | None = None
+    after: str | None = None
+    kept: list[tuple[str, str]] = []
+    """What else the address says."""
+
+
+TRAIL: Final = 20
+"""Pages whose beginnings the address remembers: so far one can turn back, and from there to the first."""
+
+
+def turned(request: Request, name: str, behind: Callable[[str], Iterable[FailedMessage]]) -> Turning:
+    """The page of a long list that a request asks for, of those for which `NAME-where` holds. `NAME-after` has the
+    places where this page and those before it begin; `behind` reads on from a place: no page costs more than the first.
+    """
+    query = dict(request.query_params)
+    own, chosen_by = f"{name}-after", f"{name}-where"
+    where = query.get(chosen_by, "").strip()
+    trail = [place for place in query.get(own, "").split(" ") if place][-TRAIL:]
+    kept = [(key, value) for key, value in query.items() if key not in (own, chosen_by)]
+    try:
+        condition = Where(where) if where else None
+    except ConfigError as error:
+        return Turning([], name, where, str(error), kept=kept)
+    chosen = (one for one in behind(trail[-1] if trail else "") if condition is None or condition.matches(one.event))
+    items = list(islice(chosen, ROWS + 1))
+
+    def to(places: list[str]) -> str:
+        return urlencode({**query, own: " ".join(places)})
+
+    after = to([*trail, str(DeadLetterCursor.of(items[ROWS - 1].event))]) if len(items) > ROWS else None
+    first = to([]) if len(trail) > 1 else None
+    return Turning(items[:ROWS], name, where, None, first, to(trail[:-1]) if trail else None, after, kept)
 
 
 class Tile(msgspec.Struct):
@@ -131,6 +311,12 @@ class Tile(msgspec.Struct):
     alert: bool = False
 
 
+def count_tile(id: str, label: str, count: int, alert: bool = False) -> Tile:
+    """A count; with `alert`, any but 0 wants attention."""
+    return Tile(id, label, number(count), alert and count > 0)
+
+
+# ── the first line of every page ─────────────────────────────────────────────────────────────────────────────────────
 class HealthLink(msgspec.Struct):
     """Something that is wrong, and where to look at it."""
 
@@ -139,16 +325,14 @@ class HealthLink(msgspec.Struct):
     level: Level
 
 
-WARNINGS = frozenset(("paused", "oldest", "lag"))
+WARNINGS: Final = frozenset(("paused", "oldest", "lag"))
 """Findings of something that waits; the others are of something that failed."""
+SHOWN_FINDINGS: Final = 6
+"""Findings the first line has room for; of the others it says how many there are."""
 
 
 def level_of(finding: Finding) -> Level:
     return "warning" if finding.kind in WARNINGS else "alert"
-
-
-SHOWN_FINDINGS = 6
-"""Findings the first line has room for; of the others it says how many there are."""
 
 
 def health(findings: Sequence[Finding], base: str) -> list[HealthLink]:
@@ -162,20 +346,102 @@ def health(findings: Sequence[Finding], base: str) -> list[HealthLink]:
 
 def place_of(finding: Finding) -> str:
     """The page, and the part of it, that a finding is about."""
-    name = quote(finding.subject, safe="")
-    group = urlencode({"group": finding.detail})
+    name = segment(finding.subject)
+    queue = f"/queues/{name}?{urlencode({'group': finding.detail})}"
     places = {
         "disk": "/health",
         "unreadable": f"/topics/{name}",
         "pipeline": "/pipelines",
         "worker": "/health#worker-section",
-        "dead": f"/queues/{name}?{group}&tab=dead",
-        "failed": f"/queues/{name}?{group}&tab=dead#failed-section",
-        "paused": f"/queues/{name}?{group}",
-        "oldest": f"/queues/{name}?{group}",
+        "dead": f"{queue}&tab=dead",
+        "failed": f"{queue}&tab=dead#failed-section",
+        "paused": queue,
+        "oldest": queue,
         "lag": f"/topics/{name}?tab=consumers",
     }
     return places[finding.kind]
+
+
+# ── whole pages ──────────────────────────────────────────────────────────────────────────────────────────────────────
+LINKS: Final = {
+    "/": "Overview",
+    "/topics": "Topics",
+    "/queues": "Queues",
+    "/schedules": "Schedules",
+    "/pipelines": "Pipelines",
+    "/buffers": "Buffers",
+    "/docs": "API",
+}
+KEYS: Final = {
+    "/": "search",
+    "j, k": "next, previous row",
+    "Enter": "open it",
+    "Escape": "close it",
+    "n, b": "next page of its table, and back",
+    "g o": "overview",
+    "g t": "topics",
+    "g q": "queues",
+    "g s": "schedules",
+    "g p": "pipelines",
+    "g b": "buffers",
+    "p": "pause or go on with the tail",
+    "t": "light or dark",
+    "?": "this help",
+}
+HEADINGS: Final = {
+    400: "That cannot be done as asked",
+    403: "Not allowed",
+    404: "Not found",
+    405: "That cannot be done here",
+    409: "That does not fit what is there",
+    410: "No longer there",
+    413: "Too large",
+    421: "Another server's name",
+    503: "Too busy just now",
+}
+"""What went wrong in a person's words, by status; programs read the error's name."""
+
+
+@cache
+def environment() -> Environment:
+    """The templates; compiled once for the process."""
+    made = Environment(
+        loader=PackageLoader("penstock.server.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters = {"stamp": moment, "tojson_text": document}
+    made.filters.update(filters, **{one.__name__: one for one in (segment, number, rate, age, preview, payload_text)})
+    return made
+
+
+def base_of(request: Request) -> str:
+    """Where this application is mounted, for links."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def can(request: Request, role: str) -> bool:
+    """Whether the person who looks at the page may do what needs a role."""
+    return ROLES.index(request.state.role) >= ROLES.index(role)
+
+
+class Content(msgspec.Struct):
+    """What a page shows of a sample."""
+
+    template: str
+    title: str
+    tiles: list[Tile] = []
+    tables: dict[str, Table] = {}
+    """By the names that the template has for them."""
+    values: Callable[[], Mapping[str, object]] = dict
+    """What else the template needs; it does not change while the page is open."""
+    kind: str = ""
+    """What the title names."""
+
+
+Show = Callable[[Request, Service, Sample], Content]
 
 
 class Update(msgspec.Struct, omit_defaults=True):
@@ -187,10 +453,78 @@ class Update(msgspec.Struct, omit_defaults=True):
     health: list[HealthLink] | None = None
 
 
-def update(tiles: Sequence[Tile], *tables: Table) -> Update:
-    """A page's tiles and tables as they are now."""
-    return Update(
-        {tile.id: tile.value for tile in tiles},
-        {table.id: table.rows for table in tables},
-        {tile.id: tile.alert for tile in tiles},
-    )
+def page(
+    request: Request, service: Service, content: Content, *, status: int = 200, live: str = "/live/health"
+) -> HTMLResponse:
+    """A whole page. `live` is the path of the stream that keeps it fresh."""
+    base = base_of(request)
+    location = service.journal._engine.location or "memory"
+    frame = {
+        "health": health(service.sampler.newest.findings, base),
+        "title": content.title,
+        "kind": content.kind,
+        "journal": location.rstrip("/").rpartition("/")[2],
+        "location": location,
+        "path": request.url.path.removeprefix(base),
+        "links": LINKS,
+        "keys": KEYS,
+        "query": request.query_params,
+        "live": base + live,
+        "role": request.state.role,
+        "has_login": not service.access.open,
+        "tiles": content.tiles,
+    }
+    return part(request, content.template, {**frame, **content.tables, **content.values()}, status)
+
+
+def page_and_stream(path: str, show: Show) -> list[BaseRoute]:
+    """The route of a page, and that of the server-sent events that keep it fresh: its tiles and tables as they are at
+    every sample, and how the journal does."""
+
+    @guarded("read")
+    def whole(request: Request, service: Service) -> Response:
+        content = show(request, service, service.sampler.newest)
+        address = request.url.path.removeprefix(base_of(request))
+        return page(request, service, content, live=f"/live{quote(address)}?{request.url.query}")
+
+    @guarded("read")
+    async def live(request: Request, service: Service) -> Response:
+        await run_in_threadpool(show, request, service, service.sampler.newest)  # what is not there is refused here
+
+        def changed(sample: Sample) -> Update:
+            content = show(request, service, sample)
+            return Update(
+                {tile.id: tile.value for tile in content.tiles},
+                {table.id: table.rows for table in content.tables.values()},
+                {tile.id: tile.alert for tile in content.tiles},
+                health(sample.findings, base_of(request)),
+            )
+
+        return sse(service, changed, beat=True)
+
+    return [Route(path, whole), Route(f"/live{path}", live)]
+
+
+def part(request: Request, template: str, values: Mapping[str, object], status: int = 200) -> HTMLResponse:
+    """A part of a page, for the script to put into one."""
+    may = {"may_write": can(request, "write"), "may_admin": can(request, "admin")}
+    return bare_page(request, template, {**may, **values}, status)
+
+
+def bare_page(request: Request, template: str, values: Mapping[str, object], status: int = 200) -> HTMLResponse:
+    """A page without navigation: for those who are not known yet, and for what went wrong."""
+    rendered = environment().get_template(template).render(values, base=base_of(request))
+    return HTMLResponse(rendered, status, headers={"Cache-Control": "no-store"})
+
+
+def problem_page(request: Request, status: int, message: str) -> HTMLResponse:
+    """What went wrong; with the navigation for those who are known, while the journal answers."""
+    heading = HEADINGS.get(status, "That did not work" if status < 500 else "The server failed")
+    message = message[:1].upper() + message[1:]
+    service: Service = request.app.state.service
+    role = service.access.role(request) if status < 500 and status != 421 else None
+    if role is None:
+        return bare_page(request, "problem_bare.html", {"title": heading, "message": message}, status)
+    request.state.role = role
+    content = Content("problem.html", heading, values=lambda: {"message": message})
+    return page(request, service, content, status=status)

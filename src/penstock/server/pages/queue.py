@@ -3,108 +3,101 @@ the policy; a tab each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Iterator
+from typing import Final
 from urllib.parse import urlencode
 
 from starlette.requests import Request
 
-from penstock.observe.sample import QueueSample, Sample
-from penstock.queue.inspect import (
-    STATES,
-    PendingDelivery,
-    QueueConsumer,
-    QueueMessage,
-    check_state,
-    dead_letters,
-    failures,
-)
+from penstock.observe.sample import FailedMessage, QueueSample, Sample
+from penstock.queue import inspect
+from penstock.queue.inspect import PendingDelivery, QueueConsumer, QueueMessage
 from penstock.queue.letters import DeadLetterCursor
-from penstock.server.acts.policy import policy_form
 from penstock.server.api.queues import groups_of, queue_of
-from penstock.server.pages import charts, lists, parts, rendering, schedules
-from penstock.server.pages.lists import ListColumn, Listing
+from penstock.server.forms import policy_form
+from penstock.server.pages import charts, parts
 from penstock.server.pages.overview import STATE_COLUMNS, queue_row
-from penstock.server.pages.parts import ActButton, Row, Table, Tile
-from penstock.server.pages.rendering import Content
+from penstock.server.pages.parts import ActButton, Content, ListColumn, Row, Table, Tile, count_tile
+from penstock.server.pages.pipelines import schedule_table
 from penstock.server.service import Service
 
-SHOWN = lists.ROWS
-SHOWN_GROUPS = 8
+SHOWN_GROUPS: Final = 8
 """Groups that have a link of their own; of more there is a table."""
-MESSAGE_STATES = (("", "all"), *((state, state.replace("_", " ")) for state in STATES))
+MESSAGE_STATES: Final = (("", "all"), *((state, state.replace("_", " ")) for state in inspect.STATES))
+TABS: Final = {
+    "messages": "Messages",
+    "dead": "Dead letters",
+    "workers": "Workers",
+    "schedules": "Schedules",
+    "groups": "Groups",
+    "policy": "Policy",
+}
 
 
-def _found(sample: Sample, name: str, group: str) -> QueueSample:
-    found = (one for one in sample.queues.get(name, ()) if one.group == group)
-    return next(found, QueueSample(name, group, 0, 0, 0, 0, None))
+def in_hand_words(one: QueueConsumer) -> str:
+    """What a consumer holds, by position."""
+    if not one.in_hand:
+        return "nothing"
+    shown = ", ".join(f"#{seq}" for seq in one.holds[:3])
+    return shown if one.in_hand <= 3 else f"{shown} and {one.in_hand - 3:,} more"
+
+
+PENDING_COLUMNS: Final[parts.Columns[PendingDelivery]] = (
+    ListColumn("Message", lambda held: held.seq, parts.position),
+    ListColumn("Holder", lambda held: held.consumer),
+    ListColumn("Group", lambda held: held.group, minor=True),
+    ListColumn("Attempt", lambda held: held.attempt, parts.number),
+    ListColumn("Delivered", lambda held: held.delivered_at, parts.moment, True),
+    ListColumn("Deadline", lambda held: held.deadline, parts.moment),
+)
+CONSUMER_COLUMNS: Final[parts.Columns[QueueConsumer]] = (
+    ListColumn("Worker", lambda one: one.name),
+    ListColumn("Group", lambda one: one.group, minor=True),
+    ListColumn("Host", lambda one: one.host, minor=True),
+    ListColumn("State", lambda one: one.state),
+    ListColumn("Since", lambda one: one.since, parts.moment, True),
+    ListColumn("Last seen", lambda one: one.last_seen, parts.moment),
+    ListColumn("In hand", in_hand_words),
+)
+GROUP_COLUMNS: Final = (ListColumn[QueueSample]("Group", lambda one: one.group), *STATE_COLUMNS)
+MESSAGE_COLUMNS: Final[parts.Columns[QueueMessage]] = (
+    ListColumn("Message", lambda one: f"#{one.seq}"),
+    ListColumn("State", lambda one: one.state.replace("_", " ")),
+    ListColumn("Group", lambda one: one.group, minor=True),
+    ListColumn("Attempts", lambda one: f"{one.attempts} of {one.max_attempts}", minor=True),
+    ListColumn("Due or until", lambda one: one.due or one.deadline, parts.moment, True),
+    ListColumn("Priority", lambda one: one.priority, str, True),
+    ListColumn("Key", lambda one: one.key, minor=True),
+    ListColumn("Error or holder", lambda one: one.error or one.consumer),
+    ListColumn("Payload", lambda one: one.event, parts.preview, True),
+)
 
 
 def tiles(found: QueueSample) -> list[Tile]:
     """The messages of a group, by state."""
     if found.letters is None:
-        first = Tile("ready", "Ready", parts.number(found.ready))
-        dead = Tile("dead-count", "Dead letters", parts.number(found.dead), found.dead > 0)
+        first = count_tile("ready", "Ready", found.ready)
+        dead = count_tile("dead-count", "Dead letters", found.dead, alert=True)
     else:
         # Its messages are other queues' dead letters: no consumer is behind with them.
-        first = Tile("ready", "Dead letters here", parts.number(found.letters), found.letters > 0)
-        dead = Tile("dead-count", "Dead letters of its own", parts.number(found.dead), found.dead > 0)
+        first = count_tile("ready", "Dead letters here", found.letters, alert=True)
+        dead = count_tile("dead-count", "Dead letters of its own", found.dead, alert=True)
     return [
         first,
-        Tile("in-flight", "In flight", parts.number(found.in_flight)),
-        Tile("delayed", "Delayed", parts.number(found.delayed)),
-        Tile("failed", "Failed", parts.number(found.failed), found.failed > 0),
+        count_tile("in-flight", "In flight", found.in_flight),
+        count_tile("delayed", "Delayed", found.delayed),
+        count_tile("failed", "Failed", found.failed, alert=True),
         dead,
         Tile("oldest", "Oldest ready", parts.age(found.oldest_age)),
         Tile("rate", "Pushed a second", parts.rate(found.rate)),
     ]
 
 
-def _clock(moment: datetime | None) -> str:
-    """A time as the script will show it."""
-    return "–" if moment is None else moment.isoformat(timespec="milliseconds")
-
-
-def _until(one: QueueMessage) -> str:
-    return _clock(one.due or one.deadline)
-
-
-PENDING_COLUMNS: tuple[ListColumn[PendingDelivery], ...] = (
-    ListColumn("Message", "message", lambda held: f"#{held.seq}", lambda held: held.seq),
-    ListColumn("Holder", "holder", lambda held: held.consumer or "–"),
-    ListColumn("Group", "group", lambda held: held.group, minor=True),
-    ListColumn("Attempt", "attempt", lambda held: parts.number(held.attempt), lambda held: held.attempt),
-    ListColumn("Delivered", "delivered", lambda held: _clock(held.delivered_at), minor=True),
-    ListColumn("Deadline", "deadline", lambda held: _clock(held.deadline)),
-)
-WORKER_COLUMNS: tuple[ListColumn[QueueConsumer], ...] = (
-    ListColumn("Worker", "worker", lambda one: one.name),
-    ListColumn("Group", "group", lambda one: one.group, minor=True),
-    ListColumn("Host", "host", lambda one: one.host or "–", minor=True),
-    ListColumn("State", "state", lambda one: one.state),
-    ListColumn("Since", "since", lambda one: _clock(one.since), minor=True),
-    ListColumn("Last seen", "seen", lambda one: _clock(one.last_seen)),
-    ListColumn("In hand", "hand", lambda one: in_hand_words(one)),
-)
-GROUP_COLUMNS = (ListColumn[QueueSample]("Group", "group", lambda one: one.group), *STATE_COLUMNS)
-MESSAGE_COLUMNS: dict[str, Callable[[QueueMessage], str]] = {
-    "Message": lambda one: f"#{one.seq}",
-    "State": lambda one: one.state.replace("_", " "),
-    "Group": lambda one: one.group or "–",
-    "Attempts": lambda one: f"{one.attempts} of {one.max_attempts}",
-    "Due or until": _until,
-    "Priority": lambda one: str(one.priority),
-    "Key": lambda one: one.key or "–",
-    "Error or holder": lambda one: (one.error or one.consumer or "–").partition("\n")[0],
-    "Payload": lambda one: parts.preview(one.event),
-}
-
-
 class QueueView:
     """What a request wants to see of a queue: a group of it, and one of its tabs."""
 
     def __init__(self, request: Request, service: Service, sample: Sample) -> None:
-        self.request, self.service = request, service
+        self.request, self.service, self.sample = request, service, sample
         self.queue = queue_of(request, service)
         self.name = self.queue.name
         self.groups = groups_of(self.queue)
@@ -112,36 +105,28 @@ class QueueView:
         query = request.query_params
         wanted = query.get("group") or self.groups[0]
         self.group = wanted if wanted in self.groups else self.groups[0]
-        self.found = _found(sample, self.name, self.group)
+        own = (one for one in sample.queues.get(self.name, ()) if one.group == self.group)
+        self.found = next(own, QueueSample(self.name, self.group, 0, 0, 0, 0, None))
         self.holds_dead = self.found.letters is not None
+        self.tabs = {name: label for name, label in TABS.items() if name != "groups" or self.has_groups}
         asked = query.get("tab", "dead" if self.holds_dead and "state" not in query else "")
-        self.tab = asked if asked in dict(self.tabs()) else "messages"
-        self.state = check_state(query.get("state") or None)
+        self.tab = asked if asked in self.tabs else "messages"
+        self.state = inspect.check_state(query.get("state") or None)
         text = query.get("after", "0")
         self.after = int(text) if text.isdecimal() and len(text) <= 18 else 0
-        self.base = rendering.base_of(request)
-        self.may_write, self.may_admin = rendering.can(request, "write"), rendering.can(request, "admin")
+        self.base = parts.base_of(request)
+        self.may_write, self.may_admin = parts.can(request, "write"), parts.can(request, "admin")
 
-    def tabs(self) -> list[tuple[str, str]]:
-        """The parts of the page, each with its name."""
-        groups = [("groups", "Groups")] if self.has_groups else []
-        return [
-            ("messages", "Messages"),
-            ("dead", "Dead letters"),
-            ("workers", "Workers"),
-            ("schedules", "Schedules"),
-            *groups,
-            ("policy", "Policy"),
-        ]
-
-    def tables(self, sample: Sample) -> dict[str, Table]:
+    def tables(self) -> dict[str, Table]:
         """The tables of the tab, as they are now."""
         if self.tab == "workers":
             return {"workers": self._workers()}
         if self.tab == "schedules":
-            return {"schedules": schedules.listing(self.request).table(self.queue.schedules())}
+            return {"schedules": schedule_table(self.request, self.queue.schedules())}
         if self.tab == "groups":
-            return {"group_table": self._groups(sample)}
+            found, row = self.sample.queues.get(self.name, ()), queue_row(self.base)
+            empty = "no group is there"
+            return {"groups": parts.listing(self.request, "groups", GROUP_COLUMNS, found, row, empty, usual="group")}
         if self.tab == "messages":
             return {"messages": self._pending() if self.state == "in_flight" else self._messages()}
         return {}
@@ -156,9 +141,17 @@ class QueueView:
         if self.tab != "dead":
             return {}
         backend = self.service.journal._backend.queue(self.name)
+
+        def dead(place: str) -> Iterator[FailedMessage]:
+            return inspect.dead_letters(backend, DeadLetterCursor.read(place))
+
+        def failed(place: str) -> Iterator[FailedMessage]:
+            cursor = DeadLetterCursor.read(place)
+            return inspect.failures(backend, self.group, 0 if cursor is None else cursor.seq)
+
         return {
-            "dead": lists.turned(self.request, "dead", lambda text: dead_letters(backend, DeadLetterCursor.read(text))),
-            "failed": lists.turned(self.request, "failed", lambda text: failures(backend, self.group, _position(text))),
+            "dead": parts.turned(self.request, "dead", dead),
+            "failed": parts.turned(self.request, "failed", failed),
         }
 
     def _pending(self) -> Table:
@@ -172,38 +165,26 @@ class QueueView:
                 buttons.append(ActButton("Give up", "settle", {**fields, "outcome": "dead"}))
             return Row(held.token, cells, self._address(held.seq), buttons=buttons)
 
-        listing = Listing(
-            self.request,
-            "pending",
-            PENDING_COLUMNS,
-            row,
-            usual="-message",
-            empty="nothing is in flight",
-            has_buttons=self.may_write,
+        found = self.queue.pending(self.group if self.has_groups else None)
+        made = parts.listing(
+            self.request, "pending", PENDING_COLUMNS, found, row, "nothing is in flight", usual="-message"
         )
-        found = listing.table(self.queue.pending(self.group if self.has_groups else None))
-        found.opens = True
-        return found
+        made.has_buttons, made.opens = self.may_write, True
+        return made
 
     def _messages(self) -> Table:
-        """Messages that are not settled, with what can be done about each."""
+        """Messages that are not settled, with what there is to say of them in this queue and what can be done."""
         group = self.group if self.has_groups else None
-        found = self.queue.messages(self.state, group=group, after=self.after, limit=SHOWN + 1)
+        found = self.queue.messages(self.state, group=group, after=self.after, limit=parts.ROWS + 1)
         seqs = sorted({one.seq for one in found})
-        shown = [one for one in found if one.seq in set(seqs[:SHOWN])]
-        columns = self._columns()
-        rows = [self._message(one, [MESSAGE_COLUMNS[name](one) for name in columns]) for one in shown]
-        table = Table("messages", columns, rows, [], "no message is in this state")
-        table.has_buttons, table.opens = self.may_admin, True
-        table.minor = [at for at, name in enumerate(columns) if name not in ("Message", "State", "Error or holder")]
-        if len(seqs) > SHOWN:
-            table.following = urlencode({**self.request.query_params, "after": shown[-1].seq})
-        return table
-
-    def _columns(self) -> list[str]:
-        """What there is to say of this queue's messages."""
+        shown = [one for one in found if one.seq in set(seqs[: parts.ROWS])]
         unused = {"Group": not self.has_groups, "Priority": not self.queue.policy.priority}
-        return [name for name in MESSAGE_COLUMNS if not unused.get(name)]
+        columns = [column for column in MESSAGE_COLUMNS if not unused.get(column.title)]
+        none = "no message is in this state"
+        made = parts.table("messages", columns, shown, self._message, none, buttons=self.may_admin, opens=True)
+        if len(seqs) > parts.ROWS:
+            made.following = urlencode({**self.request.query_params, "after": shown[-1].seq})
+        return made
 
     def _message(self, one: QueueMessage, cells: list[str]) -> Row:
         buttons = []
@@ -216,41 +197,17 @@ class QueueView:
         return Row(f"{one.group}/{one.seq}/{one.state}", cells, self._address(one.seq), level, buttons)
 
     def _address(self, seq: int) -> str:
-        return f"{self.base}/topics/{rendering.segment(self.name)}/events/{seq}"
+        return f"{self.base}/topics/{parts.segment(self.name)}/events/{seq}"
 
     def _workers(self) -> Table:
         """Workers, and other consumers that gave their name: where, since when, their last sign of life, what they
         hold."""
-        empty = "no worker is there: penstock work, or queue.worker(handler)"
-        return Listing(self.request, "workers", WORKER_COLUMNS, _worker_row, usual="-seen", empty=empty).table(
-            self.queue.consumers()
-        )
 
-    def _groups(self, sample: Sample) -> Table:
-        """The groups of a queue in fanout mode, each with a page of its own."""
+        def row(one: QueueConsumer, cells: list[str]) -> Row:
+            return Row(f"{one.group}/{one.name}", cells, None, "alert" if one.state == "gone" and one.in_hand else "")
 
-        def row(one: QueueSample, cells: list[str]) -> Row:
-            return queue_row(one, cells, self.base)
-
-        listing = Listing(self.request, "groups", GROUP_COLUMNS, row, usual="group", empty="no group is there")
-        return listing.table(sample.queues.get(self.name, ()))
-
-
-def _worker_row(one: QueueConsumer, cells: list[str]) -> Row:
-    return Row(f"{one.group}/{one.name}", cells, None, "alert" if one.state == "gone" and one.in_hand else "")
-
-
-def _position(text: str) -> int:
-    place = DeadLetterCursor.read(text)
-    return 0 if place is None else place.seq
-
-
-def in_hand_words(one: QueueConsumer) -> str:
-    """What a consumer holds, by position."""
-    if not one.in_hand:
-        return "nothing"
-    shown = ", ".join(f"#{seq}" for seq in one.holds[:3])
-    return shown if one.in_hand <= 3 else f"{shown} and {one.in_hand - 3:,} more"
+        empty, found = "no worker is there: penstock work, or queue.worker(handler)", self.queue.consumers()
+        return parts.listing(self.request, "workers", CONSUMER_COLUMNS, found, row, empty, usual="-last-seen")
 
 
 def queue_page(request: Request, service: Service, sample: Sample) -> Content:
@@ -260,7 +217,7 @@ def queue_page(request: Request, service: Service, sample: Sample) -> Content:
         "queue.html",
         view.name,
         tiles(view.found),
-        view.tables(sample),
+        view.tables(),
         lambda: {**shared, "pauses": view.queue.pauses(), **view.values()},
         "Dead-letter queue" if view.holds_dead else "Queue",
     )

@@ -1,0 +1,165 @@
+"""The routes of the console, and the pages that show nothing of the journal: login, the API to read, static files."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from functools import cache
+from importlib.resources import files
+from typing import Final
+from urllib.parse import parse_qs
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from penstock.protocol import bulk, deliveries, journal, messages, queues, topics
+from penstock.protocol.openapi import document
+from penstock.protocol.operation import PREFIX, Operation
+from penstock.server.access import COOKIE, SESSION_SECONDS, address_of
+from penstock.server.api import parameters
+from penstock.server.pages import charts, overview, parts, pipelines, queue, topic
+from penstock.server.service import Service, guarded
+
+# ── files of the page itself ─────────────────────────────────────────────────────────────────────────────────────────
+TYPES: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+VENDORED: Final = ("vendor/uplot/uPlot.iife.min.js", "vendor/uplot/uPlot.min.css")
+
+
+@cache
+def _contents(name: str) -> tuple[bytes, str] | None:
+    """A file and the tag that its contents are known by; None for what is no file of the page."""
+    folder = files("penstock.server").joinpath("static")
+    if name not in VENDORED and not any(name == one.name and one.is_file() for one in folder.iterdir()):
+        return None
+    contents = folder.joinpath(*name.split("/")).read_bytes()
+    return contents, f'"{hashlib.sha256(contents).hexdigest()[:20]}"'
+
+
+async def static_file(request: Request) -> Response:
+    """A file of the page itself; nothing in it is a user's data, so it needs no token."""
+    # Browsers ask for /favicon.ico beside whatever is no page of ours: an event as JSON, an error.
+    name = request.path_params.get("name", "icon.svg")
+    found = _contents(name)
+    if found is None:
+        return Response(status_code=404)
+    contents, tag = found
+    # Asked for anew each time, so that a page and its scripts are of one version; mostly the answer is "as it was".
+    headers = {"Cache-Control": "no-cache", "ETag": tag}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(contents, media_type=TYPES[name.rpartition(".")[2]], headers=headers)
+
+
+# ── logging in: a token traded for a cookie that scripts cannot read and other sites cannot use ──────────────────────
+WRONG_TOKEN_PAUSE: Final = 0.5
+"""Seconds an answer to a wrong token takes, so that guessing is slow."""
+
+
+async def login_page(request: Request) -> Response:
+    service: Service = request.app.state.service
+    service.access.check_origin(request, request.method)
+    if request.method != "POST":
+        return parts.bare_page(request, "login.html", {"title": "Log in", "problem": None})
+    data = parse_qs((await parameters.form(request, service)).decode("utf-8", "replace"))
+    token = data.get("token", [""])[0].strip()
+    role = service.access.role_from(address_of(request), token)
+    if role is None:
+        await asyncio.sleep(WRONG_TOKEN_PAUSE)
+        values = {"title": "Log in", "problem": "That token is not known here."}
+        return parts.bare_page(request, "login.html", values, 403)
+    base = parts.base_of(request)
+    answer = RedirectResponse(f"{base}/", 303)
+    answer.set_cookie(
+        COOKIE,
+        service.access.session(token, role),
+        max_age=SESSION_SECONDS,
+        path=f"{base}/",
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return answer
+
+
+async def logout(request: Request) -> Response:
+    service: Service = request.app.state.service
+    service.access.check_origin(request, request.method)
+    service.access.end_session(request)
+    base = parts.base_of(request)
+    answer = RedirectResponse(f"{base}/login", 303)
+    answer.delete_cookie(COOKIE, path=f"{base}/")
+    return answer
+
+
+for _endpoint in (static_file, login_page, logout):
+    _endpoint.open_to_all = True  # type: ignore[attr-defined]
+
+
+# ── the HTTP API, to read: every operation of the OpenAPI document in its group, then the shapes of what is sent ─────
+GROUPS: Final = {
+    "Journal": journal.OPERATIONS,
+    "Topics": topics.OPERATIONS,
+    "Queues": queues.OPERATIONS,
+    "Messages": messages.OPERATIONS,
+    "Deliveries": deliveries.OPERATIONS,
+    "Bulk": bulk.OPERATIONS,
+}
+
+
+class ApiDocument(msgspec.Struct):
+    """What the page shows of the OpenAPI document."""
+
+    paths: dict[str, dict[str, object]]
+    components: dict[str, dict[str, object]]
+
+
+_read = cache(msgspec.json.Decoder(ApiDocument).decode)
+
+
+def _described(said: ApiDocument, one: Operation[object]) -> tuple[str, str, object]:
+    """An operation's method, its path, and what the document says of it."""
+    path = PREFIX + one.path
+    return one.method, path, said.paths[path][one.method.lower()]
+
+
+@guarded("read")
+def api_page(request: Request, service: Service) -> Response:
+    said = _read(document())
+    groups = [(name, [_described(said, one) for one in found]) for name, found in GROUPS.items()]
+    values = {"groups": groups, "schemas": said.components["schemas"]}
+    return parts.page(request, service, parts.Content("api.html", "API", values=lambda: values))
+
+
+PAGES: Final[dict[str, parts.Show]] = {
+    "/": overview.overview,
+    "/topics": overview.topics_page,
+    "/queues": overview.queues_page,
+    "/search": overview.search_page,
+    "/health": overview.health_page,
+    "/topics/{topic}": topic.topic_page,
+    "/queues/{queue}": queue.queue_page,
+    "/schedules": pipelines.schedules_page,
+    "/pipelines": pipelines.pipelines_page,
+    "/buffers": pipelines.buffers_page,
+}
+"""Those that a stream keeps fresh."""
+
+
+def page_routes() -> list[BaseRoute]:
+    """The routes of the page."""
+    return [
+        *(route for path, show in PAGES.items() for route in parts.page_and_stream(path, show)),
+        Route("/topics/{topic}/events/{event}", topic.event_page),
+        Route("/graph/{correlation:path}", topic.graph_page),
+        Route("/charts/overview", charts.overview_charts),
+        Route("/charts/topics/{topic}", charts.topic_charts),
+        Route("/charts/queues/{queue}", charts.queue_charts),
+        Route("/charts/pipelines", charts.pipeline_charts),
+        Route("/docs", api_page),
+        Route("/login", login_page, methods=["GET", "POST"]),
+        Route("/logout", logout, methods=["POST"]),
+        Route("/static/{name:path}", static_file),
+        Route("/favicon.ico", static_file),
+    ]
