@@ -91,6 +91,11 @@ def parse_size(text: str) -> int:
         raise ConfigError(f"{text[:40]!r}… is no size that can be used: it is too large") from None
 
 
+def counted(count: int, one: str) -> str:
+    """A number with its noun: 1 message, 12 messages."""
+    return f"{count:,} {one}{'' if count == 1 else 's'}"
+
+
 def show_duration(seconds: float | None) -> str:
     """A duration in two figures people take in at a glance: 3 ms, 12 s, 4 min, 2.5 h, 3 d."""
     if seconds is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import penstock
 from cli.commandline import Cli
 from penstock.clock import ManualClock
-from penstock.observe.gauges import gauges
+from penstock.observe.collect import gauges
 from penstock.observe.pipelines import FlowStatus, report, status
 from penstock.spark.pipeline.alone import alone
 

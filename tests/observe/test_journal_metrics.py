@@ -12,8 +12,8 @@ import pytest
 
 import penstock
 from penstock.errors import Conflict
-from penstock.observe.gauges import GAUGES
-from penstock.observe.gauges import watch as watch_in
+from penstock.observe.collect import GAUGES
+from penstock.observe.collect import watch as watch_in
 from penstock.observe.metrics import REGISTRY, Registry, watch
 
 

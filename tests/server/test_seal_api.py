@@ -12,7 +12,7 @@ import penstock
 from penstock import Draft
 from penstock.errors import ConfigError, Denied, ReadOnly, StorageError
 from penstock.journal.sealed import sealing as sealing_module
-from penstock.server.bulk import sealing as served_sealing
+from penstock.server.api import bulk as served_sealing
 from penstock.spark import seal
 from server.process import ServerProcess
 from server.serving import READ, TOKENS, WRITE, serving

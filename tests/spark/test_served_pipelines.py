@@ -17,7 +17,7 @@ from penstock.entity.states import FiledStates, StreamedState, StreamedStates, l
 from penstock.errors import ConfigError, FlowFailed
 from penstock.observe.pipelines import status
 from penstock.remote import rebuilding
-from penstock.server.bulk import states as served_states
+from penstock.server.api import bulk as served_states
 from penstock.spark import flow, lake, project, queue, seal, topic
 from penstock.spark.options import JournalPlace
 from penstock.spark.pipeline.alone import checkpoint_root

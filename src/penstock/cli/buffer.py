@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import BufferedIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import unquote
 
 import click
 
 from penstock.cli.command import FAILED, CommandGroup
-from penstock.cli.values import choice
+from penstock.cli.values import choice, several
 from penstock.errors import StorageError
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
 from penstock.names import shown_url, split_url
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from penstock.buffer.format import Manifest
     from penstock.buffer.manifest import BufferPaths
     from penstock.buffer.store import ObjectStore
-
-
-F = TypeVar("F", bound=Callable[..., object])
 
 
 @click.group("buffer", cls=CommandGroup)
@@ -42,44 +40,85 @@ def store_option(text: str) -> tuple[str, str]:
     return name, value
 
 
-def in_store(function: F) -> F:
-    """Gives a command the arguments that say where a buffer is."""
-    for parameter in (
-        click.option(
-            "--option",
-            "-o",
-            "options",
-            metavar="KEY=VALUE",
-            multiple=True,
-            type=store_option,
-            help="a store's option: region, endpoint, access_key_id, timeout …; may be given several times",
-        ),
-        click.option("--manifest", default=BUFFER_MANIFEST, help="the manifest's path in the store"),
-        click.argument("url", help="the store: s3://bucket/prefix, gs://…, az://…, file:///dir"),
-    ):
-        function = parameter(function)
-    return function
+class BufferPlace:
+    """Where a command's buffer is: `named` are the arguments of a producer or consumer there."""
+
+    def __init__(self, url: str, manifest: str, options: Iterable[tuple[str, str]], **named: Any) -> None:
+        self.url, self.options = url, dict(options)
+        self.named = {"manifest": manifest, "options": self.options, **named}
+
+    @functools.cached_property
+    def store(self) -> ObjectStore:
+        """The store, to read from: a directory that is not there is not made for that."""
+        from penstock.buffer.store import open_store
+
+        parts = split_url(self.url)
+        if parts.scheme == "file" and parts.path.startswith("/") and not Path(unquote(parts.path)).is_dir():
+            raise StorageError(f"{shown_url(self.url)} has nothing to look at: no such directory")
+        return open_store(self.url, self.options)
+
+    def paths(self, shard: int | None = None) -> BufferPaths:
+        """Where the manifest and the batches of a shard are; of the shard that was named, or the only one."""
+        from penstock.buffer.manifest import buffer_paths, shard_paths
+
+        own = buffer_paths(self.named["manifest"], self.named.get("prefix", BUFFER_PREFIX))
+        return shard_paths(own, self.named.get("shard", 0) if shard is None else shard, self.named.get("shards", 1))
+
+    def every(self) -> Iterator[BufferPaths]:
+        """The paths of every shard."""
+        return (self.paths(shard) for shard in range(self.named["shards"]))
+
+    def read(self) -> Manifest:
+        from penstock.buffer.format import parse_manifest
+
+        return parse_manifest(self.store.get(self.paths().manifest))
 
 
-with_prefix = click.option(
+MANIFEST = click.option("--manifest", default=BUFFER_MANIFEST, help="the manifest's path in the store")
+PREFIX = click.option(
     "--prefix", help=f"where the batches are in the store; needed with --manifest  [default: {BUFFER_PREFIX}]"
 )
-with_shards = click.option("--shards", type=click.IntRange(1), default=1, help="how many manifests the buffer has")
-with_shard = click.option("--shard", type=click.IntRange(0), default=0, help="which of them, from 0")
+SHARDS = click.option("--shards", type=click.IntRange(1), default=1, help="how many manifests the buffer has")
+SHARD = click.option("--shard", type=click.IntRange(0), default=0, help="which of them, from 0")
+OPTION = several(
+    *("--option", "-o", "options"),
+    metavar="KEY=VALUE",
+    type=store_option,
+    help="a store's option: region, endpoint, access_key_id, timeout …",
+)
+
+
+def in_store(*parameters: Callable[[Any], Any]) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
+    """Gives a command a `BufferPlace`, and the parameters that say where it is."""
+
+    def declare(function: Callable[..., int | None]) -> Callable[..., int | None]:
+        @functools.wraps(function)
+        def run(**given: Any) -> int | None:
+            names = ("url", "manifest", "options", "prefix", "shards", "shard")
+            place = BufferPlace(**{name: given.pop(name) for name in names if name in given})
+            return function(place, **given)
+
+        made: Callable[..., int | None] = run
+        url = click.argument("url", help="the store: s3://bucket/prefix, gs://…, az://…, file:///dir")
+        for parameter in reversed((url, MANIFEST, OPTION, *parameters)):
+            made = parameter(made)
+        return made
+
+    return declare
+
+
 with_null = click.option("--null", "-0", is_flag=True, help="entries end with a zero byte instead of a newline")
 
 
 @buffer.command()
-@in_store
-@with_shards
-@with_shard
-def dump(url: str, manifest: str, options: object, shards: int, shard: int) -> None:
+@in_store(SHARDS, SHARD)
+def dump(place: BufferPlace) -> None:
     """Prints a manifest as JSON: version, epoch, next sequence, and every entry with its metadata."""
     import base64
 
     from penstock.buffer.format import MANIFEST_VERSION
 
-    found = _manifest(_existing_store(url, options), _place(manifest, BUFFER_PREFIX, shard, shards))
+    found = place.read()
     entries = [
         {
             "sequence": each.sequence,
@@ -95,27 +134,19 @@ def dump(url: str, manifest: str, options: object, shards: int, shard: int) -> N
         }
         for each in found
     ]
-    document = {
-        "version": MANIFEST_VERSION,
-        "epoch": found.epoch,
-        "next_sequence": found.next_sequence,
-        "entries": entries,
-    }
-    click.echo(json.dumps(document, indent=2))
+    about = {"version": MANIFEST_VERSION, "epoch": found.epoch, "next_sequence": found.next_sequence}
+    click.echo(json.dumps({**about, "entries": entries}, indent=2))
 
 
 @buffer.command()
-@in_store
-@with_shards
+@in_store(SHARDS)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object per manifest")
-def status(url: str, manifest: str, options: object, shards: int, as_json: bool) -> None:
+def status(place: BufferPlace, as_json: bool) -> None:
     """Shows how long the queue is, how old its oldest batch is, and who owns it; every shard's with --shards."""
     from penstock.buffer.format import parse_manifest
 
-    store = _existing_store(url, options)
-    for shard in range(shards):
-        where = _place(manifest, BUFFER_PREFIX, shard, shards)
-        data = store.get(where.manifest)
+    for where in place.every():
+        data = place.store.get(where.manifest)
         answer = _status(parse_manifest(data), where)
         if as_json:
             click.echo(json.dumps(answer))
@@ -149,25 +180,16 @@ def _status(found: Manifest, where: BufferPaths) -> dict[str, object]:
 
 
 @buffer.command()
-@in_store
-@with_prefix
+@in_store(PREFIX)
 @click.option("--metadata", default="", help="travels with the entries")
 @choice("--compression", "none zstd", default="none", help="how batches are packed")
 @with_null
-def produce(
-    url: str,
-    manifest: str,
-    options: Any,
-    prefix: str | None,
-    metadata: str,
-    compression: Literal["none", "zstd"],
-    null: bool,
-) -> None:
+def produce(place: BufferPlace, metadata: str, compression: Literal["none", "zstd"], null: bool) -> None:
     """Produces every line of standard input as an entry; ends when the manifest holds them all."""
     from penstock.buffer import Producer
 
     entries = 0
-    with Producer(url, manifest=manifest, prefix=prefix, compression=compression, options=dict(options)) as producer:
+    with Producer(place.url, compression=compression, **place.named) as producer:
         for call in _calls(cast(BufferedIOBase, sys.stdin.buffer), b"\0" if null else b"\n"):
             producer.produce(call, os.fsencode(metadata))
             entries += len(call)
@@ -188,28 +210,14 @@ def _calls(source: BufferedIOBase, end: bytes) -> Iterator[list[bytes]]:
 
 
 @buffer.command()
-@in_store
-@with_prefix
-@with_shards
-@with_shard
+@in_store(PREFIX, SHARDS, SHARD)
 @click.option("--follow", "-f", is_flag=True, help="wait for more when there is nothing left")
 @click.option("--peek", is_flag=True, help="only look: fence no consumer, acknowledge nothing")
 @click.option("--limit", "-n", type=click.IntRange(0), help="batches to consume at most")
 @with_null
-def consume(
-    url: str,
-    manifest: str,
-    options: Any,
-    prefix: str | None,
-    shards: int,
-    shard: int,
-    follow: bool,
-    peek: bool,
-    limit: int | None,
-    null: bool,
-) -> int | None:
+def consume(place: BufferPlace, follow: bool, peek: bool, limit: int | None, null: bool) -> int | None:
     """Writes every entry to standard output and acknowledges it. Takes the buffer over from any other consumer."""
-    from penstock.buffer import Consumer
+    from penstock.buffer import Consumer, Fetcher
 
     end = b"\0" if null else b"\n"
     out = sys.stdout.buffer
@@ -220,23 +228,14 @@ def consume(
             rest = rest[out.write(rest) :]
         out.flush()
 
-    where = _place(manifest, prefix, shard, shards)
     if peek:
-        _peek(_existing_store(url, options), where, write, limit)
+        found = place.read()
+        fetcher = Fetcher(place.store, place.paths().manifest)
+        for descriptor in found.after(None, found.count if limit is None else limit):
+            write(fetcher.fetch(descriptor))
         return None
-    with Consumer(
-        url, manifest=manifest, prefix=prefix, shards=shards, shard=shard, options=dict(options), gc_interval=None
-    ) as consumer:
+    with Consumer(place.url, gc_interval=None, **place.named) as consumer:
         return _consume(consumer, write, follow=follow, limit=limit)
-
-
-def _peek(store: ObjectStore, where: BufferPaths, write: Callable[[Batch], None], limit: int | None) -> None:
-    from penstock.buffer import Fetcher
-
-    found = _manifest(store, where)
-    fetcher = Fetcher(store, where.manifest)
-    for descriptor in found.after(None, found.count if limit is None else limit):
-        write(fetcher.fetch(descriptor))
 
 
 def _consume(consumer: Consumer, write: Callable[[Batch], None], *, follow: bool, limit: int | None) -> int | None:
@@ -259,43 +258,17 @@ def _consume(consumer: Consumer, write: Callable[[Batch], None], *, follow: bool
 
 
 @buffer.command()
-@in_store
-@with_prefix
-@with_shards
+@in_store(PREFIX, SHARDS)
 @click.option("--grace", type=click.FloatRange(0), default=600, help="seconds a batch is kept at least")
 @click.option("--dry-run", is_flag=True, help="only say how many would go")
-def gc(url: str, manifest: str, options: object, prefix: str | None, shards: int, grace: float, dry_run: bool) -> None:
+def gc(place: BufferPlace, grace: float, dry_run: bool) -> None:
     """Deletes batch objects that no manifest names and no consumer can need. A running consumer does this by itself."""
     from penstock.buffer.collector import collect
     from penstock.clock import SystemClock
 
-    store = _existing_store(url, options)
-    for shard in range(shards):
-        where = _place(manifest, prefix, shard, shards)
-        done = collect(store, where, now_ms=SystemClock().now_ms(), grace_ms=int(grace * 1000), dry_run=dry_run)
+    for where in place.every():
+        now, grace_ms = SystemClock().now_ms(), int(grace * 1000)
+        done = collect(place.store, where, now_ms=now, grace_ms=grace_ms, dry_run=dry_run)
         verb = "would delete" if dry_run else "deleted"
         failed = f", {done.failed} could not be deleted" if done.failed else ""
         click.echo(f"{where.prefix}: {verb} {done.deleted}, kept {done.kept}{failed}")
-
-
-# ── what the commands share ──────────────────────────────────────────────────────────────────────────────────────────
-def _existing_store(url: str, options: Any) -> ObjectStore:
-    """The store, to read from: a directory that is not there is not made for that."""
-    from penstock.buffer.store import open_store
-
-    parts = split_url(url)
-    if parts.scheme == "file" and parts.path.startswith("/") and not Path(unquote(parts.path)).is_dir():
-        raise StorageError(f"{shown_url(url)} has nothing to look at: no such directory")
-    return open_store(url, dict(options))
-
-
-def _manifest(store: ObjectStore, where: BufferPaths) -> Manifest:
-    from penstock.buffer.format import parse_manifest
-
-    return parse_manifest(store.get(where.manifest))
-
-
-def _place(manifest: str, prefix: str | None, shard: int, shards: int) -> BufferPaths:
-    from penstock.buffer.manifest import buffer_paths, shard_paths
-
-    return shard_paths(buffer_paths(manifest, prefix), shard, shards)

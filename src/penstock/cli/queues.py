@@ -11,8 +11,7 @@ import click
 from penstock.cli.command import CommandContext, Nothing, Record, command, queue_command
 from penstock.cli.output import payload_text, safe, safe_lines
 from penstock.cli.values import choice, condition, duration, json_value, number, position, queue_names, with_yes
-from penstock.cli.watching import sampler_of
-from penstock.units import show_duration
+from penstock.units import counted, show_duration
 
 if TYPE_CHECKING:
     from penstock.documents.conditions import Where
@@ -50,7 +49,7 @@ def queues(context: CommandContext, pattern: str | None) -> None:
     dead letters it keeps; of those none counts as ready.
     """
     with context.journal(read_only=True) as journal:
-        sample = sampler_of(journal)()
+        sample = journal.stats()
     rows: list[tuple[object, ...]] = []
     for one in (one for _, groups in sorted(sample.queues.items()) for one in groups):
         if pattern is not None and pattern not in one.name:
@@ -60,7 +59,7 @@ def queues(context: CommandContext, pattern: str | None) -> None:
             rows.append((*counts, one.oldest_age, one.letters, one.paused))
             continue
         notes = ["paused"] * one.paused
-        notes += [f"keeps {one.letters:,} dead letter{'s' * (one.letters > 1)}"] if one.letters else []
+        notes += [f"keeps {counted(one.letters, 'dead letter')}"] if one.letters else []
         rows.append((*counts, show_duration(one.oldest_age), ", ".join(notes)))
     otherwise = "no queues yet: `penstock push QUEUE '{…}'` makes one"
     if pattern is not None:
@@ -309,7 +308,7 @@ def _drop_topic(context: CommandContext, name: str, force: bool, yes: bool) -> N
     with context.journal() as journal:
         handle = context.existing_topic(journal, name)
         cursors = len(handle.cursors())
-        users = [f"{cursors:,} cursor{'' if cursors == 1 else 's'}"] if cursors else []
+        users = [counted(cursors, "cursor")] if cursors else []
         users += ["its queue"] if name in journal.queues() else []
         also = f", {' and '.join(users)}" if users and force else ""
         context.confirm(f"Remove the topic {name} with {len(handle):,} events{also}? This cannot be undone.", yes)

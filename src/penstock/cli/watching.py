@@ -14,11 +14,10 @@ from penstock.cli.output import safe, table
 from penstock.cli.values import duration, number, queue_names, several, topic_names
 from penstock.cli.values import size as bytes_of
 from penstock.errors import ConfigError, PenstockError
-from penstock.units import show_duration, show_size
+from penstock.units import counted, show_duration, show_size
 
 if TYPE_CHECKING:
     from penstock.observe.sample import Sample
-    from penstock.surface.journal import Journal
 
 
 SHORTEST = 0.05
@@ -35,10 +34,15 @@ def top(context: CommandContext, interval: float, rows: int, count: int | None, 
 
     At a terminal, q ends it.
     """
+    from penstock.local.journal import LocalJournal
+    from penstock.observe.collect import Sampler
+
     if interval < SHORTEST:
         raise click.UsageError("--interval is at least 50ms")
     with context.journal(read_only=True) as journal:
-        sample = sampler_of(journal)
+        sample = journal.stats  # a server measures rates itself
+        if isinstance(journal, LocalJournal):
+            sample = Sampler(journal).sample
         sample()  # rates need a before
         time.sleep(min(interval, 1.0))
         if once:
@@ -51,17 +55,6 @@ def top(context: CommandContext, interval: float, rows: int, count: int | None, 
                 shown += 1
                 if shown == count or leave(interval):
                     return
-
-
-def sampler_of(journal: Journal) -> Callable[[], Sample]:
-    """A function that says how the journal is now; a server measures rates itself."""
-    from penstock.local.journal import LocalJournal
-
-    if not isinstance(journal, LocalJournal):
-        return journal.stats
-    from penstock.server.sampler import Sampler
-
-    return Sampler(journal).sample
 
 
 def _say(context: CommandContext, sample: Sample, rows: int, show: Callable[[str], None]) -> None:
@@ -247,7 +240,7 @@ def check(context: CommandContext, topic: tuple[str, ...], queue: tuple[str, ...
     """
     try:
         with context.journal(read_only=True) as journal:
-            sample = sampler_of(journal)()
+            sample = journal.stats()
             described = journal.describe()
     except ConfigError as error:
         return _verdict(context, UNKNOWN, [(UNKNOWN, str(error))], {})
@@ -272,8 +265,8 @@ def check(context: CommandContext, topic: tuple[str, ...], queue: tuple[str, ...
         oldest = group.oldest_age or 0.0
         judge("backlog", group.ready, f"{group.ready:,} messages are ready in {name}")
         judge("age", oldest, f"a message of {name} waits for {show_duration(oldest)}")
-        judge("failed", group.failed, f"{_counted(group.failed, 'message')} of {name} failed")
-        judge("dead", group.dead, f"{_counted(group.dead, 'dead letter')} from {name}")
+        judge("failed", group.failed, f"{counted(group.failed, 'message')} of {name} failed")
+        judge("dead", group.dead, f"{counted(group.dead, 'dead letter')} from {name}")
     for flow in sample.flows:
         behind, took = flow.lag or 0, flow.batch_seconds or 0.0
         judge("flow_lag", behind, f"{behind:,} wait to be read by pipeline {flow.key}")
@@ -291,10 +284,6 @@ def check(context: CommandContext, topic: tuple[str, ...], queue: tuple[str, ...
     found = judgement.found
     code = max((severity for severity, _ in found), key=(FINE, WARNING, UNKNOWN, CRITICAL).index, default=FINE)
     return _verdict(context, code, found, judgement.worst, described.writer)
-
-
-def _counted(count: int, one: str) -> str:
-    return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
 def _verdict(

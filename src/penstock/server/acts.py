@@ -47,7 +47,7 @@ from penstock.server.problems import Refused
 from penstock.server.service import Service, guarded
 from penstock.surface.queue import Queue
 from penstock.surface.topic import Topic
-from penstock.units import parse_duration, parse_moment, show_duration, show_size
+from penstock.units import counted, parse_duration, parse_moment, show_duration, show_size
 
 A = TypeVar("A")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -155,11 +155,6 @@ def act(
         return run
 
     return declare
-
-
-def counted(count: int, one: str) -> str:
-    """A number with its noun: 1 message, 12 messages."""
-    return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
 def happened(count: int, one: str, done: str) -> str:

@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.api import local
 from penstock.errors import PenstockError
+from penstock.observe.collect import Sampler
 from penstock.observe.history import History
-from penstock.protocol.operation import Role
-from penstock.server import failures
+from penstock.protocol.operation import PREFIX, Role
+from penstock.protocol.problems import problem
 from penstock.server.access import Access
 from penstock.server.acts import perform_act
+from penstock.server.api import bulk, live, queues, reading, topics
 from penstock.server.api import journal as whole_journal
-from penstock.server.api import live, queues, reading, topics
 from penstock.server.api.binding import api_routes
-from penstock.server.bulk import blocks, sealing, states
-from penstock.server.bulk import staging as task_staging
+from penstock.server.bulk import blocks
 from penstock.server.limits import Limits
+from penstock.server.pages.parts import base_of, problem_page
 from penstock.server.pages.pipelines import Buffers
 from penstock.server.pages.routes import page_routes
-from penstock.server.problems import Refused
-from penstock.server.sampler import Sampler
+from penstock.server.problems import Refused, error_answer, problem_answer
 from penstock.server.service import Service
+from penstock.surface.journal import Journal
 
-if TYPE_CHECKING:
-    from penstock.surface.journal import Journal
+log = logging.getLogger("penstock.server")
 
 SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -69,7 +71,51 @@ class Secured:
         await self.app(scope, receive, secured)
 
 
-HANDLERS = (blocks, live, queues, reading, sealing, states, task_staging, topics, whole_journal)
+# ── errors as answers: problems for programs, a page for people ──────────────────────────────────────────────────────
+def _wants_page(request: Request) -> bool:
+    """Whether a person asked, with a browser, for a page."""
+    path = request.url.path.removeprefix(base_of(request))
+    return "text/html" in request.headers.get("accept", "") and not path.startswith(PREFIX)
+
+
+def answer_refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    if _wants_page(request):
+        if error.status == 401:
+            return RedirectResponse(f"{base_of(request)}/login", 303)
+        return problem_page(request, error.status, str(error))
+    return problem_answer(problem(error.status, error.name, str(error)), error.headers)
+
+
+def answer_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, PenstockError)
+    answer = error_answer(error)
+    if answer.status_code >= 500:
+        log.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
+    if _wants_page(request):
+        return problem_page(request, answer.status_code, str(error))
+    return answer
+
+
+def answer_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    names = {404: "NotFound", 405: "MethodNotAllowed"}
+    said = {404: f"there is nothing at {request.url.path}", 405: f"{request.url.path} does not take {request.method}"}
+    name, message = names.get(error.status_code, "HTTPError"), said.get(error.status_code, error.detail)
+    if _wants_page(request):
+        return problem_page(request, error.status_code, message)
+    return problem_answer(problem(error.status_code, name, message), dict(error.headers or {}))
+
+
+def answer_defect(request: Request, error: Exception) -> Response:
+    """An error that no code expected: the log has the details, the answer has none."""
+    log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
+    if _wants_page(request):
+        return problem_page(request, 500, "its log says how")
+    return problem_answer(problem(500, "InternalError", "the server failed; its log says how"))
+
+
+HANDLERS = (blocks, bulk, live, queues, reading, topics, whole_journal)
 """The modules that serve the table's operations; importing them binds their handlers."""
 
 
@@ -98,8 +144,8 @@ def make_app(
     service.live = live.LiveTopics(served)
     service.sampler = Sampler(served, history=History(served))
     service.buffers = Buffers(dict(buffers or {}))
-    service.areas = task_staging.staging_areas(served, staging)
-    service.lakes = sealing.lakes_by_name(lakes)
+    service.areas = bulk.staging_areas(served, staging)
+    service.lakes = bulk.lakes_by_name(lakes)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -117,10 +163,10 @@ def make_app(
             Route("/acts/{act}", perform_act, methods=["POST"]),
         ],
         exception_handlers={
-            Refused: failures.answer_refused,
-            PenstockError: failures.answer_error,
-            HTTPException: failures.answer_http,
-            Exception: failures.answer_defect,
+            Refused: answer_refused,
+            PenstockError: answer_error,
+            HTTPException: answer_http,
+            Exception: answer_defect,
         },
         lifespan=lifespan,
     )

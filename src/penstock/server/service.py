@@ -18,9 +18,9 @@ from penstock.server.memory import MemoryBudget
 
 if TYPE_CHECKING:
     from penstock.local.journal import LocalJournal
+    from penstock.observe.collect import Sampler
     from penstock.server.api.live import LiveTopics
     from penstock.server.pages.pipelines import Buffers
-    from penstock.server.sampler import Sampler
     from penstock.transfer.objects import StagingArea
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.observe.gauges import GAUGES, gauges
+from penstock.observe.collect import GAUGES, gauges
 from penstock.observe.metrics import REGISTRY, Registry
 
 if TYPE_CHECKING:

@@ -87,11 +87,11 @@ def pipelines_page(request: Request, service: Service, sample: Sample) -> Conten
 
     cursors = [NamedCursor(name, lag, topic) for topic in sample.topics.values() for name, lag in topic.lags.items()]
     failed = [flow for flow in found if flow.error is not None]
-    none, nobody = "no pipeline has reported: penstock run pipeline.py", "no consumer has committed a position"
+    no_flow, no_cursor = "no pipeline has reported: penstock run pipeline.py", "no consumer has committed a position"
     tables = {
-        "flows": parts.listing(request, "pipelines", FLOW_COLUMNS, found, row, none, usual="flow"),
+        "flows": parts.listing(request, "pipelines", FLOW_COLUMNS, found, row, no_flow, usual="flow"),
         "errors": parts.table("flow-errors", ERROR_COLUMNS, failed, row, "no flow has failed"),
-        "followers": parts.listing(request, "followers", FOLLOWER_COLUMNS, cursors, follower, nobody, usual="lag"),
+        "followers": parts.listing(request, "followers", FOLLOWER_COLUMNS, cursors, follower, no_cursor, usual="lag"),
     }
     return Content("pipelines.html", "Pipelines", [], tables, lambda: {"charts": charts.PIPELINES})
 

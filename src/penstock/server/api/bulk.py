@@ -1,0 +1,277 @@
+"""What Spark's tasks bring and fetch in bulk: staged blocks, states of projections; and history that is sealed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from functools import partial
+
+from starlette.concurrency import run_in_threadpool
+
+from penstock.engine.url import OBJECT_SCHEMES
+from penstock.entity import states
+from penstock.entity.projection import Declared
+from penstock.errors import ConfigError
+from penstock.journal.bulk import PreparedPiece, drop_job, staged_batches
+from penstock.journal.checking import checked_wire
+from penstock.journal.commit import Commit
+from penstock.journal.sealed.report import FILE_EVENTS, SealReport, lake_summaries
+from penstock.limits import MAX_KEY_BYTES
+from penstock.local.journal import LocalJournal
+from penstock.names import check_name, shown_url
+from penstock.protocol import bulk as operations
+from penstock.server.api.binding import Call, serves
+from penstock.server.limits import BLOCKS_BYTES
+from penstock.server.problems import Refused
+from penstock.transfer.causes import topic_names
+from penstock.transfer.objects import StagingArea, check_area, decode_piece, own_area
+from penstock.transfer.publishing import BulkCommit, publish_staged, stage_step
+
+# ── what Spark's tasks write: blocks staged where no reader looks, and the commit that publishes them ─────────────────
+# A request that is repeated does what the first one did: a piece takes the place of its first try, and a commit is
+# known by its mark and version, or by its batches.
+_MOST_PIECES = 1_000_000
+
+
+@serves(operations.STAGE_BLOCKS, raw=True)
+def stage_blocks(call: Call[operations.StageQuery, bytes]) -> operations.StagedDocument:
+    _check_room(call, len(call.body))
+    return _stage(call, call.body)
+
+
+@serves(operations.STAGE_OBJECT)
+async def stage_object(call: Call[operations.StageQuery, operations.ObjectRequest]) -> operations.StagedDocument:
+    service, size = call.service, call.body.size
+    if size > service.limits.max_body:
+        raise Refused(
+            413,
+            "TooLarge",
+            f"an object may have {service.limits.max_body:,} bytes at the most, not {size:,}: stage smaller pieces",
+        )
+    service.budget.hold(size)
+    call.request.state.held += size
+    return await run_in_threadpool(_stage_object, call)
+
+
+def _stage_object(call: Call[operations.StageQuery, operations.ObjectRequest]) -> operations.StagedDocument:
+    wanted = call.body
+    area = call.service.areas.get(wanted.area)
+    if area is None:
+        raise ConfigError(
+            f"this server fetches nothing from {shown_url(wanted.area)[:200]!r}, only from "
+            f"{', '.join(map(shown_url, call.service.areas)) or 'nowhere'}: start it with --staging, or stage elsewhere"
+        )
+    _check_room(call, wanted.size)
+    return _stage(call, area.get(wanted.path, wanted.size))
+
+
+def staging_areas(journal: LocalJournal, urls: Iterable[str]) -> dict[str, StagingArea]:
+    """The places from which a server fetches what was staged: its journal's own, if that is in a store, and others."""
+    areas: dict[str, StagingArea] = {}
+    engine = journal._engine
+    if engine.scheme in OBJECT_SCHEMES and not engine.read_only:
+        from penstock.engine.slatedb.engine import SlatedbEngine
+
+        assert isinstance(engine, SlatedbEngine)
+        own = own_area(f"{engine.scheme}:{engine.location}")
+        assert own is not None
+        areas[own] = StagingArea(own, engine.options.store)
+    for url in urls:
+        areas.setdefault(check_area(url), StagingArea(url))
+    return areas
+
+
+def _check_room(call: Call[operations.StageQuery, object], size: int) -> None:
+    """Refused when the token has staged too much that was not committed."""
+    owner, most = call.service.access.identity(call.request), call.service.limits.max_staged
+    with call.service.journal._engine.read() as snap:
+        held = sum(record.size for _, record in staged_batches(snap) if record.owner == owner)
+    if held + size > most:
+        raise Refused(
+            507,
+            "StagingFull",
+            f"this token has staged {held:,} bytes that were not committed, of {most:,} at the "
+            "most: commit or drop them, or let the server allow more (--max-staged)",
+        )
+
+
+def _stage(call: Call[operations.StageQuery, object], body: bytes) -> operations.StagedDocument:
+    batch, piece = batch_of(call.name("batch")), _piece(call.name("piece"))
+    access, pieces = call.service.access, list(decode_piece(body))
+    for topic, _ in pieces:
+        access.check_append(topic)
+    made = PreparedPiece((topic, checked_wire(topic, block)) for topic, block in pieces)
+    owner = access.identity(call.request)
+    stage_step(call.service.journal, batch, piece, made, owner, call.query.job)
+    return operations.StagedDocument(
+        sum(block.count for block in made.blocks), sum(block.size for block in made.blocks)
+    )
+
+
+@serves(operations.COMMIT_STAGED)
+def commit_staged(call: Call[None, operations.CommitRequest]) -> operations.CommitDocument:
+    request, journal = call.body, call.service.journal
+    if request.journal != journal.id:
+        raise ConfigError(
+            "another journal is served here than where this write was planned: nothing of it was committed"
+        )
+    if request.queue is not None:
+        check_name(request.queue, "queue")
+    wanted = BulkCommit([batch_of(batch) for batch in request.batches], request.mark, request.version, request.queue)
+    return operations.CommitDocument(publish_staged(journal, wanted))
+
+
+@serves(operations.DROP_STAGED)
+def drop_staged(call: Call[operations.DropQuery, None]) -> operations.Dropped:
+    if not call.query.job:
+        raise ConfigError("say what to drop: /staging?job=…")
+    owner = call.service.access.identity(call.request)
+    return operations.Dropped(call.service.journal._core.run(partial(_drop, call.query.job, owner)))
+
+
+def _drop(job: str, owner: str, commit: Commit) -> int:
+    return drop_job(commit, job, owner)
+
+
+def batch_of(text: str) -> bytes:
+    """A batch's name: 32 hexadecimal digits."""
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        found = b""
+    if len(found) != 16:
+        raise ConfigError(f"a batch is named by 32 hexadecimal digits, not {text[:40]!r}")
+    return found
+
+
+def _piece(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text[:10]) >= _MOST_PIECES or len(text) > 10:
+        raise ConfigError(f"a piece is a number below {_MOST_PIECES:,}, not {text[:40]!r}")
+    return int(text)
+
+
+# ── what projected streams remember between batches, and states that were folded anew elsewhere ──────────────────────
+# A request that is repeated changes nothing: a state says which position it has reached, and an older one never takes
+# the place of a newer one.
+@serves(operations.FIND_STATES)
+def find_states(call: Call[None, operations.StatesRequest]) -> operations.StatesDocument:
+    asked, journal = call.body, call.service.journal
+    wanted = states.StreamedStates(check_name(call.name("topic")), asked.name, asked.version, asked.query)
+    found: list[states.StreamedState] = []
+    size = done = 0
+    with journal._engine.read() as snap:
+        topic_id = states.states_topic(snap, wanted.topic)
+        filed = states.filed_states(snap, topic_id, wanted)
+        for key in asked.keys:
+            done += 1
+            one = states.load_streamed(snap, topic_id, wanted, key)
+            if one is None:
+                continue
+            found.append(one)
+            size += len(one.state)
+            if size >= BLOCKS_BYTES:
+                break
+    return operations.StatesDocument(journal.id, done, found, filed)
+
+
+@serves(operations.SAVE_STATES)
+def save_states(call: Call[None, operations.SaveStatesRequest]) -> operations.StatesSaved:
+    asked, journal = call.body, call.service.journal
+    _check_journal(asked.journal, journal.id)
+    wanted = states.StreamedStates(check_name(call.name("topic")), asked.name, asked.version, asked.query)
+    for one in asked.states:
+        _check_state(one)
+    journal._core.run(partial(_save, asked, wanted))
+    return operations.StatesSaved(len(asked.states))
+
+
+@serves(operations.FOLD_TOPIC)
+def fold_topic(call: Call[None, None]) -> operations.FoldedTopic:
+    journal = call.service.journal
+    with journal._engine.read() as snap:
+        of = states.rebuilt(snap, check_name(call.name("topic")))
+    return operations.FoldedTopic(journal.id, of.through, of.events, of.compacted)
+
+
+@serves(operations.REPLACE_STATES)
+def replace_states(call: Call[None, operations.RebuiltStatesRequest]) -> operations.StatesSaved:
+    asked, journal = call.body, call.service.journal
+    _check_journal(asked.journal, journal.id)
+    if len(asked.name.encode()) > states.MAX_FILED_BYTES:
+        raise ConfigError(f"the name of projection {asked.name!r} is longer than {states.MAX_FILED_BYTES} bytes")
+    saved = []
+    for one in asked.states:
+        if one.key:
+            _check_state(one)
+        saved.append((one.key, states.Saved(one.fingerprint, one.generation, one.first, asked.compacted, one.state)))
+    declared = Declared(asked.name, asked.version, [])
+    topic = check_name(call.name("topic"))
+    journal._core.run(partial(states.replace_states, topic, declared, saved, begin=asked.begin))
+    journal._entities.states.clear()
+    return operations.StatesSaved(len(saved))
+
+
+def _check_journal(asked: str, id: str) -> None:
+    if asked != id:
+        raise ConfigError("another journal is served here than where these states were loaded: none was saved")
+
+
+def _check_state(one: states.StreamedState) -> None:
+    if not one.key or len(one.key.encode()) > MAX_KEY_BYTES:
+        raise ConfigError(f"a key is text of 1 to {MAX_KEY_BYTES:,} bytes, not {one.key[:40]!r}")
+    if not 1 <= one.first <= one.generation:
+        raise ConfigError(f"the state of {one.key[:40]!r} begins at {one.first} and ends at {one.generation}")
+
+
+def _save(asked: operations.SaveStatesRequest, wanted: states.StreamedStates, commit: Commit) -> None:
+    states.save_streamed(commit, wanted, asked.states, whole=asked.whole)
+
+
+# ── sealing for a client: this process writes the files, step by step, into lakes it was started with ────────────────
+# A client that may write may not choose any place of the server's disk: a lake is one of those the operator named, and
+# a catalog a name in the server's own configuration. A step is what `seal` does: killed or asked for twice, it goes on.
+def lakes_by_name(urls: Iterable[str]) -> dict[str, str]:
+    """The lakes a server seals to, by what clients call them: their urls without options and credentials."""
+    return {shown_url(place): place for place in (_place(url) for url in urls)}
+
+
+def _place(url: str) -> str:
+    return url.rstrip("/") if "://" in url else os.path.abspath(url)  # noqa: PTH100
+
+
+@serves(operations.SEAL_TOPIC)
+async def seal_topic(call: Call[None, operations.SealRequest]) -> SealReport:
+    async with call.service.sealing:
+        return await run_in_threadpool(_seal_step, call)
+
+
+def _seal_step(call: Call[None, operations.SealRequest]) -> SealReport:
+    from penstock.journal.sealed import sealing  # pyarrow is loaded by servers that seal
+    from penstock.journal.sealed.tables import TableRequest
+
+    wanted = call.body
+    lake = call.service.lakes.get(shown_url(wanted.lake.rstrip("/")))
+    if lake is None:
+        raise ConfigError(
+            f"this server does not seal to {shown_url(wanted.lake)[:200]!r}, only to "
+            f"{', '.join(call.service.lakes) or 'nowhere'}: start it with --lake, or seal where the store is"
+        )
+    if wanted.catalog is not None and "://" in wanted.catalog:
+        raise ConfigError("a served journal is sealed into a catalog by its name in the server's ~/.pyiceberg.yaml")
+    return sealing.seal_topic(
+        call.service.journal._core,
+        call.name("topic"),
+        lake=lake,
+        through=wanted.through,
+        file_events=wanted.file_events,
+        table=TableRequest(wanted.format, wanted.columns, wanted.catalog, wanted.partition_by),
+        compact=wanted.compact,
+        most=FILE_EVENTS,
+    )
+
+
+@serves(operations.LIST_LAKES)
+def list_lakes(call: Call[operations.LakesQuery, None]) -> operations.LakeList:
+    with call.service.journal._engine.read() as snap:
+        names = [check_name(name) for name in call.query.topic] or list(topic_names(snap))
+        return operations.LakeList([one for name in names for one in lake_summaries(snap, name)])
