@@ -146,7 +146,7 @@ def test_a_kept_reader_of_a_journal_that_was_replaced_is_opened_anew(url: str, j
     """As one of a file is: queries were planned with the old journal, or told that this machine has another one."""
     engine: Any = journal._engine
     journal.close()
-    engine._place.objects.delete([path for path, _ in engine._place.objects.sizes()])
+    engine._location.objects.delete([path for path, _ in engine._location.objects.sizes()])
     with penstock.open(url) as second:
         second.topic("orders").append("placed", 1)
         assert reading(url, second.id).id == second.id

@@ -4,7 +4,7 @@
     shop/index    the saved index, a shortcut for opening
     shop/lock     held by the one writing process
 
-Keys and the places of their values are in memory, values are read from the file. Overwritten and deleted values are
+Keys and the offsets of their values are in memory, values are read from the file. Overwritten and deleted values are
 garbage; when there is more of it than there is data, a thread copies what is live into a new file and puts it in the
 old one's place. Snapshots keep the file they began with. Readers in other processes follow the writer's file as it
 grows and change to the new one; they can see a commit as soon as it is written, an instant before it is on disk.
@@ -20,7 +20,7 @@ import struct
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, islice
@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from penstock.durable import like, lock_file, sync_file, sync_folder
-from penstock.engine.base import END, HeldRead, OpenFiles, backup_at, check_folder
+from penstock.engine.base import END, BatchEngine, HeldRead, OpenFiles, OverlayWrite, backup_at, check_folder
 from penstock.engine.checksum import crc32
 from penstock.engine.contract import MAX_KEY_BYTES, Durability, Snapshot
-from penstock.engine.overlay import BatchEngine, OverlayWrite
 from penstock.engine.sorted_map import Frozen, SortedMap
 from penstock.errors import Closed, ConfigError, Corrupt, Locked, OutcomeUnknown, PenstockError, StorageError
+from penstock.units import in_parts
 
 CREATE = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 RESERVE_BYTES = 4 << 20, 64 << 20
@@ -123,12 +123,13 @@ class FileEngine(BatchEngine):
 
     # reading
 
-    def read(self) -> FileRead:
+    def read(self) -> HeldRead:
         self._check_usable()
         with self._lock:
             if self.read_only:
                 self._refresh()
-            return FileRead(self, self._index.map.snapshot(), self._data)
+            keys = self._index.map.snapshot()
+            return HeldRead(self, FileSnapshot(keys, self._data), keys)
 
     def _refresh(self) -> None:
         """Takes in what a writer in another process has done since; also when it has changed to a new file."""
@@ -324,28 +325,15 @@ class FileSnapshot:
         self._data = data
 
     def get(self, key: bytes) -> bytes | None:
-        place = self._keys.get(key)
-        return None if place is None else self._data.value(place)
+        pointer = self._keys.get(key)
+        return None if pointer is None else self._data.value(pointer)
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         found = self._keys.scan(start, stop, reverse=reverse)
         ahead = 1  # many a scan is over after its first rows
         while rows := list(islice(found, ahead)):
-            yield from zip([key for key, _ in rows], self._data.values([place for _, place in rows]), strict=True)
+            yield from zip([key for key, _ in rows], self._data.values([pointer for _, pointer in rows]), strict=True)
             ahead = min(2 * ahead, READ_AHEAD)
-
-
-class FileRead(HeldRead[FileSnapshot]):
-    """A snapshot that keeps its file open until it is closed."""
-
-    __slots__ = ("_frozen",)
-
-    def __init__(self, engine: FileEngine, frozen: Frozen[int], data: DataFile) -> None:
-        super().__init__(engine, FileSnapshot(frozen, data))
-        self._frozen = frozen
-
-    def _release(self, view: FileSnapshot) -> None:
-        self._frozen.close()
 
 
 # ── What a file store does beside its writes: saving the index, and compacting when there is much garbage ──
@@ -524,27 +512,19 @@ class Copy:
 
     def add_state(self, keys: Frozen[int], source: DataFile, stop: Callable[[], bool]) -> None:
         """Copies every value of a snapshot; a damaged one raises `Corrupt` instead of being copied."""
-        changes: dict[bytes, bytes | None] = {}
-        waiting = 0
-        for key, place in keys.scan(b"", END):
-            value = source.value(place)
-            changes[key] = value
-            waiting += len(key) + len(value)
-            if waiting >= COPY_BYTES:
-                self._append(changes, [], COPY)
-                changes, waiting = {}, 0
-                if stop():
-                    raise Cancelled
-        if changes:
-            self._append(changes, [], COPY)
+        rows = ((key, source.value(pointer)) for key, pointer in keys.scan(b"", END))
+        for part in in_parts(rows, lambda row: len(row[0]) + len(row[1]), COPY_BYTES):
+            if stop():
+                raise Cancelled
+            self._append(dict(part), [], COPY)
 
     def add_record(self, record: Record, source: DataFile) -> None:
         """Copies a commit made after the snapshot."""
         changes: dict[bytes, bytes | None] = {}
         ranges: list[tuple[bytes, bytes]] = []
-        for kind, key, place, stop in record.operations:
+        for kind, key, pointer, stop in record.operations:
             if kind == PUT:
-                changes[key] = source.value(place)
+                changes[key] = source.value(pointer)
             elif kind == DELETE:
                 changes[key] = None
             else:
@@ -555,7 +535,7 @@ class Copy:
     def sync(self) -> None:
         self._disk.sync(self.data.descriptor)
 
-    def _append(self, changes: dict[bytes, bytes | None], ranges: list[tuple[bytes, bytes]], kind: int) -> None:
+    def _append(self, changes: Mapping[bytes, bytes | None], ranges: list[tuple[bytes, bytes]], kind: int) -> None:
         # Nothing reads the file before all of it is on disk, so every record may say that it is.
         record, operations = encode(
             changes, ranges, offset=self.end, seq=self.seq, synced=self.seq, seed=self.data.seed, kind=kind
@@ -661,13 +641,13 @@ Operation = tuple[int, bytes, int, bytes]
 """Kind, key, where the value lies (packed), the stop of a range."""
 
 
-def pack_place(offset: int, length: int, crc: int) -> int:
+def pack_pointer(offset: int, length: int, crc: int) -> int:
     """Where a value lies, as one integer: a third of the memory of a tuple."""
     return offset << 64 | length << 32 | crc
 
 
-def place_length(place: int) -> int:
-    return place >> 32 & 0xFFFFFFFF
+def pointer_length(pointer: int) -> int:
+    return pointer >> 32 & 0xFFFFFFFF
 
 
 @dataclass(slots=True)
@@ -713,29 +693,29 @@ class DataFile:
     def size(self) -> int:
         return os.fstat(self.descriptor).st_size
 
-    def value(self, place: int) -> bytes:
-        """The value at a place, after its checksum was found right."""
-        offset, length = place >> 64, place_length(place)
+    def value(self, pointer: int) -> bytes:
+        """The value that a pointer leads to, after its checksum was found right."""
+        offset, length = pointer >> 64, pointer_length(pointer)
         value = self.read(offset, length)
-        if len(value) != length or crc32(value) != place & 0xFFFFFFFF:
+        if len(value) != length or crc32(value) != pointer & 0xFFFFFFFF:
             raise Corrupt("a stored value fails its checksum; restore a backup", file=str(self.path), offset=offset)
         return value
 
-    def values(self, places: list[int]) -> Iterable[bytes]:
-        """The values at several places; those that lie close together are read in one go."""
-        if len(places) == 1:
-            return [self.value(places[0])]
-        start = min(places) >> 64
-        length = max([(place >> 64) + place_length(place) for place in places]) - start
+    def values(self, pointers: list[int]) -> Iterable[bytes]:
+        """The values of several pointers; those that lie close together are read in one go."""
+        if len(pointers) == 1:
+            return [self.value(pointers[0])]
+        start = min(pointers) >> 64
+        length = max([(pointer >> 64) + pointer_length(pointer) for pointer in pointers]) - start
         if length > TOGETHER_BYTES:
-            return map(self.value, places)
+            return map(self.value, pointers)
         data = self.read(start, length)
         values = []
-        for place in places:
-            at = (place >> 64) - start
-            value = data[at : at + place_length(place)]
-            if crc32(value) != place & 0xFFFFFFFF:
-                self.value(place)  # says what is wrong
+        for pointer in pointers:
+            at = (pointer >> 64) - start
+            value = data[at : at + pointer_length(pointer)]
+            if crc32(value) != pointer & 0xFFFFFFFF:
+                self.value(pointer)  # says what is wrong
             values.append(value)
         return values
 
@@ -776,8 +756,8 @@ class DataFile:
     def _record(self, head: bytes, table: bytes, offset: int) -> Record | None:
         if len(head) < HEAD.size or head[:4] != RECORD_MAGIC:
             return None
-        _, crc, place, seq, synced, table_bytes, value_bytes, kind = HEAD.unpack(head)
-        if place != offset or len(table) != table_bytes or crc != crc32(table, crc32(head[8:], self.seed)):
+        _, crc, own_offset, seq, synced, table_bytes, value_bytes, kind = HEAD.unpack(head)
+        if own_offset != offset or len(table) != table_bytes or crc != crc32(table, crc32(head[8:], self.seed)):
             return None
         first = offset + HEAD.size + table_bytes
         return Record(offset, first + value_bytes, seq, synced, kind, _operations(table, first))
@@ -785,9 +765,9 @@ class DataFile:
     def is_sound(self, record: Record) -> bool:
         """Whether the values of a record are what its table says."""
         try:
-            for kind, _, place, _ in record.operations:
+            for kind, _, pointer, _ in record.operations:
                 if kind == PUT:
-                    self.value(place)
+                    self.value(pointer)
         except Corrupt:
             return False
         return True
@@ -800,11 +780,11 @@ class DataFile:
             window = self.read(at, 4 << 20)
             found = window.find(RECORD_MAGIC)
             while found >= 0:
-                place = at + found
-                head = self.read(place, HEAD.size)
+                start = at + found
+                head = self.read(start, HEAD.size)
                 table_bytes = _table_bytes(head)
-                if table_bytes and place + HEAD.size + table_bytes <= size:
-                    record = self._record(head, self.read(place + HEAD.size, table_bytes), place)
+                if table_bytes and start + HEAD.size + table_bytes <= size:
+                    record = self._record(head, self.read(start + HEAD.size, table_bytes), start)
                     if record is not None:
                         highest = max(highest, record.synced)
                 found = window.find(RECORD_MAGIC, found + 1)
@@ -818,15 +798,15 @@ def _table_bytes(head: bytes) -> int:
 
 def _operations(table: bytes, first: int) -> list[Operation]:
     operations: list[Operation] = []
-    at, place = 0, first
+    at, value_at = 0, first
     while at < len(table):
         kind, key_bytes, length, crc = ENTRY.unpack_from(table, at)
         at += ENTRY.size
         key = table[at : at + key_bytes]
         at += key_bytes
         if kind == PUT:
-            operations.append((PUT, key, pack_place(place, length, crc), b""))
-            place += length
+            operations.append((PUT, key, pack_pointer(value_at, length, crc), b""))
+            value_at += length
         elif kind == RANGE:
             operations.append((RANGE, key, 0, table[at : at + length]))
             at += length
@@ -842,7 +822,7 @@ def make_header(salt: int, generation: int, base: int) -> bytes:
 
 
 def encode(
-    changes: dict[bytes, bytes | None],
+    changes: Mapping[bytes, bytes | None],
     ranges: list[tuple[bytes, bytes]],
     *,
     offset: int,
@@ -871,7 +851,7 @@ def encode(
             raise ConfigError(f"a value of {length} bytes is too large: the file engine takes {MAX_VALUE_BYTES}")
         table += (ENTRY.pack(PUT, len(key), length, crc), key)
         values.append(value)
-        operations.append((PUT, key, pack_place(at, length, crc), b""))
+        operations.append((PUT, key, pack_pointer(at, length, crc), b""))
         at += length
     entries = b"".join(table)
     if len(entries) > MAX_TABLE_BYTES:
@@ -881,7 +861,7 @@ def encode(
     first = offset + HEAD.size + len(entries) << 64
     return (
         b"".join((RECORD_MAGIC, crc.to_bytes(4, "little"), body, entries, *values)),
-        [(kind, key, place + first if kind == PUT else 0, stop) for kind, key, place, stop in operations],
+        [(kind, key, pointer + first if kind == PUT else 0, stop) for kind, key, pointer, stop in operations],
     )
 
 
@@ -907,33 +887,33 @@ class Index:
 
     def apply(self, operations: list[Operation]) -> None:
         """Carries out a record's operations; doing so twice changes nothing more."""
-        for kind, key, place, stop in operations:
+        for kind, key, pointer, stop in operations:
             if kind == PUT:
-                old = self.map.put(key, place)
-                self.live += ENTRY.size + len(key) + place_length(place)
+                old = self.map.put(key, pointer)
+                self.live += ENTRY.size + len(key) + pointer_length(pointer)
                 if old is not None:
-                    self.live -= ENTRY.size + len(key) + place_length(old)
+                    self.live -= ENTRY.size + len(key) + pointer_length(old)
             elif kind == DELETE:
                 old = self.map.delete(key)
                 if old is not None:
-                    self.live -= ENTRY.size + len(key) + place_length(old)
+                    self.live -= ENTRY.size + len(key) + pointer_length(old)
             else:
                 for gone, old in self.map.delete_range(key, stop):
-                    self.live -= ENTRY.size + len(gone) + place_length(old)
+                    self.live -= ENTRY.size + len(gone) + pointer_length(old)
 
 
 def save_index(folder: Path, data: DataFile, keys: Frozen[int], end: int, seq: int, live: int) -> None:
     """Writes the index of a data file that is on disk up to `end`."""
     names: list[bytes] = []
-    places: list[int] = []
-    for name, place in keys.scan(b"", END):
+    pointers: list[int] = []
+    for name, pointer in keys.scan(b"", END):
         names.append(name)
-        places.append(place)
+        pointers.append(pointer)
     body = b"".join(
         (
             array("H", map(len, names)).tobytes(),
-            array("Q", [place >> 64 for place in places]).tobytes(),
-            array("Q", [place & 0xFFFFFFFFFFFFFFFF for place in places]).tobytes(),
+            array("Q", [pointer >> 64 for pointer in pointers]).tobytes(),
+            array("Q", [pointer & 0xFFFFFFFFFFFFFFFF for pointer in pointers]).tobytes(),
             *names,
         )
     )
@@ -976,7 +956,7 @@ def load_index(folder: Path, data: DataFile) -> tuple[Index, LogPosition]:
 
 
 # ── Reading a data file from where one is to where it ends: at opening, and by readers that follow a writer ──
-# The end is the first place without a sound record. What lies behind it decides what that means: nothing but zeros is
+# The end is the first offset without a sound record. What lies behind it decides what that means: nothing but zeros is
 # the plain end; something that no later record calls synced is the torn end of a crash, which the next writer cuts; a
 # record that a later one calls synced was once whole, so it is corruption, and is reported as such and never cut.
 

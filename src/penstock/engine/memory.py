@@ -6,10 +6,9 @@ import os
 import threading
 from typing import ClassVar
 
-from penstock.engine.base import END, HeldRead
+from penstock.engine.base import END, BatchEngine, HeldRead, OverlayWrite
 from penstock.engine.contract import Durability, Snapshot
-from penstock.engine.overlay import BatchEngine, OverlayWrite
-from penstock.engine.sorted_map import Frozen, SortedMap
+from penstock.engine.sorted_map import SortedMap
 from penstock.errors import ConfigError, NoStore
 
 
@@ -29,15 +28,6 @@ _named: dict[str, _MemoryStore] = {}
 _naming = threading.Lock()
 
 
-class MemoryRead(HeldRead[Frozen[bytes]]):
-    """A snapshot of the map."""
-
-    __slots__ = ()
-
-    def _release(self, view: Frozen[bytes]) -> None:
-        view.close()
-
-
 class MemoryEngine(BatchEngine):
     """A store in this process's memory: its own, or one shared by name with other engine objects."""
 
@@ -53,10 +43,11 @@ class MemoryEngine(BatchEngine):
         # Engine objects of one name take turns as the threads of one do.
         self._turn = self._store.turn
 
-    def read(self) -> MemoryRead:
+    def read(self) -> HeldRead:
         self._check_usable()
         with self._store.lock:
-            return MemoryRead(self, self._store.map.snapshot())
+            frozen = self._store.map.snapshot()
+        return HeldRead(self, frozen, frozen)
 
     def _begin(self) -> tuple[Snapshot, bool]:
         self._take_turn()

@@ -45,9 +45,9 @@ class _Sorted(Generic[V]):
         if at < 0:
             return None
         chunk = self._chunks[at]
-        place = bisect_left(chunk.keys, key)
-        if place < len(chunk.keys) and chunk.keys[place] == key:
-            return chunk.values[place]
+        index = bisect_left(chunk.keys, key)
+        if index < len(chunk.keys) and chunk.keys[index] == key:
+            return chunk.values[index]
         return None
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, V]]:
@@ -135,21 +135,21 @@ class SortedMap(_Sorted[V]):
         chunk = self._own(at)
         keys = chunk.keys
         if key > keys[-1]:
-            place = len(keys)
+            index = len(keys)
         else:
-            place = bisect_left(keys, key)
-            if keys[place] == key:
-                old = chunk.values[place]
-                chunk.values[place] = value
+            index = bisect_left(keys, key)
+            if keys[index] == key:
+                old = chunk.values[index]
+                chunk.values[index] = value
                 return old
-        keys.insert(place, key)
-        chunk.values.insert(place, value)
+        keys.insert(index, key)
+        chunk.values.insert(index, value)
         self._count += 1
-        if place == 0:
+        if index == 0:
             self._own_lists()
             self._firsts[at] = key
         if len(keys) > CHUNK:
-            self._split(at, place)
+            self._split(at, index)
         return None
 
     def delete(self, key: bytes) -> V | None:
@@ -160,12 +160,12 @@ class SortedMap(_Sorted[V]):
         if at < 0:
             return None
         keys = self._chunks[at].keys
-        place = bisect_left(keys, key)
-        if place == len(keys) or keys[place] != key:
+        index = bisect_left(keys, key)
+        if index == len(keys) or keys[index] != key:
             return None
         chunk = self._own(at)
-        old = chunk.values[place]
-        del chunk.keys[place], chunk.values[place]
+        old = chunk.values[index]
+        del chunk.keys[index], chunk.values[index]
         self._count -= 1
         self._tidy(at)
         return old
@@ -207,11 +207,11 @@ class SortedMap(_Sorted[V]):
             self._chunks[at] = chunk
         return chunk
 
-    def _split(self, at: int, place: int) -> None:
+    def _split(self, at: int, index: int) -> None:
         """Halves a full chunk; one that grew at its end keeps all but the newest, so that appending fills chunks up."""
         self._own_lists()
         chunk = self._chunks[at]
-        cut = len(chunk.keys) - 1 if place == len(chunk.keys) - 1 else len(chunk.keys) // 2
+        cut = len(chunk.keys) - 1 if index == len(chunk.keys) - 1 else len(chunk.keys) // 2
         right = _Chunk(chunk.keys[cut:], chunk.values[cut:], self._now)
         del chunk.keys[cut:], chunk.values[cut:]
         self._chunks.insert(at + 1, right)

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from dead_store import copy_as_it_is
-from penstock.engine.rocksdb import RocksdbEngine
-from penstock.engine.rocksdb_log import cut_torn_end, record_places
+from penstock.engine.rocksdb import RocksdbEngine, cut_torn_end, record_spans
 from penstock.errors import Corrupt
 
 END = b"\xff" * 600
@@ -126,7 +125,7 @@ def test_a_changed_type_in_the_manifest_is_told_and_opening_comes_to_an_end(tmp_
     dead, _, _, _ = dead_store(tmp_path, synced=3, relaxed=0)
     manifest = dead / (dead / "CURRENT").read_text().strip()
     whole = manifest.read_bytes()
-    for at, _, _ in record_places(whole):
+    for at, _, _ in record_spans(whole):
         changed = bytearray(whole)
         changed[at + 6] ^= 4
         manifest.write_bytes(changed)

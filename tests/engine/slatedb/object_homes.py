@@ -47,7 +47,7 @@ def collect(engine: Any, age_ms: int | None = None) -> None:
         compactions_options=age,
         detach_options=None,
     )
-    call(engine._place.admin().run_gc_once(options), DEADLINE)
+    call(engine._location.admin().run_gc_once(options), DEADLINE)
 
 
 @dataclass

@@ -143,7 +143,7 @@ def test_the_tables_of_a_backup_that_was_deleted_are_collected(
                 return len(list(journal.topic("t").read())) == 1_000
             return False
 
-        admin = sl.AdminBuilder(engine._place.path, engine._place.store).build()
+        admin = sl.AdminBuilder(engine._location.path, engine._location.store).build()
         for found in call(admin.list_checkpoints(None), 30):  # of cloning itself, for five minutes
             call(admin.delete_checkpoint(found.id), 30)
         eventually(freed)
@@ -170,7 +170,7 @@ def test_a_kill_amid_a_backup_leaves_nothing_for_good(
         journal.topic("t").append("k", 1)
         with monkeypatch.context() as patched, pytest.raises(Killed):
             patched.setattr(upkeep, *(("_complete", kill) if when == "after the clone" else ("call", kill)))
-            upkeep.clone(engine._place, upkeep.backup_place(engine._place, f"{bucket}/monday"), 30)
+            upkeep.clone(engine._location, upkeep.backup_location(engine._location, f"{bucket}/monday"))
         assert len(endless_checkpoints(engine)) == (when == "after the clone")
         assert journal.describe().objects["backups"] == 1
         engine.reclaim()
@@ -185,11 +185,11 @@ def test_a_kill_amid_a_backup_leaves_nothing_for_good(
 
 
 def tables(engine: Any) -> set[str]:
-    return {path for path, _ in engine._place.objects.sizes() if "compacted/" in path}
+    return {path for path, _ in engine._location.objects.sizes() if "compacted/" in path}
 
 
 def endless_checkpoints(engine: Any) -> list[str]:
-    admin = sl.AdminBuilder(engine._place.path, engine._place.store).build()
+    admin = sl.AdminBuilder(engine._location.path, engine._location.store).build()
     return [found.id for found in call(admin.list_checkpoints(None), 30) if found.expire_time_secs is None]
 
 
@@ -200,8 +200,8 @@ def test_a_backup_refuses_places_that_cannot_hold_it(bucket: str, emulator: Emul
         for destination, says in (
             ("s3://another/place", "same bucket"),
             ("gs://bucket/place", "same bucket"),
-            (f"{bucket}/shop/inside", "a place of its own"),
-            (f"{bucket}/shop", "a place of its own"),
+            (f"{bucket}/shop/inside", "a path of its own"),
+            (f"{bucket}/shop", "a path of its own"),
             (f"{bucket}/taken", "never overwrites"),
             (bucket, "names a bucket and nothing in it"),
         ):

@@ -13,7 +13,7 @@ from store_proxy import StoreProxy
 import penstock
 from buffer.emulator import Emulator, free_port
 from penstock.engine.slatedb import database as place_module
-from penstock.engine.slatedb.database import ObjectOptions, Place, check_store
+from penstock.engine.slatedb.database import ObjectLocation, ObjectOptions, check_store
 from penstock.errors import ConfigError, Fenced, OutcomeUnknown, StorageError
 from waiting import DEADLINE, eventually
 
@@ -221,7 +221,7 @@ def test_opening_waits_for_a_store_that_comes_back(
     """For as long as it was given, however short its lease; a standby, which waits anyway, without end."""
     monkeypatch.setattr(place_module, "AGAIN_SECONDS", 0.01)
     behind.open().close()
-    place = Place(behind.url, ObjectOptions(lease=0.5, store=behind.options))
+    place = ObjectLocation(behind.url, ObjectOptions(lease=0.5, store=behind.options))
     for writing, timeout, patient in ((True, DEADLINE, False), (False, DEADLINE, False), (True, 0.0, True)):
         proxy.refuse = Once(lambda method, path: True, 8)  # a request is made three times by itself
         check_store(place, writing=writing, timeout=timeout, patient=patient)
@@ -238,7 +238,7 @@ def test_what_is_wrong_with_a_place_is_said_at_once(emulator: Emulator) -> None:
         penstock.open("s3://there-is-none/shop", store_options=emulator.options)
     with pytest.raises(ConfigError, match="no such bucket"):
         penstock.open("s3://there-is-none/shop", store_options=emulator.options, read_only=True)
-    with pytest.raises(ConfigError, match="place of its own"):
+    with pytest.raises(ConfigError, match="path of its own"):
         penstock.open(bucket, store_options=emulator.options)
     with pytest.raises(ConfigError, match="bucket"):
         penstock.open("s3:shop")

@@ -175,10 +175,10 @@ def test_collection_removes_nothing_young(home: Home) -> None:
         journal.topic("t").append("k", number)
     engine = journal._engine
     assert isinstance(engine, SlatedbEngine)
-    before = {path for path, _ in engine._place.objects.sizes() if path.startswith(("wal/", "compacted/"))}
+    before = {path for path, _ in engine._location.objects.sizes() if path.startswith(("wal/", "compacted/"))}
     engine.reclaim()
     collect(engine)
-    after = {path for path, _ in engine._place.objects.sizes()}
+    after = {path for path, _ in engine._location.objects.sizes()}
     assert before <= after
 
 
@@ -186,7 +186,7 @@ def test_writers_that_end_before_their_first_table_leave_no_ever_longer_log(home
     """Opening replays the log since the last table: a loop of crashes must not make it longer each time."""
 
     def length() -> int:
-        place = home.opened[0]._engine._place
+        place = home.opened[0]._engine._location
         admin = sl.AdminBuilder(place.path, place.store).build()
         manifest = call(admin.read_manifest(None), 30)
         assert manifest is not None

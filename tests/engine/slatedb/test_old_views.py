@@ -108,10 +108,10 @@ def test_after_a_rest_a_read_waits_for_the_look_of_another_thread(
 def remove_store(journal: LocalJournal) -> None:
     engine: Any = journal._engine
     journal.close()
-    if engine._place.folder is not None:
-        shutil.rmtree(engine._place.folder)
+    if engine._location.folder is not None:
+        shutil.rmtree(engine._location.folder)
     else:
-        engine._place.objects.delete([path for path, _ in engine._place.objects.sizes()])
+        engine._location.objects.delete([path for path, _ in engine._location.objects.sizes()])
 
 
 @pytest.mark.parametrize("at_once", [True, False])

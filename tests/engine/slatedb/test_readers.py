@@ -188,7 +188,7 @@ def test_the_tables_of_a_folder_are_pinned_by_a_checkpoint_until_the_reader_is_c
     home = Home(f"slatedb:{tmp_path / 'shop'}", {})
     writer = home.open()
     writer.topic("t").append("k", 1)
-    admin = sl.AdminBuilder(writer._engine._place.path, writer._engine._place.store).build()
+    admin = sl.AdminBuilder(writer._engine._location.path, writer._engine._location.store).build()
     with home.open(read_only=True):
         [found] = call(admin.list_checkpoints(None), DEADLINE)
         assert found.name is not None and found.name.startswith("penstock reader ") and found.expire_time_secs
@@ -221,7 +221,7 @@ def test_a_reader_that_slept_through_a_collection_of_the_log_finds_its_way(
 
 def _collect_log(engine: SlatedbEngine) -> None:
     """Removes every object of the log that a table covers, however young: what a reader that slept for hours finds."""
-    admin = sl.AdminBuilder(engine._place.path, engine._place.store).build()
+    admin = sl.AdminBuilder(engine._location.path, engine._location.store).build()
     age = sl.GarbageCollectorDirectoryOptions(min_age_ms=0, dry_run=False)
     options = sl.GarbageCollectorOptions(
         manifest_options=None, wal_options=age, wal_fence_options=None, compacted_options=None,
@@ -258,7 +258,7 @@ def test_a_named_checkpoint_keeps_a_readers_tables_while_it_reads(home: Home, mo
 
 def _checkpoints(engine: Any) -> list[Any]:
     """Those of readers: the compactor has some of its own."""
-    admin = sl.AdminBuilder(engine._place.path, engine._place.store).build()
+    admin = sl.AdminBuilder(engine._location.path, engine._location.store).build()
     return [one for one in call(admin.list_checkpoints(None), DEADLINE) if (one.name or "").startswith("penstock")]
 
 

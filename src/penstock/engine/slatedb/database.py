@@ -19,8 +19,8 @@ import slatedb.uniffi as sl
 
 from penstock.buffer.cloud import CloudStore
 from penstock.buffer.store import cloud_settings, open_cloud, probe_conditional_puts
+from penstock.engine.base import OverlayWrite
 from penstock.engine.contract import Snapshot
-from penstock.engine.overlay import OverlayWrite
 from penstock.engine.slatedb.bridge import call
 from penstock.engine.slatedb.lease import LEASE_PATH, FolderStore
 from penstock.errors import ConfigError, StorageError
@@ -67,17 +67,17 @@ def collectable_age(lease: float) -> float:
     return max(COLLECT_SECONDS, TABLE_LEASES * lease)
 
 
-def open_database(place: Place) -> sl.Db:
+def open_database(location: ObjectLocation) -> sl.Db:
     """Opens the database for writing, which ends the writer before."""
-    builder = sl.DbBuilder(place.path, place.store)
-    builder.with_settings(sl.Settings.from_json_string(_settings(place.options.lease, place.folder is not None)))
+    builder = sl.DbBuilder(location.path, location.store)
+    builder.with_settings(sl.Settings.from_json_string(_settings(location.options.lease, location.folder is not None)))
     builder.with_sst_block_size(sl.SstBlockSize.BLOCK64_KIB)
-    return _built(builder, place)
+    return _built(builder, location)
 
 
-def open_reader(place: Place, checkpoint: str | None = None) -> sl.DbReader:
+def open_reader(location: ObjectLocation, checkpoint: str | None = None) -> sl.DbReader:
     """The tables of a checkpoint, or the newest ones, standing still and without the log."""
-    builder = sl.DbReaderBuilder(place.path, place.store)
+    builder = sl.DbReaderBuilder(location.path, location.store)
     builder.with_options(
         sl.ReaderOptions(
             manifest_poll_interval_ms=READER_POLL_MS,
@@ -88,14 +88,14 @@ def open_reader(place: Place, checkpoint: str | None = None) -> sl.DbReader:
     )
     pinned = checkpoint is not None
     builder.with_reader_mode(sl.ReaderMode.CHECKPOINT(checkpoint) if pinned else sl.ReaderMode.FOLLOW_LATEST())
-    return _built(builder, place)
+    return _built(builder, location)
 
 
-def _built(builder: Any, place: Place) -> Any:
-    builder.with_db_cache(place.cache, 1)
-    if place.recorder is not None:
-        builder.with_metrics_recorder(place.recorder)
-    return call(builder.build(), place.options.timeout)
+def _built(builder: Any, location: ObjectLocation) -> Any:
+    builder.with_db_cache(location.cache, 1)
+    if location.recorder is not None:
+        builder.with_metrics_recorder(location.recorder)
+    return call(builder.build(), location.options.timeout)
 
 
 def flush_log(database: sl.Db, timeout: float) -> None:
@@ -192,7 +192,7 @@ AGAIN_SECONDS = 0.25
 log = logging.getLogger("penstock.engine.slatedb")
 
 
-class Place:
+class ObjectLocation:
     """Where a journal's objects lie, and how they are asked for."""
 
     def __init__(self, url: str, options: ObjectOptions, *, reading: bool = False) -> None:
@@ -215,7 +215,7 @@ class Place:
         self.path = parts.path.strip("/")
         if not self.path:
             raise ConfigError(
-                f"{shown_url(url)!r} names a bucket and nothing in it; a journal needs a place of its own there: "
+                f"{shown_url(url)!r} names a bucket and nothing in it; a journal needs a path of its own there: "
                 f"{shown_url(url).rstrip('/')}/shop"
             )
         self.store = _slatedb_store(parts.scheme, parts.netloc, options.store)
@@ -266,29 +266,29 @@ def _slatedb_store(scheme: str, bucket: str, options: Mapping[str, object]) -> s
         raise ConfigError(f"cannot open {url}: {error}") from error
 
 
-def check_store(place: Place, *, writing: bool, timeout: float, patient: bool = False) -> None:
+def check_store(location: ObjectLocation, *, writing: bool, timeout: float, patient: bool = False) -> None:
     """Raises what is wrong with the bucket, the credentials or the endpoint; proves conditional puts when `writing`.
 
     SlateDB would ask a missing bucket, or one that refuses, again for ever. A store that is late or away is asked again
     for `timeout` seconds, and without end by a `patient` standby, which waits for another writer's end anyway.
     """
-    if isinstance(place.objects, FolderStore):
+    if isinstance(location.objects, FolderStore):
         return
     deadline = time.monotonic() + timeout
     while True:
         try:
             # An object of a bucket that is not there is None too; listing it tells.
-            if place.objects.read(LEASE_PATH) is None:
-                next(place.objects.list("manifest"), None)
+            if location.objects.read(LEASE_PATH) is None:
+                next(location.objects.list("manifest"), None)
             if writing:
-                probe_conditional_puts(place.objects, LEASE_PATH)
+                probe_conditional_puts(location.objects, LEASE_PATH)
             return
         except StorageError as error:
             if not error.retryable:
-                raise ConfigError(f"no journal can be opened at {place.url}: {error}") from error
+                raise ConfigError(f"no journal can be opened at {location.url}: {error}") from error
             if not patient and time.monotonic() + AGAIN_SECONDS > deadline:
                 raise
-            log.warning("%s cannot be opened yet: %s", place.url, error)
+            log.warning("%s cannot be opened yet: %s", location.url, error)
         time.sleep(AGAIN_SECONDS)
 
 

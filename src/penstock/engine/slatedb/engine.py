@@ -29,18 +29,20 @@ from penstock.buffer.cloud import CloudStore
 from penstock.buffer.store import open_cloud
 from penstock.engine.base import (
     FORMAT_KEY,
+    BatchEngine,
+    HeldRead,
     OpenFiles,
+    OverlayWrite,
     backup_at,
     check_folder,
     copy_rows,
     is_made,
 )
 from penstock.engine.contract import Durability, Snapshot
-from penstock.engine.overlay import BatchEngine, OverlayWrite
 from penstock.engine.slatedb.bridge import TimedOut, call, explain, explained, log_moved
 from penstock.engine.slatedb.database import (
+    ObjectLocation,
     ObjectOptions,
-    Place,
     check_store,
     collectable_age,
     count_requests,
@@ -50,7 +52,7 @@ from penstock.engine.slatedb.database import (
     open_database,
 )
 from penstock.engine.slatedb.lease import WriterLease, read_lease
-from penstock.engine.slatedb.reading import LOG_PATH, Follower, SlatedbRead, SlatedbView, warm_up
+from penstock.engine.slatedb.reading import LOG_PATH, Follower, SlatedbView, warm_up
 from penstock.errors import Closed, ConfigError, Corrupt, Fenced, OutcomeUnknown, PenstockError, StorageError
 from penstock.limits import TABLE_COMMITS, TABLE_SECONDS
 from penstock.names import split_url
@@ -91,9 +93,9 @@ class SlatedbEngine(BatchEngine):
         self._lease: WriterLease | None = None
         self._database: sl.Db | None = None
         self._follower: Follower | None = None
-        self._place = Place(url, self.options, reading=read_only)
-        if self._place.folder is not None:
-            check_folder(self._place.folder, "slatedb", "manifest", "penstock".__eq__, read_only=read_only)
+        self._location = ObjectLocation(url, self.options, reading=read_only)
+        if self._location.folder is not None:
+            check_folder(self._location.folder, "slatedb", "manifest", "penstock".__eq__, read_only=read_only)
         try:
             with explained(self._name, "opened"):
                 if read_only:
@@ -110,19 +112,19 @@ class SlatedbEngine(BatchEngine):
     # opening
 
     def _open_to_read(self) -> None:
-        check_store(self._place, writing=False, timeout=self._timeout)
-        self._follower = Follower(self._place)
+        check_store(self._location, writing=False, timeout=self._timeout)
+        self._follower = Follower(self._location)
         self._follower.open()
         self._is_made(self._follower.view())
 
     def _open_to_write(self) -> None:
         standby = self.options.standby
-        check_store(self._place, writing=True, timeout=self._timeout, patient=standby)
-        lease = WriterLease(self._place.objects, self._name, self.options.lease)
+        check_store(self._location, writing=True, timeout=self._timeout, patient=standby)
+        lease = WriterLease(self._location.objects, self._name, self.options.lease)
 
         def fetch_in_advance() -> None:
             if standby:
-                warm_up(self._place)
+                warm_up(self._location)
 
         lease.acquire(
             takeover=self.options.takeover, standby=standby, timeout=self._timeout, meanwhile=fetch_in_advance
@@ -143,7 +145,7 @@ class SlatedbEngine(BatchEngine):
         moved = False
         while True:
             try:
-                return open_database(self._place)
+                return open_database(self._location)
             except sl.Error as error:
                 if not log_moved(error) or not lease.confirm(self._timeout):
                     raise
@@ -157,11 +159,11 @@ class SlatedbEngine(BatchEngine):
 
     # transactions
 
-    def read(self) -> SlatedbRead:
+    def read(self) -> HeldRead:
         self._check_usable()
         if self._follower is None:
-            return SlatedbRead(self, self._view)
-        reading = SlatedbRead(self, self._follower.view())  # which finds another store in the place of this one
+            return HeldRead(self, self._view)
+        reading = HeldRead(self, self._follower.view())  # which finds another store in the place of this one
         self._check_files()
         return reading
 
@@ -252,7 +254,7 @@ class SlatedbEngine(BatchEngine):
     def _make_table_of_long_log(self) -> None:
         """Writers that are all killed before their first table must not leave an ever longer log to replay."""
         try:
-            if log_is_long(self._place, self._timeout):
+            if log_is_long(self._location):
                 self._make_table()
         except (sl.Error, TimedOut, StorageError) as error:
             log.info("%s: the log could not be made a table yet: %s", self._name, error)
@@ -290,13 +292,13 @@ class SlatedbEngine(BatchEngine):
         assert self._database is not None
         self._check_writer()
         with explained(self._name, "compacted"):
-            release_deleted(self._place, self._timeout)
-            compact(self._place, self._database, self._timeout)
+            release_deleted(self._location)
+            compact(self._location, self._database)
 
     def writer(self) -> str | None:
         """Who holds the lease, or held it last without giving it back."""
         self._check_usable()
-        holder = read_lease(self._place.objects, self._name)
+        holder = read_lease(self._location.objects, self._name)
         return None if holder is None or holder.released else holder.who()
 
     def requests(self) -> dict[str, dict[str, int]]:
@@ -304,10 +306,10 @@ class SlatedbEngine(BatchEngine):
 
         Causes are log (commits), database (tables, opening, reading), compaction, collection, lease, following.
         """
-        if self._place.recorder is None:
+        if self._location.recorder is None:
             return {}
         found: dict[str, dict[str, int]] = {
-            cause: dict(kinds) for cause, kinds in count_requests(self._place.recorder).items()
+            cause: dict(kinds) for cause, kinds in count_requests(self._location.recorder).items()
         }
         if self._lease is not None:
             found["lease"] = {"put": self._lease.renewals + 1}
@@ -320,12 +322,12 @@ class SlatedbEngine(BatchEngine):
     def size(self) -> int:
         """Bytes of all objects, also of those that wait for collection."""
         self._check_usable()
-        return sum(size for _, size in self._place.objects.sizes())
+        return sum(size for _, size in self._location.objects.sizes())
 
     def objects(self) -> dict[str, int]:
         self._check_usable()
         found: Counter[str] = Counter()
-        for path, _ in self._place.objects.sizes():
+        for path, _ in self._location.objects.sizes():
             folder = path.partition("/")[0]
             ours = path.rpartition("/")[0] if folder == "penstock" else folder
             found[_PURPOSES.get(ours.removesuffix("/blocks"), "other")] += 1
@@ -357,9 +359,9 @@ class SlatedbEngine(BatchEngine):
             copy_rows(snapshot, copy)
 
     def _back_up_beside(self, destination: str) -> None:
-        if self._place.folder is not None:
+        if self._location.folder is not None:
             raise ConfigError(f"a backup of {self._name} goes into a folder, not to {destination!r}: give a path")
-        target = backup_place(self._place, destination)
+        target = backup_location(self._location, destination)
         if self.read_only:
             options = replace(self.options, takeover=False, standby=False)
             with closing(SlatedbEngine(destination.partition(":")[2], options=options, scheme=self.scheme)) as copy:
@@ -373,8 +375,8 @@ class SlatedbEngine(BatchEngine):
                 pass  # everything acknowledged so far is written, and what relaxed commits left behind is in the log
             assert self._database is not None
             flush_tables(self._database, self._timeout)
-            clone(self._place, target, self._timeout)
-            release_deleted(self._place, self._timeout)
+            clone(self._location, target)
+            release_deleted(self._location)
 
     def _is_made(self, view: Snapshot) -> bool:
         """Whether the database holds a store; ConfigError when it holds something else, or half a backup."""
@@ -433,10 +435,11 @@ class _Backup(msgspec.Struct):
     begun_ms: int = 0
 
 
-def compact(place: Place, database: sl.Db, timeout: float) -> None:
+def compact(location: ObjectLocation, database: sl.Db) -> None:
     """Asks SlateDB's compactor to merge all tables into one run, without waiting for it."""
+    timeout = location.options.timeout
     flush_tables(database, timeout)
-    admin = place.admin()
+    admin = location.admin()
     state = call(admin.read_compactor_state_view(), timeout)
     if state.compactions is not None and any(job.active for job in state.compactions.recent_compactions):
         return
@@ -449,7 +452,7 @@ def compact(place: Place, database: sl.Db, timeout: float) -> None:
     call(admin.submit_compaction(sl.CompactionSpec.TIERED(segment=b"", sources=sources, destination=target)), timeout)
 
 
-def backup_place(source: Place, destination: str) -> Place:
+def backup_location(source: ObjectLocation, destination: str) -> ObjectLocation:
     """Where in the bucket of a journal a backup of it goes; ConfigError when it cannot go there."""
     there, here = split_url(destination), split_url(source.url)
     if (there.scheme, there.netloc) != (here.scheme, here.netloc):
@@ -457,16 +460,16 @@ def backup_place(source: Place, destination: str) -> Place:
             f"a backup of {source.url} goes into the same bucket ({here.scheme}://{here.netloc}/…) or into a folder, "
             f"not to {destination!r}: copy the journal there with penstock copy"
         )
-    target = Place(destination.rstrip("/"), source.options)
+    target = ObjectLocation(destination.rstrip("/"), source.options)
     inside, outside = sorted((f"{target.path}/", f"{source.path}/"), key=len, reverse=True)
     if inside.startswith(outside):
-        raise ConfigError(f"a backup has a place of its own, beside {source.url}, not {destination!r}")
+        raise ConfigError(f"a backup has a path of its own, beside {source.url}, not {destination!r}")
     if next(iter(target.objects.sizes()), None) is not None:
         raise ConfigError(f"{destination} exists already; a backup never overwrites: give it a new name")
     return target
 
 
-def clone(source: Place, target: Place, timeout: float) -> None:
+def clone(source: ObjectLocation, target: ObjectLocation) -> None:
     """Makes a store at `target` of the tables at `source`, which are not copied: a checkpoint there keeps them.
 
     The log is not part of it, so the writer makes a table of it first. It is noted before it is made: a process that
@@ -478,51 +481,51 @@ def clone(source: Place, target: Place, timeout: float) -> None:
     origin = sl.CloneSourceSpec(path=source.path, checkpoint=None, projection_range=None)
     builder = target.admin().create_clone_builder_from_source(origin)
     builder.with_object_store(source.store)
-    call(builder.build(), timeout)
-    _complete(source, note, record, target, timeout)
+    call(builder.build(), source.options.timeout)
+    _complete(source, note, record, target)
 
 
-def _complete(source: Place, note: str, record: _Backup, target: Place, timeout: float) -> None:
+def _complete(source: ObjectLocation, note: str, record: _Backup, target: ObjectLocation) -> None:
     """Notes the checkpoints that keep a backup's tables; its own first manifest names them."""
-    made = call(target.admin().read_manifest(None), timeout)
+    made = call(target.admin().read_manifest(None), source.options.timeout)
     held = [] if made is None else [(one.path, one.final_checkpoint_id) for one in made.external_dbs]
     record.checkpoints = [(path, id) for path, id in held if id is not None]
     assert isinstance(source.objects, CloudStore), "only a bucket has backups beside a journal"
     source.objects.put(note, msgspec.json.encode(record))
 
 
-def release_deleted(place: Place, timeout: float) -> None:
+def release_deleted(location: ObjectLocation) -> None:
     """Lets go of the tables of backups that were deleted, so that collection frees them."""
-    if not isinstance(place.objects, CloudStore):
+    if not isinstance(location.objects, CloudStore):
         return
-    options = place.options
-    for path in list(place.objects.list(BACKUPS)):
-        found = place.objects.get(path)
+    options = location.options
+    for path in list(location.objects.list(BACKUPS)):
+        found = location.objects.get(path)
         if found is None:
             continue
         record = msgspec.json.decode(bytes(found), type=_Backup)
         there = open_cloud(record.url, options.store)
         if next(there.list("manifest"), None) is not None:
             if not record.checkpoints:
-                _complete(place, path, record, Place(record.url, options), timeout)
+                _complete(location, path, record, ObjectLocation(record.url, options))
             continue
         if not record.checkpoints and time.time() * 1000 - record.begun_ms < collectable_age(options.lease) * 1000:
             continue  # it may be about to be made
         for held, checkpoint in record.checkpoints:
             try:
-                call(sl.AdminBuilder(held, place.store).build().delete_checkpoint(checkpoint), timeout)
+                call(sl.AdminBuilder(held, location.store).build().delete_checkpoint(checkpoint), options.timeout)
             except sl.Error.Unavailable:
                 raise  # the store's bad day: the note stays for the next time
             except sl.Error as error:
                 log.info("the checkpoint of a deleted backup in %s is gone already: %s", held, error)
-        place.objects.delete([path])
+        location.objects.delete([path])
 
 
-def log_is_long(place: Place, timeout: float) -> bool:
+def log_is_long(location: ObjectLocation) -> bool:
     """Whether opening would replay more objects of the log than a writer leaves between two tables."""
-    manifest = call(place.admin().read_manifest(None), timeout)
+    manifest = call(location.admin().read_manifest(None), location.options.timeout)
     after = 0 if manifest is None else manifest.replay_after_wal_id
-    return place.objects.exists(LOG_PATH.format(after + TABLE_COMMITS))
+    return location.objects.exists(LOG_PATH.format(after + TABLE_COMMITS))
 
 
 # ── How a SlateDB database is recognised as a store ──

@@ -377,7 +377,7 @@ def _state_here(holder: LeaseRecord) -> str | None:
     return now[0] if now and now[0] not in "ZX" and now[19] == holder.started else ""
 
 
-# ── A folder as the place of a lease: conditional puts without a lock, which a stopped process would keep ──
+# ── A lease in a folder: conditional puts without a lock, which a stopped process would keep ──
 # Every version of an object is a file of its own, `lease.7`; the one with the highest number counts. To replace version
 # 7 is to link `lease.8`, which the file system lets one process do. Old versions are removed later; a process that
 # slept until its number was free again finds a higher one beside it, and takes its own back.
@@ -397,41 +397,41 @@ class FolderStore:
 
     def read(self, path: str, known: Stored | None = None) -> Stored | None:
         """The newest version of an object, or None; `known` itself when it still is that."""
-        place = self._folder / path
+        target = self._folder / path
         try:
-            while (newest := _newest(place)) is not None:
+            while (newest := _newest(target)) is not None:
                 if known is not None and known.version == newest:
                     return known
                 with suppress(FileNotFoundError):  # replaced, and removed, since it was listed
-                    return Stored(_file(place, newest).read_bytes(), newest)
+                    return Stored(_file(target, newest).read_bytes(), newest)
         except OSError as error:
-            raise StorageError(f"{place} cannot be read: {error}", retryable=True) from error
+            raise StorageError(f"{target} cannot be read: {error}", retryable=True) from error
         return None
 
     def put_if(self, path: str, data: bytes, version: Version | None) -> Version:
         """Replaces a version (None: makes the first), or raises `VersionConflict`."""
-        place = self._folder / path
+        target = self._folder / path
         number = 1 if version is None else version + 1
-        temporary = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
-            if (_newest(place) or 0) != number - 1:
+            if (_newest(target) or 0) != number - 1:
                 raise VersionConflict(path)
-            place.parent.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(data)
             try:
-                _file(place, number).hardlink_to(temporary)
+                _file(target, number).hardlink_to(temporary)
             except FileExistsError:
                 raise VersionConflict(path) from None
             finally:
                 temporary.unlink()
-            if _newest(place) != number:
-                _file(place, number).unlink(missing_ok=True)
+            if _newest(target) != number:
+                _file(target, number).unlink(missing_ok=True)
                 raise VersionConflict(path)
-            for old in _numbers(place):
+            for old in _numbers(target):
                 if old < number - KEPT:
-                    _file(place, old).unlink(missing_ok=True)
+                    _file(target, old).unlink(missing_ok=True)
         except OSError as error:
-            raise StorageError(f"{place} cannot be written: {error}", retryable=True) from error
+            raise StorageError(f"{target} cannot be written: {error}", retryable=True) from error
         return number
 
     def exists(self, path: str) -> bool:
@@ -443,22 +443,22 @@ class FolderStore:
         for folder, _, names in os.walk(self._folder):
             for name in names:
                 with suppress(FileNotFoundError):  # removed meanwhile
-                    place = Path(folder) / name
-                    yield str(place.relative_to(self._folder)), place.stat().st_size
+                    path = Path(folder) / name
+                    yield str(path.relative_to(self._folder)), path.stat().st_size
 
 
-def _file(place: Path, number: int) -> Path:
-    return place.with_name(f"{place.name}.{number}")
+def _file(target: Path, number: int) -> Path:
+    return target.with_name(f"{target.name}.{number}")
 
 
-def _numbers(place: Path) -> list[int]:
+def _numbers(target: Path) -> list[int]:
     try:
-        names = os.listdir(place.parent)  # noqa: PTH208 - names are all that is wanted
+        names = os.listdir(target.parent)  # noqa: PTH208 - names are all that is wanted
     except FileNotFoundError:
         return []
-    begin = f"{place.name}."
+    begin = f"{target.name}."
     return [int(name[len(begin) :]) for name in names if name.startswith(begin) and name[len(begin) :].isdigit()]
 
 
-def _newest(place: Path) -> int | None:
-    return max(_numbers(place), default=None)
+def _newest(target: Path) -> int | None:
+    return max(_numbers(target), default=None)

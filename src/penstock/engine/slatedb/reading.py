@@ -23,11 +23,10 @@ from queue import SimpleQueue
 
 import slatedb.uniffi as sl
 
-from penstock.engine.base import END, HeldRead
-from penstock.engine.contract import MAX_KEY_BYTES, Snapshot
-from penstock.engine.overlay import laid_over
+from penstock.engine.base import END, laid_over
+from penstock.engine.contract import MAX_KEY_BYTES
 from penstock.engine.slatedb.bridge import TimedOut, call, explained, next_rows
-from penstock.engine.slatedb.database import SNAPSHOT_SECONDS, Place, open_reader
+from penstock.engine.slatedb.database import SNAPSHOT_SECONDS, ObjectLocation, open_reader
 from penstock.engine.slatedb.lease import read_lease
 from penstock.engine.sorted_map import Frozen, SortedMap
 from penstock.errors import ConfigError, Corrupt, NoStore, PenstockError, StorageError
@@ -58,12 +57,12 @@ _ROW_OVERHEAD = 120
 class Follower:
     """Follows the writer of a journal, wherever it is."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._name = place.name
-        self._timeout = place.options.timeout
+    def __init__(self, location: ObjectLocation) -> None:
+        self._location = location
+        self._name = location.name
+        self._timeout = location.options.timeout
         self._checkpoint: str | None = None
-        self._admin = place.admin()
+        self._admin = location.admin()
         self._lock = threading.Lock()
         self._rows: SortedMap[bytes | None] = SortedMap()
         self._numbers: dict[bytes, int] = {}
@@ -117,7 +116,7 @@ class Follower:
         thread waits for that look. `at_once` looks in any case, and makes sure that the store is the same one still.
         """
         asked = time.monotonic()
-        now = at_once or self._place.folder is not None or self._is_ahead()
+        now = at_once or self._location.folder is not None or self._is_ahead()
         if not now and self._has_looked():
             return
         old = asked - self._seen > FOLLOW_STALE_SECONDS and self._failed is None
@@ -185,7 +184,7 @@ class Follower:
         Writers are counted, and each has a name of its own; another store counts from 1 again.
         """
         try:
-            lease = read_lease(self._place.objects, self._name)
+            lease = read_lease(self._location.objects, self._name)
         except Corrupt:  # the next writer's trouble
             return
         if lease is None:
@@ -207,7 +206,7 @@ class Follower:
     def _open_tables(self, manifest: sl.VersionedManifest) -> None:
         """Opens the newest tables; they hold every commit up to a number, and rows up to it leave the map."""
         checkpoint, manifest = self._make_checkpoint(manifest)
-        reader = open_reader(self._place, checkpoint)
+        reader = open_reader(self._location, checkpoint)
         self._held = commits_in(reader)
         self._newest = max(self._newest, self._held)
         if self._reader is not None:
@@ -231,8 +230,8 @@ class Follower:
 
     def _make_checkpoint(self, manifest: sl.VersionedManifest) -> tuple[str | None, sl.VersionedManifest]:
         """A checkpoint with this process's name that keeps the newest tables for a while, and its manifest."""
-        hold = self._place.options.hold
-        seconds = hold or (SNAPSHOT_SECONDS if self._place.folder is not None else 0)
+        hold = self._location.options.hold
+        seconds = hold or (SNAPSHOT_SECONDS if self._location.folder is not None else 0)
         if not seconds:
             return None, manifest
         name = f"penstock reader {socket.gethostname()} {os.getpid()}"
@@ -274,7 +273,7 @@ class Follower:
                 if self._applied >= end:
                     return grown
         options = sl.SlateDbWalReaderOptions(max_fetch_tasks=min(LOG_FETCHES, end - self._applied))
-        log = sl.SlateDbWalReader.with_options(self._place.path, self._place.store, options)
+        log = sl.SlateDbWalReader.with_options(self._location.path, self._location.store, options)
         iterator = call(log.iterator(self._applied + 1), self._timeout)
         while self._applied < end:
             found = call(iterator.next(), self._timeout)
@@ -307,7 +306,7 @@ class Follower:
 
     def _exists(self, number: int) -> bool:
         self.log_checks += 1
-        return self._place.objects.exists(LOG_PATH.format(number))
+        return self._location.objects.exists(LOG_PATH.format(number))
 
     def _apply(self, row: sl.RowEntry) -> None:
         key = bytes(row.key)
@@ -507,32 +506,26 @@ def commits_in(reader: sl.DbReader) -> int:
     return reader.status().durable_seq  # type: ignore[no-any-return]
 
 
-class SlatedbRead(HeldRead[Snapshot]):
-    """A snapshot held open."""
-
-    __slots__ = ()
-
-
 # ── What a standby does while it waits for the lease, so that taking over has less left to fetch ──
 
 
-def warm_up(place: Place) -> None:
+def warm_up(location: ObjectLocation) -> None:
     """Has a thread bring what opening reads of the newest tables into the cache: their indexes, first and last blocks.
 
     Connections to the store are made by that, too. A table that is made afterwards is not in it: no harm is done.
     """
-    threading.Thread(target=_warm_up, args=(place,), name="penstock-warm", daemon=True).start()
+    threading.Thread(target=_warm_up, args=(location,), name="penstock-warm", daemon=True).start()
 
 
-def _warm_up(place: Place) -> None:
-    timeout = place.options.timeout
+def _warm_up(location: ObjectLocation) -> None:
+    timeout = location.options.timeout
     try:
-        reader = open_reader(place)
+        reader = open_reader(location)
         try:
-            view = SlatedbView(reader, place.name, timeout)
+            view = SlatedbView(reader, location.name, timeout)
             for reverse in (False, True):
                 next(view.scan(b"", END, reverse=reverse), None)
         finally:
             call(reader.shutdown(), timeout)
     except (sl.Error, TimedOut, StorageError) as error:  # taking over fetches it itself
-        log.info("nothing of %s is fetched in advance: %s", place.name, error)
+        log.info("nothing of %s is fetched in advance: %s", location.name, error)
