@@ -55,8 +55,7 @@ class SqliteEngine(BaseEngine):
         self._file = str(self._path)
         # Where SQLite has its log: beside the file, not beside a link to it.
         beside = os.path.realpath(self._file) if self._path.is_symlink() else self._file
-        self._log, self._index = Path(beside + "-wal"), beside + "-shm"
-        self._doubt = LogDoubt(beside)
+        self._beside, self._log, self._index = beside, Path(beside + "-wal"), beside + "-shm"
         super().__init__(self._file, read_only=read_only, durability=durability)
         self._vfs = vfs
         self._idle: list[apsw.Connection] = []
@@ -135,7 +134,7 @@ class SqliteEngine(BaseEngine):
         switch_to_log(writer)
         run_all(writer, f"{CONNECT}; PRAGMA journal_size_limit={LOG_LIMIT_BYTES}")
         run_all(writer, f"PRAGMA cache_size=-{CACHE_KIB}; {SYNC}")
-        self._wal = WriteAheadLog(self._log, self._doubt, writer)
+        self._wal = WriteAheadLog(self._beside, writer)
         writer.set_wal_hook(self._note_log_pages)
         self._syncing = True
         self._unsynced = self._logged = False
@@ -143,7 +142,7 @@ class SqliteEngine(BaseEngine):
             run_all(writer, MAKE)
             sync_folder(self._path.parent)
         self._writer_execute = writer.cursor().execute
-        if self._doubt.raised:
+        if self._wal.in_doubt:
             self._wal.repair()
         self._wal.allocate()
 
@@ -226,7 +225,7 @@ class SqliteEngine(BaseEngine):
                 self._check_usable()
             execute = self._writer_execute
             sync = sync and self.durability == "disk"
-            if self._doubt.raised:
+            if self._wal.in_doubt:
                 self._wal.repair()
             if sync is not self._syncing:
                 execute(SYNC if sync else NO_SYNC)
@@ -247,7 +246,7 @@ class SqliteEngine(BaseEngine):
             self._writer_execute(COMMIT)
         except BaseException as error:
             if isinstance(error, apsw.IOError):
-                self._doubt.raise_()
+                self._wal.raise_doubt()
             self._rollback()
             if isinstance(error, apsw.IOError) and not write_failed(error):
                 raise OutcomeUnknown(
@@ -651,11 +650,13 @@ ROLLBACK = "ROLLBACK"
 
 
 class WriteAheadLog:
-    """Syncs the log, and copies it into the database so that it can start over."""
+    """Syncs the log, copies it into the database so that it can start over, and makes it whole after a failed sync."""
 
-    def __init__(self, path: Path, doubt: LogDoubt, writer: apsw.Connection) -> None:
-        self._path = path
-        self.doubt = doubt
+    def __init__(self, store: str, writer: apsw.Connection) -> None:
+        self._path = Path(store + "-wal")
+        self._mark = Path(store + "-suspect")
+        self.in_doubt = self._mark.exists()
+        """Whether the log may have a hole on disk."""
         self._writer = writer
         self.pages = 0
         self.checked_pages = 0
@@ -706,17 +707,8 @@ class WriteAheadLog:
         try:
             self._writer.wal_checkpoint(mode=mode)
         except apsw.IOError:
-            self.doubt.raise_()  # it syncs the log first
+            self.raise_doubt()  # it syncs the log first
             raise
-
-    def repair(self) -> None:
-        """Makes the log whole after a sync of it failed, while no process writes to it."""
-        frames = self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0]
-        self._writer.execute(BEGIN_WRITE)
-        try:
-            self.doubt.repair(frames)
-        finally:
-            self._writer.execute(ROLLBACK)
 
     def sync(self) -> None:
         """Syncs the log; OutcomeUnknown when that fails."""
@@ -725,7 +717,7 @@ class WriteAheadLog:
             try:
                 sync_file(descriptor)
             except OSError:
-                self.doubt.raise_()
+                self.raise_doubt()
                 raise
             finally:
                 os.close(descriptor)
@@ -734,9 +726,57 @@ class WriteAheadLog:
         except OSError as error:
             raise OutcomeUnknown(f"{self._path} could not be synced: {error}; it may be lost in a power cut") from error
 
+    # After a failed sync the system takes pages for written that are not, and the next sync says yes: commits would be
+    # acknowledged behind a hole, which a power cut shows. So before anything more is written the log is written once
+    # more, byte for byte, synced, and its checksums are followed to its end. Until that succeeds nothing is written. A
+    # file beside the store tells the next process, should this one die first; it need not be on disk itself, because
+    # after a power cut memory and disk are one again.
+
+    def raise_doubt(self) -> None:
+        """Notes that a sync failed."""
+        self.in_doubt = True
+        with suppress(OSError):  # a disk that takes no file either: this process still knows
+            self._mark.touch(0o600)
+
+    def repair(self) -> None:
+        """Makes the log whole after a sync of it failed, while no process writes to it; StorageError when it fails."""
+        frames = self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0]
+        self._writer.execute(BEGIN_WRITE)
+        try:
+            self._write_again()
+            if sound_frames(self._path) < frames:
+                raise StorageError(
+                    f"{self._path} lost commits that were not yet on disk when a sync of it failed; close the store in "
+                    "every process and open it again: it comes back with everything that was acknowledged"
+                )
+            self._mark.unlink(missing_ok=True)
+            self.in_doubt = False
+        except OSError as error:
+            raise StorageError(
+                f"{self._path} could not be synced before and still cannot be ({error}); nothing more is written to it",
+                retryable=True,
+            ) from error
+        finally:
+            self._writer.execute(ROLLBACK)
+
+    def _write_again(self) -> None:
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            at = 0
+            while piece := os.pread(descriptor, PIECE_BYTES, at):
+                if piece.strip(b"\0"):
+                    os.pwrite(descriptor, piece, at)
+                at += len(piece)
+            sync_file(descriptor)
+        finally:
+            os.close(descriptor)
+
     def close(self) -> None:
         """Closes the writing connection; the last one of a store copies the log into the database."""
-        if self.doubt.raised:
+        if self.in_doubt:
             try:
                 self.repair()
             except (StorageError, apsw.Error):
@@ -753,12 +793,7 @@ def wait_a_little(calls: int) -> bool:
     return True
 
 
-# ── What to do about SQLite's write-ahead log after a sync of it failed ──
-# After a failed sync the system takes pages for written that are not, and the next sync says yes: commits would be
-# acknowledged behind a hole, which a power cut shows. So before anything more is written the log is written once more,
-# byte for byte, synced, and its checksums are followed to its end. Until that succeeds nothing is written. A file
-# beside the store tells the next process, should this one die first; it need not be on disk itself, because after a
-# power cut memory and disk are one again.
+# ── Following the checksums of a write-ahead log ──
 
 
 HEADER = struct.Struct(">IIIIIIII")
@@ -766,54 +801,6 @@ FRAME = struct.Struct(">IIIIII")
 PIECE_BYTES = 1 << 20
 LITTLE_ENDIAN, BIG_ENDIAN = 0x377F0682, 0x377F0683
 """The first number of a log says how the words that are summed up are stored."""
-
-
-class LogDoubt:
-    """Whether the log of a store may have a hole on disk, and the way to make it whole."""
-
-    def __init__(self, store: str) -> None:
-        self._log = Path(store + "-wal")
-        self._mark = Path(store + "-suspect")
-        self.raised = self._mark.exists()
-
-    def raise_(self) -> None:
-        """Notes that a sync failed."""
-        self.raised = True
-        with suppress(OSError):  # a disk that takes no file either: this process still knows
-            self._mark.touch(0o600)
-
-    def repair(self, frames: int) -> None:
-        """Makes the log whole, of which the first `frames` are in use; StorageError when that fails."""
-        try:
-            self._write_again()
-            whole = sound_frames(self._log) >= frames
-        except OSError as error:
-            raise StorageError(
-                f"{self._log} could not be synced before and still cannot be ({error}); nothing more is written to it",
-                retryable=True,
-            ) from error
-        if not whole:
-            raise StorageError(
-                f"{self._log} lost commits that were not yet on disk when a sync of it failed; close the store in "
-                "every process and open it again: it comes back with everything that was acknowledged"
-            )
-        self._mark.unlink(missing_ok=True)
-        self.raised = False
-
-    def _write_again(self) -> None:
-        try:
-            descriptor = os.open(self._log, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
-        try:
-            at = 0
-            while piece := os.pread(descriptor, PIECE_BYTES, at):
-                if piece.strip(b"\0"):
-                    os.pwrite(descriptor, piece, at)
-                at += len(piece)
-            sync_file(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def sound_frames(path: Path) -> int:
