@@ -12,7 +12,6 @@ HAS_LIMITS = SPARK >= (4, 2)
 HAS_TIME = SPARK >= (4, 1)
 SECOND = 1 if HAS_LIMITS else 0
 """The second batch of a run, where it has several."""
-needs_filters = pytest.mark.since((4, 1))
 needs_limits = pytest.mark.since((4, 2))
 
 

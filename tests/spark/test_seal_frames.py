@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.dataset
 import pytest
 from pyspark.errors import PySparkException
-from since import needs_filters, needs_limits
+from since import needs_limits
 from without_spark import Stream, seqs
 from without_spark import read as read_plainly
 
@@ -137,7 +137,7 @@ def test_a_lake_read_has_bytes_and_says_what_is_missing(
     seal(journal, "raw", lake=str(tmp_path / "lake"), through=30)
     found = rows(lake(spark, journal, "raw", payload="binary").select("seq", "payload"))
     assert [bytes(payload) for _, payload in found] == [b"\xff%d" % n if n % 2 else b'{"n":%d}' % n for n in range(40)]
-    with pytest.raises(PySparkException, match="MALFORMED_CHARACTER_CODING"):
+    with pytest.raises(PySparkException, match="MALFORMED_CHARACTER_CODING|payload of bytes"):
         lake(spark, journal, "raw").where("seq < 30").collect()
     with pytest.raises(ConfigError, match="no topic 'nothing'"):
         lake(spark, journal, "nothing")
@@ -165,7 +165,6 @@ def test_a_lake_in_an_object_store_is_read_without_a_file_system_of_sparks(
         settings.unset("fs.s3a.impl")
 
 
-@needs_filters
 def test_the_source_reads_across_the_seam(url: str, journal: penstock.Journal, tmp_path: Path) -> None:
     before = read_plainly(url, topic="orders")
     seal(journal, "orders", lake=str(tmp_path / "lake"), through=800, file_events=300)
@@ -175,8 +174,7 @@ def test_the_source_reads_across_the_seam(url: str, journal: penstock.Journal, t
         ({"startingOffsets": 250, "endingOffsets": 950}, before[250:950]),
     ):
         assert read_plainly(url, topic="orders", **options) == expected
-    wanted = [("GreaterThan", "seq", 700), ("LessThanOrEqual", "seq", 900), ("EqualTo", "kind", "placed")]
-    some = read_plainly(url, topic="orders", where=wanted)
+    some = read_plainly(url, topic="orders", where="seq > 700 and seq <= 900 and kind = 'placed'")
     assert some == [row for row in before[700:900] if row["kind"] == "placed"]
     parsed = read_plainly(url, "seq BIGINT, n BIGINT", topic="orders", payloadSchema="n BIGINT")
     assert parsed == [{"seq": n + 1, "n": n} for n in range(EVENTS)]

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PySparkException
-from since import needs_filters
-from without_spark import filters, read, rows_of, schema_of, seqs, source
+from without_spark import read, rows_of, schema_of, seqs, source
 
 import penstock
 from penstock import Draft
 from penstock.clock import ManualClock
 from penstock.errors import ConfigError, PenstockError, PositionTrimmed
-from penstock.journal import log as journal_log
 from penstock.spark import source as sources
-from penstock.spark.options import read_options
+from penstock.spark.journals import open_source
+from penstock.transfer import reading as transfer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,7 +126,6 @@ def test_compacted_history_stops_a_query_that_names_it(url: str, journal: pensto
     assert seqs(read(url, topic="orders", startingOffsets="3", failOnDataLoss="false")) == [7, 8, 9, 10]
 
 
-@needs_filters
 @pytest.mark.parametrize("scheme", ["file", "slatedb"])
 def test_other_engines_are_read_beside_their_writer(tmp_path: Path, scheme: str) -> None:
     url = f"{scheme}:{tmp_path / 'other'}"
@@ -139,7 +137,7 @@ def test_other_engines_are_read_beside_their_writer(tmp_path: Path, scheme: str)
         given = source(url, topic="orders", startingOffsets=40, endingOffsets=60, minPartitions=2)
         reader = given.reader(schema_of(given))
         assert len(reader.partitions()) == 2 and seqs(rows_of(reader)) == list(range(41, 61))
-        assert seqs(read(url, topic="orders", where=[("EqualTo", "kind", "paid"), ("EqualTo", "key", "ann")])) == [101]
+        assert seqs(read(url, topic="orders", where="kind = 'paid' and key = 'ann'")) == [101]
         assert seqs(read(url, topic="orders", kinds="paid")) == [101]
 
 
@@ -157,46 +155,47 @@ def second(number: int) -> datetime:
     return START + timedelta(seconds=number)
 
 
-FILTERS: list[tuple[list[Any], Callable[[Any], bool]]] = [
-    ([("GreaterThan", "seq", 42), ("LessThanOrEqual", "seq", 77)], lambda e: 42 < e.seq <= 77),
-    ([("In", "seq", (3, 5, 500))], lambda e: e.seq in (3, 5)),
-    ([("EqualTo", "kind", "paid"), ("EqualTo", "key", "k1")], lambda e: (e.kind, e.key) == ("paid", "k1")),
+CONDITIONS: list[tuple[str, Callable[[Any], bool]]] = [
+    ("seq > 42 and seq <= 77", lambda e: 42 < e.seq <= 77),
+    ("seq in (3, 5, 500)", lambda e: e.seq in (3, 5)),
+    ("kind = 'paid' and key = 'k1'", lambda e: (e.kind, e.key) == ("paid", "k1")),
+    ("kind in ('paid', 'lost') and key in ('k0', 'k2')", lambda e: e.kind == "paid" and e.key in ("k0", "k2")),
+    ("key != null and kind = 'placed'", lambda e: e.key is not None and e.kind == "placed"),
     (
-        [("In", "kind", ("paid", "lost")), ("In", "key", ("k0", "k2"))],
-        lambda e: e.kind == "paid" and e.key in ("k0", "k2"),
-    ),
-    ([("IsNotNull", "key"), ("EqualTo", "kind", "placed")], lambda e: e.key is not None and e.kind == "placed"),
-    (
-        [("GreaterThanOrEqual", "recorded_at", second(5)), ("LessThan", "recorded_at", second(9))],
+        f"recorded_at >= '{second(5).isoformat()}' and recorded_at < '{second(9).isoformat()}'",
         lambda e: second(5) <= e.recorded_at < second(9),
     ),
-    ([("EqualTo", "recorded_at", second(7))], lambda e: e.recorded_at == second(7)),
-    ([("GreaterThan", "occurred_at", second(17))], lambda e: e.occurred_at > second(17)),
-    ([("LessThan", "seq", 0)], lambda e: False),
-    ([("EqualTo", "scope", "eu"), ("StringStartsWith", "key", "k")], lambda e: e.scope == "eu" and e.key is not None),
-    ([("StringStartsWith", "key", "k1")], lambda e: e.key == "k1"),
+    (f"recorded_at = '{second(7).isoformat()}'", lambda e: e.recorded_at == second(7)),
+    (f"recorded_at > '{second(7).replace(microsecond=1).isoformat()}'", lambda e: e.recorded_at > second(7)),
+    (f"occurred_at > '{second(17).isoformat()}'", lambda e: e.occurred_at > second(17)),
+    (f"occurred_at = '{second(7).replace(microsecond=1).isoformat()}'", lambda e: False),
+    ("seq < 0 or seq > 1000", lambda e: False),
+    ("seq < -5", lambda e: False),
+    (f"seq = {10**30}", lambda e: False),
+    ("seq = 5 and seq in (6, 7)", lambda e: False),
+    ("scope = 'eu' and key startswith 'k'", lambda e: e.scope == "eu" and e.key is not None),
+    ("key startswith 'k1'", lambda e: e.key == "k1"),
+    ("key startswith 'k' and key startswith 'k1'", lambda e: e.key == "k1"),
+    ("key = 'k2' and seq in (3, 33, 63, 93)", lambda e: e.key == "k2" and e.seq < 94 and e.seq % 30 == 3),
+    ("correlation_id = 'c7'", lambda e: e.correlation_id == "c7"),
+    ("correlation_id = null and not kind = 'paid'", lambda e: e.correlation_id is None and e.kind != "paid"),
+    ("kind = 'rare'", lambda e: e.kind == "rare"),
+    ("kind startswith 'p' and payload >= 18", lambda e: e.kind != "rare" and e.payload >= 18),
     (
-        [("EqualNullSafe", "key", "k2"), ("In", "seq", (3, 33, 63, 93))],
-        lambda e: e.key == "k2" and e.seq < 94 and e.seq % 30 == 3,
-    ),
-    ([("EqualTo", "correlation_id", "c7")], lambda e: e.correlation_id == "c7"),
-    ([("EqualTo", "kind", "rare")], lambda e: e.kind == "rare"),
-    (
-        [("In", "key", ("k1", "nobody")), ("LessThanOrEqual", "occurred_at", second(3))],
+        f"key in ('k1', 'nobody') and occurred_at <= '{second(3).isoformat()}'",
         lambda e: e.seq <= 40 and e.key == "k1",
     ),
 ]
 
 
-@needs_filters
 @pytest.mark.parametrize("looked_up", [False, True])
-@pytest.mark.parametrize(("where", "wanted"), FILTERS, ids=range(len(FILTERS)))
-def test_filters_select_what_spark_would(
+@pytest.mark.parametrize(("where", "wanted"), CONDITIONS, ids=range(len(CONDITIONS)))
+def test_a_condition_selects_what_it_selects_in_process(
     url: str,
     journal: penstock.Journal,
     clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
-    where: list[Any],
+    where: str,
     wanted: Callable[[Any], bool],
     looked_up: bool,
 ) -> None:
@@ -209,19 +208,40 @@ def test_filters_select_what_spark_would(
         drafts.append(Draft("rare" if commit == 9 else kind, commit, key="k1", scope="eu", correlation=f"c{commit}"))
         orders.append_many(drafts)
         clock.advance(1)
-    assert seqs(read(url, topic="orders", where=where)) == [event.seq for event in orders.read() if wanted(event)]
+    expected = [event.seq for event in orders.read() if wanted(event)]
+    assert [event.seq for event in orders.read(where=where)] == expected
+    assert sorted(seqs(read(url, topic="orders", where=where))) == expected
 
 
-@needs_filters
+def large(journal: penstock.Journal, clock: ManualClock) -> penstock.Topic:
+    """Thirty blocks of a thousand keys each; one block is of a kind of its own."""
+    orders = journal.topic("orders")
+    for commit in range(30):
+        kind = "rare" if commit == 7 else "placed"
+        orders.append_many([Draft(kind, {"n": n, "pad": "x" * 80}, key=f"k{n}", scope="eu") for n in range(1000)])
+        clock.advance(1)
+    return orders
+
+
 @pytest.mark.parametrize(
-    ("where", "events"),
+    ("options", "fetched", "rows"),
     [
-        ([("EqualTo", "key", "k77")], 30),
-        ([("In", "key", ("k77", "k5"))], 60),
-        ([("StringStartsWith", "key", "k77")], 330),
-        ([("In", "seq", (5, 29_000))], 2),
-        ([("EqualTo", "kind", "rare")], 1000),
-        ([("GreaterThan", "occurred_at", second(28)), ("EqualTo", "kind", "placed")], 1000),
+        ({"where": "key = 'k77'"}, 0, 30),
+        ({"keys": "k77"}, 0, 30),
+        ({"where": "key in ('k77', 'k5')"}, 0, 60),
+        ({"where": "key = 'k77' and kind = 'rare'"}, 0, 1),
+        ({"where": "key startswith 'k77'"}, 0, 330),
+        ({"where": "seq in (5, 29000)"}, 0, 2),
+        ({"where": "id = '{id}'"}, 0, 1),
+        ({"where": "kind = 'rare'"}, 1000, 1000),
+        ({"kinds": "rare"}, 1000, 1000),
+        ({"where": "scope = 'us'"}, 0, 0),
+        ({"where": f"occurred_at >= '{second(29).isoformat()}' and kind = 'placed'"}, 1000, 1000),
+        ({"where": f"recorded_at >= '{second(29).isoformat()}'"}, 1000, 1000),
+        ({"where": "recorded_at > '0001-01-01T00:00:00+14:00' and key = 'k1'"}, 0, 30),
+        ({"where": "recorded_at < '9999-12-31T23:59:59-12:00' and key = 'k1'"}, 0, 30),
+        ({"where": "seq > 28500"}, 2000, 1500),
+        ({"where": "payload.n > 998"}, 30_000, 30),
     ],
 )
 def test_only_where_wanted_events_may_be_is_read(
@@ -229,32 +249,42 @@ def test_only_where_wanted_events_may_be_is_read(
     journal: penstock.Journal,
     clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
-    where: list[Any],
-    events: int,
+    options: dict[str, str],
+    fetched: int,
+    rows: int,
 ) -> None:
-    from penstock.spark.pushdown import PushdownReader
-
     monkeypatch.setattr(sources, "_LOOK_UP", 1)
-    monkeypatch.setattr(journal_log, "_NEAR", 1)
-    orders = journal.topic("orders")
-    for commit in range(30):
-        drafts = [Draft("rare" if commit == 7 else "placed", n, key=f"k{n}") for n in range(1000)]
-        orders.append_many(drafts)
-        clock.advance(1)
-    given = source(place, topic="orders")
-    reader = PushdownReader(read_options(given.given), schema_of(given))
-    assert list(reader.pushFilters(filters(where))) == []
-    spans = [span for share in reader.partitions() for span in share.spans]
-    assert sum(high - low for low, high in spans) <= (events if events < 1000 else 2000)
-    assert len(rows_of(reader)) == events
+    orders = large(journal, clock)
+    journal.maintain()
+    given = source(
+        place, topic="orders", **{name: text.replace("{id}", orders.get(77).id) for name, text in options.items()}
+    )
+    reader = given.reader(schema_of(given))
+    opened = open_source(reader.options.place)
+    shares = reader.partitions()
+    blocks = [
+        block
+        for share in shares
+        for span in share.spans
+        for some in opened.blocks("orders", *span, strict=True)
+        for block in some
+    ]
+    assert sum(block.count for block in blocks) == fetched
+    assert len(rows_of(reader, shares)) == rows
+    assert len(shares) <= 1 or fetched == 30_000, "few rows are one task's"
 
 
-@needs_filters
-def test_filters_that_the_source_does_not_know_are_left_to_spark() -> None:
-    from penstock.spark import pushdown
-
-    unknown = [("StringContains", "kind", "pa"), ("EqualTo", "payload", "1")]
-    assert pushdown.take_filters(filters([*unknown, ("EqualTo", "kind", "paid")]))[1] == filters(unknown)
+def test_what_many_keys_have_is_read_by_tasks(
+    url: str, journal: penstock.Journal, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_LOOK_UP", 1)
+    orders = large(journal, clock)
+    for most, found in ((40, False), (60, True)):
+        monkeypatch.setattr(transfer, "FOUND_EVENTS", most)
+        given = source(url, topic="orders", keys="k77,k5")
+        reader = given.reader(schema_of(given))
+        assert any(share.found for share in reader.partitions()) == found
+        assert sorted(seqs(rows_of(reader))) == [e.seq for e in orders.read() if e.key in ("k77", "k5")]
 
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -362,27 +392,29 @@ def test_parsed_columns_of_the_payload_take_its_place(spark: SparkSession, url: 
     assert nested.select("payload.customer").first().customer == "ann"
 
 
-@needs_filters
-def test_filters_of_a_query_reach_the_source_and_leave_its_plan(
+def test_queries_of_one_frame_have_each_their_own_rows(
     spark: SparkSession, url: str, journal: penstock.Journal
 ) -> None:
+    """Spark to 4.3 keeps the plan of a source that takes filters for everything else that is read from the frame."""
+    journal.topic("orders").append_many([Draft("placed" if n % 2 else "paid", n, key=f"k{n // 2}") for n in range(10)])
+    before = spark.conf.get(setting := "spark.sql.python.filterPushdown.enabled", "false")
+    spark.conf.set(setting, "true")
+    try:
+        frame = spark.read.format("penstock").options(url=url, topic="orders").load()
+        placed, paid = frame.where("kind = 'placed'"), frame.where("kind = 'paid'")
+        assert sorted(row.kind for row in placed.union(paid).collect()) == ["paid"] * 5 + ["placed"] * 5
+        assert (placed.where("key = 'k1'").count(), frame.count()) == (1, 10)
+    finally:
+        spark.conf.set(setting, before)
+
+
+def test_a_condition_narrows_a_read_in_spark(spark: SparkSession, url: str, journal: penstock.Journal) -> None:
     orders = journal.topic("orders")
     for commit in range(20):
         orders.append_many([Draft("placed" if commit % 2 else "paid", n, key=f"k{n % 3}") for n in range(10)])
-    setting = "spark.sql.python.filterPushdown.enabled"
-    before = spark.conf.get(setting)
-    condition = "(seq > 42 AND kind = 'paid' AND key IN ('k1', 'k2')) AND recorded_at >= '2026-03-01 00:00:00'"
-    found, plans = [], []
-    try:
-        for switch in ("true", "false"):
-            spark.conf.set(setting, switch)
-            frame = spark.read.format("penstock").options(url=url, topic="orders").load().where(condition)
-            found.append(sorted(row.seq for row in frame.collect()))
-            plans.append(frame._jdf.queryExecution().executedPlan().toString().split("BatchScan")[0])
-    finally:
-        spark.conf.set(setting, before)
-    assert found[0] == found[1] == [e.seq for e in orders.read(42) if e.kind == "paid" and e.key in ("k1", "k2")]
-    assert "Filter" not in plans[0] and "Filter" in plans[1]
+    condition = "seq > 42 and kind = 'paid' and key in ('k1', 'k2') and payload < 9"
+    frame = spark.read.format("penstock").options(url=url, topic="orders", where=condition).load()
+    assert sorted(row.seq for row in frame.collect()) == [event.seq for event in orders.read(where=condition)]
 
 
 def test_a_view_of_sql_reads_a_topic_and_a_table_says_what_works_instead(

@@ -16,7 +16,6 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.documents.ddl import SchemaText, _parts, fields
-from penstock.spark.options import read_options
 from penstock.spark.source import PenstockSource
 
 Row = dict[str, Any]
@@ -77,26 +76,12 @@ def read(
     place: Place,
     schema: str | None = None,
     *,
-    where: Sequence[Any] = (),
     of: type[DataSource] = PenstockSource,
     **options: object,
 ) -> list[Row]:
-    """A batch query: plans it, pushes down what `where` says, as (filter's name, column, value), and runs its tasks."""
+    """A batch query: plans it and runs its tasks."""
     found = source(place, of=of, **options)
-    if not where:
-        return rows_of(found.reader(schema_of(found, schema)))
-    from penstock.spark.pushdown import PushdownReader  # which a Spark without filters cannot import
-
-    reader = PushdownReader(read_options(found.given), schema_of(found, schema))
-    assert list(reader.pushFilters(filters(where))) == [], "Spark would filter itself"
-    return rows_of(reader)
-
-
-def filters(where: Sequence[Any]) -> list[Any]:
-    """Filters as Spark pushes them: IsNotNull has no value."""
-    from pyspark.sql import datasource
-
-    return [getattr(datasource, name)((column,), *value) for name, column, *value in where]
+    return rows_of(found.reader(schema_of(found, schema)))
 
 
 def seqs(rows: Sequence[Row]) -> list[int]:

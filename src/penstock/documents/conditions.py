@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -42,10 +42,14 @@ _ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator
 _COMPARISONS = {"=": "==", "==": "==", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 
 
+Comparison = tuple[str, str, Any]
+"""A field of an event, a sign (`==`, `<`, …, `in`, `startswith`), and the value or values it is compared with."""
+
+
 class Where:
     """A condition on events, parsed once: `Where("payload.total > 10").matches(event)`."""
 
-    __slots__ = ("_test", "text")
+    __slots__ = ("_test", "parts", "text")
 
     def __init__(self, text: str) -> None:
         if not isinstance(text, str):
@@ -53,7 +57,13 @@ class Where:
         if len(text) > MAX_LENGTH:
             raise ConfigError(f"a condition of {len(text):,} characters is too long; at most {MAX_LENGTH:,} are read")
         self.text = text
-        self._test = _Parser(text).parse()
+        parser = _Parser(text)
+        self._test = parser.parse()
+        self.parts: tuple[Comparison | None, ...] = parser.parts_of(self._test)
+        """What must all hold: comparisons of a field with a value; None for what is anything else."""
+
+    def __reduce__(self) -> tuple[type[Where], tuple[str]]:
+        return Where, (self.text,)
 
     def matches(self, event: Event) -> bool:
         """Whether the condition holds for an event."""
@@ -90,6 +100,30 @@ class _Parser:
         self._tokens = self._split()
         self._at = 0
         self._depth = 0
+        self._names: dict[Value, str] = {}
+        self._constants: dict[Value, Any] = {}
+        self._comparisons: dict[Value, Comparison] = {}
+        self._all: dict[Value, list[Value]] = {}
+
+    def parts_of(self, test: Value) -> tuple[Comparison | None, ...]:
+        """What must hold for a test to hold."""
+        if test in self._all:
+            return tuple(part for one in self._all[test] for part in self.parts_of(one))
+        return (self._comparisons.get(test),)
+
+    def _noted(self, sign: str, left: Value, right: Sequence[Value], test: Value) -> Value:
+        """A test; where it compares a field with values, that is noted."""
+        if left in self._names and all(value in self._constants for value in right):
+            values = [self._constants[value] for value in right]
+            self._comparisons[test] = self._names[left], sign, values if sign == "in" else values[0]
+        return test
+
+    def _constant(self, value: object) -> Value:
+        def constant(event: Event) -> object:
+            return value
+
+        self._constants[constant] = value
+        return constant
 
     def parse(self) -> Value:
         if not self._tokens:
@@ -165,7 +199,14 @@ class _Parser:
         tests = [self._negated()]
         while self._accept("and"):
             tests.append(self._negated())
-        return tests[0] if len(tests) == 1 else lambda event: all(test(event) for test in tests)
+        if len(tests) == 1:
+            return tests[0]
+
+        def all_of(event: Event) -> bool:
+            return all(test(event) for test in tests)
+
+        self._all[all_of] = tests
+        return all_of
 
     def _negated(self) -> Value:
         turns = 0
@@ -178,7 +219,8 @@ class _Parser:
         left = self._value()
         sign = self._accept(*_COMPARISONS)
         if sign is not None:
-            return compared(_COMPARISONS[sign], left, self._value())
+            right = self._value()
+            return self._noted(_COMPARISONS[sign], left, [right], compared(_COMPARISONS[sign], left, right))
         if self._accept("not"):
             self._expect("in")
             inside = self._one_of(left)
@@ -187,7 +229,8 @@ class _Parser:
             return self._one_of(left)
         word = self._accept("contains", "startswith", "endswith")
         if word is not None:
-            return searched(word, left, self._value())
+            part = self._value()
+            return self._noted(word, left, [part], searched(word, left, part))
         return left
 
     def _one_of(self, left: Value) -> Value:
@@ -196,18 +239,16 @@ class _Parser:
         while self._accept(","):
             choices.append(self._value())
         self._expect(")")
-        return lambda event: any(same(left(event), choice(event)) for choice in choices)
+        return self._noted("in", left, choices, lambda event: any(same(left(event), one(event)) for one in choices))
 
     def _value(self) -> Value:
         kind, text = self._peek()
         if kind == "number":
             self._at += 1
-            number = float(text) if any(sign in text for sign in ".eE") else int(text)
-            return lambda event: number
+            return self._constant(float(text) if any(sign in text for sign in ".eE") else int(text))
         if kind == "text":
             self._at += 1
-            plain = re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), text[1:-1])
-            return lambda event: plain
+            return self._constant(re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), text[1:-1]))
         if kind == "sign" and text == "(":
             self._at += 1
             inner = self._either()
@@ -220,8 +261,7 @@ class _Parser:
     def _named(self) -> Value:
         _, name = self._next()
         if name in ("true", "false", "null"):
-            constant = {"true": True, "false": False, "null": None}[name]
-            return lambda event: constant
+            return self._constant({"true": True, "false": False, "null": None}[name])
         if name in ("has", "len", "lower") and self._accept("("):
             self._deeper()
             inner = self._value()
@@ -232,7 +272,11 @@ class _Parser:
             self._at -= 1
             known = ", ".join(EVENT_FIELDS)
             raise self._refused(f"an event has no {name!r}; there are {known} (and payload.{name}?)")
-        return field_at(name, self._steps(name))
+        steps = self._steps(name)
+        field = field_at(name, steps)
+        if not steps:
+            self._names[field] = name
+        return field
 
     def _steps(self, name: str) -> tuple[str | int, ...]:
         steps: list[str | int] = []
@@ -322,9 +366,9 @@ def _like_with_like(left: object, right: object) -> tuple[Any, Any] | None:
     """Two values in a form that compares, or None when they do not."""
     left, right = _plain(left), _plain(right)
     if isinstance(left, datetime) and isinstance(right, str):
-        right = _moment(right)
+        right = moment(right)
     elif isinstance(right, datetime) and isinstance(left, str):
-        left = _moment(left)
+        left = moment(left)
     if left is None or right is None:
         return None
     if isinstance(left, bool) or isinstance(right, bool):
@@ -337,15 +381,16 @@ def _like_with_like(left: object, right: object) -> tuple[Any, Any] | None:
     return None
 
 
-def _moment(text: str) -> datetime | None:
+def moment(text: str) -> datetime | None:
+    """The time that a text names, in local time where it names no zone; None when it names none."""
     try:
-        moment = datetime.fromisoformat(text)
+        found = datetime.fromisoformat(text)
     except ValueError:
         return None
     try:
-        return moment if moment.tzinfo else moment.astimezone()
+        return found if found.tzinfo else found.astimezone()
     except (OverflowError, ValueError):  # at the edge of the years there are, no local time
-        return moment.replace(tzinfo=UTC)
+        return found.replace(tzinfo=UTC)
 
 
 def same(left: object, right: object) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.events import Draft, Event, parse_id
+from penstock.events import Draft, Event
 from penstock.journal.catalog import load_record
 from penstock.journal.index.index import Lookup, entity_events, prefixed_events
 from penstock.journal.prepare import FindCause, PreparedBatch, make_draft, prepare, prepare_one
-from penstock.journal.reading import EVERYTHING, Bounds, EventQuery, TopicView
+from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
@@ -81,60 +81,6 @@ class TopicLog:
             view = TopicView.open(snap, self.name, self.core.clock.now_ms())
             if view is not None:
                 yield from read_view(view, query, lookup)
-
-    def spans(
-        self,
-        query: EventQuery,
-        *,
-        occurred: Bounds | None = None,
-        recorded: Bounds | None = None,
-        correlation: str | None = None,
-        id: str | None = None,
-    ) -> list[Bounds]:
-        """Where the wanted events may be: outside of these bounds there is none.
-
-        For a planner of large reads: ask once, read each `first < position ≤ last` on its own, filter again. A key, a
-        correlation and an id are looked up in the index, `recorded` (from, before) by halving, kinds, scope and
-        `occurred` (from, through) in the summaries of ranges, so that it costs what is found and not what is stored;
-        times are milliseconds. Several keys: ask for each and join what comes. Bounds are in order and do not overlap;
-        neighbours that are near are one.
-        """
-        lookup = self.core.index.lookup(self.name)
-
-        def found(view: TopicView) -> list[Bounds]:
-            low, high = query.after, min(query.through, view.latest())
-            if recorded is not None:
-                low = max(low, view.position_before(recorded[0]))
-                high = min(high, view.position_before(recorded[1]))
-            if id is None and query.key is None and correlation is None:
-                return list(view.spans(low, high, query, occurred=occurred))
-            if id is not None:
-                number = parse_id(id)
-                event = None if number is None else view.find(number)
-                places = [] if event is None else [event.seq]
-            elif query.key is not None:
-                pieces = lookup.open(view).pieces(query.key, low, high)
-                places = [block.seq(row) for block, rows in pieces for row in rows]
-            else:
-                places = [event.seq for event in lookup.open(view).correlated(correlation or "")]
-            return near_together(seq for seq in places if low < seq <= high)
-
-        return self.ask(found, [])
-
-
-_NEAR = 256
-"""Positions between two wanted events that are read along rather than left out."""
-
-
-def near_together(positions: Iterable[int]) -> list[Bounds]:
-    """Bounds around ascending positions."""
-    found: list[Bounds] = []
-    for seq in positions:
-        if found and seq - found[-1][1] <= _NEAR:
-            found[-1] = found[-1][0], seq
-        else:
-            found.append((seq - 1, seq))
-    return found
 
 
 def read_view(view: TopicView, query: EventQuery, lookup: Lookup | None = None) -> Iterator[Event]:

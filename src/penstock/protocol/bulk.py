@@ -75,6 +75,7 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     scopes: tuple[str, ...] | None = None
     ids: tuple[str, ...] | None = None
     correlations: tuple[str, ...] | None = None
+    seqs: Annotated[tuple[int, ...] | None, Meta(description="positions, ascending")] = None
     occurred: Annotated[tuple[int, int] | None, Meta(description="from a time through another, in milliseconds")] = None
 
 
@@ -86,10 +87,14 @@ class SpansRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     after: After = 0
 
 
-class SpansDocument(msgspec.Struct):
-    """Where wanted events may be: after the first position of each pair, and through the second."""
+class SpansDocument(msgspec.Struct, omit_defaults=True):
+    """Where wanted events may be: after the first position of each pair, and through the second.
+
+    `found` are events that need not be looked for: stored blocks, as `read_blocks` sends them.
+    """
 
     spans: list[tuple[int, int]]
+    found: bytes = b""
 
 
 class Correlations(msgspec.Struct):

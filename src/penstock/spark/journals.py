@@ -31,15 +31,13 @@ from penstock.errors import Backpressure, ConfigError, Locked, NoStore, Penstock
 from penstock.journal.blocks import Block
 from penstock.journal.commit import Commit
 from penstock.journal.cursors import move_cursor
-from penstock.journal.reading import Bounds, TopicView
+from penstock.journal.reading import TopicView
 from penstock.limits import SPARK_HOLD_SECONDS
 from penstock.local.journal import LocalJournal
-from penstock.protocol.bulk import Wanted
+from penstock.protocol.bulk import SpansDocument, Wanted
 from penstock.spark.options import JournalPlace, ReadOptions, is_served
 from penstock.spark.startup.settings import MASTER_VARIABLE
-from penstock.transfer.causes import correlations_of, topic_names
-from penstock.transfer.ranges import range_cuts, range_size
-from penstock.transfer.spans import spans_of
+from penstock.transfer.reading import correlations_of, places_of, range_cuts, range_size, topic_names
 
 if TYPE_CHECKING:
     from penstock.engine.slatedb.database import ObjectOptions
@@ -235,7 +233,7 @@ class PlannedTopic(NamedTuple):
     """About how many bytes a range has."""
     cuts: Callable[[int, int, int, bool], list[int]]
     """The bounds of so many pieces of a range, of about equal size, or exactly so many."""
-    spans: Callable[[int, int, Wanted], list[Bounds]]
+    places: Callable[[int, int, Wanted], SpansDocument]
     """Where in a range wanted events may be."""
 
 
@@ -412,11 +410,9 @@ def _planned(journal: LocalJournal, view: TopicView) -> PlannedTopic:
     def cuts(after: int, through: int, pieces: int, exactly: bool) -> list[int]:
         return range_cuts(view, after, through, pieces, exactly=exactly)
 
-    def spans(after: int, through: int, wanted: Wanted) -> list[Bounds]:
-        return spans_of(journal._backend.log(view.name), after, through, wanted)
-
+    places = partial(places_of, journal._backend.log(view.name))
     ends = view.began(), view.trimmed(), view.latest()
-    return PlannedTopic(view.name, *ends, view.position_before, partial(range_size, view), cuts, spans)
+    return PlannedTopic(view.name, *ends, view.position_before, partial(range_size, view), cuts, places)
 
 
 def correlations(place: JournalPlace, ids: pa.StringArray, journal: str | None = None) -> pa.StringArray:

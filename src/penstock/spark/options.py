@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.api import local
 from penstock.clock import to_ms
+from penstock.documents.conditions import Where
 from penstock.documents.ddl import SchemaText, fields
 from penstock.engine.url import OBJECT_SCHEMES, parse_url
 from penstock.entity.gate import check_gate_names
@@ -180,7 +181,7 @@ def _server_url(url: str) -> str:
 
 
 _READ = (
-    *("url", "writer", "token", "compression", "topic", "topicPattern", "queue", "kinds", "keys", "hold"),
+    *("url", "writer", "token", "compression", "topic", "topicPattern", "queue", "kinds", "keys", "where", "hold"),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "failOnDataLoss", "consumer"),
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions"),
     *("payloadSchema", "payloadFormat", "payloadColumns", "mode", "badRecords"),
@@ -232,6 +233,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
     bad_records: str | None = None
     kinds: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
+    where: Where | None = None
     min_offsets: int | None = None
     max_delay: float = _MAX_TRIGGER_DELAY
     hold: str | None = None
@@ -313,6 +315,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         *_misfits(given, topics, pattern),
         tuple(check_kind(kind) for kind in listed(given, "kinds")),
         listed(given, "keys"),
+        Where(given["where"]) if "where" in given else None,
         *_least(given),
         given.get("hold"),
         number(given, "maxBytesPerTrigger"),

@@ -2,16 +2,18 @@
 
 Spark does not tell a Python source which columns a query needs, so a schema given by the user decides: a column that
 was left out is not built. Whatever is no column of an event is looked for in the payload. Offsets and filters choose
-rows first: a payload that was not asked for cannot be a misfit. Positions and recording times narrow what is read,
-kinds and keys skip blocks.
+rows first: a payload that was not asked for cannot be a misfit.
+
+What a query filters by is an option, too, though Spark could hand over the query's own filters: until 4.3 it keeps the
+plan of a filtered read for whatever else is read from the same frame, which then has too few rows.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -23,14 +25,14 @@ from numpy.typing import NDArray
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StringType, StructType
 
-from penstock.clock import to_ms
+from penstock.documents.conditions import Where, moment
 from penstock.documents.payloads import ParsedColumns, PayloadParser, is_variant, variant_of
 from penstock.errors import ConfigError, UnknownQueue
 from penstock.events import Draft, Event
-from penstock.journal.blocks import Block, read_block, select
-from penstock.journal.keys import MAX_SEQ
+from penstock.journal.blocks import Block, may_hold
 from penstock.journal.reading import Bounds
 from penstock.journal.to_arrow import arrow_schema, joined, record_batch
+from penstock.names import is_whole
 from penstock.protocol.bulk import Wanted
 from penstock.spark.journals import SourceJournal, writing
 from penstock.spark.options import EVENT_COLUMNS, JournalPlace, Mode, PayloadForm, ReadOptions
@@ -38,136 +40,134 @@ from penstock.spark.payload import check_form, decoding
 from penstock.spark.versions import arrow_schema_of
 from penstock.surface.journal import Journal
 from penstock.surface.queue import Queue
+from penstock.transfer.reading import blocks_of
 
-_LOOKED_UP = {"kind": "kinds", "key": "keys", "scope": "scopes", "id": "ids", "correlation_id": "correlations"}
-_EVER = -(1 << 62), 1 << 62
-COMPARISONS = ("equal", "greater", "greater_equal", "less", "less_equal")
-
-
-class Condition(msgspec.Struct, frozen=True):
-    """One comparison of a column: the name of an Arrow function, and what to compare with."""
-
-    column: str
-    compare: str
-    value: Any  # a scalar of the column's type, or a list of them
-
-    def mask(self, column: pa.Array) -> pa.BooleanArray:
-        if self.compare == "is_in":
-            return pc.is_in(column, value_set=pa.array(self.value, column.type))
-        if self.compare == "is_valid":
-            return pc.is_valid(column)
-        if self.compare == "starts_with":
-            return pc.starts_with(column, self.value)
-        return pc.call_function(self.compare, [column, pa.scalar(self.value, column.type)])
+_TEXTS = {"kind": "kinds", "key": "keys", "scope": "scopes", "id": "ids", "correlation_id": "correlations"}
+"""Columns of text that a journal looks up, and what `Wanted` calls their values."""
+_EVER = -(1 << 52), 1 << 52
+"""Before and after all positions, and all times in milliseconds."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RowFilter(msgspec.Struct, frozen=True):
-    """Which rows of a topic are wanted: all conditions together."""
+    """Which rows of a topic are wanted: those that pass all of it."""
 
-    conditions: tuple[Condition, ...] = ()
+    values: dict[str, frozenset[str | int]] = {}
+    """By column, what it may be."""
+    prefix: str = ""
+    """What keys begin with."""
+    bounds: dict[str, Bounds] = {}
+    """By column, the least and the greatest that it may be; times in milliseconds."""
+    where: Where | None = None
+    """What is asked of every row that passes all else."""
 
     @property
-    def columns(self) -> tuple[str, ...]:
+    def columns(self) -> list[str]:
         """The columns it looks at."""
-        return tuple(dict.fromkeys(condition.column for condition in self.conditions))
+        return sorted({*self.values, *self.bounds, *(["key"] if self.prefix else [])})
 
-    def seq_bounds(self) -> tuple[int, int]:
-        """Positions (after, through) outside of which nothing can pass."""
-        after, through = 0, MAX_SEQ
-        for condition in self.conditions:
-            if condition.column != "seq" or condition.compare == "is_valid":
-                continue
-            value = condition.value
-            low, high = (min(value), max(value)) if condition.compare == "is_in" else (value, value)
-            match condition.compare:
-                case "equal" | "is_in":
-                    after, through = max(after, low - 1), min(through, high)
-                case "greater":
-                    after = max(after, low)
-                case "greater_equal":
-                    after = max(after, low - 1)
-                case "less":
-                    through = min(through, high - 1)
-                case "less_equal":
-                    through = min(through, high)
-        return max(0, after), max(0, through)
+    @property
+    def everything(self) -> bool:
+        return not self.columns and self.where is None
 
-    def time_bounds(self) -> tuple[datetime | None, datetime | None]:
-        """Recording times (from, until), both inclusive, outside of which nothing can pass."""
-        low: datetime | None = None
-        high: datetime | None = None
-        for condition in self.conditions:
-            if condition.column != "recorded_at" or condition.compare not in COMPARISONS:
-                continue
-            value: datetime = condition.value
-            if condition.compare in ("equal", "greater", "greater_equal"):
-                low = value if low is None else max(low, value)
-            if condition.compare in ("equal", "less", "less_equal"):
-                high = value if high is None else min(high, value)
-        return low, high
-
-    def positions(self) -> list[int] | None:
-        """The only positions that can pass; None: that is not known."""
-        lists = [one.value for one in self.conditions if one.column == "seq" and one.compare == "is_in"]
-        return sorted(set.intersection(*map(set, lists))) if lists else None
+    def between(self, column: str) -> Bounds:
+        """The least and the greatest that a column may be."""
+        return self.bounds.get(column, _EVER)
 
     def wanted(self) -> Wanted | None:
         """What a journal can look up of it; None for nothing."""
-        found: dict[str, Any] = {}
-        for one in self.conditions:
-            if one.column in _LOOKED_UP and one.compare in ("equal", "is_in"):
-                values = {one.value} if one.compare == "equal" else set(one.value)
-                name = _LOOKED_UP[one.column]
-                found[name] = values & found.get(name, values)
-            elif one.compare == "starts_with" and one.column == "key":
-                found["key_prefix"] = max(one.value, found.get("key_prefix", ""), key=len)
-            elif one.column == "occurred_at" and one.compare in COMPARISONS:
-                low, high = found.get("occurred", _EVER)
-                ms = to_ms(one.value, "occurred_at")
-                if one.compare in ("equal", "greater", "greater_equal"):
-                    low = max(low, ms)
-                if one.compare in ("equal", "less", "less_equal"):
-                    high = min(high, ms)
-                found["occurred"] = low, high
-        for name in _LOOKED_UP.values() & found.keys():
-            found[name] = tuple(sorted(found[name]))
+        found: dict[str, Any] = {name: self.values[column] for column, name in _TEXTS.items() if column in self.values}
+        if "seq" in self.values:
+            found["seqs"] = self.values["seq"]
+        found = {name: tuple(sorted(values)) for name, values in found.items()}
+        if self.prefix:
+            found["key_prefix"] = self.prefix
+        if "occurred_at" in self.bounds:
+            found["occurred"] = self.bounds["occurred_at"]
         return Wanted(**found) if found else None
 
     def may_hold(self, block: Block) -> bool:
-        """False when no row of a block can pass, by its list of kinds alone."""
-        kinds = block.wire.kinds
-        for condition in self.conditions:
-            if condition.column == "kind" and condition.compare == "equal" and condition.value not in kinds:
-                return False
-            if condition.column == "kind" and condition.compare == "is_in" and not set(kinds) & set(condition.value):
-                return False
-            if condition.column == "key" and block.wire.key is None:
-                return False
-        return True
+        """False when no row of a block can pass, found without reading them one by one."""
+        if "kind" in self.values and self.values["kind"].isdisjoint(block.wire.kinds):
+            return False
+        begins = self.values.get("key", [self.prefix] if self.prefix else [])
+        return not 0 < len(begins) <= _FEW or any(may_hold(block.wire.key, str(begin)) for begin in begins)
 
-    def mask(self, columns: Mapping[str, pa.Array]) -> NDArray[np.bool_]:
-        """Which rows pass."""
-        passing = np.ones(len(next(iter(columns.values()))), dtype=np.bool_)
-        for condition in self.conditions:
-            passing &= np.asarray(condition.mask(columns[condition.column]).fill_null(False))
-        return passing
+    def rows(self, block: Block, start: int, stop: int) -> NDArray[np.int64]:
+        """The rows start … stop-1 of a block that pass."""
+        columns = record_batch(block, "binary", self.columns)
+        passing = np.ones(stop - start, dtype=np.bool_)
+        for name in self.columns:
+            column = columns.column(name).slice(start, stop - start)
+            if name in self.values:
+                values = pa.array(list(self.values[name]), column.type)
+                passing &= np.asarray(pc.is_in(column, value_set=values))
+            if name in self.bounds:
+                low, high = self.bounds[name]
+                scale = 1 if name == "seq" else 1000  # columns of times are in microseconds
+                numbers = np.asarray(column.view(pa.int64()))
+                passing &= (numbers >= low * scale) & (numbers <= high * scale)
+            if name == "key" and self.prefix:
+                passing &= np.asarray(pc.starts_with(column, self.prefix).fill_null(False))
+        rows = start + np.flatnonzero(passing)
+        if self.where is None:
+            return rows
+        return np.array([row for row in rows.tolist() if self.where.matches(Event(block, row))], dtype=np.int64)
 
-    def and_(self, other: RowFilter) -> RowFilter:
-        """What passes both."""
-        return RowFilter((*self.conditions, *other.conditions))
 
-
-NO_FILTER = RowFilter()
+_FEW = 16
+"""Keys that are searched for in a block as bytes before it is opened."""
 
 
 def option_filter(options: ReadOptions) -> RowFilter:
-    """The filter of the options `kinds` and `keys`, which reach streams as well: Spark hands those no filters."""
-    named = (("kind", options.kinds), ("key", options.keys))
-    return RowFilter(tuple(Condition(column, "is_in", list(values)) for column, values in named if values))
+    """The filter of the options `kinds`, `keys` and `where`: comparisons of whole columns, as far as it can be one."""
+    values: dict[str, frozenset[str | int]] = {}
+    for name, texts in (("kind", options.kinds), ("key", options.keys)):
+        if texts:
+            values[name] = frozenset(texts)
+    bounds: dict[str, Bounds] = {}
+    prefix, left = "", False
+    for part in () if options.where is None else options.where.parts:
+        match part:
+            case column, ("==" | "in") as sign, given if (
+                found := _values(column, given if sign == "in" else [given])
+            ) is not None:
+                values[column] = found & values.get(column, found)
+            case "key", "startswith", str(given) if given and not prefix:
+                prefix = given
+            case column, ("==" | "<" | "<=" | ">" | ">=") as sign, given if exact := _exactly(column, given):
+                low, high = bounds.get(column, _EVER)
+                up, down = exact
+                if sign in ("==", ">", ">="):
+                    low = max(low, down + 1 if sign == ">" else up)
+                if sign in ("==", "<", "<="):
+                    high = min(high, up - 1 if sign == "<" else down)
+                bounds[column] = low, high
+            case _:
+                left = True
+    return RowFilter(values, prefix, bounds, options.where if left else None)
 
 
-_FEW = 8
-"""Of a block whose rows are so many times as many as are wanted, those are taken out first."""
+def _values(column: str, given: Sequence[object]) -> frozenset[str | int] | None:
+    """What a column may be, of a condition that it is one of several values; None when that is not for a journal."""
+    if column in _TEXTS:
+        texts = frozenset(value for value in given if isinstance(value, str))
+        return texts if len(texts) == len(set(given)) else None
+    if column == "seq" and all(is_whole(value) for value in given):
+        return frozenset(value for value in given if isinstance(value, int) and 0 < value < _EVER[1])
+    return None
+
+
+def _exactly(column: str, given: object) -> Bounds | None:
+    """A position, or a time in milliseconds, rounded up and down; None when it is neither."""
+    if column == "seq" and is_whole(given):
+        return (min(max(given, -1), _EVER[1]),) * 2
+    time = moment(given) if column in ("occurred_at", "recorded_at") and isinstance(given, str) else None
+    if time is None:
+        return None
+    micros = (time - _EPOCH) // timedelta(microseconds=1)
+    return -(-micros // 1000), micros // 1000
+
 
 CORRUPT = "_corrupt_record"
 """The column that holds the text of payloads that do not fit, in the mode PERMISSIVE."""
@@ -259,9 +259,6 @@ def _payload(event: Event) -> msgspec.Raw | bytes:
     return event.raw if event.binary else msgspec.Raw(event.raw)
 
 
-_BATCH_ROWS = 65_536
-
-
 def source_schema(options: ReadOptions) -> str:
     """The columns of a read, as the DDL text that Spark parses."""
     columns = dict(EVENT_COLUMNS)
@@ -343,18 +340,21 @@ class SourceLayout(msgspec.Struct, frozen=True):
 
     def batch(self, block: Block, start: int, stop: int, filter: RowFilter) -> pa.RecordBatch:
         """The events of rows start … stop-1 of a block that pass the filter, as Spark wants them."""
-        keep = self._kept(block, start, stop, filter)
-        rows = range(start, stop) if keep is None else np.arange(start, stop)[keep].tolist()
+        keep = None if filter.everything else filter.rows(block, start, stop)
+        rows: Sequence[int] = range(start, stop) if keep is None else keep.tolist()
         if not rows:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
+
+        def chosen(column: pa.Array) -> pa.Array:
+            return column.slice(start, stop - start) if len(rows) == stop - start else column.take(pa.array(keep))
+
         own = record_batch(block, "string" if self.payload == "string" else "binary", self.own, wanted=rows)
-        columns = {name: _chosen(own.column(name), block, start, stop, keep) for name in self.own}
+        columns = {name: chosen(own.column(name)) for name in self.own}
         if self.payload == "variant" and "payload" in columns:
             columns["payload"] = self._variants(block, rows, columns["payload"])
         fit = None
         if self.parser is not None:
-            payloads = record_batch(block, "binary", ("payload",)).column("payload")
-            payloads = _chosen(payloads, block, start, stop, keep)
+            payloads = chosen(record_batch(block, "binary", ("payload",)).column("payload"))
             binary = None
             if block.wire.binary is not None:
                 binary = np.frombuffer(block.wire.binary, dtype=np.uint8)[rows] != 0
@@ -383,14 +383,6 @@ class SourceLayout(msgspec.Struct, frozen=True):
         found = [variant_of(msgspec.Raw(payload)) for payload in payloads.to_pylist()]
         return pa.array(found, self.schema.field("payload").type)
 
-    def _kept(self, block: Block, start: int, stop: int, filter: RowFilter) -> NDArray[np.bool_] | None:
-        """Which of the rows pass the filter; None when all do."""
-        if not filter.conditions:
-            return None
-        columns = record_batch(block, "binary", filter.columns)
-        keep = filter.mask({name: columns.column(name).slice(start, stop - start) for name in filter.columns})
-        return None if keep.all() else keep
-
     def _judged(
         self,
         block: Block,
@@ -418,89 +410,60 @@ class SourceLayout(msgspec.Struct, frozen=True):
         return pa.array(fit)
 
 
-def _chosen(column: pa.Array, block: Block, start: int, stop: int, keep: NDArray[np.bool_] | None) -> pa.Array:
-    if stop - start < block.count:
-        column = column.slice(start, stop - start)
-    return column if keep is None else column.filter(pa.array(keep))
-
-
 class Range(InputPartition):
-    """One task's share: the events of a topic within some bounds, in order."""
+    """One task's share: the events of a topic within some bounds, in order, and some that the plan has found."""
 
-    def __init__(self, topic: str, spans: Sequence[Bounds]) -> None:
+    def __init__(self, topic: str, spans: Sequence[Bounds], found: bytes = b"") -> None:
         super().__init__(None)
         self.journal: str | None = None
         """The id of the journal it was cut from."""
         self.topic = topic
         self.spans = tuple(spans)
+        self.found = found
+        """Blocks, as one message."""
 
     def __repr__(self) -> str:
-        first, last = self.spans[0][0], self.spans[-1][1]
-        return f"{self.topic}({first}, {last}]" + (f" in {len(self.spans)} spans" if len(self.spans) > 1 else "")
+        found = f", {len(self.found):,} bytes" if self.found else ""
+        return f"{self.topic}({', '.join(f'{low}…{high}' for low, high in self.spans)}{found})"
+
+
+_BATCH_ROWS = 65_536
+_SMALL_BATCH_ROWS = 4_096
+"""Record batches with fewer rows are joined: each costs a millisecond on its way to Spark."""
 
 
 def read_range(
-    journal: SourceJournal, share: Range, layout: SourceLayout, filter: RowFilter = NO_FILTER, *, strict: bool
+    journal: SourceJournal, share: Range, layout: SourceLayout, filter: RowFilter, *, strict: bool
 ) -> Iterator[pa.RecordBatch]:
     """The events of a task's share, fetched some blocks at a time.
 
     `strict`: history removed meanwhile raises PositionTrimmed; else what is left is read.
     """
-    parts = _scattered if len(share.spans) > 1 else _together
-    for block, start, stop in parts(journal, share, filter, strict):
+    small: list[pa.RecordBatch] = []
+    rows = 0
+    for block, start, stop in _parts(journal, share, filter, strict):
         batch = layout.batch(block, start, stop, filter)
-        if batch.num_rows:
+        if batch.num_rows >= _SMALL_BATCH_ROWS:
             yield batch
+        elif batch.num_rows:
+            small.append(batch)
+            rows += batch.num_rows
+        if rows >= _SMALL_BATCH_ROWS:
+            yield pa.concat_batches(small)
+            small, rows = [], 0
+    if small:
+        yield pa.concat_batches(small)
 
 
-Part = tuple[Block, int, int]
-"""A block, and which of its rows are wanted: from one, up to another."""
-
-
-def _together(journal: SourceJournal, share: Range, filter: RowFilter, strict: bool) -> Iterator[Part]:
-    """The rows of one span; small blocks are joined."""
-    ((after, through),) = share.spans
-    for fetched in journal.blocks(share.topic, after, through, strict=strict):
-        for block in joined(filter_blocks(fetched, filter), _BATCH_ROWS):
-            start = block.row_after(after) if block.first <= after else 0
-            stop = block.row_after(through) if block.last > through else block.count
-            if stop > start:
-                yield block, start, stop
-            after = max(after, block.last)  # blocks that are merged meanwhile come again, as part of the next ones
-
-
-def _scattered(journal: SourceJournal, share: Range, filter: RowFilter, strict: bool) -> Iterator[Part]:
-    """The rows of many spans: of a block that has a few of them, they are made a block of their own."""
-    few: list[Block] = []
-    for block, rows in _rows_by_block(journal, share, filter, strict):
-        if len(rows) * _FEW <= block.count:
-            few.append(read_block(select(block, rows), share.topic))
-        else:
-            yield block, rows[0], rows[-1] + 1  # those between them are in no span: the filter leaves them out
-    for block in joined(iter(few), _BATCH_ROWS):
+def _parts(journal: SourceJournal, share: Range, filter: RowFilter, strict: bool) -> Iterator[tuple[Block, int, int]]:
+    """Blocks of a share that may hold wanted events, and which rows are the share's: from one, up to another."""
+    for block in blocks_of(share.found, share.topic):
         yield block, 0, block.count
-
-
-def _rows_by_block(
-    journal: SourceJournal, share: Range, filter: RowFilter, strict: bool
-) -> Iterator[tuple[Block, list[int]]]:
-    """The blocks that spans lie in, each once, and the rows of it that they have."""
-    held: Block | None = None
-    rows: list[int] = []
     for after, through in share.spans:
-        if held is not None and held.first <= after + 1 and through <= held.last:
-            rows.extend(range(held.row_after(after), held.row_after(through)))
-            continue
         for fetched in journal.blocks(share.topic, after, through, strict=strict):
-            for block in filter_blocks(fetched, filter):
-                if held is not None and rows:
-                    yield held, rows
-                held, rows = block, list(range(block.row_after(after), block.row_after(through)))
-                after = max(after, block.last)
-    if held is not None and rows:
-        yield held, rows
-
-
-def filter_blocks(blocks: list[Block], filter: RowFilter) -> Iterator[Block]:
-    """Those of which a row may pass."""
-    return (block for block in blocks if filter.may_hold(block))
+            for block in joined((block for block in fetched if filter.may_hold(block)), _BATCH_ROWS):
+                start = block.row_after(after) if block.first <= after else 0
+                stop = block.row_after(through) if block.last > through else block.count
+                if stop > start:
+                    yield block, start, stop
+                after = max(after, block.last)  # blocks that are merged meanwhile come again, as part of the next ones

@@ -17,7 +17,7 @@ from penstock.errors import PenstockError
 C = TypeVar("C", bound=type[Any])
 
 _ASKED = (
-    *("__init__", "schema", "reader", "writer", "streamWriter", "partitions", "pushFilters", "read"),
+    *("__init__", "schema", "reader", "writer", "streamWriter", "partitions", "read"),
     *("initialOffset", "end_after", "done", "reportLatestOffset", "prepareForTriggerAvailableNow", "write", "commit"),
 )
 

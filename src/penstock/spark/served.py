@@ -20,7 +20,6 @@ from itertools import islice, pairwise
 
 from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
 from penstock.journal.blocks import Block
-from penstock.journal.reading import Bounds
 from penstock.protocol.bulk import (
     COMMIT_STAGED,
     DROP_STAGED,
@@ -42,6 +41,7 @@ from penstock.protocol.bulk import (
     EndsDocument,
     EndsQuery,
     ObjectRequest,
+    SpansDocument,
     SpansRequest,
     StageQuery,
     TopicEnds,
@@ -53,7 +53,7 @@ from penstock.protocol.topics import FIND_POSITION, LIST_TOPICS, MOVE_CURSOR, Cu
 from penstock.remote.client import Client
 from penstock.spark.journals import JournalState, PlannedTopic, check_kept, dropped, patiently
 from penstock.spark.options import JournalPlace
-from penstock.transfer.stored import blocks_of
+from penstock.transfer.reading import blocks_of
 
 TIMEOUT = 60.0
 """Seconds for a server to accept a connection, and to answer."""
@@ -179,11 +179,11 @@ class ServedJournal:
         def cuts(after: int, through: int, pieces: int, exactly: bool) -> list[int]:
             return self.cuts(name, CutsQuery(after, through, pieces, exactly)).bounds
 
-        def spans(after: int, through: int, wanted: Wanted) -> list[Bounds]:
+        def places(after: int, through: int, wanted: Wanted) -> SpansDocument:
             asked = SpansRequest(wanted, through, after)
-            return patiently(lambda: self._client.call(READ_SPANS, name, body=asked)).spans
+            return patiently(lambda: self._client.call(READ_SPANS, name, body=asked))
 
-        return PlannedTopic(name, ends.began, ends.trimmed, ends.latest, position_before, size, cuts, spans)
+        return PlannedTopic(name, ends.began, ends.trimmed, ends.latest, position_before, size, cuts, places)
 
     def ends(self, names: Sequence[str]) -> EndsDocument:
         """Where topics begin and end; those that are not there are left out."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import pairwise
@@ -29,9 +28,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.clock import to_ms
 from penstock.errors import ConfigError
-from penstock.journal.log import near_together
 from penstock.journal.reading import Bounds
 from penstock.spark.journals import (
     JournalState,
@@ -47,12 +44,13 @@ from penstock.spark.options import Offset, ReadOptions, check_stream, read_optio
 from penstock.spark.rows import Range, RowFilter, SourceLayout, option_filter, read_range, source_schema
 from penstock.spark.sentences import in_sentences
 from penstock.spark.versions import LimitedReader, check_batch_limits
-from penstock.transfer.spans import both
 
 _TASK_BYTES = 128 << 20
 """What one task reads at the most, about: as Spark does with files. A task costs some 50 ms before its first row."""
 _LOOK_UP = 65_536
 """Positions from which on it is worth asking where wanted events may be: less is read as fast."""
+_YEAR_9999 = 253_370_764_800_000
+"""Milliseconds after which nothing is recorded."""
 _SPREAD_BYTES = 2 << 20
 """From this size on a range is spread over the cores, even if one task could read it."""
 
@@ -125,37 +123,34 @@ def _resolve(offset: Offset, view: PlannedTopic, option: str) -> int:
 
 
 def narrowed(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int], filter: RowFilter) -> list[Range]:
-    """The ranges between offsets, as far as a filter on positions or recording times leaves them."""
-    after, through = filter.seq_bounds()
-    low, high = filter.time_bounds()
-    wanted, positions = filter.wanted(), filter.positions()
+    """The ranges between offsets, as far as a filter leaves them."""
+    (first, through), (low, high) = filter.between("seq"), filter.between("recorded_at")
+    wanted = filter.wanted()
     ranges = []
-    for name, end in sorted(ends.items()):
+    for name, end in sorted(ends.items()) if all(filter.values.values()) else ():
         view = topics.views[name]
-        start = max(starts.get(name, 0), after)
-        end = min(end, through)
-        if low is not None:
-            start = max(start, view.position_before(to_ms(low, "recorded_at")))
-        if high is not None:
-            end = min(end, view.position_before(to_ms(high, "recorded_at") + 1))
+        start, end = max(starts.get(name, 0), first - 1), min(end, through)
+        if low > 0:
+            start = max(start, view.position_before(low))
+        if high < _YEAR_9999:
+            end = min(end, view.position_before(max(0, high + 1)))
         if start >= end:
             continue
         if topics.options.fail_on_data_loss:
             check_kept(name, start, end, view.trimmed)
-        spans = [(start, end)]
-        if positions is not None:
-            spans = both(spans, near_together(positions))
-        elif wanted is not None and end - start >= _LOOK_UP:
-            spans = view.spans(start, end, wanted)
-        if spans:
-            ranges.append(Range(name, spans))
+        if wanted is None or end - start < _LOOK_UP:
+            ranges.append(Range(name, [(start, end)]))
+            continue
+        found = view.places(start, end, wanted)
+        if found.spans or found.found:
+            ranges.append(Range(name, found.spans, found.found))
     return ranges
 
 
 def cut(topics: Topics, ranges: Iterable[Range]) -> list[Range]:
     """The same events in ranges for tasks to read: of about equal size, cut between blocks where that is possible."""
     whole = list(ranges)
-    sizes = [_size(topics.views[range_.topic], range_.spans) for range_ in whole]
+    sizes = [sum(topics.views[range_.topic].size(*span) for span in range_.spans) for range_ in whole]
     total = sum(sizes)
     least = topics.options.min_partitions or 1
     cores = os.cpu_count() or 1
@@ -169,18 +164,16 @@ def cut(topics: Topics, ranges: Iterable[Range]) -> list[Range]:
     for range_, size in zip(whole, sizes, strict=True):
         share = max(1, -(-pieces * size // total)) if total else 1
         view = topics.views[range_.topic]
-        if len(range_.spans) > 1:
-            parts.extend(Range(range_.topic, spans) for spans in _parted(range_.spans, share))
-            continue
-        bounds = view.cuts(*range_.spans[0], share, least >= pieces)
-        parts.extend(Range(range_.topic, [span]) for span in pairwise(bounds))
+        spans = list(range_.spans)
+        if len(spans) == 1:
+            bounds = view.cuts(*spans[0], share, least >= pieces)
+            groups: Iterable[Sequence[Bounds]] = ([span] for span in pairwise(bounds))
+        else:
+            groups = _parted(spans, share) if spans else [()]
+        more = [Range(range_.topic, group) for group in groups]
+        more[0].found = range_.found
+        parts.extend(more)
     return parts
-
-
-def _size(view: PlannedTopic, spans: Sequence[Bounds]) -> int:
-    """About how many bytes spans have, as if what is between them were like them."""
-    first, last = spans[0][0], spans[-1][1]
-    return view.size(first, last) * sum(high - low for low, high in spans) // (last - first)
 
 
 def _parted(spans: Sequence[Bounds], pieces: int) -> Iterator[Sequence[Bounds]]:
@@ -236,7 +229,6 @@ def bytes_of(views: Mapping[str, PlannedTopic], start: Offsets, end: Offsets, mo
 
 LIMITS = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger")
 """What says how large a stream's batches are."""
-_PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 @in_sentences
@@ -258,12 +250,7 @@ class PenstockSource(DataSource):
         return source_schema(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = read_options(self.given)
-        if _PUSHDOWN_WORKER not in sys.modules:
-            return BatchReader(options, schema)
-        from penstock.spark.pushdown import PushdownReader
-
-        return PushdownReader(options, schema)
+        return BatchReader(read_options(self.given), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return StreamReader(read_options(self.given), schema)

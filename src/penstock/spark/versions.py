@@ -2,7 +2,6 @@
 
 | | 4.0 | 4.1 | 4.2 and newer |
 |---|---|---|---|
-| filters of a query reach the source | no: Spark filters | yes | yes |
 | a stream is asked for the end of a batch with its start, and may be limited | no | no | yes |
 | `TIME` | no | yes | yes |
 | sockets of workers are files | no | yes | yes |

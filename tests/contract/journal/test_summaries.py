@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from journals import eventually, on, seqs
 
-from penstock import Draft, Journal, ManualClock, Topic
+from penstock import Draft, Event, Journal, ManualClock, Topic
 from penstock.errors import Corrupt
 from penstock.journal import keys
 from penstock.journal.blocks import Block
@@ -20,6 +20,8 @@ from penstock.journal.index.runs import load_directory
 from penstock.journal.log import TopicLog
 from penstock.journal.reading import EventQuery, TopicView
 from penstock.journal.summaries import stored_hashes
+from penstock.protocol.bulk import Wanted
+from penstock.transfer.reading import blocks_of, places_of
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 KINDS, SCOPES = ["placed", "paid", "sent", "rare"], [None, "eu", "us"]
@@ -68,25 +70,30 @@ def check(topic: Topic) -> None:
         assert seqs(topic.read(scope=scope)) == [event.seq for event in events if event.scope == scope]
     earliest, latest = (EPOCH + timedelta(seconds=100), EPOCH + timedelta(seconds=200))
     bounds = tuple(int(time.timestamp() * 1000) for time in (earliest, latest))
-    covered(topic, EventQuery(), [e.seq for e in events if earliest <= e.occurred_at <= latest], occurred=bounds)
-    covered(topic, EventQuery(kinds=frozenset(["rare"])), [e.seq for e in events if e.kind == "rare"])
-    covered(topic, EventQuery(key="key 7"), [e.seq for e in events if e.key == "key 7"])
-    covered(topic, EventQuery(), [e.seq for e in events if e.correlation_id == "chain 7"], correlation="chain 7")
-    event = events[len(events) // 3]
-    covered(topic, EventQuery(), [event.seq], id=event.id)
-    at = int(event.recorded_at.timestamp() * 1000)
-    same = [one.seq for one in events if one.recorded_at == event.recorded_at]
-    covered(topic, EventQuery(), same, recorded=(at, at + 1))
+    covered(topic, Wanted(occurred=bounds), [e for e in events if earliest <= e.occurred_at <= latest])
+    covered(topic, Wanted(kinds=("rare",)), [e for e in events if e.kind == "rare"])
+    covered(topic, Wanted(keys=("key 7",)), [e for e in events if e.key == "key 7"])
+    covered(topic, Wanted(keys=("key 7", "key 8", "none")), [e for e in events if e.key in ("key 7", "key 8")])
+    covered(topic, Wanted(key_prefix="key 7"), [e for e in events if (e.key or "").startswith("key 7")])
+    covered(topic, Wanted(correlations=("chain 7",)), [e for e in events if e.correlation_id == "chain 7"])
+    some = events[:: len(events) // 3]
+    covered(topic, Wanted(ids=tuple(event.id for event in some)), some)
+    covered(topic, Wanted(seqs=tuple(event.seq for event in some)), some)
 
 
-def covered(topic: Topic, wanted: EventQuery, positions: list[int], **more: Any) -> None:
-    """Bounds are in order, hold every wanted position, and leave out what they can."""
-    spans = log_of(topic).spans(wanted, **more)
+def covered(topic: Topic, wanted: Wanted, events: list[Event]) -> None:
+    """Every wanted event was found, as it is, or lies between bounds, in order; these leave out what they can."""
+    places = places_of(log_of(topic), 0, topic.latest, wanted)
+    spans = places.spans
     assert spans == sorted(spans) and all(low < high for low, high in spans)
-    assert all(before[1] <= after[0] for before, after in pairwise(spans))
-    assert all(any(low < seq <= high for low, high in spans) for seq in positions)
-    if wanted.key or not {"correlation", "id", "recorded"}.isdisjoint(more):
-        assert sum(high - low for low, high in spans) < topic.latest
+    assert all(before[1] < after[0] for before, after in pairwise(spans))
+    found = {event.seq: event for block in blocks_of(places.found, topic.name) for event in block.events()}
+    between = [event for event in events if any(low < event.seq <= high for low, high in spans)]
+    assert [found[event.seq].as_dict() for event in events if event not in between] == [
+        event.as_dict() for event in events if event not in between
+    ]
+    if wanted.keys or wanted.correlations or wanted.ids or wanted.seqs:
+        assert not spans or places_of(log_of(topic), 0, spans[0][0], wanted).spans == []
 
 
 @on("memory")
@@ -121,13 +128,16 @@ def rows(journal: Any, prefix: bytes) -> list[bytes]:
 def test_a_range_without_a_wanted_event_is_not_in_the_plan(topic: Topic) -> None:
     for kind in ("placed", "paid", "placed"):
         topic.append_many([Draft(kind, occurred_at=EPOCH) for _ in range(200)])
-    spans = log_of(topic).spans
-    assert spans(EventQuery(kinds=frozenset(["paid"]))) == [(200, 400)]
-    assert spans(EventQuery(kinds=frozenset(["placed"]))) == [(0, 200), (400, 600)]
-    assert spans(EventQuery(kinds=frozenset(["placed"]), after=250, through=450)) == [(400, 450)]
-    assert spans(EventQuery(scope="any")) == []
-    assert spans(EventQuery(), occurred=(0, 1)) == []
-    assert spans(EventQuery()) == [(0, 600)]
+
+    def spans(wanted: Wanted, after: int = 0, through: int = 600) -> list[tuple[int, int]]:
+        return places_of(log_of(topic), after, through, wanted).spans
+
+    assert spans(Wanted(kinds=("paid",))) == [(200, 400)]
+    assert spans(Wanted(kinds=("placed",))) == [(0, 200), (400, 600)]
+    assert spans(Wanted(kinds=("placed",)), 250, 450) == [(400, 450)]
+    assert spans(Wanted(scopes=("any",))) == []
+    assert spans(Wanted(occurred=(0, 1))) == []
+    assert spans(Wanted()) == [(0, 600)]
 
 
 @on("memory")

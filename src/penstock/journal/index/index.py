@@ -478,7 +478,7 @@ def prefixed_events(view: TopicView, query: EventQuery, after: int, limit: int |
     directory = load_directory(view.snap, view.topic_id, view.name)
     through, reverse = query.through, query.reverse
     most = _PREFIXED if limit is None else min(_PREFIXED, 1_000 + 8 * limit)
-    found = _prefixed(view, directory, query, max(after, view.trimmed()), most)
+    found = prefixed_in_runs(view, directory, query, max(after, view.trimmed()), most)
     if found is None:
         yield from view.events(after, through, limit, query, reverse=reverse)
         return
@@ -493,7 +493,9 @@ def prefixed_events(view: TopicView, query: EventQuery, after: int, limit: int |
         yield from found[::-1][:left]
 
 
-def _prefixed(view: TopicView, directory: Directory, query: EventQuery, after: int, most: int) -> list[Event] | None:
+def prefixed_in_runs(
+    view: TopicView, directory: Directory, query: EventQuery, after: int, most: int
+) -> list[Event] | None:
     """Those that runs cover, in order of their positions; None when they are more than `most`."""
     found: list[tuple[int, Event]] = []
     for run in directory.runs:

@@ -23,9 +23,9 @@ from penstock.protocol import bulk as operations
 from penstock.server.api.binding import Call, serves
 from penstock.server.limits import BLOCKS_BYTES
 from penstock.server.problems import Refused
-from penstock.transfer.causes import topic_names
 from penstock.transfer.objects import StagingArea, check_area, decode_piece, own_area
 from penstock.transfer.publishing import BulkCommit, publish_staged, stage_step
+from penstock.transfer.reading import topic_names
 
 # ── what Spark's tasks write: blocks staged where no reader looks, and the commit that publishes them ─────────────────
 # A request that is repeated does what the first one did: a piece takes the place of its first try, and a commit is

@@ -34,10 +34,15 @@ from penstock.server.limits import BLOCKS_BYTES
 from penstock.server.memory import HeldResponse
 from penstock.server.problems import Refused
 from penstock.server.service import Service
-from penstock.transfer.causes import correlations_of, topic_names
-from penstock.transfer.ranges import range_cuts, range_size
-from penstock.transfer.spans import spans_of
-from penstock.transfer.stored import message_of, stored_blocks
+from penstock.transfer.reading import (
+    correlations_of,
+    message_of,
+    places_of,
+    range_cuts,
+    range_size,
+    stored_blocks,
+    topic_names,
+)
 
 
 @serves(operations.READ_ENDS)
@@ -70,7 +75,7 @@ def read_spans(call: Call[None, SpansRequest]) -> SpansDocument:
     asked = call.body
     with _topic(call.service, call.name("topic")) as view:
         log = call.service.journal._backend.log(view.name)
-    return SpansDocument(spans_of(log, asked.after, asked.through, asked.wanted))
+    return places_of(log, asked.after, asked.through, asked.wanted)
 
 
 @serves(operations.READ_BLOCKS)

@@ -160,7 +160,6 @@ def defaults(master: str, scratch: Scratch) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         # A worker that crashes leaves a traceback in the task's error: see `penstock.spark.payload`.
         "spark.python.worker.faulthandler.enabled": "true",
-        "spark.sql.python.filterPushdown.enabled": "true",
         # State on disk with a cache, not in the driver's heap; a checkpoint that was made otherwise stays as it is.
         "spark.sql.streaming.stateStore.providerClass": _STATE_STORE,
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",

@@ -1,0 +1,342 @@
+"""What a reader of very many events asks of a topic: its stored blocks, how large ranges are and where they are best
+parted, where wanted events are, the correlation ids of many events at once.
+
+Several blocks are sent as one message: one after the other, each with its length (4 bytes, big-endian) before it. The
+reader of a block checks its checksum, so that the sender need not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from operator import itemgetter
+from typing import TypeVar
+
+import msgspec
+
+from penstock.engine.contract import Snapshot
+from penstock.errors import Corrupt
+from penstock.events import Event, parse_id
+from penstock.journal import keys
+from penstock.journal.blocks import (
+    Block,
+    Columns,
+    build_wire,
+    pack_seqs,
+    read_block,
+    seal,
+    set_runs_of,
+    stored_size,
+    unpack_signed,
+    whole_value,
+)
+from penstock.journal.catalog import load_state, open_block
+from penstock.journal.index.index import Lookup, prefixed_in_runs
+from penstock.journal.index.runs import load_directory
+from penstock.journal.log import TopicLog
+from penstock.journal.reading import Bounds, EventQuery, TopicView
+from penstock.journal.sealed.files import sealed_blocks, sealed_start
+from penstock.journal.sealed.segments import load_segments
+from penstock.protocol.bulk import SpansDocument, Wanted
+
+T = TypeVar("T")
+
+_LENGTH = 4
+
+
+def topic_names(snap: Snapshot) -> list[str]:
+    """Every topic, sorted."""
+    return [key[1:].decode() for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))]
+
+
+# ── stored blocks, as they are ───────────────────────────────────────────────────────────────────────────────────────
+class StoredBlock(msgspec.Struct, gc=False):
+    """A block's bytes, and the positions of its first and last event."""
+
+    first: int
+    last: int
+    value: bytes
+
+
+class _Edges(msgspec.Struct, array_like=True, gc=False):
+    """What of a `Wire` says which positions it holds; the rest is passed over."""
+
+    format: int
+    count: int
+    first: int
+    run_counts: msgspec.Raw
+    run_time: msgspec.Raw
+    run_times: msgspec.Raw
+    run_ids: msgspec.Raw
+    kinds: msgspec.Raw
+    kind_codes: msgspec.Raw
+    lengths: msgspec.Raw
+    payload: msgspec.Raw
+    seqs: bytes | None = None
+
+
+_edges = msgspec.msgpack.Decoder(_Edges).decode
+
+
+def stored_blocks(view: TopicView, after: int, through: int) -> Iterator[StoredBlock]:
+    """The blocks with events in after < position ≤ through, ascending. Sealed ones are made of their row groups."""
+    if after >= through:
+        return
+    state = load_state(view.snap, view.topic_id, view.name)
+    if state.sealed > after:
+        high = min(through, state.sealed)
+        for block in sealed_blocks(view.snap, view.topic_id, view.name, after, high, state.trimmed):
+            yield StoredBlock(block.first, block.last, seal(block.wire))
+        after = high
+        if after >= through:
+            return
+    yield from view.hot_blocks(after, through, state, _stored)
+
+
+def _stored(snap: Snapshot, key: bytes, value: bytes, topic: str) -> StoredBlock:
+    value = whole_value(snap, value, topic)
+    try:
+        found = _edges(memoryview(value)[:-4])
+        last = found.first + found.count - 1 if found.seqs is None else unpack_signed(found.seqs, found.count)[-1]
+    except (msgspec.DecodeError, Corrupt, IndexError) as error:
+        raise Corrupt(f"a block does not decode: {error}", topic=topic) from error
+    return StoredBlock(found.first, last, value)
+
+
+def message_of(values: Iterable[bytes]) -> bytes:
+    """Blocks as one message."""
+    return b"".join(chain.from_iterable((len(value).to_bytes(_LENGTH), value) for value in values))
+
+
+def values_of(message: bytes | memoryview) -> Iterator[memoryview]:
+    """The blocks in a message; ValueError when it ends in the middle of one."""
+    view = memoryview(message)
+    at = 0
+    while at < len(view):
+        start = at + _LENGTH
+        at = start + int.from_bytes(view[at:start])
+        if start > len(view) or at > len(view):
+            raise ValueError(f"a message of {len(view)} bytes ends in the middle of a block")
+        yield view[start:at]
+
+
+def blocks_of(message: bytes, topic: str) -> list[Block]:
+    """The blocks in a message, opened; Corrupt when one was damaged on its way, or before."""
+    try:
+        return [read_block(value, topic) for value in values_of(message)]
+    except ValueError as error:
+        raise Corrupt(str(error), topic=topic) from error
+
+
+# ── ranges ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+_UNPACKED = 3
+"""How many bytes one of a Parquet file stands for, about."""
+
+
+def range_size(view: TopicView, after: int, through: int) -> int:
+    """About how many bytes a range has: as if all its hot blocks were like the one in their middle."""
+    sealed = min(load_state(view.snap, view.topic_id, view.name).sealed, through)
+    size = 0
+    if sealed > after:
+        for segment in load_segments(view.snap, view.topic_id, after, sealed):
+            share = min(segment.last, sealed) - max(segment.first - 1, after)
+            size += _UNPACKED * segment.size * share // (segment.last - segment.first + 1)
+    after = max(after, sealed)
+    low, _ = keys.block_range(view.topic_id)
+    middle = (after + through + 1) // 2
+    for key, value in view.snap.scan(low, keys.block_key(view.topic_id, middle + 1), reverse=True):
+        count = open_block(view.snap, key, value, view.name).count
+        return size + (through - after) * stored_size(value) // count
+    return size
+
+
+def range_cuts(view: TopicView, after: int, through: int, pieces: int, *, exactly: bool) -> list[int]:
+    """The bounds of about equal pieces of a range, `after` and `through` among them; parted between blocks.
+
+    Where a block has no end near enough there are fewer pieces, unless they are wanted `exactly`.
+    """
+    span = through - after
+    pieces = min(pieces, span)
+    bounds = [after]
+    for piece in range(1, pieces):
+        at = after + span * piece // pieces
+        first = _start_near(view, at + 1)
+        if first is not None and bounds[-1] < first - 1 <= at:
+            at = first - 1
+        elif not exactly:
+            continue
+        if at > bounds[-1]:
+            bounds.append(at)
+    return [*bounds, through]
+
+
+def _start_near(view: TopicView, seq: int) -> int | None:
+    """Where the block begins that holds a position; the row group, when it is sealed."""
+    if seq <= load_state(view.snap, view.topic_id, view.name).sealed:
+        return sealed_start(view.snap, view.topic_id, view.name, seq)
+    block = view.block_holding(seq)
+    return None if block is None else block.first
+
+
+# ── wanted events ────────────────────────────────────────────────────────────────────────────────────────────────────
+FOUND_BYTES = 512 << 10
+"""Events found while a read is planned, up to this size, go with the plan: nothing is read for them again."""
+FOUND_EVENTS = 4_096
+LOOKED_UP = 65_536
+"""Events that are looked up; of more, all blocks that may hold one are read."""
+MOST_TERMS = 1_000
+"""The same of keys, ids, correlations or positions."""
+_NEAR = 8_192
+"""Positions between two events that are read along: a block is read as a whole."""
+
+
+def places_of(log: TopicLog, after: int, through: int, wanted: Wanted) -> SpansDocument:
+    """Where, in after < position ≤ through, wanted events may be: some that were found, and bounds of all others.
+
+    What an index finds may be more than is wanted: one field is looked up in it.
+    """
+    lookup = log.core.index.lookup(log.name)
+
+    def look(view: TopicView) -> SpansDocument:
+        kinds = None if wanted.kinds is None else frozenset(wanted.kinds)
+        scope = wanted.scopes[0] if wanted.scopes is not None and len(wanted.scopes) == 1 else None
+        low, high = max(after, view.trimmed()), min(through, view.latest())
+        query = EventQuery(kinds=kinds, scope=scope)
+        spans = _joined(view.spans(low, high, query, occurred=wanted.occurred)) if low < high else []
+        found, known = _looked_up(lookup, view, low, high, wanted) if spans else (None, low)
+        events = [] if found is None else list(islice(found, LOOKED_UP + 1))
+        if found is None or len(events) > LOOKED_UP:
+            return SpansDocument(spans)
+        rest = both(spans, [(known, high)]) if known < high else []
+        rows = sorted(((event.seq, event) for event in events), key=itemgetter(0))
+        if len(rows) <= FOUND_EVENTS and sum(len(event.raw) for event in events) <= FOUND_BYTES:
+            return SpansDocument(rest, message_of([_block_of([event for _, event in rows])] if rows else []))
+        return SpansDocument(_joined([*both(spans, _near_together(seq for seq, _ in rows)), *rest]))
+
+    return log.ask(look, SpansDocument([]))
+
+
+def _looked_up(
+    lookup: Lookup, view: TopicView, after: int, through: int, wanted: Wanted
+) -> tuple[Iterable[Event] | None, int]:
+    """All events through a position that one field of what is wanted finds; None: none of them is looked up."""
+    if seqs := _terms(wanted.seqs):
+        return _at(view, [seq for seq in seqs if after < seq <= through]), through
+    if ids := _terms(wanted.ids):
+        numbers = [number for id in ids if (number := parse_id(id)) is not None]
+        events = [event for number in numbers if (event := view.find(number)) is not None]
+        return [event for event in events if after < event.seq <= through], through
+    if terms := _terms(wanted.keys):
+        index = lookup.open(view)
+        known = min(through, index.known)
+        return (event for key in terms for some in index.events(key, after, known) for event in some), known
+    if terms := _terms(wanted.correlations):
+        index = lookup.open(view)
+        known = min(through, index.known)
+        found = chain.from_iterable(map(index.correlated, terms))
+        return (event for event in found if after < event.seq <= known), known
+    if wanted.key_prefix:
+        directory = load_directory(view.snap, view.topic_id, view.name)
+        query = EventQuery(key_prefix=wanted.key_prefix, through=through)
+        known = max(after, min(through, directory.through))
+        return prefixed_in_runs(view, directory, query, after, LOOKED_UP), known
+    return None, after
+
+
+def _terms(terms: tuple[T, ...] | None) -> tuple[T, ...]:
+    """Those that are worth looking up."""
+    return () if terms is None or len(terms) > MOST_TERMS else terms
+
+
+def _block_of(events: Sequence[Event]) -> bytes:
+    """A block of some events, in order of their positions, with the positions, times and ids that they have."""
+    rows = [(event._rows, event._row) for event in events]
+    columns = Columns([event.kind for event in events], [bytes(some.raw_payload(row)) for some, row in rows])
+    columns.binary = [event.binary for event in events]
+    columns.key, columns.scope = [event.key for event in events], [event.scope for event in events]
+    columns.headers = [event.headers for event in events]
+    columns.occurred = [some.occurred_ms(row) for some, row in rows]
+    columns.correlation = [event.correlation_id for event in events]
+    columns.causation = [event.causation_id for event in events]
+    wire = build_wire(columns, events[0].seq, 0, 0)
+    set_runs_of(wire, [some.id_number(row) for some, row in rows], [some.recorded_ms(row) for some, row in rows])
+    wire.seqs = pack_seqs([event.seq for event in events])
+    return seal(wire)
+
+
+def _at(view: TopicView, seqs: Iterable[int]) -> Iterator[Event]:
+    """The events at ascending positions."""
+    block: Block | None = None
+    for seq in seqs:
+        if block is None or seq > block.last:
+            block = view.block_holding(seq)
+        row = None if block is None else block.row_of(seq)
+        if block is not None and row is not None:
+            yield Event(block, row)
+
+
+def _near_together(positions: Iterable[int]) -> list[Bounds]:
+    """Bounds around ascending positions."""
+    return _joined(((seq - 1, seq) for seq in positions), _NEAR)
+
+
+def _joined(spans: Iterable[Bounds], near: int = 0) -> list[Bounds]:
+    """Ascending bounds, of which those that touch, or are near, are one."""
+    found: list[Bounds] = []
+    for low, high in spans:
+        if found and low - found[-1][1] <= near:
+            found[-1] = found[-1][0], max(high, found[-1][1])
+        else:
+            found.append((low, high))
+    return found
+
+
+def both(some: Sequence[Bounds], others: Sequence[Bounds]) -> list[Bounds]:
+    """What is in both of two lists of bounds, each in order and without overlaps."""
+    found: list[Bounds] = []
+    at = other = 0
+    while at < len(some) and other < len(others):
+        low, high = max(some[at][0], others[other][0]), min(some[at][1], others[other][1])
+        if low < high:
+            found.append((low, high))
+        if some[at][1] < others[other][1]:
+            at += 1
+        else:
+            other += 1
+    return found
+
+
+# ── causes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def correlations_of(snap: Snapshot, ids: Iterable[str]) -> dict[str, str | None]:
+    """By event id, its correlation id, None where it has none; ids that no event has are left out.
+
+    Ids increase with positions, so that events taken in the order of their ids lie in few blocks, and each block is
+    opened once however many of them it holds.
+    """
+    wanted = sorted((number, id) for id in ids if (number := parse_id(id)) is not None)
+    if not wanted:
+        return {}
+    found: dict[str, str | None] = {}
+    at_hand: dict[str, Block] = {}
+    views = [view for name in topic_names(snap) if (view := TopicView.open(snap, name)) is not None]
+    for number, id in wanted:
+        block, row = _place(views, at_hand, number)
+        if block is not None and row is not None:
+            found[id] = block.correlation(row)
+    return found
+
+
+def _place(views: list[TopicView], at_hand: dict[str, Block], number: int) -> tuple[Block | None, int | None]:
+    """The block and row of an id; blocks found before are asked first."""
+    for block in at_hand.values():
+        row = block.row_of_id(number)
+        if row is not None:
+            return block, row
+    for view in views:
+        event = view.find(number)
+        if event is not None:
+            rows = event._rows
+            assert isinstance(rows, Block)  # views read blocks
+            at_hand[view.name] = rows
+            return rows, event._row
+    return None, None
