@@ -14,9 +14,8 @@ import pytest
 import penstock
 from penstock import Draft, Journal
 from penstock.errors import Conflict
-from penstock.journal.blocks import Block
 from penstock.journal.index import index as lookup
-from penstock.journal.index import indexer, memtable, runs
+from penstock.journal.index import indexer, memtable
 from penstock.journal.index import indexer as contents
 
 
@@ -184,14 +183,6 @@ def test_the_garbage_collector_does_not_follow_what_is_indexed_in_memory(journal
         part for part in parts if isinstance(part, memtable.HashedPart) and any(map(gc.is_tracked, part.terms))
     ]
     assert sum(part.count for part in parts) == 4001 and followed == []
-    with journal._core.engine.read() as snap:
-        blocks: list[Block] = list(lookup.TopicView.open(snap, "t").blocks(0, 10**9))  # type: ignore[union-attr]
-    parts_of_rows = [part for block in blocks for part in runs.parts_of(runs.rows_of(block))]
-    pages = [page for part in parts_of_rows for page in part]
-    for _ in range(2):  # the first lets go of rows, the second of the pages that hold them
-        gc.collect()
-    assert sum(map(len, pages)) == 4001 and not any(map(gc.is_tracked, pages))
-    assert not gc.is_tracked(runs.entities_of(pages[0]))
 
 
 def test_forgetting_what_runs_cover_indexes_nothing_anew(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ from penstock.events import Draft
 from penstock.journal import commit, keys
 from penstock.journal.blocks import RowOptions, decode_pending, encode_wire, read_block, with_options
 from penstock.journal.checking import checked_wire
-from penstock.journal.index.runs import read_chunk, read_marks
+from penstock.journal.index.runs import read_chunk
 from penstock.journal.sealed import segments
 from penstock.names import shown_url
 from penstock.queue.letters import _attempts as read_attempts
@@ -98,7 +98,6 @@ BYTES: dict[str, tuple[Callable[[bytes], Any], Callable[[], list[bytes]]]] = {
     ),
     "mark": (lambda data: decode_mark(data, 0, len(data)), lambda: [encode_mark(Mark("query", 7))]),
     "index chunk": (lambda data: read_chunk(data, "t"), lambda: stored(b"k")),
-    "index marks": (lambda data: read_marks(data, "t"), lambda: stored(b"k")),
     "dedup": (commit._decode, lambda: [msgspec.msgpack.encode(commit.Original(1, bytes(10), 5, "c"))]),
     "root": (receipts._decode, lambda: [msgspec.msgpack.encode((bytes(32), bytes(32), 5))]),
     "segment": (

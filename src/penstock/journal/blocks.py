@@ -17,6 +17,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
+from operator import itemgetter, sub
 from types import MappingProxyType
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -97,6 +98,21 @@ def build_wire(columns: Columns, first: int, recorded_ms: int, base_id: int) -> 
     return wire
 
 
+def build_copies(columns: Columns, seqs: Sequence[int], ids: Sequence[bytes], times: Sequence[int]) -> bytes:
+    """The bytes of a block whose events have their own positions, ids (the low bytes) and times, in any order."""
+    if columns.occurred is not None:
+        columns.occurred = [at if ms is None else ms for ms, at in zip(columns.occurred, times, strict=True)]
+    wire = build_wire(columns, seqs[0], 0, 0)
+    steps = list(map(sub, seqs[1:], seqs))
+    if 1 in steps and ids:
+        set_runs_of(wire, list(map(int.from_bytes, ids)), times)
+    else:
+        set_runs(wire, (1,), times or (0,), b"".join(ids))
+    if steps.count(1) < len(steps):
+        wire.seqs = pack_seqs(seqs)
+    return seal(wire)
+
+
 def build_joined(parts: Sequence[tuple[int, int, int, Columns]]) -> Wire:
     """A block of several neighbouring commits: (first position, recording time, first id, events) each."""
     first, started_ms, base_id, _ = parts[0]
@@ -109,7 +125,7 @@ def build_joined(parts: Sequence[tuple[int, int, int, Columns]]) -> Wire:
         wire,
         [len(columns.kinds) for _, _, _, columns in parts],
         [recorded_ms for _, recorded_ms, _, _ in parts],
-        b"".join([(base & ID_MASK).to_bytes(ID_BYTES) for _, _, base, _ in parts]),
+        b"".join([low_bytes(base) for _, _, base, _ in parts]),
     )
     return wire
 
@@ -330,10 +346,10 @@ def texts_of(block: Block) -> dict[str, list[str | None]]:
 def columns_of(block: Block, rows: Sequence[int], texts: dict[str, list[str | None]] | None = None) -> Columns:
     """Some events of a block as columns, to be written again; `texts`: its text columns, if already decoded."""
     wire, bounds, codes = block.wire, block.payload_offsets, block.kind_codes
-    kinds = [wire.kinds[codes[row]] for row in rows]
-    if rows == range(block.count):
+    kinds = [wire.kinds[codes[row]] for row in rows] if len(wire.kinds) > 1 else wire.kinds * len(rows)
+    if isinstance(rows, range):
         data = bytes(block.payload)  # slices of bytes are cheaper than views made into bytes
-        payloads = [data[start:stop] for start, stop in pairwise(bounds)]
+        payloads = [data[start:stop] for start, stop in pairwise(bounds[rows.start : rows.stop + 1])]
     else:
         payloads = [bytes(block.payload[bounds[row] : bounds[row + 1]]) for row in rows]
     columns = Columns(kinds, payloads)
@@ -351,7 +367,8 @@ def columns_of(block: Block, rows: Sequence[int], texts: dict[str, list[str | No
                 setattr(columns, name, [read(row) for row in rows])
         return columns
     for name, values in (texts_of(block) if texts is None else texts).items():
-        setattr(columns, name, values if rows == range(block.count) else [values[row] for row in rows])
+        some = values[rows.start : rows.stop] if isinstance(rows, range) else [values[row] for row in rows]
+        setattr(columns, name, some)
     return columns
 
 
@@ -616,7 +633,7 @@ def unpack_ints(column: Ints, count: int) -> Sequence[int]:
     code = _WIDTHS.get(width)
     if rest or code is None:
         raise Corrupt(f"an integer column of {len(column)} bytes cannot hold {count} values")
-    return _view(column, code)
+    return _swapped(column, code) if _BIG_ENDIAN else memoryview(column).cast(code)  # type: ignore[call-overload]
 
 
 def unpack_signed(column: SignedInts, count: int) -> Sequence[int]:
@@ -624,15 +641,13 @@ def unpack_signed(column: SignedInts, count: int) -> Sequence[int]:
         return [column] * count
     if len(column) != 8 * count:
         raise Corrupt(f"a time column of {len(column)} bytes cannot hold {count} values")
-    return _view(column, "q")
+    return _swapped(column, "q") if _BIG_ENDIAN else memoryview(column).cast("q")
 
 
-def _view(column: bytes, code: str) -> Sequence[int]:
-    if _BIG_ENDIAN:
-        values = array(code, column)
-        values.byteswap()
-        return values
-    return memoryview(column).cast(code)  # type: ignore[call-overload, no-any-return]
+def _swapped(column: bytes, code: str) -> Sequence[int]:
+    values = array(code, column)
+    values.byteswap()
+    return values
 
 
 def offsets(lengths: Ints, count: int) -> Sequence[int]:
@@ -845,11 +860,12 @@ class Columns(msgspec.Struct, eq=False, weakref=False):
 
     def pick(self, rows: Sequence[int]) -> Columns:
         """Some of the events, in columns of their own."""
-        picked = Columns([self.kinds[row] for row in rows], [self.payloads[row] for row in rows])
+        pick = picker(rows)
+        picked = Columns(pick(self.kinds), pick(self.payloads))
         for name in OPTIONAL:
             column = getattr(self, name)
             if column is not None:
-                setattr(picked, name, [column[row] for row in rows])
+                setattr(picked, name, pick(column))
         return picked
 
     def slice(self, start: int, stop: int) -> Columns:
@@ -860,6 +876,14 @@ class Columns(msgspec.Struct, eq=False, weakref=False):
             if column is not None:
                 setattr(part, name, column[start:stop])
         return part
+
+
+def picker(rows: Sequence[int]) -> Callable[[Sequence[T]], list[T]]:
+    """Picks rows out of a column."""
+    if len(rows) < 2:
+        return lambda column: [column[row] for row in rows]
+    pick = itemgetter(*rows)
+    return lambda column: list(pick(column))
 
 
 def join_columns(parts: Sequence[Columns]) -> Columns:
@@ -896,8 +920,13 @@ def set_runs_of(wire: Wire, ids: Sequence[int], times: Sequence[int]) -> None:
         wire,
         [stop - start for start, stop in pairwise([*starts, count])],
         [times[at] for at in starts],
-        b"".join([(ids[at] & ID_MASK).to_bytes(ID_BYTES) for at in starts]),
+        b"".join([low_bytes(ids[at]) for at in starts]),
     )
+
+
+def low_bytes(id: int) -> bytes:
+    """What a run stores of an id: the rest is its time."""
+    return (id & ID_MASK).to_bytes(ID_BYTES)
 
 
 def set_one_run(wire: Wire, recorded_ms: int, first_id: int) -> None:
@@ -905,7 +934,7 @@ def set_one_run(wire: Wire, recorded_ms: int, first_id: int) -> None:
     wire.run_counts = wire.count
     wire.run_time = recorded_ms
     wire.run_times = 0
-    wire.run_ids = (first_id & ID_MASK).to_bytes(ID_BYTES)
+    wire.run_ids = low_bytes(first_id)
 
 
 def pack_seqs(seqs: Sequence[int]) -> bytes:

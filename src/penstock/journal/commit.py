@@ -20,7 +20,7 @@ from penstock.engine.contract import Snapshot, WriteTx
 from penstock.errors import ConfigError, Conflict, Corrupt, FenceActive
 from penstock.events import Receipt, format_id
 from penstock.journal import keys
-from penstock.journal.blocks import ID_BYTES, Columns, Wire, build_wire, join_columns
+from penstock.journal.blocks import ID_BYTES, Columns, Wire, build_copies, build_wire, join_columns, low_bytes
 from penstock.journal.catalog import (
     Barrier,
     Catalog,
@@ -35,7 +35,6 @@ from penstock.journal.catalog import (
     write_block,
     write_blocks,
 )
-from penstock.journal.index.runs import build_copies
 from penstock.journal.leaves import keep_hashes, leaves
 from penstock.journal.prepare import PreparedBatch
 from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MAX_POSITION
@@ -727,7 +726,8 @@ def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
         if last - first + 1 > len(rows) or (latest and first > latest + 1):
             state = replace(state, compacted=max(state.compacted, last))
         save_state(commit.tx, head.topic_id, replace(state, removed=state.removed + holes))
-    commit.tx.put(keys.block_key(head.topic_id, first), build_copies(rows.columns, rows.seqs, rows.ids, rows.times))
+    stored = build_copies(rows.columns, rows.seqs, list(map(low_bytes, rows.ids)), rows.times)
+    commit.tx.put(keys.block_key(head.topic_id, first), stored)
     if head.settings.verified:
         keep_hashes(commit.tx, head.topic_id, rows.seqs, leaves(rows.columns, rows.seqs, rows.ids, rows.times))
     commit._new_heads[name] = Head(name, head.topic_id, head.settings, last, rows.times[-1], rows.ids[-1])

@@ -13,8 +13,7 @@ from penstock.entity import receipts
 from penstock.entity.proof import EMPTY, root_of
 from penstock.errors import ConfigError, Unprovable
 from penstock.journal import keys
-from penstock.journal.blocks import columns_of, read_block
-from penstock.journal.index.runs import build_copies
+from penstock.journal.blocks import build_copies, columns_of, low_bytes, read_block
 from penstock.local.journal import LocalJournal
 
 
@@ -158,7 +157,7 @@ def test_an_event_that_was_changed_in_the_store_is_found(journal: Journal, topic
             block = read_block(value, "orders")
             columns = columns_of(block, range(block.count))
             columns.payloads = [payload.replace(b'"n":4}', b'"n":5}') for payload in columns.payloads]
-            ids = [block.id_number(row) for row in range(block.count)]
+            ids = [low_bytes(block.id_number(row)) for row in range(block.count)]
             times = [block.recorded_ms(row) for row in range(block.count)]
             tx.put(key, build_copies(columns, block.seqs, ids, times))
     report = topic.verify()

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from journals import Place, eventually, on, only, payloads, seqs
+from msgspec.structs import replace
 from small_index import small_index
 
 from penstock import Draft, Journal, Topic
 from penstock.errors import ConfigError, Conflict
 from penstock.journal.blocks import Block
 from penstock.journal.index.indexer import worth_merging
-from penstock.journal.index.runs import Directory, Run, load_directory
+from penstock.journal.index.runs import Directory, Run, load_directory, save_directory
 
 Reopen = Callable[[Journal], Journal]
 KEYS = ["a", "b", "aa", "\x00", "a\x00b", "ü", "k" * 400]
@@ -212,6 +213,21 @@ def test_a_calm_journal_merges_its_runs_without_being_asked(
     eventually(lambda: journal._core.indexer.at_rest("orders"))
     assert len(directory(journal).runs) == 1
     assert payloads(topic.read(key="ü")) == [0] * 3 + [1] * 3
+
+
+def test_runs_of_another_format_are_built_anew(journal: Journal, topic: Topic) -> None:
+    fill(topic)
+    before = payloads(topic.read(key="ü"))
+    journal.maintain()
+    with journal._engine.write() as tx:
+        found = load_directory(tx, 1, "orders")
+        save_directory(tx, 1, replace(found, format=0))
+    old = {run.id for run in found.runs}
+    assert old and directory(journal).through == 0 and old <= set(directory(journal).rubbish)
+    assert payloads(topic.read(key="ü")) == before
+    journal.maintain()
+    assert directory(journal).rubbish == () and not old & {run.id for run in directory(journal).runs}
+    assert payloads(topic.read(key="ü")) == before and len(directory(journal).runs) == 1
 
 
 @on("memory", "sqlite")

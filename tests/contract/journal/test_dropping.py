@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -471,17 +471,20 @@ def test_housekeeping_clears_it_without_being_asked(journal: Journal) -> None:
 @on("sqlite")
 def test_an_index_being_built_leaves_nothing_behind(journal: Journal) -> None:
     from penstock.journal.index.indexer import Building
-    from penstock.journal.index.runs import NOTHING
+    from penstock.journal.index.runs import IndexRows, term_rows
 
     journal.topic("orders").append("x", key="k")
     topic_id = topic_id_of(journal, "orders")
-    run = Building(journal._core.writer, "orders", topic_id, NOTHING, (1, 1), 0)  # type: ignore[attr-defined]
-    assert run.begin()
-    journal.drop_topic("orders")
-    journal.topic("orders").append("x", key="k")
-    journal.maintain()
-    run.write([(b"e", (b"mark", b"value"))])
-    assert not run.publish(lambda directory: directory)
+
+    def dropped_meanwhile() -> Iterator[IndexRows]:
+        assert b"k" in {key[:1] for key in rows_of(journal, topic_id)}, "the run is announced"
+        journal.drop_topic("orders")
+        journal.topic("orders").append("x", key="k")
+        journal.maintain()
+        yield term_rows(["k"], [1], 0)
+
+    run = Building(journal._core.writer, "orders", topic_id, 0, (1, 1), 0)  # type: ignore[attr-defined]
+    assert not run.build({b"c": [dropped_meanwhile()]}, lambda directory: directory)
     assert rows_of(journal, topic_id) == []
 
 

@@ -7,6 +7,7 @@ in memory (tails and filters) is kept here. Reading is all that happens here; `i
 from __future__ import annotations
 
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -29,12 +30,11 @@ from penstock.journal.index.runs import (
     Directory,
     Run,
     load_directory,
-    mark_seq,
     prefix,
     read_chunk,
-    read_marks,
     run_key,
     span_of,
+    text_begin,
 )
 from penstock.journal.reading import EventQuery, TopicView
 from penstock.journal.summaries import TermHashes, stored_hashes
@@ -115,7 +115,7 @@ class EntityIndex:
         if memtable is not None and memtable.epoch[0] == topic_id and through > memtable.base:
             memtable.without(through, partial(self.adopt, name, memtable))
 
-    def may_hold(self, snap: Snapshot, topic: int, run: Run, term: bytes) -> bool:
+    def may_hold(self, snap: Snapshot, topic: int, run: Run, key: str) -> bool:
         """Whether a run may hold an entity."""
         if not run.entities:
             return True
@@ -129,7 +129,7 @@ class EntityIndex:
                 self._filters[topic, run.id] = known
                 while len(self._filters) > _FILTERS:
                     self._filters.popitem(last=False)
-        return term in known
+        return zlib.crc32(key.encode()) in known
 
 
 # ── One look-up: an entity's events, its newest one, what an event caused, what belongs together ──
@@ -302,18 +302,17 @@ class Lookup:
         return chain(newer, known) if reverse else chain(known, newer)
 
     def _run_pieces(self, key: str, after: int, through: int, *, reverse: bool) -> Iterator[Piece]:
-        term = prefix(key)
         runs = self.directory.runs
         asked = 0
         for run in reversed(runs) if reverse else runs:
             if run.last <= after or run.first > through or "e" not in run.sections:
                 continue
-            if not self._index.may_hold(self._view.snap, self._view.topic_id, run, term):
+            if not self._index.may_hold(self._view.snap, self._view.topic_id, run, key):
                 continue
             asked += 1
             if asked == INDEX_FAN_IN:
                 self._index.crowded(self._name)
-            chunks = self._chunks_back(run, term, key, through) if reverse else self._chunks(run, term, key, after)
+            chunks = self._chunks_back(run, key, through) if reverse else self._chunks(run, ENTITIES, key, after)
             for block, start, stop in chunks:
                 seqs = block.seqs
                 while start < stop and seqs[start] <= after:
@@ -323,38 +322,40 @@ class Lookup:
                 if start < stop:
                     yield block, range(start, stop)
 
-    def _chunks(self, run: Run, term: bytes, key: str, after: int) -> Iterator[tuple[Block, int, int]]:
-        """The chunks of a run that hold an entity's events after a position, with the rows that are the entity's.
+    def _chunks(self, run: Run, section: bytes, term: str, after: int) -> Iterator[tuple[Block, int, int]]:
+        """The chunks of a run that hold a term after a position, with the rows that are the term's.
 
-        An entity lies inside one chunk, or begins one and fills it and those that follow.
+        A term lies inside one chunk, or begins one and fills it and those that follow.
         """
         view = self._view
-        low = run_key(view.topic_id, run.id, ENTITIES)
-        begin = low + term
+        low = run_key(view.topic_id, run.id, section)
+        begin = bound = low + prefix(term)
         if after >= run.first:
             for stored, _ in view.snap.scan(begin, begin + (after + 2).to_bytes(8), reverse=True):
                 begin = stored
                 break
         found = False
-        for _, value in view.snap.scan(begin, low + term + b"\xff" * 9):
+        for _, value in view.snap.scan(begin, bound + b"\xff" * 9):
             found = True
             block = read_chunk(value, view.name)
-            start, stop = span_of(block, key)
+            start, stop = span_of(block, term)
             yield block, start, stop
         if found:
             return
-        for _, value in view.snap.scan(low, low + term, reverse=True):
+        for _, value in view.snap.scan(low, bound, reverse=True):
             block = read_chunk(value, view.name)
-            start, stop = span_of(block, key)
+            start, stop = span_of(block, term)
             if start < stop:
                 yield block, start, stop
             return
 
-    def _chunks_back(self, run: Run, term: bytes, key: str, through: int) -> Iterator[tuple[Block, int, int]]:
-        """The same from the newest back, at or before a position."""
+    def _chunks_back(self, run: Run, key: str, through: int) -> Iterator[tuple[Block, int, int]]:
+        """The same of an entity, from the newest back, at or before a position."""
         view = self._view
         low = run_key(view.topic_id, run.id, ENTITIES)
-        for _, value in view.snap.scan(low, low + term + min(through + 1, keys.MAX_SEQ).to_bytes(8), reverse=True):
+        for _, value in view.snap.scan(
+            low, low + prefix(key) + min(through + 1, keys.MAX_SEQ).to_bytes(8), reverse=True
+        ):
             block = read_chunk(value, view.name)
             start, stop = span_of(block, key)
             if start < stop:
@@ -408,26 +409,14 @@ class Lookup:
             yield self._extra, max(after, self._limit), keys.MAX_SEQ
 
     def _marked(self, section: bytes, id: str) -> Iterator[Event]:
-        term, view = prefix(id), self._view
         for run in self.directory.runs:
             if section.decode() not in run.sections or run.last <= self._trimmed:
                 continue
-            low = run_key(view.topic_id, run.id, section)
-            for seq in self._marked_in(low, term):
-                event = view.get(seq) if seq > self._trimmed else None
-                if event is not None:
-                    yield event
-
-    def _marked_in(self, low: bytes, term: bytes) -> Iterator[int]:
-        view = self._view
-        opening = low + term
-        for stored, _ in view.snap.scan(low, low + term + bytes(8), reverse=True):
-            opening = stored
-            break
-        for _, value in view.snap.scan(opening, low + term + b"\xff" * 9):
-            for mark in read_marks(value, view.name):
-                if mark[:-8] == term:
-                    yield mark_seq(mark)
+            for block, start, stop in self._chunks(run, section, id, self._trimmed):
+                for seq in block.seqs[start:stop]:
+                    event = self._view.get(seq) if seq > self._trimmed else None
+                    if event is not None:
+                        yield event
 
 
 def _waiting_bytes(view: TopicView, base: int, hashed: Sequence[TermHashes]) -> int:
@@ -466,7 +455,7 @@ def entity_events(
         yield from events
 
 
-# ── Keys that begin with a text: a run's chunks are in order of the keys' lengths, and of the keys among those ──
+# ── Keys that begin with a text: they lie together in a run ──
 
 
 _PREFIXED = 20_000
@@ -501,7 +490,7 @@ def prefixed_in_runs(
     for run in directory.runs:
         if run.last <= after or run.first > query.through or "e" not in run.sections:
             continue
-        for block in _chunks_with(view, run, (query.key_prefix or "").encode()):
+        for block in _chunks_with(view, run, query.key_prefix or ""):
             seqs = block.seqs
             rows = [row for row in query.rows(block, 0, block.count) if after < seqs[row] <= query.through]
             found += [(seqs[row], Event(block, row)) for row in rows]
@@ -510,32 +499,10 @@ def prefixed_in_runs(
     return [event for _, event in sorted(found, key=itemgetter(0))]
 
 
-def _chunks_with(view: TopicView, run: Run, begin: bytes) -> Iterator[Block]:
-    """The chunks of a run with keys that begin with a text, and some others: one or two for each length of keys."""
+def _chunks_with(view: TopicView, run: Run, begin: str) -> Iterator[Block]:
+    """The chunks of a run that may have keys that begin with a text."""
     low = run_key(view.topic_id, run.id, ENTITIES)
-    stop = keys.prefix_end(low)
-    at, read = len(begin).to_bytes(2) + begin, b""
-    while True:
-        key, value = next(iter(view.snap.scan(low, low + at + b"\0", reverse=True)), (b"", b""))
-        if key <= read:  # there is none before it, or it was read already
-            key, value = next(iter(view.snap.scan(low + at, stop)), (b"", b""))
-            if not key:
-                return
-            at = max(at, _mark_after(key[len(low) :], begin))
-            if low + at > key:  # further on: in this chunk, or in a later one
-                continue
-        block, read = read_chunk(value, view.name), key
-        yield block
-        last = prefix(block.key(block.count - 1) or "") + block.seqs[-1].to_bytes(8)
-        at = max(at, _mark_after(last + b"\0", begin))
-
-
-def _mark_after(mark: bytes, begin: bytes) -> bytes:
-    """Where, from a mark on, there may next be a key that begins with a text."""
-    length = int.from_bytes(mark[:2])
-    key = mark[2 : 2 + length]
-    if key.startswith(begin):
-        return mark
-    if key < begin and length >= len(begin):
-        return mark[:2] + begin
-    return max(length + 1, len(begin)).to_bytes(2) + begin
+    start = low + text_begin(begin)
+    first = next((key for key, _ in view.snap.scan(low, start, reverse=True)), start)
+    for _, value in view.snap.scan(first, start + b"\xff"):  # no text has this byte
+        yield read_chunk(value, view.name)

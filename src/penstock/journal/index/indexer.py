@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from heapq import merge as merge_sorted
-from itertools import groupby
+from itertools import groupby, islice
 
 from msgspec.structs import replace
 
@@ -33,31 +32,24 @@ from penstock.journal.index.runs import (
     CORRELATIONS,
     ENTITIES,
     FILTER,
-    STEP_ROWS,
     BloomFilter,
     Breathe,
     Chunk,
     Directory,
-    Pages,
-    Row,
+    IndexRows,
     Run,
-    after,
+    chunk_rows,
     chunks_of,
-    entities_of,
-    in_order,
+    event_rows,
+    go_on,
+    hashes_of_terms,
     load_directory,
-    mark_chunks,
-    mark_of,
-    mark_seq,
-    marks_of,
-    parts_of,
-    prefix,
+    merged,
     read_chunk,
-    read_marks,
-    rows_of,
-    rows_of_chunk,
     run_key,
     save_directory,
+    sorted_sources,
+    term_rows,
 )
 from penstock.journal.reading import TopicView
 from penstock.journal.summaries import forget_hashes
@@ -73,6 +65,7 @@ from penstock.limits import (
     INDEX_WAITING_EVENTS,
 )
 from penstock.observe.logs import Log
+from penstock.units import in_parts
 
 log = Log("penstock.indexer")
 
@@ -81,6 +74,8 @@ _WAY_SECONDS, _TURN_SECONDS = 0.001, 0.0003
 """The pause while a look-up is under way, which needs the interpreter many times, and the work between two of them."""
 _STALL_SECONDS, _STALL_STEP_SECONDS = 1.0, 0.002
 """How long one batch waits, at the most, for the indexer to catch up, and how often it looks."""
+_READ_CHUNKS = 4
+"""Chunks of one run that a merge reads at once."""
 _CALM = 16
 """A journal with fewer commits than this between two looks has time for merging more than it must."""
 
@@ -326,23 +321,23 @@ class Indexer:
             if not blocks or not (thorough or are_enough(blocks)):
                 return False
             last = blocks[-1].last
-            written, entities = first_chunks(blocks, base, self._breathe)
+            sources = first_sources(blocks, base, self._breathe)
 
         def advance(found: Directory) -> Directory | None:
             return replace(found, through=last) if found.through == directory.through else None
 
-        run = Building(self._writer, topic, view.topic_id, directory, (base + 1, last), 0)
-        if not written:
-            done = run.skip(advance)
-        elif run.begin():
-            run.write(written)
-            run.filter(entities, self._breathe)
-            done = run.publish(advance)
-        else:
-            return False
+        run = self._building(topic, view.topic_id, directory, (base + 1, last), 0)
+        done = run.build(sources, advance)
         if done:
             self._index.cut(topic, view.topic_id, last)
         return done
+
+    def _building(
+        self, topic: str, topic_id: int, directory: Directory, positions: tuple[int, int], level: int
+    ) -> Building:
+        return Building(
+            self._writer, topic, topic_id, directory.epoch, positions, level, self._breathe, lambda: self._closed
+        )
 
     # ── larger runs ──────────────────────────────────────────────────────────────────────────────────────────────────
     def _merge(self, topic: str, thorough: bool) -> bool:
@@ -357,26 +352,15 @@ class Indexer:
         if not parts:
             return False
         level = max(run.level for run in parts) + (0 if thorough else 1)
-        run = Building(self._writer, topic, record.topic_id, directory, (parts[0].first, parts[-1].last), level)
-        if not run.begin():
-            return False
-        entities: dict[str, None] | None = {}
-        with_entities = [part for part in parts if "e" in part.sections]
-        merge = EntityMerge(self._engine, topic, record.topic_id, with_entities, trimmed, self._breathe)
-        for chunks, some in merge.steps():
-            run.write([(ENTITIES, chunk) for chunk in chunks])
-            if entities is not None:
-                entities |= some
-                entities = None if len(entities) > INDEX_FILTER_TERMS else entities
-            if self._closed:
-                return False
-        for section in (CAUSES, CORRELATIONS):
-            with_it = [part for part in parts if section.decode() in part.sections]
-            for chunks in MarkMerge(self._engine, topic, record.topic_id, section, with_it, trimmed).steps():
-                run.write([(section, chunk) for chunk in chunks])
-                if self._closed:
-                    return False
-        run.filter(entities or (), self._breathe)
+        run = self._building(topic, record.topic_id, directory, (parts[0].first, parts[-1].last), level)
+        sources = {
+            section: [
+                stored_rows(self._engine, topic, record.topic_id, part, section, trimmed, self._breathe)
+                for part in parts
+                if section.decode() in part.sections
+            ]
+            for section in (ENTITIES, CAUSES, CORRELATIONS)
+        }
         ids = {part.id for part in parts}
 
         def exchange(found: Directory) -> Directory | None:
@@ -385,7 +369,7 @@ class Indexer:
             left = tuple(one for one in found.runs if one.id not in ids)
             return replace(found, runs=left, rubbish=(*found.rubbish, *sorted(ids)))
 
-        return run.publish(exchange)
+        return run.build(sources, exchange)
 
     # ── rubbish ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _clear(self, topic: str) -> None:
@@ -401,37 +385,18 @@ class Indexer:
                 run = directory.rubbish[0]
                 start, stop = run_key(record.topic_id, run), run_key(record.topic_id, run + 1)
                 upto = after_some(snap, start, stop)
-            deletion = Deletion(topic, record.topic_id, run, start, upto or stop, upto is None)
+            deletion = partial(delete_rubbish, topic, record.topic_id, run, start, upto or stop, upto is None)
             self._writer.run(WriteRequest(deletion, relaxed=True))
 
 
-# ── Writing a run of the entity index: announced, filled in steps, then listed or thrown away; and deleting old ones ──
-
-
-_ABANDONED_MS = 3_600_000
-"""A run whose writing began this long ago was given up."""
-
-Written = tuple[bytes, Chunk]
-"""A section and a chunk of it."""
-
-
-class Deletion:
+def delete_rubbish(topic: str, topic_id: int, run: int, start: bytes, stop: bytes, done: bool, commit: Commit) -> None:
     """Removes a part of a run, and its number from the list of rubbish when it was the last part."""
-
-    def __init__(self, topic: str, topic_id: int, run: int, start: bytes, stop: bytes, done: bool) -> None:
-        self._topic, self._topic_id, self._run = topic, topic_id, run
-        self._start, self._stop, self._done = start, stop, done
-
-    def __call__(self, commit: Commit) -> None:
-        if not commit.is_current(self._topic, self._topic_id):
-            return
-        directory = load_directory(commit.tx, self._topic_id, self._topic)
-        if self._run not in directory.rubbish:
-            return
-        commit.tx.delete_range(self._start, self._stop)
-        if self._done:
-            left = tuple(run for run in directory.rubbish if run != self._run)
-            save_directory(commit.tx, self._topic_id, replace(directory, rubbish=left))
+    if commit.is_current(topic, topic_id):
+        directory = load_directory(commit.tx, topic_id, topic)
+        if run in directory.rubbish:
+            commit.tx.delete_range(start, stop)
+            left = tuple(other for other in directory.rubbish if other != run or not done)
+            save_directory(commit.tx, topic_id, replace(directory, rubbish=left))
 
 
 def _is_full(memtable: Memtable) -> bool:
@@ -439,130 +404,125 @@ def _is_full(memtable: Memtable) -> bool:
     return len(memtable) > INDEX_WAITING_EVENTS or memtable.size > INDEX_MEMORY_BYTES
 
 
+# ── Writing a run of the entity index: announced, filled in steps, then listed or thrown away ──
+
+
+_ABANDONED_MS = 3_600_000
+"""A run whose writing began this long ago was given up."""
+
+Change = Callable[[Directory], Directory | None]
+Sources = Mapping[bytes, Sequence[Iterator[IndexRows]]]
+"""By section: where its rows come from, each source sorted, in order of their positions."""
+
+
 class Building:
-    """A run being written: announced, filled in steps, then listed or thrown away."""
+    """A run being written."""
 
     def __init__(
         self,
         writer: Writer,
         topic: str,
         topic_id: int,
-        directory: Directory,
+        epoch: int,
         positions: tuple[int, int],
         level: int,
+        breathe: Breathe = go_on,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._writer = writer
-        self._topic = topic
-        self._topic_id = topic_id
-        self._epoch = directory.epoch
+        self._topic, self._topic_id, self._epoch = topic, topic_id, epoch
         self._positions = positions
         self._level = level
-        self._id = 0
-        self._size = 0
-        self._entities = 0
-        self._sections: set[str] = set()
+        self._breathe, self._stopped = breathe, stopped
+        self._id = self._size = 0
+        self._sections = ""
+        self._hashes = array("I")
 
-    def begin(self) -> bool:
-        """Takes a number; False when the index has changed too much since it was looked at."""
-        return bool(self._do(self._announce))
+    def build(self, sources: Sources, change: Change) -> bool:
+        """Writes the run and lists it in the directory that `change` makes; throws it away when that is None.
 
-    def _announce(self, commit: Commit) -> bool:
-        if not commit.is_current(self._topic, self._topic_id):
-            return False
-        directory = load_directory(commit.tx, self._topic_id, self._topic)
+        False as well when the index has changed too much meanwhile, or the journal is being closed.
+        """
+        if any(sources.values()):
+            if not self._do(self._announce):
+                return False
+            for section, some in sources.items():
+                for part in in_parts(self._chunks(section, some), _chunk_size, INDEX_STEP_BYTES):
+                    if self._stopped():
+                        return False
+                    self._write(section, part)
+            if 0 < len(self._hashes) <= INDEX_FILTER_TERMS:
+                self._do(partial(self._put, FILTER, [(b"", BloomFilter.build(self._hashes, self._breathe))]))
+        return bool(self._do(partial(self._list, change)))
+
+    def _chunks(self, section: bytes, sources: Sequence[Iterator[IndexRows]]) -> Iterator[Chunk]:
+        windows = merged(sources, self._breathe)
+        return chunks_of(self._hashed(windows) if section == ENTITIES else windows, self._breathe)
+
+    def _hashed(self, windows: Iterator[IndexRows]) -> Iterator[IndexRows]:
+        """Notes for the filter which entities pass by."""
+        for window in windows:
+            if len(self._hashes) <= INDEX_FILTER_TERMS:
+                self._hashes.extend(hashes_of_terms(dict.fromkeys(window.terms)))
+            yield window
+
+    def _write(self, section: bytes, chunks: Sequence[Chunk]) -> None:
+        self._do(partial(self._put, section, chunks))
+        self._size += sum(map(_chunk_size, chunks))
+        if section.decode() not in self._sections:
+            self._sections += section.decode()
+
+    # ── in commits ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def _do(self, apply: Callable[[Commit, Directory], bool]) -> bool:
+        """Runs a step in a commit of its own, unless the topic was dropped: no housekeeper would clear it away."""
+
+        def step(commit: Commit) -> bool:
+            if not commit.is_current(self._topic, self._topic_id):
+                return False
+            return apply(commit, load_directory(commit.tx, self._topic_id, self._topic))
+
+        return bool(self._writer.run(WriteRequest(step, relaxed=True)))
+
+    def _announce(self, commit: Commit, directory: Directory) -> bool:
         if directory.epoch != self._epoch:
             return False
         self._id = directory.next
         stale = [run for run, since in directory.building if commit.now_ms - since > _ABANDONED_MS]
         building = [one for one in directory.building if one[0] not in stale]
         building.append((self._id, commit.now_ms))
-        save_directory(
-            commit.tx,
-            self._topic_id,
-            replace(directory, next=self._id + 1, building=tuple(building), rubbish=(*directory.rubbish, *stale)),
-        )
+        rubbish = (*directory.rubbish, *stale)
+        announced = replace(directory, next=self._id + 1, building=tuple(building), rubbish=rubbish)
+        save_directory(commit.tx, self._topic_id, announced)
         return True
 
-    def skip(self, change: Callable[[Directory], Directory | None]) -> bool:
-        """Changes the directory without a run: there was nothing to index."""
-
-        def apply(commit: Commit) -> bool:
-            if not commit.is_current(self._topic, self._topic_id):
-                return False
-            directory = load_directory(commit.tx, self._topic_id, self._topic)
-            if directory.epoch != self._epoch:
-                return False
-            changed = change(directory)
-            if changed is not None:
-                save_directory(commit.tx, self._topic_id, changed)
-                forget_hashes(commit.tx, self._topic_id, changed.through)
-            return changed is not None
-
-        return bool(self._do(apply))
-
-    def write(self, written: Sequence[Written]) -> None:
-        """Adds chunks."""
-        start = size = 0
-        for stop, (section, (_, value)) in enumerate(written, 1):
-            size += len(value)
-            self._sections.add(section.decode())
-            if size >= INDEX_STEP_BYTES or stop == len(written):
-                self._do(partial(self._put, written[start:stop]))
-                self._size += size
-                start, size = stop, 0
-
-    def _put(self, part: Sequence[Written], commit: Commit) -> None:
-        if not commit.is_current(self._topic, self._topic_id):
-            return  # no housekeeper would ever clear it away
-        for section, (mark, value) in part:
+    def _put(self, section: bytes, chunks: Sequence[Chunk], commit: Commit, _: Directory) -> bool:
+        for mark, value in chunks:
             commit.tx.put(run_key(self._topic_id, self._id, section, mark), value)
+        return True
 
-    def filter(self, entities: Collection[str], breathe: Breathe) -> None:
-        """Adds the filter of the entities, unless there are too many or none."""
-        if not 0 < len(entities) <= INDEX_FILTER_TERMS:
-            return
-        built = BloomFilter.sized(len(entities))
-        for count, entity in enumerate(entities):
-            built.add(prefix(entity))
-            if count % STEP_ROWS == 0:
-                breathe()
-        value = bytes(built)
-        self._entities = len(entities)
-
-        def put(commit: Commit) -> None:
-            if commit.is_current(self._topic, self._topic_id):
-                commit.tx.put(run_key(self._topic_id, self._id, FILTER), value)
-
-        self._do(put)
-
-    def publish(self, change: Callable[[Directory], Directory | None]) -> bool:
-        """Lists the run in the directory that `change` makes; throws it away when that is None."""
-        return bool(self._do(lambda commit: self._list(commit, change)))
-
-    def _list(self, commit: Commit, change: Callable[[Directory], Directory | None]) -> bool:
-        if not commit.is_current(self._topic, self._topic_id):
-            return False
-        directory = load_directory(commit.tx, self._topic_id, self._topic)
-        mine = any(run == self._id for run, _ in directory.building)
-        rest = replace(directory, building=tuple(one for one in directory.building if one[0] != self._id))
+    def _list(self, change: Change, commit: Commit, directory: Directory) -> bool:
+        """Lists the run; one without a number had nothing to write."""
+        left = tuple(one for one in directory.building if one[0] != self._id)
+        mine = not self._id or len(left) < len(directory.building)
+        rest = replace(directory, building=left)
         changed = change(rest) if mine and directory.epoch == self._epoch else None
         if changed is None:
-            if self._id not in rest.rubbish:
-                rest = replace(rest, rubbish=(*rest.rubbish, self._id))
-            save_directory(commit.tx, self._topic_id, rest)
+            if self._id and self._id not in rest.rubbish:
+                save_directory(commit.tx, self._topic_id, replace(rest, rubbish=(*rest.rubbish, self._id)))
             return False
         runs = changed.runs
         if self._sections:
-            first, last = self._positions
+            terms = len(self._hashes) if len(self._hashes) <= INDEX_FILTER_TERMS else 0
             level = max(self._level, _level(self._size))
-            run = Run(self._id, first, last, level, self._size, self._entities, "".join(sorted(self._sections)))
+            run = Run(self._id, *self._positions, level, self._size, terms, self._sections)
             runs = tuple(sorted([*runs, run], key=lambda one: one.first))
         save_directory(commit.tx, self._topic_id, replace(changed, runs=runs))
         forget_hashes(commit.tx, self._topic_id, changed.through)
         return True
 
-    def _do(self, apply: Callable[[Commit], object]) -> object:
-        return self._writer.run(WriteRequest(apply, relaxed=True))
+
+def _chunk_size(chunk: Chunk) -> int:
+    return len(chunk[1])
 
 
 def _level(size: int) -> int:
@@ -596,33 +556,18 @@ def are_enough(blocks: Sequence[Block]) -> bool:
     return events >= INDEX_RUN_EVENTS or sum(len(block.payload) for block in blocks) + 48 * events >= INDEX_RUN_BYTES
 
 
-def first_chunks(blocks: Sequence[Block], base: int, breathe: Breathe) -> tuple[list[Written], dict[str, None]]:
-    """The chunks of a first run, and its entities."""
-    parts: list[Pages] = []
-    causes: list[bytes] = []
-    correlations: list[bytes] = []
-    for block in blocks:
-        part = rows_of(block, breathe)
-        if block.first <= base:
-            part = after(part, base)
-        parts.extend(parts_of(part, breathe))
-        if block.wire.causation is not None:
-            causes.extend(marks_of(text_values(block.wire.causation, block.count), block.seqs))
-        if block.wire.correlation is not None:
-            correlations.extend(marks_of(text_values(block.wire.correlation, block.count), block.seqs))
-    entities: dict[str, None] = {}
-    written: list[Written] = []
-    out: list[Row] = []
-    for window in in_order(parts, breathe):
-        entities |= entities_of(window)
-        out += window
-        breathe()
-        written.extend((ENTITIES, chunk) for chunk in chunks_of(out, whole=False, breathe=breathe))
-    written.extend((ENTITIES, chunk) for chunk in chunks_of(out, whole=True, breathe=breathe))
-    for section, marks in ((CAUSES, causes), (CORRELATIONS, correlations)):
-        kept = sorted(mark for mark in marks if int.from_bytes(mark[-8:]) > base)
-        written.extend((section, chunk) for chunk in mark_chunks(kept))
-    return written, entities
+def first_sources(blocks: Sequence[Block], base: int, breathe: Breathe) -> Sources:
+    """What a first run is made of: the events of blocks after a position."""
+
+    def terms(name: str) -> Iterator[IndexRows]:
+        for block in blocks:
+            column = getattr(block.wire, name)
+            if column is not None:
+                yield term_rows(text_values(column, block.count), block.seqs, base)
+
+    events = (rows for block in blocks for rows in event_rows(block, base, breathe))
+    found = {ENTITIES: events, CAUSES: terms("causation"), CORRELATIONS: terms("correlation")}
+    return {section: sorted_sources(rows, breathe) for section, rows in found.items()}
 
 
 def worth_merging(runs: Sequence[Run], thorough: bool) -> Sequence[Run]:
@@ -660,123 +605,21 @@ def after_some(snap: Snapshot, start: bytes, stop: bytes) -> bytes | None:
     return None
 
 
-# ── Merging runs of the entity index, a step at a time, without ever holding much of them in memory ──
-# Each step reads in a snapshot of its own: runs do not change, and a snapshot held for the whole merge would keep the
-# engine from cleaning up behind it.
+def stored_rows(
+    engine: Engine, topic: str, topic_id: int, run: Run, section: bytes, trimmed: int, breathe: Breathe
+) -> Iterator[IndexRows]:
+    """The rows of a run, as a source of `merged`.
 
-
-_MARKS_STEP = 8192
-_WINDOW_BYTES = 128 << 10
-"""What is read of all runs together before they are merged, about."""
-
-
-class _Source:
-    """The chunks of one run, in order."""
-
-    def __init__(self, topic: int, run: Run, section: bytes) -> None:
-        self._low = run_key(topic, run.id, section)
-        self._at = self._low
-        self._stop = self._low + b"\xff" * 3  # a mark begins with its term's length, which is below 0xffff
-        self.done = False
-
-    def chunks(self, snap: Snapshot) -> Iterator[tuple[bytes, bytes]]:
-        """The chunks not yet read, with their marks; remembers how far the caller has come."""
-        for key, value in snap.scan(self._at, self._stop):
-            self._at = key + b"\0"
-            yield key[len(self._low) :], value
-        self.done = True
-
-
-class EntityMerge:
-    """The entities of several runs, as one."""
-
-    def __init__(
-        self, engine: Engine, topic: str, topic_id: int, runs: Sequence[Run], trimmed: int, breathe: Breathe
-    ) -> None:
-        self._engine = engine
-        self._topic = topic
-        self._sources = [_Source(topic_id, run, ENTITIES) for run in runs]
-        self._share = _WINDOW_BYTES // max(1, len(runs))
-        self._buffers: list[list[Row]] = [[] for _ in runs]
-        self._trimmed = trimmed
-        self._breathe = breathe
-        self._out: list[Row] = []
-
-    def steps(self) -> Iterator[tuple[list[Chunk], dict[str, None]]]:
-        """Chunks of the merged run and the entities in them, about a commit's worth at a time."""
-        while not self._finished():
-            chunks: list[Chunk] = []
-            entities: dict[str, None] = {}
-            size = 0
-            with self._engine.read() as snap:
-                while size < INDEX_STEP_BYTES and not self._finished():
-                    made = self._window(snap, entities)
-                    chunks.extend(made)
-                    size += sum(len(value) for _, value in made)
-            yield chunks, entities
-        rest = chunks_of(self._out, whole=True)
-        if rest:
-            yield rest, {}
-
-    def _finished(self) -> bool:
-        return all(source.done and not buffer for source, buffer in zip(self._sources, self._buffers, strict=True))
-
-    def _window(self, snap: Snapshot, entities: dict[str, None]) -> list[Chunk]:
-        """Merges what is certain: rows up to the smallest mark at which some run may go on."""
-        for source, buffer in zip(self._sources, self._buffers, strict=True):
-            if not buffer and not source.done:
-                size = 0
-                for _, value in source.chunks(snap):
-                    buffer.extend(rows_of_chunk(read_chunk(value, self._topic), self._breathe))
-                    self._breathe()
-                    size += len(value)
-                    if size >= self._share:
-                        break
-        bound = min(
-            (buffer[-1][0] for source, buffer in zip(self._sources, self._buffers, strict=True) if not source.done),
-            default=None,
-        )
-        window: list[Row] = []
-        for buffer in self._buffers:
-            count = len(buffer) if bound is None else bisect_right(buffer, bound, key=mark_of)
-            window += buffer[:count]
-            del buffer[:count]
-        window = after(window, self._trimmed)
-        window.sort(key=mark_of)
-        entities |= entities_of(window)
-        self._out += window
-        return chunks_of(self._out, whole=False, breathe=self._breathe)
-
-
-class MarkMerge:
-    """The causes or correlations of several runs, as one."""
-
-    def __init__(
-        self, engine: Engine, topic: str, topic_id: int, section: bytes, runs: Sequence[Run], trimmed: int
-    ) -> None:
-        self._engine = engine
-        self._topic = topic
-        self._sources = [_Source(topic_id, run, section) for run in runs]
-        self._trimmed = trimmed
-
-    def steps(self) -> Iterator[list[Chunk]]:
-        """Chunks of the merged run, some at a time."""
-        part: list[bytes] = []
-        for mark in merge_sorted(*[self._marks(source) for source in self._sources]):
-            if mark_seq(mark) > self._trimmed:
-                part.append(mark)
-            if len(part) == _MARKS_STEP:
-                yield list(mark_chunks(part))
-                part = []
-        if part:
-            yield list(mark_chunks(part))
-
-    def _marks(self, source: _Source) -> Iterator[bytes]:
-        while not source.done:
-            marks: list[bytes] = []
-            with self._engine.read() as snap:
-                for _, value in source.chunks(snap):
-                    marks.extend(read_marks(value, self._topic))
-                    if len(marks) >= _MARKS_STEP:
-                        break
-            yield from marks
+    Some chunks are read at a time, in a snapshot of their own: runs do not change, and a snapshot held for the whole
+    merge would keep the engine from cleaning up behind it.
+    """
+    at = run_key(topic_id, run.id, section)
+    stop = keys.prefix_end(at)
+    while True:
+        with engine.read() as snap:
+            found = list(islice(snap.scan(at, stop), _READ_CHUNKS))
+        for _, value in found:
+            yield from chunk_rows(read_chunk(value, topic), trimmed, breathe)
+        if len(found) < _READ_CHUNKS:
+            return
+        at = found[-1][0] + b"\0"

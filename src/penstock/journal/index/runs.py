@@ -1,37 +1,35 @@
-"""What the runs of the entity index are made of: sorted rows, cut into chunks.
+"""What the runs of the entity index are made of: rows sorted by a term, cut into chunks.
 
-A row's *mark* is its term (the entity's key, the cause's id, the correlation id), preceded by the term's length and
-followed by the event's position: marks compare as bytes, and no term is a prefix of another one's mark. An entity's
-rows carry the whole event (a chunk is a block whose rows are sorted by mark), so that reading an entity needs nothing
-else. The rows of causes and correlations are marks alone.
+A row has a term (the entity's key, the cause's id, the correlation id) and an event's position. An entity's rows carry
+the whole event, so that reading an entity needs nothing else; those of causes and correlations have nothing more. A
+chunk is a block whose rows are sorted by term and position; it lies under its *mark*, which is the term and position of
+its first row. Marks compare as bytes in the order of terms, and no term's mark begins another's.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, pairwise, repeat
-from operator import itemgetter
-from typing import Any
+from itertools import accumulate, chain, repeat
+from operator import sub
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.engine.contract import Snapshot, WriteTx
 from penstock.errors import Corrupt
 from penstock.journal.blocks import (
-    OPTIONAL,
+    ID_BYTES,
     Block,
     Columns,
-    build_wire,
+    build_copies,
     columns_of,
-    pack_seqs,
+    picker,
     read_block,
-    seal,
-    set_runs_of,
-    spread,
     text_values,
     texts_of,
 )
@@ -39,18 +37,12 @@ from penstock.limits import INDEX_CHUNK_BYTES, INDEX_LARGE_CHUNK_BYTES
 
 _ROW_BYTES = 48
 """What a row takes besides its payload, about."""
-_MARKS = 512
-"""Marks in one chunk of causes or correlations."""
-STEP_ROWS = 256
-"""How many rows are worked on between two moments at which others may have the interpreter."""
-SORT_ROWS = 8 * STEP_ROWS
-"""How many are sorted at once."""
-_SAMPLE = 32
-_AFTER = b"\xff" * 8
-"""After every position, in a mark."""
+STEP_ROWS = 4096
+"""How many rows are worked on, and sorted, between two moments at which others may have the interpreter."""
+WINDOW_ROWS = 2 * STEP_ROWS
+"""How many of sorted sources together are merged at once, about: what is nearly sorted is sorted twice as fast."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_marks = msgspec.msgpack.Decoder(list[bytes]).decode
 
 Chunk = tuple[bytes, bytes]
 """The mark of a chunk's first row, and the chunk."""
@@ -64,144 +56,177 @@ def go_on() -> None:
     """No thread is waiting."""
 
 
+def text_begin(text: str) -> bytes:
+    """What the marks of terms that begin with a text begin with."""
+    return text.encode().replace(b"\0", b"\0\xff")
+
+
 def prefix(term: str) -> bytes:
     """What the marks of a term's rows begin with."""
-    encoded = term.encode()
-    return len(encoded).to_bytes(2) + encoded
+    return term.encode().replace(b"\0", b"\0\xff") + b"\0\0"
 
 
-def mark_seq(mark: bytes) -> int:
-    """The position in a mark."""
-    return int.from_bytes(mark[-8:])
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+class IndexRows(msgspec.Struct, eq=False, weakref=False):
+    """Events on their way into a run, as columns, or only where terms stand: `columns.key` is what they are sorted by.
+
+    Lists of plain values, not an object for each event: sorting and picking them is C's work, and the garbage collector
+    has little to follow.
+    """
+
+    columns: Columns = msgspec.field(default_factory=lambda: Columns([], [], key=[]))
+    seqs: list[int] = []
+    ids: list[bytes] = []
+    """The low bytes of the events' ids; empty, as `times` is, where the rows carry no events."""
+    times: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    @property
+    def terms(self) -> list[str]:
+        return self.columns.key  # type: ignore[return-value]
+
+    def extend(self, other: IndexRows) -> None:
+        """Adds other rows after these."""
+        self.columns.extend(other.columns)
+        self.seqs += other.seqs
+        self.ids += other.ids
+        self.times += other.times
+
+    def slice(self, start: int, stop: int) -> IndexRows:
+        """The rows start … stop-1."""
+        return IndexRows(
+            self.columns.slice(start, stop), self.seqs[start:stop], self.ids[start:stop], self.times[start:stop]
+        )
+
+    def pick(self, rows: Sequence[int]) -> IndexRows:
+        """Some of the rows."""
+        columns, pick = self.columns.pick(rows), picker(rows)
+        if not self.ids:
+            return IndexRows(columns, pick(self.seqs))
+        return IndexRows(columns, pick(self.seqs), pick(self.ids), pick(self.times))
+
+    def order(self) -> list[int]:
+        """The rows by term; those of one term as they stand."""
+        return sorted(range(len(self)), key=self.terms.__getitem__)
+
+    def before(self, bound: tuple[str, int] | None) -> int:
+        """How many of the rows, which are sorted, come up to a term and a position."""
+        if bound is None:
+            return len(self)
+        low, high = bisect_left(self.terms, bound[0]), bisect_right(self.terms, bound[0])
+        return bisect_right(self.seqs, bound[1], low, high)
 
 
-Row = tuple[Any, ...]
-"""An event on its way into a run: its mark, position, id and time, its kind and payload, its `OPTIONAL` columns."""
-_SEQ, _PAYLOAD = 1, 5
-_KEY, _HEADERS = 6 + OPTIONAL.index("key"), 6 + OPTIONAL.index("headers")
-mark_of: Callable[[Row], bytes] = itemgetter(0)
-
-
-def rows_of(block: Block, breathe: Breathe = go_on) -> list[Row]:
-    """The rows of a block's events that have a key."""
+def event_rows(block: Block, after: int = 0, breathe: Breathe = go_on) -> Iterator[IndexRows]:
+    """The events of a block, or of a chunk, that have a key and come after a position, as they stand."""
     if block.wire.key is None:
-        return []
-    rows = [row for row in rows_of_chunk(block, breathe) if row[_KEY] is not None]
-    breathe()
-    return rows
-
-
-def rows_of_chunk(block: Block, breathe: Breathe = go_on) -> list[Row]:
-    """The rows of a chunk, to be merged with others'."""
-    ids, times, seqs = spread(block)
+        return
+    tails, times = block.wire.run_ids, block.run_times
+    ids = [tails[at : at + ID_BYTES] for at in range(0, len(tails), ID_BYTES)]
+    if len(ids) < block.count:
+        spans = list(map(sub, [*block.run_starts[1:], block.count], block.run_starts))
+        times = [ms for ms, count in zip(times, spans, strict=True) for _ in range(count)]
+        numbers = [range(first, first + count) for first, count in zip(map(int.from_bytes, ids), spans, strict=True)]
+        ids = list(map(int.to_bytes, chain.from_iterable(numbers), repeat(ID_BYTES)))
     breathe()
     texts = texts_of(block)
-    breathe()
-    found: list[Row] = []
     for start in range(0, block.count, STEP_ROWS):
-        span = range(start, min(start + STEP_ROWS, block.count))
-        columns = columns_of(block, span, texts)
-        terms = columns.key if columns.key is not None else [None] * len(span)
-        begins = {term: prefix(term or "") for term in set(terms)}
-        ends = struct.pack(f">{len(span)}Q", *seqs[start : span.stop])
-        marks = [begins[term] + ends[at : at + 8] for term, at in zip(terms, range(0, len(ends), 8), strict=True)]
-        optional = [getattr(columns, name) or repeat(None) for name in OPTIONAL]
-        places = (seqs[start : span.stop], ids[start : span.stop], times[start : span.stop])
-        found += zip(marks, *places, columns.kinds, columns.payloads, *optional, strict=False)
-        breathe()
-    return found
-
-
-Pages = list[tuple[Row, ...]]
-"""Sorted rows, some hundred together. The garbage collector lets go of a tuple of plain values, once it has seen it: a
-hundred thousand rows in one list it would walk over each time, while no other thread has the interpreter."""
-
-
-def parts_of(rows: list[Row], breathe: Breathe = go_on) -> Iterator[Pages]:
-    """Rows in parts, each of them sorted, on pages: one sort of forty thousand could not be interrupted."""
-    for start in range(0, len(rows), SORT_ROWS):
-        part = sorted(rows[start : start + SORT_ROWS], key=mark_of)
-        yield [tuple(part[at : at + STEP_ROWS]) for at in range(0, len(part), STEP_ROWS)]
+        stop = min(start + STEP_ROWS, block.count)
+        seqs = list(block.seqs[start:stop])
+        rows = IndexRows(columns_of(block, range(start, stop), texts), seqs, ids[start:stop], times[start:stop])
+        yield rows if min(seqs) > after and None not in rows.terms else _wanted(rows, after)
         breathe()
 
 
-def in_order(parts: Sequence[Pages], breathe: Breathe = go_on) -> Iterator[list[Row]]:
-    """The rows of sorted parts, merged, some hundred at a time: one sort of them all could not be interrupted.
+def term_rows(terms: Sequence[str | None], seqs: Sequence[int], after: int) -> IndexRows:
+    """Where terms stand, after a position."""
+    count = len(terms)
+    rows = IndexRows(Columns([""] * count, [b""] * count, key=list(terms)), list(seqs))
+    return rows if None not in terms and min(seqs, default=0) > after else _wanted(rows, after)
 
-    It takes the pages out of the parts as it goes, so that they are freed as it goes, too.
-    """
-    sample = sorted([page[at][0] for part in parts for page in part for at in range(0, len(page), _SAMPLE)])
-    for part in parts:
-        part.reverse()  # pages are taken from the end
-    starts = [0] * len(parts)
-    for bound in [*sample[STEP_ROWS // _SAMPLE :: STEP_ROWS // _SAMPLE], None]:
-        window: list[Row] = []
-        for at, part in enumerate(parts):
-            while part:
-                page, start = part[-1], starts[at]
-                stop = len(page) if bound is None else bisect_right(page, bound, start, key=mark_of)
-                window += page[start:stop]
-                starts[at] = stop
-                if stop < len(page):
-                    break
-                part.pop()
-                starts[at] = 0
-        window.sort(key=mark_of)
-        yield window
+
+def _wanted(rows: IndexRows, after: int) -> IndexRows:
+    return rows.pick([row for row, seq in enumerate(rows.seqs) if seq > after and rows.terms[row] is not None])
+
+
+def chunk_rows(block: Block, after: int, breathe: Breathe = go_on) -> Iterator[IndexRows]:
+    """The rows of a chunk after a position."""
+    if block.wire.run_ids:
+        return event_rows(block, after, breathe)
+    return iter((term_rows(text_values(block.wire.key, block.count), block.seqs, after),))
+
+
+def sorted_sources(rows: Iterable[IndexRows], breathe: Breathe = go_on) -> list[Iterator[IndexRows]]:
+    """Rows as sources of `merged`, of some thousand each: one sort of a hundred thousand could not be interrupted."""
+    parts = [IndexRows()]
+    orders: list[list[int]] = []
+    for some in rows:
+        parts[-1].extend(some)
+        if len(parts[-1]) >= STEP_ROWS:
+            orders.append(parts[-1].order())
+            parts.append(IndexRows())
+            breathe()
+    orders.append(parts[-1].order())
+    step = max(1, WINDOW_ROWS // len(parts))
+    return [_in_pieces(part, order, step) for part, order in zip(parts, orders, strict=True) if order]
+
+
+def _in_pieces(rows: IndexRows, order: list[int], step: int) -> Iterator[IndexRows]:
+    for at in range(0, len(order), step):
+        yield rows.pick(order[at : at + step])
+
+
+def merged(sources: Sequence[Iterator[IndexRows]], breathe: Breathe = go_on) -> Iterator[IndexRows]:
+    """The rows of sorted sources, sorted, some thousand at a time; of one term, an earlier source's come first."""
+    share = max(1, WINDOW_ROWS // max(1, len(sources)))
+    waiting = [(source, IndexRows()) for source in sources]
+    while waiting:
+        filled: list[tuple[Iterator[IndexRows], IndexRows]] = []
+        bound: tuple[str, int] | None = None
+        for source, rows in waiting:
+            more: IndexRows | None = rows
+            while len(rows) < share and (more := next(source, None)) is not None:
+                rows.extend(more)
+            if more is not None:  # the source may go on after its last row, and only there
+                last = (rows.terms[-1], rows.seqs[-1])
+                bound = last if bound is None else min(bound, last)
+            if rows:
+                filled.append((source, rows))
+        window = IndexRows()
+        waiting = []
+        for source, rows in filled:
+            count = rows.before(bound)
+            window.extend(rows.slice(0, count))
+            waiting.append((source, rows.slice(count, len(rows))))
+        if window:
+            yield window.pick(window.order()) if len(filled) > 1 else window
         breathe()
 
 
-def after(rows: list[Row], seq: int) -> list[Row]:
-    """The rows that compaction up to a position has left."""
-    return [row for row in rows if row[_SEQ] > seq] if seq else rows
+def chunks_of(windows: Iterable[IndexRows], breathe: Breathe = go_on) -> Iterator[Chunk]:
+    """Cuts sorted rows into chunks. An entity that fits is not torn apart, and a large one has chunks of its own."""
+    left = IndexRows()
+    for window in chain(windows, (None,)):
+        left.extend(window or IndexRows())
+        start = 0
+        for stop in _cuts(left, window is None):
+            chunk = left.slice(start, stop)
+            yield prefix(chunk.terms[0]) + chunk.seqs[0].to_bytes(8), _build(chunk)
+            start = stop
+            breathe()
+        left = left.slice(start, len(left))
 
 
-def entities_of(rows: Iterable[Row]) -> dict[str, None]:
-    """The entities that rows belong to: a dictionary of texts, unlike a set, is nothing to the garbage collector."""
-    return dict.fromkeys([row[_KEY] or "" for row in rows])
+def _build(chunk: IndexRows) -> bytes:
+    return build_copies(chunk.columns, chunk.seqs, chunk.ids, chunk.times)
 
 
-def build_rows(rows: Sequence[Row]) -> bytes:
-    """The bytes of a chunk that holds these rows, in this order."""
-    _, seqs, ids, times, kinds, payloads, *optional = zip(*rows, strict=True)
-    columns = Columns(list(kinds), list(payloads))
-    for name, values in zip(OPTIONAL, optional, strict=True):
-        if values[0] is not None or values.count(None) < len(values):
-            setattr(columns, name, list(values))
-    return build_copies(columns, seqs, ids, times)
-
-
-def build_copies(columns: Columns, seqs: Sequence[int], ids: Sequence[int], times: Sequence[int]) -> bytes:
-    """The bytes of a block whose events have their own positions, ids and times, in any order."""
-    if columns.occurred is not None:
-        columns.occurred = [at if ms is None else ms for ms, at in zip(columns.occurred, times, strict=True)]
-    wire = build_wire(columns, seqs[0], 0, 0)
-    set_runs_of(wire, ids, times)
-    if any(following != seq + 1 for seq, following in pairwise(seqs)):
-        wire.seqs = pack_seqs(seqs)
-    return seal(wire)
-
-
-def chunks_of(rows: list[Row], *, whole: bool, breathe: Breathe = go_on) -> list[Chunk]:
-    """Cuts sorted rows into chunks and removes them; without `whole`, the last ones stay until more have come.
-
-    An entity that fits is not torn apart, and a large one has chunks of its own.
-    """
-    chunks: list[Chunk] = []
-    start = 0
-    for stop in _cuts(rows, whole):
-        chunks.append((rows[start][0], build_rows(rows[start:stop])))
-        start = stop
-        breathe()
-    if start:
-        del rows[:start]
-    return chunks
-
-
-def _cuts(rows: Sequence[Row], whole: bool) -> Iterator[int]:
-    """Where each next chunk ends."""
-    count = len(rows)
-    sizes = [0, *accumulate(_weights(rows))]
+def _cuts(rows: IndexRows, whole: bool) -> Iterator[int]:
+    """Where each next chunk ends; without `whole`, the last rows wait until more have come."""
+    count, terms = len(rows), rows.terms
+    sizes = list(accumulate(map(_ROW_BYTES.__add__, rows.columns.weights()), initial=0))
     start = 0
     while start < count:
         stop = bisect_right(sizes, sizes[start] + INDEX_CHUNK_BYTES) - 1
@@ -209,27 +234,17 @@ def _cuts(rows: Sequence[Row], whole: bool) -> Iterator[int]:
             if whole:
                 yield count
             return
-        begin = bisect_left(rows, rows[stop][0][:-8], start, key=mark_of)
+        begin = bisect_left(terms, terms[stop], start)
         if begin > start:
             stop = begin
         else:
-            end = bisect_right(rows, rows[start][0][:-8] + _AFTER, start, key=mark_of)
+            end = bisect_right(terms, terms[start], start)
             stop = bisect_right(sizes, sizes[start] + INDEX_LARGE_CHUNK_BYTES) - 1
             if min(stop, end) >= count and not whole:
                 return
             stop = max(start + 1, min(stop, end))
         yield stop
         start = stop
-
-
-def _weights(rows: Sequence[Row]) -> list[int]:
-    """The bytes each row takes, about."""
-    weights = [len(row[_PAYLOAD]) + _ROW_BYTES for row in rows]
-    for at, row in enumerate(rows):
-        headers = row[_HEADERS]
-        if headers:
-            weights[at] += sum(map(len, headers)) + sum(map(len, headers.values()))
-    return weights
 
 
 def read_chunk(value: bytes, topic: str) -> Block:
@@ -241,80 +256,60 @@ def read_chunk(value: bytes, topic: str) -> Block:
 
 def span_of(block: Block, term: str) -> tuple[int, int]:
     """The rows of a chunk that belong to a term, which lie together: start and stop; 0 and 0 when it has none."""
-    keys, wanted = text_values(block.wire.key, block.count), term or None
+    terms = text_values(block.wire.key, block.count)
     try:
-        start = keys.index(wanted)
+        start = terms.index(term)
     except ValueError:
         return 0, 0
-    return start, start + keys.count(wanted)
-
-
-# ── marks alone ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def marks_of(values: Iterable[str | None], seqs: Iterable[int]) -> list[bytes]:
-    """The marks of terms and positions; what has no term has no mark."""
-    return [prefix(term) + seq.to_bytes(8) for term, seq in zip(values, seqs, strict=True) if term is not None]
-
-
-def mark_chunks(marks: Sequence[bytes]) -> Iterator[Chunk]:
-    """Cuts sorted marks into chunks."""
-    for start in range(0, len(marks), _MARKS):
-        part = list(marks[start : start + _MARKS])
-        body = _encode(part)
-        yield part[0], body + zlib.crc32(body).to_bytes(4)
-
-
-def read_marks(value: bytes, topic: str) -> list[bytes]:
-    body = memoryview(value)[:-4]
-    if zlib.crc32(body) != int.from_bytes(value[-4:]):
-        raise Corrupt("the index of causes is damaged; topic.reindex() builds it anew", topic=topic)
-    try:
-        return _decode_marks(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"the index of causes does not decode: {error}", topic=topic) from error
+    return start, start + terms.count(term)
 
 
 # ── filters ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _masks() -> list[int]:
+    spread = [number * 0x9E3779B1 & 0xFFFFFFFF for number in range(4096)]
+    return [1 << (h >> 26) | 1 << (h >> 20 & 63) | 1 << (h >> 14 & 63) | 1 << (h >> 8 & 63) for h in spread]
+
+
 class BloomFilter:
-    """Says of a term that it is certainly not in a run, or that it may be: four bits a term, in a sparse table."""
+    """Says of a term that it is certainly not in a run, or that it may be: up to four bits a term, in one of its words.
 
-    __slots__ = ("_bits", "_mask")
+    A term's hash is its CRC-32: the low bits say which word, the highest twelve which bits.
+    """
 
-    def __init__(self, bits: bytes | bytearray) -> None:
-        self._bits = bits
-        self._mask = len(bits) * 8 - 1
+    __slots__ = ("_words",)
+    _MASKS = _masks()
+
+    def __init__(self, words: bytes) -> None:
+        self._words = words
 
     @classmethod
-    def sized(cls, terms: int) -> BloomFilter:
-        return cls(bytearray(1 << max(3, (max(terms, 1) * 8 - 1).bit_length() - 3)))
+    def build(cls, hashes: array[int], breathe: Breathe) -> bytes:
+        """The filter of some hashes: eight to sixteen bits for each."""
+        words = [0] * (1 << (len(hashes) // 8).bit_length())
+        low, masks = len(words) - 1, cls._MASKS
+        for start in range(0, len(hashes), STEP_ROWS):
+            for hashed in hashes[start : start + STEP_ROWS]:
+                words[hashed & low] |= masks[hashed >> 20]
+            breathe()
+        return struct.pack(f"<{len(words)}Q", *words)
 
-    def add(self, term: bytes) -> None:
-        bits, mask = self._bits, self._mask
-        at, step = zlib.crc32(term), zlib.crc32(term, 0x5BD1E995) | 1
-        for _ in range(4):
-            spot = at & mask
-            bits[spot >> 3] |= 1 << (spot & 7)  # type: ignore[index]
-            at += step
+    def __contains__(self, hashed: int) -> bool:
+        at = (hashed & (len(self._words) // 8 - 1)) * 8
+        mask = self._MASKS[hashed >> 20]
+        return int.from_bytes(self._words[at : at + 8], "little") & mask == mask
 
-    def __contains__(self, term: bytes) -> bool:
-        bits, mask = self._bits, self._mask
-        at, step = zlib.crc32(term), zlib.crc32(term, 0x5BD1E995) | 1
-        for _ in range(4):
-            spot = at & mask
-            if not bits[spot >> 3] & (1 << (spot & 7)):
-                return False
-            at += step
-        return True
 
-    def __bytes__(self) -> bytes:
-        return bytes(self._bits)
+def hashes_of_terms(terms: Iterable[str]) -> Iterator[int]:
+    """What a filter is made of."""
+    return map(zlib.crc32, map(str.encode, terms))
 
 
 # ── The directory of a topic's entity index: which runs there are, and through which position they are complete ──
 #     k topic 0                 the directory
 #     k topic run f             a run's filter: which terms are certainly not in it
-#     k topic run e mark        a chunk of entities' events   (see `rows`)
-#     k topic run c mark        a chunk of causes             marks only: what an event caused
-#     k topic run r mark        a chunk of correlations       marks only
+#     k topic run e mark        a chunk of entities' events
+#     k topic run c mark        a chunk of causes: which events an event caused
+#     k topic run r mark        a chunk of correlations
 #
 # A run covers a range of positions and never changes. Runs are written by and by, in commits that need not be on disk;
 # a run counts from the commit that lists it in the directory, and the rows of one that is not listed are rubbish.
@@ -355,9 +350,12 @@ class Directory(msgspec.Struct, array_like=True, frozen=True):
     """Runs being written, and since when (milliseconds)."""
     rubbish: tuple[int, ...] = ()
     """Runs whose chunks are still to be deleted."""
+    format: int = 0
+    """How chunks are built; those of another format are rubbish."""
 
 
-NOTHING = Directory()
+FORMAT = 1
+NOTHING = Directory(format=FORMAT)
 _decode = msgspec.msgpack.Decoder(Directory).decode
 
 
@@ -373,9 +371,15 @@ def load_directory(snap: Snapshot, topic: int, name: str) -> Directory:
     if value is None:
         return NOTHING
     try:
-        return _decode(value)
+        found = _decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the directory of the entity index does not decode: {error}", topic=name) from error
+    return found if found.format == FORMAT else _emptied(found)
+
+
+def _emptied(old: Directory) -> Directory:
+    rubbish = (*old.rubbish, *(run.id for run in old.runs))
+    return replace(old, epoch=old.epoch + 1, through=0, runs=(), rubbish=rubbish, format=FORMAT)
 
 
 def save_directory(tx: WriteTx, topic: int, directory: Directory) -> None:
@@ -387,9 +391,7 @@ def drop_index(tx: WriteTx, topic: int, name: str) -> None:
 
     The rows of its runs become rubbish, which the indexer deletes a little at a time.
     """
-    old = load_directory(tx, topic, name)
-    rubbish = (*old.rubbish, *(run.id for run in old.runs))
-    save_directory(tx, topic, Directory(old.epoch + 1, next=old.next, building=old.building, rubbish=rubbish))
+    save_directory(tx, topic, _emptied(load_directory(tx, topic, name)))
 
 
 def trim_index(tx: WriteTx, topic: int, name: str, through: int) -> None:
@@ -399,4 +401,4 @@ def trim_index(tx: WriteTx, topic: int, name: str, through: int) -> None:
     if gone:
         left = tuple(run for run in directory.runs if run.last > through)
         rubbish = (*directory.rubbish, *(run.id for run in gone))
-        save_directory(tx, topic, msgspec.structs.replace(directory, runs=left, rubbish=rubbish))
+        save_directory(tx, topic, replace(directory, runs=left, rubbish=rubbish))
