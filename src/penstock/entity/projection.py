@@ -274,16 +274,16 @@ class Fold(Generic[P]):
         for block, rows in pieces:
             if not len(rows):
                 continue
-            self._fold_rows(block, rows, [state] * len(rows))
+            self.fold_rows(block, rows, [state] * len(rows))
             first, last = first or block.seq(rows[0]), block.seq(rows[-1])
             count += len(rows)
         return first, last, count
 
     def fold_each(self, block: Any, states: Sequence[P]) -> None:
         """Changes many states by the events of a block (or of something like one): the n-th state by the n-th event."""
-        self._fold_rows(block, range(len(states)), states)
+        self.fold_rows(block, range(len(states)), states)
 
-    def _fold_rows(self, block: Any, rows: Sequence[int], states: Sequence[P]) -> None:
+    def fold_rows(self, block: Any, rows: Sequence[int], states: Sequence[P]) -> None:
         """Changes each state by its row; where every handler wants one payload, rows do not become events."""
         handled = [self._steps.get(kind, []) for kind in block.wire.kinds]
         if not any(handled):

@@ -16,17 +16,18 @@ import msgspec
 from penstock.clock import Seconds, seconds
 from penstock.engine.contract import Snapshot, WriteTx
 from penstock.entity.projection import Declared, Fold, Projection, check_projection, folder_of
-from penstock.entity.streams import newest_position
 from penstock.errors import Closed, ConfigError, PositionTrimmed, UnknownTopic
 from penstock.events import Event
 from penstock.journal import keys
-from penstock.journal.blocks import text_values
+from penstock.journal.blocks import Block, text_values
 from penstock.journal.catalog import TopicState, load_record, load_state
 from penstock.journal.commit import Commit
 from penstock.journal.index.index import Lookup, Piece
+from penstock.journal.index.runs import drop_index
 from penstock.journal.keys import MAX_SEQ, prefix_end
 from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import EventQuery, TopicView
+from penstock.journal.summaries import forget_summaries
 from penstock.journal.writer import WriteRequest
 from penstock.names import check_position, check_text
 
@@ -410,6 +411,43 @@ class Watch(Generic[P]):
         return state
 
 
+# ── Entities of a topic: how far one has come, which there are, and the index they are found by ──
+
+
+def newest_position(log: TopicLog, key: str) -> int:
+    """The position of an entity's newest event; 0 when it has none."""
+    lookup = log.core.index.lookup(log.name)
+
+    def newest(view: TopicView) -> int:
+        event = lookup.open(view).newest(key)
+        return event.seq if event is not None else 0
+
+    return log.ask(newest, 0)
+
+
+def entities(log: TopicLog) -> Iterator[str]:
+    """Every key that has events, each once, in no particular order."""
+    lookup = log.core.index.lookup(log.name)
+    with log.core.engine.read() as snap:
+        view = TopicView.open(snap, log.name, log.core.clock.now_ms())
+        if view is not None:
+            yield from lookup.open(view).entities()
+
+
+def reindex(log: TopicLog) -> None:
+    """Throws a topic's index away and has it built anew, beside everything else."""
+    name = log.name
+
+    def drop(commit: Commit) -> None:
+        head = commit.head(name)
+        if head is not None:
+            drop_index(commit.tx, head.topic_id, name)
+            forget_summaries(commit.tx, head.topic_id)
+
+    log.core.run(drop)
+    log.core.indexer.request(name)
+
+
 # ── Checking saved states against the events they say they were folded from ──
 
 
@@ -671,34 +709,26 @@ class _Rebuild:
             )
         return view
 
-    def _fold(self, block: Any, after: int, through: int) -> int:
+    def _fold(self, block: Block, after: int, through: int) -> int:
+        if len(self._live) >= _STATES_IN_MEMORY:
+            self._save_all()
         rows = range(block.row_after(after), block.row_after(through))
-        if self._whole:
-            self._fold_rows(None, block, rows)
-            return len(rows)
-        by_key: dict[str, list[int]] = {}
-        values = text_values(block.wire.key, block.count) if block.wire.key is not None else None
-        for row in rows if values is not None else ():
-            key = values[row]  # type: ignore[index]
-            if key is not None:
-                by_key.setdefault(key, []).append(row)
-        for key, own in by_key.items():
-            self._fold_rows(key, block, own)
+        keys = None if self._whole or block.wire.key is None else text_values(block.wire.key, block.count)
+        own: list[int] = []
+        states: list[Any] = []
+        for row in rows if self._whole or keys is not None else ():
+            key, seq = None if keys is None else keys[row], block.seq(row)
+            if key is None and not self._whole:
+                continue
+            live = self._live.get(key)
+            if live is None:
+                live = self._live[key] = self._load(key) or [self._projection(), seq, 0]
+            if seq > live[2]:  # else `project` has saved a newer state meanwhile, and this event is in it
+                live[2] = seq
+                own.append(row)
+                states.append(live[0])
+        self._folder.fold_rows(block, own, states)
         return len(rows)
-
-    def _fold_rows(self, key: str | None, block: Any, rows: Any) -> None:
-        live = self._live.get(key)
-        if live is None:
-            live = self._load(key) or [self._projection(), block.seq(rows[0]), 0]
-            if len(self._live) >= _STATES_IN_MEMORY:
-                self._save_all()
-            self._live[key] = live
-        if block.seq(rows[0]) <= live[2]:  # `project` has saved a newer state meanwhile, and these events are in it
-            rows = [row for row in rows if block.seq(row) > live[2]]
-            if not rows:
-                return
-        self._folder.fold_pieces(live[0], ((block, rows),))
-        live[2] = block.seq(rows[-1])
 
     def _load(self, key: str | None) -> list[Any] | None:
         newest = self._saved.get(key)

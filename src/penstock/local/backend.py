@@ -16,8 +16,7 @@ from penstock.clock import Seconds
 from penstock.entity.outbox import Staged, append_staged, submit_staged
 from penstock.entity.projection import Projection
 from penstock.entity.registry import EntityRegistry
-from penstock.entity.states import Freshness, project, project_if_changed
-from penstock.entity.streams import newest_position
+from penstock.entity.states import Freshness, newest_position, project, project_if_changed
 from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal import keys
 from penstock.journal.catalog import Settings

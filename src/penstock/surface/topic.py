@@ -289,7 +289,7 @@ class Topic:
 
     def entities(self) -> Iterator[str]:
         """Every key that has events, each once, in no particular order. In this process only."""
-        from penstock.entity.streams import entities
+        from penstock.entity.states import entities
 
         instead = "read the topic and gather the keys, or ask where the store is"
         return entities(self._log("the list of entities", instead))
@@ -299,7 +299,7 @@ class Topic:
 
         In this process only.
         """
-        from penstock.entity.streams import reindex
+        from penstock.entity.states import reindex
 
         reindex(self._log("reindexing", "run `penstock index rebuild` where the store is"))
 
