@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
 
 import msgspec
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 MANIFEST = "export.json"
-FORMAT = 2
+FORMAT = 3
 _LONGEST_FILE_NAME = 255
 _PART_EVENTS = 262_144
 _SYNC_BYTES = 8 << 20
@@ -65,8 +65,8 @@ class PartEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TopicEntry(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """What a manifest says of a topic."""
 
-    journal: str = ""
-    """The id of the journal that it is of. Without it the events can be imported, and nothing can be added to them."""
+    journal: str
+    """The id of the journal that it is of."""
     settings: Settings = Settings()
     trimmed: int = 0
     through: int = 0
@@ -74,6 +74,8 @@ class TopicEntry(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True)
     """How many bytes of its lines are on disk; what an interrupted run wrote after them is written again."""
     crc: int = 0
     """The CRC-32 of these."""
+    last: int = 0
+    """The position of the last of these lines' events."""
     parts: dict[str, PartEntry] = {}
     """Its Parquet parts by name; one that is not here was not finished, and is written again."""
 
@@ -183,8 +185,7 @@ class _FolderExport:
             self._meter = Meter(progress, sum(view.count() for view in views))
             for view in views:
                 state = load_state(snap, view.topic_id, view.name)
-                entry = self._manifest.topics.setdefault(view.name, TopicEntry())
-                entry.journal = self._core.id
+                entry = self._manifest.topics.setdefault(view.name, TopicEntry(self._core.id))
                 entry.settings, entry.trimmed, entry.through = view.record.settings, state.trimmed, view.latest()
                 self._save()
                 write(view, entry)
@@ -193,13 +194,10 @@ class _FolderExport:
     def _check_same_journal(self, name: str) -> None:
         """ConfigError when the folder holds events of another journal's topic: positions of two do not go on."""
         entry = self._manifest.topics.get(name)
-        if entry is None or not (entry.synced or entry.parts) or entry.journal == self._core.id:
-            return
-        if entry.journal:
-            known = "is of another journal"
-        else:
-            known = "was written by an earlier version, which did not note of which journal it is"
-        raise ConfigError(f"the export of {name!r} in {self._folder} {known}: export to an empty folder")
+        if entry is not None and entry.journal != self._core.id:
+            raise ConfigError(
+                f"the export of {name!r} in {self._folder} is of another journal: export to an empty folder"
+            )
 
     def _save(self) -> None:
         save_manifest(self._folder, self._manifest, self._store)
@@ -211,16 +209,19 @@ class _FolderExport:
 
     def _write_lines(self, view: TopicView, entry: TopicEntry) -> None:
         path = self._folder / topic_file(view.name, ".jsonl")
-        after = _cut_unsynced(path, entry)
+        if entry.synced:
+            check_file(path, PartEntry(entry.synced, entry.crc))
+        after = entry.last
         self._skip(view, after)
         with path.open("ab", buffering=1 << 20) as out:
+            out.seek(out.truncate(entry.synced))  # what followed may not be on disk, or not as it was written
             like(self._store, path)
             sync_folder(self._folder)
             for block in view.blocks(after, keys.MAX_SEQ):
                 rows = range(block.row_after(after), block.count)
                 lines = b"".join([event_json(Event(block, row)) + b"\n" for row in rows])
                 out.write(lines)
-                entry.crc = zlib.crc32(lines, entry.crc)
+                entry.crc, entry.last = zlib.crc32(lines, entry.crc), block.last
                 self._meter.add(len(rows))
                 if out.tell() - entry.synced >= _SYNC_BYTES:
                     self._sync_lines(out, entry)
@@ -310,34 +311,6 @@ def save_manifest(folder: Path, manifest: ExportManifest, store: str | None = No
     like(store, folder / MANIFEST)
 
 
-# ── JSON Lines ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def _cut_unsynced(path: Path, entry: TopicEntry) -> int:
-    """Removes what may not be on disk, or not as it was written; returns the position of the last line before it."""
-    if entry.synced:
-        check_file(path, PartEntry(entry.synced, entry.crc))
-    entry.crc = entry.crc if entry.synced else 0
-    if not path.exists():
-        return 0
-    with path.open("r+b") as file:
-        end = entry.synced
-        file.truncate(end)
-        start, tail = end, b""
-        while start and tail.count(b"\n") < 2:
-            step = min(start, 1 << 16)
-            start -= step
-            file.seek(start)
-            tail = file.read(step) + tail
-        whole = tail.rfind(b"\n") + 1
-        file.truncate(start + whole)
-        line = tail[:whole].rstrip(b"\n").rpartition(b"\n")[2]
-    if not line:
-        return 0
-    try:
-        return msgspec.json.decode(line, type=_ExportPosition).seq
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} does not end with an event's line: {error}; export to another place") from error
-
-
 def check_file(path: Path, known: PartEntry) -> None:
     """Corrupt when the beginning of a file is not what the manifest says."""
     try:
@@ -357,10 +330,6 @@ def _measured(path: Path, most: int) -> PartEntry:
         while piece := file.read(min(most - size, 1 << 20)):
             size, crc = size + len(piece), zlib.crc32(piece, crc)
     return PartEntry(size, crc)
-
-
-class _ExportPosition(msgspec.Struct):
-    seq: int
 
 
 # ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -432,11 +401,17 @@ def write_file(
 
 def write_events(events: Iterable[Event], out: BinaryIO, format: CopyFormat, meter: Meter | None = None) -> int:
     """Writes events to a stream; returns how many."""
-    writers = {"jsonl": _write_lines, "csv": _write_csv, "parquet": _write_parquet, "arrow": _write_arrow}
-    if format not in writers:
-        raise ConfigError(f"an export is written as {', '.join(writers)}, not {format!r}")
+    if format not in get_args(CopyFormat):
+        raise ConfigError(f"an export is written as {', '.join(get_args(CopyFormat))}, not {format!r}")
     meter = meter or Meter()
-    writers[format](_in_batches(iter(events), meter), out)
+    batches = _in_batches(iter(events), meter)
+    if format == "jsonl":
+        for batch in batches:
+            out.writelines(event_json(event) + b"\n" for event in batch)
+    elif format == "csv":
+        _write_csv(batches, out)
+    else:
+        _write_columns(batches, out, format)
     return meter.written
 
 
@@ -444,11 +419,6 @@ def _in_batches(events: Iterator[Event], meter: Meter) -> Iterator[list[Event]]:
     while batch := list(islice(events, _BATCH)):
         yield batch
         meter.add(len(batch))
-
-
-def _write_lines(batches: Iterator[list[Event]], out: BinaryIO) -> None:
-    for batch in batches:
-        out.writelines(event_json(event) + b"\n" for event in batch)
 
 
 def _write_csv(batches: Iterator[list[Event]], out: BinaryIO) -> None:
@@ -473,20 +443,16 @@ def _csv_row(event: Event) -> list[str | int | None]:
     ]
 
 
-def _write_parquet(batches: Iterator[list[Event]], out: BinaryIO) -> None:
+def _write_columns(batches: Iterator[list[Event]], out: BinaryIO, format: CopyFormat) -> None:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = part_schema()
-    with pq.ParquetWriter(out, schema, compression="zstd", write_page_checksum=True) as writer:
-        for batch in batches:
-            writer.write_batch(_event_batch(batch, schema))
-
-
-def _write_arrow(batches: Iterator[list[Event]], out: BinaryIO) -> None:
-    import pyarrow as pa
-
-    schema = part_schema()
-    with pa.ipc.new_file(out, schema) as writer:
+    with (
+        pq.ParquetWriter(out, schema, compression="zstd", write_page_checksum=True)
+        if format == "parquet"
+        else pa.ipc.new_file(out, schema)
+    ) as writer:
         for batch in batches:
             writer.write_batch(_event_batch(batch, schema))
 

@@ -148,25 +148,6 @@ def test_an_export_of_another_journal_is_not_gone_on_with(
 
 
 @on("memory")
-@pytest.mark.parametrize("format", FORMATS)
-def test_an_export_that_does_not_say_of_which_journal_it_is_can_only_be_imported(
-    journal: Journal, other: Journal, tmp_path: Path, format: Any
-) -> None:
-    fill(journal)
-    journal.export(tmp_path / "copy", format=format)
-    manifest = copying.load_manifest(tmp_path / "copy")
-    assert manifest is not None
-    for entry in manifest.topics.values():
-        entry.journal = ""
-    copying.save_manifest(tmp_path / "copy", manifest)
-    assert b'"journal"' not in (tmp_path / "copy" / "export.json").read_bytes()
-    with pytest.raises(ConfigError, match="by an earlier version"):
-        journal.export(tmp_path / "copy", format=format)
-    other.import_(tmp_path / "copy")
-    assert everything(other) == everything(journal)
-
-
-@on("memory")
 def test_an_interrupted_export_is_finished(
     journal: Journal, other: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +168,10 @@ def test_an_interrupted_export_is_finished(
         (places["jsonl"] / "orders.jsonl").write_bytes(whole[:cut])
         (places["jsonl"] / "export.json").write_bytes(manifests["jsonl"])
         assert other.import_(places["jsonl"]).topics == 1 and other.topic("orders").latest == 30
+        journal.export(places["jsonl"])
+        assert (places["jsonl"] / "orders.jsonl").read_bytes() == whole
+    for _ in range(2):  # with nothing new to write after it
+        (places["jsonl"] / "orders.jsonl").write_bytes(whole + b"torn")
         journal.export(places["jsonl"])
         assert (places["jsonl"] / "orders.jsonl").read_bytes() == whole
     journal.export(places["parquet"], format="parquet")
@@ -294,7 +279,7 @@ def test_what_is_no_export_is_refused(journal: Journal, other: Journal, tmp_path
         journal.export(tmp_path / "copy", format="parquet")
     manifest = tmp_path / "copy" / "export.json"
     text = manifest.read_text()
-    manifest.write_text(text.replace('"penstock": 2', '"penstock": 9'))
+    manifest.write_text(text.replace('"penstock": 3', '"penstock": 9'))
     with pytest.raises(ConfigError, match="format 9"):
         other.import_(tmp_path / "copy")
     manifest.write_text(text.replace('"through": ', '"through": 1'))
@@ -396,7 +381,7 @@ def test_what_a_file_cannot_be_is_said(journal: Journal, tmp_path: Path) -> None
     fill(journal)
     with pytest.raises(ConfigError, match="one topic's file, and 2 topics"):
         journal.export(tmp_path / "all.jsonl")
-    with pytest.raises(ConfigError, match="jsonl, csv, parquet, arrow"):
+    with pytest.raises(ConfigError, match="jsonl, parquet, arrow, csv"):
         journal.export(tmp_path / "t.jsonl", topics=["orders"], format="xml")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no topic 'ordres'"):
         journal.export(tmp_path / "t.jsonl", topics=["ordres"])
