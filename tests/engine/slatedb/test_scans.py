@@ -25,7 +25,7 @@ def fill(home: Home, repeat: int = 2_000) -> dict[bytes, bytes]:
 
 
 def scanning() -> int:
-    return sum(thread.name == "penstock-scan" for thread in threading.enumerate())
+    return sum(thread.name.startswith("penstock-scan") for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -18,8 +18,9 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterator
-from queue import SimpleQueue
+from concurrent.futures import ThreadPoolExecutor
 
 import slatedb.uniffi as sl
 
@@ -383,6 +384,8 @@ class _Fetch:
         """Bytes of values so far."""
 
     def __call__(self) -> Rows:
+        if self.over:
+            return []
         wanted = self._wanted
         rows = next_rows(self._iterator, wanted, self._timeout)
         if len(rows) < wanted:
@@ -399,29 +402,14 @@ def _fetched_ahead(fetch: _Fetch) -> Iterator[tuple[bytes, bytes]]:
 
     Waiting for SlateDB needs no interpreter, so the two go on beside each other.
     """
-    asked: SimpleQueue[bool] = SimpleQueue()
-    answers: SimpleQueue[Rows | BaseException | None] = SimpleQueue()
-    threading.Thread(target=_answer, args=(fetch, asked, answers), name="penstock-scan", daemon=True).start()
+    thread = ThreadPoolExecutor(1, "penstock-scan")
     try:
-        for _ in range(AHEAD_FETCHES):
-            asked.put(True)
-        while (found := answers.get()) is not None:
-            if isinstance(found, BaseException):
-                raise found
-            asked.put(True)
-            yield from found
+        coming = deque(thread.submit(fetch) for _ in range(AHEAD_FETCHES))
+        while rows := coming.popleft().result():
+            coming.append(thread.submit(fetch))
+            yield from rows
     finally:
-        asked.put(False)
-
-
-def _answer(fetch: _Fetch, asked: SimpleQueue[bool], answers: SimpleQueue[Rows | BaseException | None]) -> None:
-    """Fetches as often as it is asked, until the scan is over or is left."""
-    while asked.get():
-        try:
-            answers.put(None if fetch.over else fetch())
-        except BaseException as error:  # the caller's to raise
-            answers.put(error)
-            return
+        thread.shutdown(wait=False, cancel_futures=True)
 
 
 class SlatedbView:
