@@ -35,7 +35,7 @@ class Collection(NamedTuple):
 
 def collect(
     store: ObjectStore,
-    place: BufferPaths,
+    paths: BufferPaths,
     *,
     now_ms: int,
     grace_ms: int,
@@ -47,7 +47,7 @@ def collect(
     `decide` is the consumer's way to make a choice stand (`OwnedManifest.decide`). Without one, as from the command
     line beside a running consumer, an object is safe from a producer that stops for no longer than the grace.
     """
-    batches = {path: time for path in store.list(place.prefix) if (time := batch_time_ms(path)) is not None}
+    batches = {path: time for path in store.list(paths.prefix) if (time := batch_time_ms(path)) is not None}
 
     def doomed_by(manifest: Manifest) -> list[str] | None:
         named = {location for _, location in manifest.locations()}
@@ -55,7 +55,7 @@ def collect(
         return sorted(path for path, time in batches.items() if path not in named and time < horizon) or None
 
     if decide is None or dry_run:
-        found = store.get(place.manifest)
+        found = store.get(paths.manifest)
         # Where there is no manifest its name was mistyped, perhaps, and the objects are those of another one.
         doomed = None if found is None else doomed_by(parse_manifest(found))
     else:
@@ -64,7 +64,7 @@ def collect(
         return Collection(len(doomed or ()), 0, len(batches) - len(doomed or ()))
     failed = store.delete(doomed) if doomed else 0
     deleted = len(doomed or ()) - failed
-    store.sweep(place.prefix, now_ms - grace_ms)
+    store.sweep(paths.prefix, now_ms - grace_ms)
     return Collection(deleted, failed, len(batches) - deleted)
 
 

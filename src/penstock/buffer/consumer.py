@@ -86,16 +86,16 @@ class Consumer(BufferHandle):
     ) -> None:
         if after is not None and after < 0:
             raise ConfigError(f"after must be a sequence (0 or more) or None, not {after}")
-        self.place = shard_paths(buffer_paths(manifest, prefix), shard, shards)
+        self.paths = shard_paths(buffer_paths(manifest, prefix), shard, shards)
         self._grace_ms = int(seconds(gc_grace, "gc_grace") * 1000)
         interval = None if gc_interval is None else seconds(gc_interval, "gc_interval")
         self._store = open_store(url, options)
-        probe_conditional_puts(self._store, self.place.manifest)
+        probe_conditional_puts(self._store, self.paths.manifest)
         self._clock = clock or SystemClock()
         self._measures = BufferCounters(metrics)
         super().__init__(self._measures.for_role("consumer"))
-        self._manifest = OwnedManifest(self._store, self.place.manifest, self._clock, self._manifest_measures)
-        self._fetcher = Fetcher(self._store, self.place.manifest, max_batch_bytes, self._measures)
+        self._manifest = OwnedManifest(self._store, self.paths.manifest, self._clock, self._manifest_measures)
+        self._fetcher = Fetcher(self._store, self.paths.manifest, max_batch_bytes, self._measures)
         self._reading = threading.Lock()  # one read at a time; taken before _lock
         self._lock = threading.RLock()  # the manifest and the cursors
         self._acked = self._fetched = self._handed_out = after
@@ -149,7 +149,7 @@ class Consumer(BufferHandle):
         try:
             return manifest.after(self._handed_out, limit)
         except Corrupt as error:
-            raise Corrupt(str(error), file=self.place.manifest) from None
+            raise Corrupt(str(error), file=self.paths.manifest) from None
 
     def _hand_out(self, found: list[Descriptor]) -> None:
         with self._lock:
@@ -288,7 +288,7 @@ class Consumer(BufferHandle):
         with self._measures.gc_duration.time():
             done = collect(
                 self._store,
-                self.place,
+                self.paths,
                 now_ms=self._clock.now_ms(),
                 grace_ms=self._grace_ms,
                 decide=self._decide,
@@ -328,7 +328,7 @@ class Consumer(BufferHandle):
 
     def buffer_id(self) -> str:
         """What the buffer is known by, whatever url leads to it; stored beside the manifest."""
-        return buffer_id(self._store, self.place.manifest)
+        return buffer_id(self._store, self.paths.manifest)
 
     @property
     def epoch(self) -> int:
@@ -348,7 +348,7 @@ class Consumer(BufferHandle):
         return True  # a consumer with nothing to read is still a consumer
 
     def __repr__(self) -> str:
-        return f"Consumer({self._store.url!r}, manifest={self.place.manifest!r}, epoch={self.epoch})"
+        return f"Consumer({self._store.url!r}, manifest={self.paths.manifest!r}, epoch={self.epoch})"
 
 
 # ── Run: reads ahead, fetches in parallel, hands over, and acknowledges the contiguous finished prefix ──

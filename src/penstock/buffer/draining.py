@@ -86,7 +86,7 @@ def drain(
             consumer.ack_through(done)
         except OutOfOrder as error:
             raise OutOfOrder(
-                f"{topic.name} has batch {done} of {consumer.place.manifest}, but the manifest is not that far: it "
+                f"{topic.name} has batch {done} of {consumer.paths.manifest}, but the manifest is not that far: it "
                 f"began anew. Drain it under another name= ({error})"
             ) from None
     make = draft or _drafts_of(kind)

@@ -88,7 +88,7 @@ class Producer(BufferHandle):
         whole = buffer_paths(manifest, prefix)
         if shards > 1 and key is None:
             raise ConfigError("shards= needs key=: a function from an entry to what decides its shard")
-        places = [shard_paths(whole, shard, shards) for shard in range(check_whole(shards, "shards"))]
+        each_shard = [shard_paths(whole, shard, shards) for shard in range(check_whole(shards, "shards"))]
         store = open_store(url, options)
         probe_conditional_puts(store, whole.manifest)
         self.url = store.url
@@ -107,9 +107,9 @@ class Producer(BufferHandle):
         )
         self._pipeline = UploadPipeline(store, self._clock, measures, limits)
         self._lanes = self._pipeline.lanes
-        for each in places:
-            shared = ManifestObject(store, each.manifest, self._clock, self._manifest_measures)
-            self._lanes.append(Lane(self._pipeline, each, shared))
+        for paths in each_shard:
+            shared = ManifestObject(store, paths.manifest, self._clock, self._manifest_measures)
+            self._lanes.append(Lane(self._pipeline, paths, shared))
         self._closed = False
         self._close_lock = threading.Lock()
 
@@ -180,7 +180,7 @@ class Producer(BufferHandle):
                 lane.queue.clear()
         if not left:  # the last answer came while we were giving up
             return
-        batches = [UnflushedBatch(lane.place.manifest, batch.entries(), tuple(batch.metadata)) for lane, batch in left]
+        batches = [UnflushedBatch(lane.paths.manifest, batch.entries(), tuple(batch.metadata)) for lane, batch in left]
         entries = sum(batch.count for _, batch in left)
         error = Unflushed(
             f"closed with {entries} entries in {len(batches)} batches that {self.url} did not take: "
@@ -199,7 +199,7 @@ class Producer(BufferHandle):
         return self._pipeline.last_error
 
     def __repr__(self) -> str:
-        return f"Producer({self.url!r}, manifest={self._lanes[0].place.manifest!r}, shards={len(self._lanes)})"
+        return f"Producer({self.url!r}, manifest={self._lanes[0].paths.manifest!r}, shards={len(self._lanes)})"
 
 
 def _encoded(entries: Sequence[bytes]) -> bytes:
@@ -502,8 +502,8 @@ _MOST_PER_WRITE = 64
 class Lane:
     """The batches of one manifest. The pipeline's lock guards `filling`, `queue` and the counters."""
 
-    def __init__(self, pipeline: UploadPipeline, place: BufferPaths, manifest: ManifestObject) -> None:
-        self.place = place
+    def __init__(self, pipeline: UploadPipeline, paths: BufferPaths, manifest: ManifestObject) -> None:
+        self.paths = paths
         self.filling = OutgoingBatch()
         self.queue: deque[OutgoingBatch] = deque()
         self.sealed = 0
@@ -517,7 +517,7 @@ class Lane:
     def start(self) -> None:
         """Starts the thread that writes the manifest, if it is not running (the lock is held)."""
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name=f"penstock-manifest {self.place.manifest}", daemon=True)
+            thread = threading.Thread(target=self._run, name=f"penstock-manifest {self.paths.manifest}", daemon=True)
             thread.start()
             self._thread = thread  # only now: where one cannot start, the next call tries again
 
@@ -533,7 +533,7 @@ class Lane:
                 self._put(batch)
                 break
             except Exception as error:  # whatever it was, the batch must not be lost
-                if not pipeline.pause(error, self._errors.delay(failures), f"upload a batch under {self.place.prefix}"):
+                if not pipeline.pause(error, self._errors.delay(failures), f"upload a batch under {self.paths.prefix}"):
                     return
         with pipeline.lock:
             batch.uploaded = True
@@ -541,7 +541,7 @@ class Lane:
 
     def _put(self, batch: OutgoingBatch) -> None:
         if self._stale(batch.name):
-            batch.name = self.place.new_batch(self._pipeline.clock.now_ms())
+            batch.name = self.paths.new_batch(self._pipeline.clock.now_ms())
         data = batch.data(self._pipeline.limits.compression)
         self._pipeline.store.put(batch.name, data)
         batch.location = batch.name
@@ -575,7 +575,7 @@ class Lane:
                     return
             except Exception as error:  # as above: kept and tried again
                 failures += 1
-                if not pipeline.pause(error, self._errors.delay(failures), f"write {self.place.manifest}"):
+                if not pipeline.pause(error, self._errors.delay(failures), f"write {self.paths.manifest}"):
                     return
 
     def _uploaded(self) -> list[OutgoingBatch]:
@@ -754,7 +754,7 @@ class Publisher:
     def __init__(
         self,
         store: ObjectStore,
-        place: BufferPaths,
+        paths: BufferPaths,
         *,
         gc_grace: float = 600,
         clock: Clock | None = None,
@@ -762,7 +762,7 @@ class Publisher:
         pause: Callable[[float], None] = sleep,
     ) -> None:
         self._store = store
-        self._place = place
+        self._paths = paths
         self._clock = clock or SystemClock()
         self._renew_after_ms = int(gc_grace * 1000 * RENEW_SHARE)
         self._patience = patience
@@ -774,7 +774,7 @@ class Publisher:
     ) -> StagedObject:
         """Stores encoded entries as an object, to be published later."""
         data = seal_batch((block,), count, compression)
-        location = self._place.new_batch(self._clock.now_ms())
+        location = self._paths.new_batch(self._clock.now_ms())
         self._store.put(location, data)
         self._measures.bytes_written.inc(len(data))
         return StagedObject(location, tuple(metadata), count, len(block), crc32(data))
@@ -787,8 +787,8 @@ class Publisher:
         """
         if not staged:
             return False
-        probe_conditional_puts(self._store, self._place.manifest)
-        manifest = ManifestObject(self._store, self._place.manifest, self._clock, self._measures.for_role("producer"))
+        probe_conditional_puts(self._store, self._paths.manifest)
+        manifest = ManifestObject(self._store, self._paths.manifest, self._clock, self._measures.for_role("producer"))
         errors = Backoff(first=0.05, most=5.0)
         deadline = monotonic() + self._patience
         tried: list[set[str]] = [set() for _ in staged]
@@ -813,7 +813,7 @@ class Publisher:
             except StorageError as error:
                 if not error.retryable or monotonic() > deadline:
                     raise
-                log.warning("cannot write %s; trying again: %s", self._place.manifest, error)
+                log.warning("cannot write %s; trying again: %s", self._paths.manifest, error)
                 self._pause(errors.delay(attempt))
         self._measures.batches_flushed.inc(len(shares))
         self._measures.entries_flushed.inc(sum(share.entries for share in shares))
@@ -837,6 +837,6 @@ class Publisher:
                 f"{share.location} was collected as garbage before it was published: the work took longer than the "
                 "consumer's gc_grace. Nothing was published; raise gc_grace there and here, and run it again"
             )
-        location = self._place.new_batch(self._clock.now_ms())
+        location = self._paths.new_batch(self._clock.now_ms())
         self._store.put(location, bytes(data))
         return share._replace(location=location)

@@ -268,7 +268,7 @@ def _taken_apart(text: str, where: str) -> dict[str, object]:
 
 
 # ── A store in a directory: what is acknowledged is on disk, and any number of processes may share it ──
-# An object is written to a temporary file beside its place, fsynced, and renamed over it; then the directory is
+# An object is written to a temporary file beside its own, fsynced, and renamed over it; then the directory is
 # fsynced. Conditional puts hold a lock (flock) on a lock file of the object's own while they compare, write, rename and
 # sync, so two processes cannot both win. Reading such an object shares the lock and syncs the directory too (which
 # costs nothing when it is synced already), so no process acts on a version that a power cut could take back. The kernel
@@ -298,45 +298,45 @@ class FileStore:
         return f"FileStore({str(self._root)!r})"
 
     def get(self, path: str, *, most: int | None = None) -> Buffer | None:
-        found = self._load(self._place(path), most)
+        found = self._load(self._file(path), most)
         return None if found is None else found.data
 
     def read(self, path: str, known: Stored | None = None) -> Stored | None:
-        place = self._place(path)
+        target = self._file(path)
         with self._errors("get", path):
-            version = self._version(place)
+            version = self._version(target)
             if version is None:
                 return None
             if known is not None and version == known.version:
                 return known
-            with _locked(place, fcntl.LOCK_SH):
-                found = self._load(place)
-                _sync_directory(place.parent)
+            with _locked(target, fcntl.LOCK_SH):
+                found = self._load(target)
+                _sync_directory(target.parent)
                 return found
 
     def put(self, path: str, data: bytes | memoryview) -> None:
-        place = self._place(path)
+        target = self._file(path)
         with self._errors("put", path):
-            self._write_temporary(place, data).rename(place)
-            _sync_directory(place.parent)
+            self._write_temporary(target, data).rename(target)
+            _sync_directory(target.parent)
 
     def put_if(self, path: str, data: bytes, version: Version | None) -> Version:
-        place = self._place(path)
+        target = self._file(path)
         with self._errors("put", path):
-            if self._version(place) != version:  # the lock would only tell us later
+            if self._version(target) != version:  # the lock would only tell us later
                 raise VersionConflict(path)
             # Written under the lock: only one of those who race can win, and the others would sync for nothing.
-            with _locked(place, fcntl.LOCK_EX):
-                if self._version(place) != version:
+            with _locked(target, fcntl.LOCK_EX):
+                if self._version(target) != version:
                     raise VersionConflict(path)
-                self._write_temporary(place, data).rename(place)
-                _sync_directory(place.parent)
-                return self._version(place)
+                self._write_temporary(target, data).rename(target)
+                _sync_directory(target.parent)
+                return self._version(target)
 
     def list(self, prefix: str) -> Iterator[str]:
         with self._errors("list", prefix):
             try:
-                found = list(os.scandir(self._place(prefix)))
+                found = list(os.scandir(self._file(prefix)))
             except FileNotFoundError:
                 return
         for entry in found:
@@ -347,7 +347,7 @@ class FileStore:
         failed = 0
         for path in paths:
             try:
-                self._place(path).unlink()
+                self._file(path).unlink()
             except FileNotFoundError:
                 continue
             except OSError:
@@ -356,45 +356,45 @@ class FileStore:
 
     def sweep(self, prefix: str, older_than_ms: int) -> None:
         with self._errors("sweep", prefix), suppress(FileNotFoundError):
-            for entry in os.scandir(self._place(prefix)):
+            for entry in os.scandir(self._file(prefix)):
                 if entry.name.startswith(".") and entry.name.endswith(_TEMPORARY):
                     with suppress(FileNotFoundError):  # renamed or swept by another meanwhile
                         if entry.stat().st_mtime_ns < older_than_ms * 1_000_000:
                             Path(entry.path).unlink()
 
-    def _place(self, path: str) -> Path:
+    def _file(self, path: str) -> Path:
         return self._root / check_path(path, "an object's path")
 
     def _errors(self, verb: str, path: str) -> AbstractContextManager[None]:
         return as_storage_error(f"{verb} {path} in {self.url}")
 
-    def _load(self, place: Path, most: int | None = None) -> Stored | None:
-        with self._errors("get", place.name), _opened(place) as file:
+    def _load(self, target: Path, most: int | None = None) -> Stored | None:
+        with self._errors("get", target.name), _opened(target) as file:
             if file is None:
                 return None
             status = os.fstat(file)
             if most is not None and status.st_size > most:
-                raise too_large(self.url, place.name, status.st_size, most)
+                raise too_large(self.url, target.name, status.st_size, most)
             data = _read(file, status.st_size)
         return Stored(data, _tag(status, bytes(data[-_TAIL:])))
 
-    def _version(self, place: Path) -> Version | None:
+    def _version(self, target: Path) -> Version | None:
         """The version now, from the file's identity and its last bytes: a manifest's footer differs in every write.
 
         The inode and the time alone would not do: both can come round again within one tick of the clock.
         """
-        with self._errors("get", place.name), _opened(place) as file:
+        with self._errors("get", target.name), _opened(target) as file:
             if file is None:
                 return None
             status = os.fstat(file)
             return _tag(status, os.pread(file, _TAIL, max(0, status.st_size - _TAIL)))
 
-    def _write_temporary(self, place: Path, data: bytes | memoryview) -> Path:
-        temporary = place.parent / f".{place.name}.{secrets.token_hex(8)}{_TEMPORARY}"
+    def _write_temporary(self, target: Path, data: bytes | memoryview) -> Path:
+        temporary = target.parent / f".{target.name}.{secrets.token_hex(8)}{_TEMPORARY}"
         try:
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         except FileNotFoundError:
-            make_folder(place.parent)
+            make_folder(target.parent)
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             try:
@@ -412,10 +412,10 @@ class FileStore:
 
 
 @contextmanager
-def _opened(place: Path) -> Iterator[int | None]:
+def _opened(target: Path) -> Iterator[int | None]:
     """A file to read; None when it is not there."""
     try:
-        file = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         yield None
         return
@@ -439,12 +439,12 @@ def _read(file: int, size: int) -> bytes:
 
 
 @contextmanager
-def _locked(place: Path, how: int) -> Iterator[None]:
-    name = place.parent / f".{place.name}.lock"
+def _locked(target: Path, how: int) -> Iterator[None]:
+    name = target.parent / f".{target.name}.lock"
     try:
         file = lock_file(name, how)
     except FileNotFoundError:
-        make_folder(place.parent)
+        make_folder(target.parent)
         file = lock_file(name, how)
     try:
         yield
@@ -483,7 +483,7 @@ def _sync_directory(directory: Path) -> None:
 # ── Finding out whether a store honours conditional puts ──
 # Some S3 look-alikes accept `If-Match` and `If-None-Match` and ignore them. Two producers on such a store would
 # overwrite each other's manifest entries without an error, so nothing may run there. The probe writes one object of a
-# few bytes beside the manifest (`<manifest>.probe`, left in place: producers often may not delete) and must be refused
+# few bytes beside the manifest (`<manifest>.probe`, left there: producers often may not delete) and must be refused
 # twice: when it creates what exists, and when it replaces a version that is no longer the current one.
 
 

@@ -112,13 +112,13 @@ def export(
     progress: Progress | None,
 ) -> ExportReport:
     """Writes topics into a folder, or one topic into a file."""
-    place = Path(path)
-    with as_storage_error(f"export to {place}"):
+    target = Path(path)
+    with as_storage_error(f"export to {target}"):
         names = core.topics() if topics is None else list(topics)
-        ending = file_format(place)
-        if ending is not None and not place.is_dir():
-            return _export_file(core, place, names, format or ending, progress)
-        return _FolderExport(core, place, format or "jsonl").run(names, progress)
+        ending = file_format(target)
+        if ending is not None and not target.is_dir():
+            return _export_file(core, target, names, format or ending, progress)
+        return _FolderExport(core, target, format or "jsonl").run(names, progress)
 
 
 def _export_file(
@@ -159,7 +159,7 @@ class _FolderExport:
         if format not in ("jsonl", "parquet"):
             raise ConfigError(f'a folder is written as "jsonl" or "parquet", not {format!r}')
         if folder.is_file():
-            raise ConfigError(f"{folder} is a file; an export is a folder: name another place")
+            raise ConfigError(f"{folder} is a file; an export is a folder: name another folder")
         self._core = core
         self._store = core.engine.location
         self._folder = folder
@@ -168,11 +168,11 @@ class _FolderExport:
             like(self._store, folder)
         manifest = load_manifest(folder)
         if manifest is None and any(folder.iterdir()):
-            raise ConfigError(f"{folder} is not empty and holds no export: name another place")
+            raise ConfigError(f"{folder} is not empty and holds no export: name another folder")
         self._manifest = manifest or ExportManifest(format=format)
         if self._manifest.format != format:
             raise ConfigError(
-                f"{folder} holds an export as {self._manifest.format}, not as {format}: name another place"
+                f"{folder} holds an export as {self._manifest.format}, not as {format}: name another folder"
             )
         self._meter = Meter()
 
@@ -667,14 +667,14 @@ def _up_to(lines: BinaryIO, size: int) -> Iterator[bytes]:
         yield line
 
 
-def _line_rows(lines: Iterable[bytes], place: str, topic: str | None) -> Iterator[Copies]:
+def _line_rows(lines: Iterable[bytes], file: str, topic: str | None) -> Iterator[Copies]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             yield _row(_decode(line), topic)
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-            raise ConfigError(f"{place}, line {number}: {error}") from error
+            raise ConfigError(f"{file}, line {number}: {error}") from error
 
 
 def _row(copy: EventDocument, topic: str | None) -> Copies:
@@ -703,7 +703,7 @@ def _row(copy: EventDocument, topic: str | None) -> Copies:
     return Copies([check_position(copy.seq, "seq")], [number], [recorded], columns)
 
 
-def _arrow_rows(source: BinaryIO, format: str, place: str, topic: str | None) -> Iterator[Copies]:
+def _arrow_rows(source: BinaryIO, format: str, file: str, topic: str | None) -> Iterator[Copies]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -718,7 +718,7 @@ def _arrow_rows(source: BinaryIO, format: str, place: str, topic: str | None) ->
             for row in batch.to_pylist():
                 yield _row(_copy_of(row), topic)
     except (pa.ArrowException, KeyError, OSError, ValueError, TypeError, OverflowError) as error:
-        raise ConfigError(f"{place} is not what an export writes: {error}") from error
+        raise ConfigError(f"{file} is not what an export writes: {error}") from error
 
 
 def _copy_of(row: dict[str, Any]) -> EventDocument:

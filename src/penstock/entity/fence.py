@@ -369,9 +369,9 @@ def find_holder(engine: Engine, tx: WriteTx) -> str:
     """The process that has an exclusive fence open, for people; "" for none. What dead ones have left is removed."""
     rows = list(tx.scan(keys.FENCE, keys.prefix_end(keys.FENCE)))
     here = _which(engine) if rows else b""
-    for key, place in rows:
+    for key, store in rows:
         owner = key[len(keys.FENCE) :].decode(errors="replace")
-        if place == here and is_alive(owner):
+        if store == here and is_alive(owner):
             return f"process {owner.split(':')[1]}"
         tx.delete(key)
     return ""

@@ -267,8 +267,8 @@ def check_gate_names(names: Iterable[str]) -> tuple[str, ...]:
     """Checks the names of gates; ConfigError for one that is malformed or given twice."""
     found: list[str] = []
     for name in names:
-        place, colon, title = name.rpartition(":")
-        if not place or not colon or not title:
+        module, colon, title = name.rpartition(":")
+        if not module or not colon or not title:
             raise ConfigError(f"a gate is named module:name, like {_LIKE}, not {name!r}")
         if name in found:
             raise ConfigError(f"the gate {name} is named twice")
@@ -307,12 +307,12 @@ def names_in(described: Mapping[str, Iterable[str]]) -> set[str]:
 
 
 def _load(name: str) -> DeclaredGate:
-    place, _, title = name.rpartition(":")
-    found: object = _run_file(name, Path(place)) if place.endswith(".py") else _import(name, place)
+    module, _, title = name.rpartition(":")
+    found: object = _run_file(name, Path(module)) if module.endswith(".py") else _import(name, module)
     for part in title.split("."):
         found = getattr(found, part, None)
     if found is None:
-        raise ConfigError(f"the gate {name} is not there: {place} has no {title}")
+        raise ConfigError(f"the gate {name} is not there: {module} has no {title}")
     if not isinstance(found, DeclaredGate):
         raise ConfigError(f'{name} is no gate: put @penstock.gate("orders") above it, which says whose drafts it sees')
     return found

@@ -242,7 +242,7 @@ def _leaves_between(view: TopicView, after: int, through: int, seq: int) -> tupl
 
 
 class BrokenEvent(msgspec.Struct, frozen=True):
-    """The first place where a topic is not what was appended to it."""
+    """The first event at which a topic is not what was appended to it."""
 
     seq: int
     reason: str

@@ -55,10 +55,10 @@ class StateCache:
         return self._saved.get((topic, declared.name, declared.version, key))
 
     def put(self, topic: int, declared: Declared, key: str | None, saved: Saved) -> None:
-        place = (topic, declared.name, declared.version, key)
+        wanted = (topic, declared.name, declared.version, key)
         with self._lock:
-            self._saved[place] = saved
-            self._saved.move_to_end(place)
+            self._saved[wanted] = saved
+            self._saved.move_to_end(wanted)
             while len(self._saved) > _REMEMBERED:
                 self._saved.popitem(last=False)
 
