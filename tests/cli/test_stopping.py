@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from penstock.cli.working import StopSignals
+from penstock.cli.queues import StopSignals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,8 +1,8 @@
 """The command line: `penstock COMMAND …`, on Click.
 
     main.py      the `penstock` group: imports a command when it is called, turns errors into sentences and exit codes
-    command.py   how a command is declared: Click's own decorators, the options every command shares, examples
-    context.py   what every command is given: the journal, and ways to answer
+    command.py   what every command is given (the journal, ways to answer), how it is declared, how it ends
+    output.py    tables, lines, events and bars on a terminal
     values.py    words as values: numbers, times, sizes, conditions, names of topics and queues (which shells complete)
     topics, queues, journals, …    the commands, a module for what they are about
 

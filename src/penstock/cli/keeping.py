@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.cli import values
 from penstock.cli.command import (
     DONE,
     FAILED,
@@ -22,18 +23,6 @@ from penstock.cli.command import (
 )
 from penstock.cli.output import ProgressBar, event_line, paint
 from penstock.cli.topics import chosen_topics
-from penstock.cli.values import (
-    any_topic,
-    choice,
-    duration,
-    load_named,
-    moment,
-    number,
-    or_none,
-    position,
-    size,
-    topic_names,
-)
 from penstock.errors import ConfigError, PenstockError
 from penstock.names import TABLE_FORMATS
 from penstock.units import show_size
@@ -48,8 +37,8 @@ if TYPE_CHECKING:
 @topic_command(
     "compact", "penstock compact orders --before 30d", "penstock compact orders --through 100000", writes=True
 )
-@click.option("--through", type=position, help="remove everything through this position")
-@click.option("--before", type=moment, help="remove what was recorded before a time, or longer ago than this")
+@click.option("--through", type=values.position, help="remove everything through this position")
+@click.option("--before", type=values.moment, help="remove what was recorded before a time, or longer ago than this")
 @click.option("--keys", is_flag=True, help="keep the newest event of every key, remove the older ones")
 @click.option("--force", is_flag=True, help="do not stop at the slowest consumer")
 @click.option("--yes", is_flag=True, help="do not ask before --force")
@@ -76,7 +65,7 @@ def compact(
 
 
 @command("verify", "penstock verify", "penstock verify orders --json")
-@any_topic
+@values.any_topic
 def verify(context: CommandContext, topic: str | None) -> int:
     """Reads everything and checks that it is whole.
 
@@ -149,8 +138,8 @@ def _verify_problem(topic: Topic) -> str | None:
     writes=True,
 )
 @click.option("--lake", metavar="PLACE", envvar="PENSTOCK_LAKE", help="where the files go: a folder, s3://…")
-@click.option("--through", type=position, help="seal everything through this position")
-@click.option("--older-than", type=moment, help="seal what was recorded longer ago than this")
+@click.option("--through", type=values.position, help="seal everything through this position")
+@click.option("--older-than", type=values.moment, help="seal what was recorded longer ago than this")
 @click.option("--format", type=click.Choice(TABLE_FORMATS), help="register the files in a table as well")
 @click.option(
     "--columns", metavar="COLUMNS", help="fields of the payload as typed columns: 'customer STRING, total DOUBLE'"
@@ -190,7 +179,7 @@ def seal(
 
 
 @command("lake", "penstock lake", "penstock lake orders --json")
-@any_topic
+@values.any_topic
 def lake(context: CommandContext, topic: str | None) -> None:
     """Lists sealed history: its lakes, tables, files, events and bytes, and how DuckDB, Polars and Spark read it."""
     import msgspec
@@ -264,7 +253,7 @@ def root(context: CommandContext, topic: Topic, key: Path | None) -> int:
 
 
 @topic_command("proof", "penstock proof orders 1234 > proof.json", "penstock proof orders 1234 --root root.json")
-@click.argument("position", type=position, help="the event's position")
+@click.argument("position", type=values.position, help="the event's position")
 @click.option("--root", type=_file, help="under this root (as `penstock root` wrote it); else under the newest")
 def proof(context: CommandContext, topic: Topic, position: int, root: Path | None) -> None:
     """Proves that an event is in a topic, under a root that was published.
@@ -327,7 +316,7 @@ def rebuild(
         raise click.UsageError("one state over the whole topic is one fold, in order: leave --master out")
     if check and (whole or master is not None):
         raise click.UsageError("--check looks at every state that is saved, here: leave --whole and --master out")
-    found = load_named(projection, "a projection", "shop.states:Order")
+    found = values.load_named(projection, "a projection", "shop.states:Order")
     if not (isinstance(found, type) and issubclass(found, Projection)):
         raise click.UsageError(
             f"{projection} is no projection: declare it as a class that derives from penstock.Projection"
@@ -355,7 +344,7 @@ def rebuild(
     "penstock graph order-17 --format mermaid --out order.mmd",
 )
 @click.argument("correlation", help="the correlation's id, or the id of any event of it")
-@choice("--format", "tree mermaid", default="tree", help="a tree for reading, or a flowchart for Markdown")
+@values.choice("--format", "tree mermaid", default="tree", help="a tree for reading, or a flowchart for Markdown")
 @click.option("--out", type=click.Path(), help="write it to this file")
 def graph(context: CommandContext, correlation: str, format: str, out: str | None) -> None:
     """Shows the chain of causes and effects that a correlation holds together."""
@@ -421,8 +410,8 @@ def _options() -> list[click.Parameter]:
         return parse_retry(text)
 
     readers: dict[type, Callable[[str], Any]] = {
-        inspect.FloatType: duration,
-        inspect.IntType: number,
+        inspect.FloatType: values.duration,
+        inspect.IntType: values.number,
         inspect.BoolType: bool,
         inspect.StrType: str,
         inspect.StructType: retry,
@@ -431,11 +420,11 @@ def _options() -> list[click.Parameter]:
     made: list[click.Parameter] = []
     for name, field in {one.name: one for kind in (Settings, QueuePolicy) for one in forms.struct_fields(kind)}.items():
         kind, *others = forms.types_of(field)
-        read: Any = size if name.endswith("_bytes") else readers.get(type(kind))
+        read: Any = values.size if name.endswith("_bytes") else readers.get(type(kind))
         if read is None:
             read = click.Choice(list(forms.choices_of(field)))
         elif others and read is not retry:
-            read = or_none(read)
+            read = values.or_none(read)
         metavar = "yes|no" if read is bool else None
         made.append(click.Option([f"--{name.replace('_', '-')}"], type=read, metavar=metavar, help=words[name]))
     return made
@@ -448,7 +437,7 @@ def _options() -> list[click.Parameter]:
     also="create takeover",
     derived=_options,
 )
-@click.argument("name", shell_complete=topic_names, help="the topic or queue")
+@click.argument("name", shell_complete=values.topic_names, help="the topic or queue")
 def configure(context: CommandContext, name: str, **_: object) -> None:
     """Shows or changes what a topic keeps and how a queue delivers; makes the one or the other when it is not there.
 

@@ -19,8 +19,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
     "Start here": {
         "demo": "demo",
         "topics": "append read tail topics",
-        "working": "push work",
-        "queues": "queues",
+        "queues": "push work queues",
         "watching": "top",
         "journals": "serve",
     },
@@ -29,15 +28,14 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "keeping": "compact verify graph rebuild seal lake root proof check-proof",
     },
     "Queues": {
-        "queues": "messages peek pending failed dead redrive run-now discard move purge schedule pause resume",
-        "working": "take settle workers",
+        "queues": "messages peek pending failed dead redrive run-now discard move purge schedule pause resume "
+        "take settle workers",
     },
     "Operate": {
         "keeping": "configure",
         "queues": "drop",
-        "watching": "check",
+        "watching": "check doctor completion help",
         "journals": "info backup restore copy export import",
-        "doctor": "doctor completion help",
     },
     "Spark and buffers": {"pipelines": "run pipelines", "buffer": "buffer"},
 }
