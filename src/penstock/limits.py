@@ -176,10 +176,8 @@ MESSAGES_LISTED: Final = 100
 """Messages that `queue.messages()` lists, unless told otherwise."""
 
 # ── the console's charts ─────────────────────────────────────────────────────────────────────────────────────────────
-HISTORY_ROW_BYTES: Final = 512
+HISTORY_ROW_BYTES: Final = 2048
 """A row of the past in numbers; 804 of them are kept. Series that do not fit, the calmest, are left out of it."""
-HISTORY_NAMES: Final = 1024
-"""Series (topics, consumers, groups, flows) that the past in numbers can tell apart."""
 
 # ── buffers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 BUFFER_MANIFEST: Final = "ingest/manifest"

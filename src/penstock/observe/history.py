@@ -1,7 +1,7 @@
 """A journal's past in numbers, kept in the journal itself: a ring of a few hundred rows that survives restarts.
 
 Every minute one row is written: how many events came, how many messages were settled, what waits where. Five minutes
-and half an hour make coarser rows, so that a week is kept in 804 rows of at most half a KiB each:
+and half an hour make coarser rows, so that a week is kept in 804 rows of at most two KiB each:
 
     minutes         180 rows    the last three hours
     five minutes    288 rows    the last day
@@ -23,11 +23,10 @@ import msgspec
 
 from penstock.errors import PenstockError
 from penstock.journal import keys
-from penstock.limits import HISTORY_NAMES, HISTORY_ROW_BYTES
+from penstock.limits import HISTORY_ROW_BYTES
 from penstock.observe.sample import QueueSample, Sample
 
 if TYPE_CHECKING:
-    from penstock.engine.contract import Snapshot
     from penstock.journal.commit import Commit
     from penstock.local.journal import LocalJournal
 
@@ -189,10 +188,8 @@ def combined(rows: Iterable[HistoryRow], at: float, seconds: float) -> HistoryRo
 
 
 # ── the ring ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-_NAMES_KEY = keys.HISTORY + b"n"
 _encode = msgspec.msgpack.Encoder().encode
-_decode_row = msgspec.msgpack.Decoder(tuple[int, bool, list[list[int]]]).decode
-_decode_names = msgspec.msgpack.Decoder(list[str]).decode
+_decode_row = msgspec.msgpack.Decoder(tuple[int, bool, dict[str, tuple[int, ...]]]).decode
 
 
 def _row_key(tier: int, at: float) -> bytes:
@@ -210,8 +207,6 @@ class History:
         self._lock = threading.Lock()
         self._recent: deque[HistoryRow] = deque(maxlen=STEPS)
         self._tiers: tuple[deque[HistoryRow], ...] = tuple(deque(maxlen=tier.rows) for tier in TIERS)
-        self._names: list[str] = []
-        self._numbers: dict[str, int] = {}
         self._step: tuple[float, Values] | None = None
         self._minute: tuple[float, Values] | None = None
         self._load()
@@ -271,84 +266,44 @@ class History:
 
     # ── on disk ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _write(self, rows: list[tuple[int, HistoryRow]]) -> None:
-        known = list(self._names)
-        puts = [(_row_key(tier, row.at), self._packed(row)) for tier, row in rows]
-        if self._names != known:
-            puts.append((_NAMES_KEY, _encode(self._names)))
-
         def apply(commit: Commit) -> None:
-            for key, value in puts:
-                commit.tx.put(key, value)
+            for tier, row in rows:
+                commit.tx.put(_row_key(tier, row.at), _packed(row))
 
         try:
             self._journal._core.run(apply, relaxed=True)
         except PenstockError:
             return  # a store in trouble, or closed: others report it better
 
-    def _packed(self, row: HistoryRow) -> bytes:
-        """A row in at most HISTORY_ROW_BYTES, the busiest series first."""
-        order = sorted(row.values.items(), key=lambda one: (one[0] != "all", -sum(one[1]), one[0]))
-        entries: list[list[int]] = []
-        room = HISTORY_ROW_BYTES - 12
-        cut = row.cut
-        for name, values in order:
-            number = self._number(name)
-            if number is None:
-                cut = True
-                continue
-            entry = [number, *values]
-            size = len(_encode(entry))
-            if size > room:
-                cut = True
-                break
-            room -= size
-            entries.append(entry)
-        return _encode((round(row.at), cut, entries))
-
-    def _number(self, name: str) -> int | None:
-        """The number a series is stored under; None when too many have been."""
-        number = self._numbers.get(name)
-        if number is None and len(self._names) >= HISTORY_NAMES:
-            number = self._reused()
-            if number is not None:
-                del self._numbers[self._names[number]]
-                self._names[number] = name
-                self._numbers[name] = number
-        elif number is None:
-            number = self._numbers[name] = len(self._names)
-            self._names.append(name)
-        return number
-
-    def _reused(self) -> int | None:
-        """The number of a series that is in no row any more."""
-        living = {name for tier in self._tiers for row in tier for name in row.values}
-        return next((number for number, name in enumerate(self._names) if name not in living), None)
-
     def _load(self) -> None:
         with self._journal._engine.read() as snap:
-            names = snap.get(_NAMES_KEY)
-            if names is None:
-                return
-            try:
-                self._names = _decode_names(names)
-                self._numbers = {name: number for number, name in enumerate(self._names)}
-                for number in range(len(TIERS)):
-                    self._tiers[number].extend(self._stored(snap, number))
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                # Numbers that cannot be read are not worth refusing to serve for: the ring begins anew.
-                self._names, self._numbers = [], {}
+            for tier, kept in enumerate(self._tiers):
+                prefix = keys.HISTORY + b"r" + bytes([tier])
+                stored = (_unpacked(value, TIERS[tier]) for _, value in snap.scan(prefix, keys.prefix_end(prefix)))
+                kept.extend(sorted((row for row in stored if row is not None), key=lambda row: row.at))
 
-    def _stored(self, snap: Snapshot, tier: int) -> list[HistoryRow]:
-        prefix = keys.HISTORY + b"r" + bytes([tier])
-        found = []
-        for _, value in snap.scan(prefix, keys.prefix_end(prefix)):
-            at, cut, entries = _decode_row(value)
-            values = {self._names[entry[0]]: tuple(entry[1:]) for entry in entries if entry[0] < len(self._names)}
-            fitting = {
-                name: fields for name, fields in values.items() if len(fields) == len(FIELDS.get(_kind(name), ()))
-            }
-            found.append(HistoryRow(at, TIERS[tier].seconds, fitting, cut))
-        return sorted(found, key=lambda row: row.at)
+
+def _packed(row: HistoryRow) -> bytes:
+    """A row in at most HISTORY_ROW_BYTES, the busiest series first."""
+    entries: Values = {}
+    room, cut = HISTORY_ROW_BYTES - 12, row.cut
+    for name, values in sorted(row.values.items(), key=lambda one: (one[0] != "all", -sum(one[1]), one[0])):
+        room -= len(_encode(name)) + len(_encode(values))
+        if room < 0:
+            cut = True
+            break
+        entries[name] = values
+    return _encode((round(row.at), cut, entries))
+
+
+def _unpacked(value: bytes, tier: Tier) -> HistoryRow | None:
+    """A stored row; None for one that cannot be read: it is not worth refusing to serve for."""
+    try:
+        at, cut, entries = _decode_row(value)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    fitting = {name: fields for name, fields in entries.items() if len(fields) == len(FIELDS.get(_kind(name), ()))}
+    return HistoryRow(at, tier.seconds, fitting, cut)
 
 
 def _kind(series: str) -> str:
