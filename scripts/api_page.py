@@ -27,7 +27,7 @@ SECTIONS = {
     "Opening": "open use current describe copy Description Pressure CopyReport",
     "Journals and topics": "Journal Topic Transaction Settings TopicConsumer CompactReport DropReport",
     "Events": "Event Draft Receipt Ticket event upcast",
-    "Following": "Subscription Worker",
+    "Following": "Subscription JournalSubscription Worker",
     "Queues": "Queue Delivery QueuePolicy Retry Middleware Schedule Pause",
     "Looking into queues": "QueueStats QueueMessage PendingDelivery QueueConsumer",
     "Tasks and replies": "Tasks Task ResultTicket",

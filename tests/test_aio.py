@@ -80,6 +80,10 @@ def test_a_journal_is_used_from_an_event_loop(home: str, tmp_path: Path) -> None
             outbox.stage(orders, "placed", 1)
             outbox.stage("audit", "noted")
         assert await journal.topics() == ["audit", "orders"]
+        assert [event.topic async for event in journal.read(after={"orders": 1_501})] == ["orders", "audit"]
+        await journal.commit("ledger", {"audit": 1})
+        async with await journal.subscribe(after=await journal.cursor("ledger")) as events:
+            assert (await events.next_async(1)).topic == "orders"  # type: ignore[union-attr]
         async with await orders.subscribe(after=1_500) as events:
             assert [(await events.next_async(1)).seq for _ in range(2)] == [1_501, 1_502]  # type: ignore[union-attr]
         with pytest.raises(UnknownQueue):

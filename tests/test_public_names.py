@@ -29,6 +29,7 @@ NAMES = [
     "ImportReport",
     "InclusionProof",
     "Journal",
+    "JournalSubscription",
     "ManualClock",
     "Middleware",
     "Outbox",

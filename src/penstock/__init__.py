@@ -41,6 +41,7 @@ _NAMES = {
     "Retry": "penstock.queue.retry",
     "Schedule": "penstock.queue.run.schedule",
     "Settings": "penstock.journal.catalog",
+    "JournalSubscription": "penstock.surface.subscription",
     "Subscription": "penstock.surface.subscription",
     "Task": "penstock.queue.tasks.task",
     "Tasks": "penstock.queue.tasks.registry",

@@ -54,6 +54,7 @@ from penstock.schema import upcast as upcast
 from penstock.surface.delivery import Delivery as Delivery
 from penstock.surface.journal import Journal as Journal
 from penstock.surface.queue import Queue as Queue
+from penstock.surface.subscription import JournalSubscription as JournalSubscription
 from penstock.surface.subscription import Subscription as Subscription
 from penstock.surface.topic import Topic as Topic
 from penstock.surface.transaction import Transaction as Transaction

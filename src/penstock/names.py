@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeGuard, get_args
 from urllib.parse import SplitResult, urlsplit
 
@@ -35,6 +35,28 @@ def check_name(name: str, what: str = "topic") -> str:
             "and not '.' or '..'"
         )
     return name
+
+
+WILD = re.compile(r"[*?\[]")
+_PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]+", re.ASCII)
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a topic's name stands for all that look like it: shop.*"""
+    return WILD.search(name) is not None
+
+
+def check_topics(topics: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Names of topics and patterns of names; none for all."""
+    given = () if topics is None else (topics,) if isinstance(topics, str) else tuple(topics)
+    for one in given:
+        if not isinstance(one, str) or not is_pattern(one):
+            check_name(one)
+        elif not _PATTERN.fullmatch(one):
+            raise InvalidName(f"{one!r:.80} is no pattern of topics' names: like shop.*, with * ? [ab] for characters")
+    if topics is not None and not given:
+        raise ConfigError("topics= names none: leave it out for all of them")
+    return given
 
 
 SYSTEM = "penstock."

@@ -4,7 +4,6 @@ import io
 import json
 import re
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 
 import penstock
 from cli.commandline import Cli
-from penstock.cli.topics import follow_topics
 from penstock.clock import ManualClock
 from server.serving import Served, serving
 from waiting import eventually
@@ -187,11 +185,14 @@ def following(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set when a command has begun to follow topics: what is there before it looks would be history to it."""
     begun = threading.Event()
 
-    def follow(*args: Any) -> Iterator[penstock.Event]:
-        begun.set()
-        return follow_topics(*args)
+    subscribe = penstock.Journal.subscribe
 
-    monkeypatch.setattr("penstock.cli.topics.follow_topics", follow)
+    def follow(*given: Any, **options: Any) -> Any:
+        followed = subscribe(*given, **options)
+        begun.set()
+        return followed
+
+    monkeypatch.setattr(penstock.Journal, "subscribe", follow)
     return begun
 
 
@@ -242,6 +243,8 @@ def test_tail_of_several_topics_is_in_the_order_of_time(cli: Cli, shops: None) -
     assert "shop.east#1" in cli("tail", "shop.*").out and "#1" in cli("tail", "other").out
     assert "no topic's name matches 'zzz*'" in cli("tail", "other", "zzz*", code=3).err
     assert "there is no topic 'zzz'" in cli("tail", "other", "zzz", code=3).err
+    assert payloads("--all", "-n", "3") == [3, 4, 5]
+    assert "name topics, or --all" in cli("tail", code=2).err
 
 
 def test_tail_follows_several_topics_and_those_made_later(
@@ -258,26 +261,6 @@ def test_tail_follows_several_topics_and_those_made_later(
     said = cli("tail", "shop.*", "plain", "-f", "-n0", "--kind", "late", "--count", "3", "--json")
     appending.join()
     assert sorted(event["payload"] for event in said.documents) == ["plain", "shop.north", "shop.west"]
-
-
-def test_topics_made_later_are_found_beside_a_busy_one(journal: penstock.Journal) -> None:
-    busy, over = journal.topic("shop.busy"), threading.Event()
-
-    def sell() -> None:
-        while not over.wait(0.001):
-            busy.append("sold")
-
-    selling = threading.Thread(target=sell)
-    selling.start()
-    found = follow_topics(journal, {"shop.busy": busy.subscribe()}, lambda name: name.startswith("shop."), {})
-    try:
-        next(found)
-        journal.topic("shop.new").append("opened")
-        eventually(lambda: next(found).topic == "shop.new")
-    finally:
-        over.set()
-        selling.join()
-        found.close()  # type: ignore[attr-defined]
 
 
 def append_once_followed(served: Served, topic: penstock.Topic) -> None:

@@ -13,8 +13,12 @@ import penstock
 from growth.row import Many, Row, new, size
 from growth.world import Count, World
 from penstock import Draft, Outbox, Subscription, Watch, Worker
+from penstock.surface.subscription import EventFollower
 
 TOPICS_ASKED = "asks every topic: no index of correlations and causes is for all of them"
+
+
+TOPICS_MERGED = "asks every topic that is meant: the first of all may be in any of them"
 
 
 UNINDEXED = "opens every block that is in no run of the index; housekeeping keeps these few"
@@ -68,7 +72,11 @@ def subscribed(w: World) -> Subscription:
     return w.log.subscribe(after=w.log.latest - 5)
 
 
-def follow(w: World, events: Subscription) -> Many:
+def subscribed_across(w: World) -> EventFollower:
+    return w.journal.subscribe(["log", "rebuilt"], {"log": w.log.latest - 5, "rebuilt": w.size - 5})
+
+
+def follow(w: World, events: EventFollower) -> Many:
     found = size(iter(lambda: events.next(0), None))
     events.close()
     return found
@@ -142,6 +150,14 @@ JOURNALS = [
     Row("Journal.transaction", transaction),
     Row("Journal.fence", fence),
     Row("Journal.mark", lambda w: w.journal.mark("mark")),
+    Row("Journal.read", lambda w: size(w.journal.read())),
+    Row("Journal.read(topics=)", lambda w: size(w.journal.read("log", limit=5))),
+    Row("Journal.read(after=)", lambda w: size(w.journal.read("lo*", {"log": w.size // 2}, limit=5))),
+    Row("Journal.read(limit=)", lambda w: size(w.journal.read(limit=5)), grows=TOPICS_MERGED),
+    Row("Journal.read(key=)", lambda w: size(w.journal.read(["log", "rebuilt"], key=w.middle))),
+    Row("Journal.subscribe", follow, subscribed_across),
+    Row("Journal.commit", lambda w: w.journal.commit("consumer 7", {"log": w.log.latest, "written": 1})),
+    Row("Journal.cursor", lambda w: w.journal.cursor("consumer 8"), grows=TOPICS_MERGED),
     Row("Journal.correlated", lambda w: size(w.journal.correlated(w.chain)), grows=TOPICS_ASKED),
     Row("Journal.correlated(none)", lambda w: size(w.journal.correlated("no chain")), grows=TOPICS_ASKED),
     Row("Journal.graph", lambda w: w.journal.graph(w.chain), grows=TOPICS_ASKED),
@@ -347,6 +363,11 @@ HANDLES = [
     Row("Subscription.position", lambda w, events: events.position, subscribed),
     Row("Subscription.close", lambda w, events: events.close(), subscribed),
     Row("Subscription.__iter__", lambda w, events: next(iter(events)), subscribed),
+    Row("JournalSubscription.next", lambda w, events: events.next(0), subscribed_across),
+    Row("JournalSubscription.next_async", lambda w, events: asyncio.run(events.next_async(0)), subscribed_across),
+    Row("JournalSubscription.positions", lambda w, events: events.positions, subscribed_across),
+    Row("JournalSubscription.close", lambda w, events: events.close(), subscribed_across),
+    Row("JournalSubscription.__iter__", lambda w, events: next(iter(events)), subscribed_across),
     Row("Watch.next", lambda w, states: states.next(0), watched),
     Row("Watch.next_async", lambda w, states: asyncio.run(states.next_async(0)), watched),
     Row("Watch.close", lambda w, states: states.close(), watched),

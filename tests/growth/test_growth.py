@@ -24,8 +24,8 @@ SLACK = Cost(calls=16, rows=16, steps=1_000)
 """What a few more levels of a search cost, where the small store needs next to nothing."""
 
 HANDLES = {
-    "Delivery", "Fence", "Journal", "Outbox", "Queue", "ResultTicket", "Subscription", "Task", "Topic", "Transaction",
-    "Watch", "Worker",
+    "Delivery", "Fence", "Journal", "JournalSubscription", "Outbox", "Queue", "ResultTicket", "Subscription", "Task",
+    "Topic", "Transaction", "Watch", "Worker",
 }  # fmt: skip
 """What asks the store."""
 VALUES = {

@@ -413,6 +413,39 @@ class TopicRules(Lockstep):
         else:
             assert answer == shown(wanted[:limit])
 
+    @step(
+        3,
+        topics=st.sampled_from(["[ab]", ["a", "b"], "a*", "b"]),
+        data=st.data(),
+        filters=filters,
+        reverse=st.booleans(),
+        which=WHICH,
+    )
+    def read_across(
+        self, topics: str | list[str], data: st.DataObject, filters: dict[str, Any], reverse: bool, which: int
+    ) -> None:
+        models = [
+            model for name, model in sorted(self.topics.items()) if topics in ("[ab]", ["a", "b"], f"{name}*", name)
+        ]
+        after = {
+            model.name: data.draw(st.sampled_from([0, model.trimmed, max(0, model.trimmed - 1), model.latest]))
+            for model in models
+            if data.draw(st.booleans())
+        }
+        wanted = [known for model in models for known in self.chosen(model, after.get(model.name, 0), filters)]
+
+        def call(home: Home) -> object:
+            found = list(home.journal(which).read(topics, after, reverse=reverse, **filters))
+            assert found == sorted(found, key=lambda event: event.id, reverse=reverse)
+            return in_order(iter(found))
+
+        answer = self.ask(call)
+        trimmed = [model for model in models if 0 < after.get(model.name, 0) < model.trimmed]
+        if trimmed and filters.get("kind") != []:
+            assert isinstance(answer, Raised) and answer.error is PositionTrimmed
+        else:
+            assert answer == shown(sorted(wanted, key=place))
+
     @step(1, name=TOPICS, data=st.data(), which=WHICH)
     def read_arrow(self, name: str, data: st.DataObject, which: int) -> None:
         model = self.model(name)

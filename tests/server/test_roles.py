@@ -51,7 +51,16 @@ TARGETS = {
     "topic": ("ledger", "archive", "jobs", "orders", "penstock.audit", "penstock.pipelines", "new"),
     "queue": ("ledger", "archive", "jobs", "news", "orders", "penstock.audit", "new"),
 }
-NAMED_INSIDE = ("append_several", "stage_blocks", "stage_object", "commit_staged", "drop_staged")
+NAMED_INSIDE = (
+    "append_several",
+    "read_across",
+    "follow_across",
+    "move_cursors",
+    "stage_blocks",
+    "stage_object",
+    "commit_staged",
+    "drop_staged",
+)
 """Operations that name their topics in the body."""
 
 Effects = set[tuple[str, str]]
@@ -205,6 +214,9 @@ BODIES: dict[str, Callable[[World, str], Any]] = {
     "append_events": lambda world, target: {"kind": "more"},
     "configure_topic": lambda world, target: {"max_events": 1},
     "move_cursor": lambda world, target: {"to": "start", "seek": True},
+    "move_cursors": lambda world, target: {"positions": {target: 1}},
+    "read_across": lambda world, target: {"topics": [target]},
+    "follow_across": lambda world, target: {"topics": [target]},
     "compact_topic": lambda world, target: {"through": 3, "force": True},
     "configure_queue": lambda world, target: {"lease": 7},
     "add_group": lambda world, target: {"name": "more"},

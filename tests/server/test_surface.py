@@ -10,8 +10,8 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigError
+from penstock.protocol.operation import PAGE_EVENTS
 from penstock.remote.journal import RemoteJournal
-from penstock.server.limits import USUAL_EVENTS
 from server.serving import Served
 from waiting import eventually
 
@@ -101,10 +101,10 @@ def test_a_correlation_that_fills_several_pages_is_whole_over_http(
 ) -> None:
     topic = journal.topic("orders")
     first = topic.append("placed")
-    topic.append_many([penstock.Draft("noted", n, cause=first.id) for n in range(2 * USUAL_EVENTS)])
+    topic.append_many([penstock.Draft("noted", n, cause=first.id) for n in range(2 * PAGE_EVENTS)])
     for home in (journal, remote):
-        assert [event.seq for event in home.correlated(first.id)] == list(range(1, 2 * USUAL_EVENTS + 2)), home
-        assert [event.seq for event in home.topic("orders").effects(first)] == list(range(2, 2 * USUAL_EVENTS + 2))
+        assert [event.seq for event in home.correlated(first.id)] == list(range(1, 2 * PAGE_EVENTS + 2)), home
+        assert [event.seq for event in home.topic("orders").effects(first)] == list(range(2, 2 * PAGE_EVENTS + 2))
 
 
 def test_an_event_from_afar_can_be_pickled(journal: penstock.Journal, remote: penstock.Journal) -> None:

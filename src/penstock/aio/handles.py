@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.clock import Clock, Seconds
-    from penstock.documents.conditions import EventChoice, Where
+    from penstock.documents.conditions import EventChoice
     from penstock.entity.copying import CopyFormat, ExportReport, ImportReport
     from penstock.entity.projection import Projection
     from penstock.entity.proof import CheckReport, InclusionProof, TreeRoot
@@ -53,12 +53,13 @@ if TYPE_CHECKING:
     from penstock.queue.run.worker import QueueWorker
     from penstock.surface.arguments import (
         DraftArguments,
+        FilterArguments,
         PolicyArguments,
         PushArguments,
         SettingsArguments,
         TakeArguments,
     )
-    from penstock.surface.subscription import OnLag, Subscription
+    from penstock.surface.subscription import JournalSubscription, OnLag, Subscription
     from penstock.surface.worker import Worker
 
 P = TypeVar("P", bound="Projection")
@@ -120,6 +121,55 @@ class AsyncJournal(AsyncHandle[Journal]):
     async def queues(self) -> list[str]:
         """The names of all queues, sorted."""
         return await in_thread(self._sync.queues)
+
+    def read(
+        self,
+        topics: str | Sequence[str] | None = None,
+        after: Mapping[str, int] | None = None,
+        limit: int | None = None,
+        *,
+        through: Mapping[str, int] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        reverse: bool = False,
+        **wanted: Unpack[FilterArguments],
+    ) -> AsyncGenerator[Event, None]:
+        """Streams the events of several topics in the order they were recorded, of one state of the journal.
+
+        `topics` are names and patterns like "shop.*"; without it, all but those that penstock writes for itself
+        (`penstock.*`, a queue's results). `after` and `through` are positions by topic: a topic that is not in `after`
+        is read from its beginning, one that is not in `through` not at all. The rest is as in `Topic.read`. To go on
+        later, keep `positions[event.topic] = event.seq`, or `commit` it.
+        """
+        return in_pieces(
+            self._sync.read, topics, after, limit, through=through, since=since, until=until, reverse=reverse, **wanted
+        )
+
+    async def subscribe(
+        self,
+        topics: str | Sequence[str] | None = None,
+        after: Mapping[str, int] | Literal["latest"] | None = None,
+        *,
+        buffer: int = SUBSCRIPTION_BUFFER,
+        **wanted: Unpack[FilterArguments],
+    ) -> JournalSubscription:
+        """Follows several topics: their history after positions as `read` gives it, then live; no gap, no duplicate.
+
+        Topics that are made later and match are followed from their beginning. `after="latest"`: only what comes.
+        """
+        return await in_thread(lambda: self._sync.subscribe(topics, after, buffer=buffer, **wanted))
+
+    async def commit(self, consumer: str, positions: Mapping[str, int]) -> None:
+        """Remembers durably that a consumer is done with everything through a position in each topic, in one commit.
+
+        It is the consumer's cursor in each of these topics: compaction waits for it, and a smaller position changes
+        nothing. Topics that were dropped meanwhile are left out.
+        """
+        await in_thread(self._sync.commit, consumer, positions)
+
+    async def cursor(self, consumer: str) -> dict[str, int]:
+        """How far a consumer has come in each topic where it has committed: what `read` and `subscribe` take."""
+        return await in_thread(self._sync.cursor, consumer)
 
     def outbox(self) -> AsyncOutbox:
         """Gathers drafts for any topics locally and appends them as one atomic batch."""
@@ -257,31 +307,19 @@ class AsyncTopic(AsyncHandle[Topic]):
         limit: int | None = None,
         *,
         through: int | None = None,
-        key: str | None = None,
-        key_prefix: str | None = None,
-        kind: str | Sequence[str] | None = None,
-        scope: str | None = None,
         since: datetime | None = None,
+        until: datetime | None = None,
         reverse: bool = False,
-        where: Where | str | None = None,
+        **wanted: Unpack[FilterArguments],
     ) -> AsyncGenerator[Event, None]:
         """Streams events after a position, oldest first (newest first: `reverse`), up to the newest one now.
 
-        `where` is a condition (see `documents.conditions`), asked where the store is. `after=0` starts at the oldest
-        stored event; a position whose next event compaction removed raises PositionTrimmed.
+        `since` and `until` are times of recording, from the first and before the second; `wanted`: only such events,
+        by key, key_prefix, kind, scope, where. `after=0` starts at the oldest stored event; a position whose next event
+        compaction removed raises PositionTrimmed.
         """
         return in_pieces(
-            self._sync.read,
-            after,
-            limit,
-            through=through,
-            key=key,
-            key_prefix=key_prefix,
-            kind=kind,
-            scope=scope,
-            since=since,
-            reverse=reverse,
-            where=where,
+            self._sync.read, after, limit, through=through, since=since, until=until, reverse=reverse, **wanted
         )
 
     def read_arrow(
@@ -318,27 +356,13 @@ class AsyncTopic(AsyncHandle[Topic]):
         *,
         buffer: int = SUBSCRIPTION_BUFFER,
         on_lag: OnLag = "catch_up",
-        key: str | None = None,
-        key_prefix: str | None = None,
-        kind: str | Sequence[str] | None = None,
-        scope: str | None = None,
-        where: Where | str | None = None,
+        **wanted: Unpack[FilterArguments],
     ) -> Subscription:
         """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam.
 
-        `key`, `key_prefix`, `kind`, `scope`, `where`: only such events, as in `read`. What is left out counts as seen.
+        `wanted`: only such events, as in `read`. What is left out counts as seen.
         """
-        return await in_thread(
-            self._sync.subscribe,
-            after,
-            buffer=buffer,
-            on_lag=on_lag,
-            key=key,
-            key_prefix=key_prefix,
-            kind=kind,
-            scope=scope,
-            where=where,
-        )
+        return await in_thread(lambda: self._sync.subscribe(after, buffer=buffer, on_lag=on_lag, **wanted))
 
     async def commit(self, consumer: str, seq: int) -> None:
         """Remembers durably that a consumer is done with everything through `seq`; a smaller one changes nothing."""
@@ -376,32 +400,16 @@ class AsyncTopic(AsyncHandle[Topic]):
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
         restarts: int = WORKER_RESTARTS,
-        key: str | None = None,
-        key_prefix: str | None = None,
-        kind: str | Sequence[str] | None = None,
-        scope: str | None = None,
-        where: Where | str | None = None,
+        **wanted: Unpack[FilterArguments],
     ) -> Worker:
         """A worker that hands this topic's events to `handler` in batches, at least once; `start()` or `run()` it.
 
         A handler that fails gets its batch again; one that fails more than `restarts` times within a minute makes the
         worker give up, which `penstock check` says until it is started again.
 
-        `key`, `key_prefix`, `kind`, `scope`, `where`: only such events, as in `read`; the cursor moves past the others
-        too.
+        `wanted`: only such events, as in `read`; the cursor moves past the others too.
         """
-        return self._sync.worker(
-            consumer,
-            handler,
-            batch=batch,
-            idle=idle,
-            restarts=restarts,
-            key=key,
-            key_prefix=key_prefix,
-            kind=kind,
-            scope=scope,
-            where=where,
-        )
+        return self._sync.worker(consumer, handler, batch=batch, idle=idle, restarts=restarts, **wanted)
 
     @property
     def settings(self) -> Awaitable[Settings]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, nullcontext
 from datetime import datetime
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -29,12 +28,13 @@ from penstock.cli.values import (
     the_headers,
     topic_names,
 )
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError
+from penstock.names import is_pattern
 
 if TYPE_CHECKING:
     from penstock.events import Draft, Event, Receipt
     from penstock.surface.journal import Journal
-    from penstock.surface.subscription import Subscription
+    from penstock.surface.subscription import JournalSubscription
     from penstock.surface.topic import Topic
 
 
@@ -76,12 +76,9 @@ class EventSelection:
         self.filters: dict[str, Any] = {**filters, "kind": sorted(set(kind)) or None}
         """As `Topic.read` and `Topic.subscribe` take them."""
 
-    def read(self, topic: Topic, after: int = 0, *, through: int | None = None, **how: Any) -> Iterator[Event]:
+    def read(self, topic: Topic, after: int = 0, **how: Any) -> Iterator[Event]:
         """The chosen events of a topic."""
-        if self.until is not None:
-            last = topic.position_at(self.until)
-            through = last if through is None else min(last, through)
-        return topic.read(after, through=through, since=self.since, **how, **self.filters)
+        return topic.read(after, since=self.since, until=self.until, **how, **self.filters)
 
 
 # ── Topics and their events: list, read, follow, show ──
@@ -152,8 +149,10 @@ def read(
     "penstock tail orders -f --since 1h --kind placed --where 'payload.total > 10'",
     "penstock tail orders -n 3",
     "penstock tail orders 'payments.*' -f",
+    "penstock tail --all --since 1h",
 )
-@some_topics("TOPIC...", required=True, help="the topics, or patterns of names like 'orders.*'")
+@some_topics("TOPIC...", required=False, help="the topics, or patterns of names like 'orders.*'")
+@click.option("--all", "every", is_flag=True, help="all topics but penstock's own")
 @click.option("-n", "--lines", type=number, help="how many of the newest to begin with")
 @click.option("-f", "--follow", is_flag=True, help="go on with those that come")
 @selecting
@@ -162,6 +161,7 @@ def read(
 def tail(
     context: CommandContext,
     topics: tuple[str, ...],
+    every: bool,
     lines: int | None,
     follow: bool,
     payload: bool,
@@ -176,70 +176,50 @@ def tail(
     chosen = EventSelection(**selection)
     if follow and chosen.until is not None:
         raise click.UsageError("--until ends, --follow goes on: use one of them")
-    several = len(topics) > 1 or _is_pattern(topics[0])
+    if every == bool(topics):
+        raise click.UsageError("name topics, or --all for all of them")
+    several = every or len(topics) > 1 or is_pattern(topics[0])
     with context.journal(read_only=True) as journal:
-        found = _matching(context, journal, topics, must_be_there=not follow)
+        if not follow:
+            _check_there(context, journal, topics)
         # First of all: what comes while the newest are shown, it has.
-        followed = {name: journal.topic(name).subscribe("latest", **chosen.filters) for name in found if follow}
-        positions = {name: followed[name].position if follow else journal.topic(name).latest for name in found}
+        followed = journal.subscribe(topics or None, "latest", **chosen.filters) if follow else None
         left = count
-        for event in _newest(chosen, [(journal.topic(name), through) for name, through in positions.items()], lines):
+        for event in chain(_newest(journal, topics, chosen, lines, followed), followed or ()):
             if left == 0:
                 return
             context.event(event, payload_only=payload, topic=several)
             left = None if left is None else left - 1
-        context.flush()
-        if not follow or left == 0:
-            return
-        patterns = [name for name in topics if _is_pattern(name)]
-
-        def wanted(name: str) -> bool:
-            return any(fnmatchcase(name, one) for one in patterns)
-
-        for event in follow_topics(journal, followed, wanted, chosen.filters):
-            context.event(event, payload_only=payload, topic=several)
-            context.flush()
-            left = None if left is None else left - 1
             if left == 0:
                 return
+            if follow:
+                context.flush()
 
 
-def _is_pattern(name: str) -> bool:
-    return any(sign in name for sign in "*?[")
-
-
-def _matching(context: CommandContext, journal: Journal, wanted: tuple[str, ...], *, must_be_there: bool) -> list[str]:
-    """The topics that names and patterns stand for. Following may begin before a topic does."""
+def _check_there(context: CommandContext, journal: Journal, wanted: tuple[str, ...]) -> None:
+    """Ends the command when a name or a pattern stands for no topic. Following may begin before a topic does."""
     there = journal.topics()
-    found: dict[str, None] = {}
     for name in wanted:
-        if _is_pattern(name):
-            matching = [one for one in there if fnmatchcase(one, name)]
-            if must_be_there and not matching:
-                raise Nothing(f"no topic's name matches {name!r}")
-            found |= dict.fromkeys(matching)
-        else:
-            if must_be_there:
-                context.existing_topic(journal, name)
-            found[name] = None
-    return list(found)
+        if not is_pattern(name):
+            context.existing_topic(journal, name)
+        elif not any(fnmatchcase(one, name) for one in there):
+            raise Nothing(f"no topic's name matches {name!r}")
 
 
-def _newest(chosen: EventSelection, topics: list[tuple[Topic, int]], lines: int | None) -> list[Event]:
-    """What a tail begins with, oldest first."""
-    everything = lines is None and chosen.since is not None
+def _newest(
+    journal: Journal,
+    topics: tuple[str, ...],
+    chosen: EventSelection,
+    lines: int | None,
+    followed: JournalSubscription | None,
+) -> Iterator[Event]:
+    """What a tail begins with, oldest first: nothing that it follows."""
+    through = None if followed is None else followed.positions
+    times: dict[str, Any] = {"through": through, "since": chosen.since, "until": chosen.until}
+    if lines is None and chosen.since is not None:
+        return journal.read(topics or None, **times, **chosen.filters)
     limit = 10 if lines is None else lines
-    found: list[Event] = []
-    for topic, through in topics:
-        if through == 0:
-            continue
-        if everything:
-            found += chosen.read(topic, through=through)
-        else:
-            found += list(chosen.read(topic, limit=limit, through=through, reverse=True))[::-1]
-    if len(topics) > 1:
-        found.sort(key=lambda event: event.recorded_at)  # stable: a topic's own order stays
-    return found if everything else found[max(0, len(found) - limit) :]
+    return reversed(list(journal.read(topics or None, limit=limit, reverse=True, **times, **chosen.filters)))
 
 
 @topic_command("show", "penstock show orders 17")
@@ -254,55 +234,6 @@ def show(context: CommandContext, topic: Topic, event: str) -> None:
         return
     context.record(event_record(found))
     context.line(f"\n{pretty_payload(found)}")
-
-
-TOPICS_SECONDS = 0.5
-"""Seconds between two looks for topics that were made meanwhile."""
-
-
-def follow_topics(
-    journal: Journal, followed: Mapping[str, Subscription], wanted: Callable[[str], bool], filters: dict[str, Any]
-) -> Iterator[Event]:
-    """Events of topics that are followed as they come, and the chosen ones of topics made meanwhile whose name is
-    wanted."""
-    arrived: SimpleQueue[Event | PenstockError] = SimpleQueue()
-    subscriptions = dict(followed)
-    threads: list[threading.Thread] = []
-
-    def pass_on(subscription: Subscription) -> None:
-        try:
-            for event in subscription:
-                arrived.put(event)
-        except PenstockError as error:
-            arrived.put(error)
-
-    def begin(subscription: Subscription) -> None:
-        threads.append(threading.Thread(target=pass_on, args=(subscription,), daemon=True))
-        threads[-1].start()
-
-    for subscription in followed.values():
-        begin(subscription)
-    try:
-        due = time.monotonic() + TOPICS_SECONDS
-        while True:
-            news: Event | PenstockError | None = None
-            with suppress(Empty):
-                news = arrived.get(timeout=max(0.0, due - time.monotonic()))
-            if time.monotonic() >= due:  # however much arrives
-                for name in journal.topics():
-                    if name not in subscriptions and wanted(name):
-                        subscriptions[name] = journal.topic(name).subscribe(0, **filters)
-                        begin(subscriptions[name])
-                due = time.monotonic() + TOPICS_SECONDS
-            if isinstance(news, PenstockError):
-                raise news
-            if news is not None:
-                yield news
-    finally:
-        for subscription in subscriptions.values():
-            subscription.close()
-        for thread in threads:
-            thread.join()
 
 
 # ── Consumers' cursors ──

@@ -216,6 +216,8 @@ class Catalog:
 
     def __init__(self) -> None:
         self.heads: dict[str, Head] = {}
+        self.last_id = 0
+        """The newest id that this process has given out: ids of one millisecond are in the order of the commits."""
         self.barrier: Barrier | None = None
         self.elsewhere = Barrier()
         """Stands for the exclusive fences of other processes, while there are any."""

@@ -48,6 +48,10 @@ _RANDOM_BITS = (1 << 80) - 1 & ~(0xF << 76 | 0x3 << 62 | 1 << 61)
 """What is random in an id. The run's ids count up from there: the top bit of the counted part is free for the carry."""
 
 
+_ROOM = 1 << 32
+"""Ids that a topic may use in one commit before those of the next topic begin."""
+
+
 class EntityHistory(Protocol):
     """What a commit asks of an entity's past."""
 
@@ -110,6 +114,7 @@ class Commit:
 
     __slots__ = (
         "_indexing",
+        "_last_id",
         "_late",
         "_new_heads",
         "_reshaping",
@@ -129,6 +134,7 @@ class Commit:
         """What is gathered, by topic."""
         self._new_heads: dict[str, Head] = {}
         self._reshaping = False
+        self._last_id = catalog.last_id
         self._indexing: list[tuple[str, int, list[Wire | None], list[str | None] | None, Newest]] = []
         """What the memtables are told when the transaction has ended well: never before it, and in its order."""
         self.tx = tx
@@ -236,9 +242,12 @@ class Commit:
         recorded_ms = head.recorded_ms
         if self.now_ms > recorded_ms:
             recorded_ms = self.now_ms
-        additions = self.additions[name] = TopicAdditions(
-            head, head.latest + 1, recorded_ms, next_id(head.last_id, recorded_ms), []
-        )
+        last_id = self._last_id
+        if head.last_id > last_id or last_id >> 80 != recorded_ms:
+            last_id = head.last_id
+        base_id = next_id(last_id, recorded_ms)
+        self._last_id = base_id + _ROOM
+        additions = self.additions[name] = TopicAdditions(head, head.latest + 1, recorded_ms, base_id, [])
         return additions
 
     # ── appending ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -375,6 +384,9 @@ class Commit:
             self.catalog.reshaped += 1
         if self._new_heads:
             self.catalog.heads.update(self._new_heads)
+            for head in self._new_heads.values():
+                if head.last_id > self.catalog.last_id:
+                    self.catalog.last_id = head.last_id
         for name, covered, wires, entities, newest in self._indexing:
             memtable = self.entities.memtables.get(name)
             if memtable is not None and not memtable.add_committed(name, covered, wires, entities, newest):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from penstock.clock import Clock, SystemClock
-from penstock.engine.contract import Engine
+from penstock.engine.contract import Engine, Snapshot
 from penstock.errors import Closed, ConfigError, Corrupt
 from penstock.events import Draft, Event
 from penstock.journal import interrupts, keys
@@ -84,6 +84,8 @@ class JournalCore:
         """Replaced, never changed: a thread that goes through the list must not skip one."""
         self.holds: list[Hold] = [cursor_holds]
         self.trims: list[Trim] = []
+        self.owner_of_topic: Callable[[Snapshot, str], str | None] = lambda snap, name: None
+        """The queue that a topic is a part of, which readers of all topics do not ask for; set by the queues."""
         self.before_close: list[Callable[[], None]] = []
         """The last chance of parts to act on an open journal."""
         self.workers: weakref.WeakSet[Worker] = weakref.WeakSet()
@@ -245,6 +247,8 @@ class JournalCore:
         try:
             self.indexer.commits += 1
             signals = self.hub.signals
+            if self.hub.every is not None:
+                self.hub.every.notify()
             for name, count in touched.items():
                 if (signal := signals.get(name)) is not None:
                     signal.notify()

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from penstock.clock import to_ms
 from penstock.errors import Closed, ConfigError, Lagged
@@ -28,6 +28,7 @@ from penstock.surface.subscription import OnLag, Subscription
 if TYPE_CHECKING:
     from penstock.documents.conditions import Where
     from penstock.journal.log import TopicLog
+    from penstock.surface.arguments import FilterArguments
 
 
 _READ_AHEAD = 1024
@@ -183,6 +184,7 @@ def event_query(
     kind: str | Sequence[str] | None = None,
     scope: str | None = None,
     since: datetime | None = None,
+    until: datetime | None = None,
     reverse: bool = False,
     where: Where | str | None = None,
 ) -> EventQuery:
@@ -207,6 +209,7 @@ def event_query(
         limit,
         None if since is None else to_ms(since, "since"),
         reverse,
+        None if until is None else to_ms(until, "until"),
     )
 
 
@@ -226,15 +229,9 @@ def _condition(where: Where | str | None) -> Where | None:
     return where if isinstance(where, Where) else Where(where)
 
 
-def follower_query(
-    key: str | None,
-    key_prefix: str | None,
-    kind: str | Sequence[str] | None,
-    scope: str | None,
-    where: Where | str | None,
-) -> EventQuery:
+def follower_query(**given: Unpack[FilterArguments]) -> EventQuery:
     """A follower's arguments, checked."""
-    wanted = event_query(key=key, key_prefix=key_prefix, kind=kind, scope=scope, where=where)
+    wanted = event_query(**given)
     if wanted.nothing:
         raise ConfigError("a follower of no kind would never get an event: leave kind= out for all of them")
     return wanted

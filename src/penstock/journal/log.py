@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec.structs import replace
+
 from penstock.events import Draft, Event
 from penstock.journal.catalog import load_record
 from penstock.journal.index.index import Lookup, entity_events, prefixed_events
@@ -89,6 +91,8 @@ def read_view(view: TopicView, query: EventQuery, lookup: Lookup | None = None) 
     view.check_not_trimmed(after)
     if query.since_ms is not None:
         after = max(after, view.position_before(query.since_ms))
+    if query.until_ms is not None:
+        query = replace(query, through=min(query.through, view.position_before(query.until_ms)))
     if lookup is not None:
         found = entity_events(lookup.open(view), query, after, limit, query.through, reverse=query.reverse)
     elif query.key_prefix:

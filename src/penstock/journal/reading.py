@@ -57,6 +57,7 @@ class EventQuery(msgspec.Struct, frozen=True):
     limit: int | None = None
     since_ms: int | None = None
     reverse: bool = False
+    until_ms: int | None = None
 
     @property
     def everything(self) -> bool:

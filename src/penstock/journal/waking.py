@@ -83,6 +83,8 @@ class Hub:
     def __init__(self, changes: Callable[[], int] | None, location: str | None = None) -> None:
         self.signals: WeakValueDictionary[str, Signal] = WeakValueDictionary()
         """By topic, those that a caller holds: a name that was waited for once leaves nothing."""
+        self.every: Signal | None = None
+        """Of all topics, once it was asked for."""
         self._changes = changes
         self._location = location
         self._files: FileWatch | None = None
@@ -96,9 +98,15 @@ class Hub:
         with self._lock:  # of two that are made for one name, one would never be told
             return self.signals.setdefault(topic, Signal())
 
+    def signal_of_all(self) -> Signal:
+        """Told of every commit that touches a topic."""
+        with self._lock:
+            self.every = self.every or Signal()
+            return self.every
+
     def notify_all(self) -> None:
         with self._lock:
-            held = list(self.signals.values())
+            held = [*self.signals.values(), *([] if self.every is None else [self.every])]
         for signal in held:
             signal.notify()
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.entity.states import Progress, RebuildReport
+    from penstock.journal.across import AcrossQuery, LocalJournalSubscription
     from penstock.journal.description import Description, Pressure
     from penstock.journal.following import LocalSubscription
     from penstock.journal.worker import TopicWorker
@@ -144,6 +145,18 @@ class LocalBackend:
 
     def submit_staged(self, staged: list[Staged]) -> Ticket[list[Receipt]]:
         return submit_staged(self.core, staged)
+
+    def read(self, query: AcrossQuery) -> Iterator[Event]:
+        from penstock.journal.across import read_across
+
+        return read_across(self.core, query)
+
+    def subscribe(self, query: AcrossQuery, buffer: int, *, latest: bool) -> LocalJournalSubscription:
+        from penstock.journal.across import LocalJournalSubscription, read_step
+
+        if latest:
+            query = msgspec.structs.replace(query, after=read_step(self.core, query, 0, 0).ends)
+        return LocalJournalSubscription(self.core, query, buffer)
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
         from penstock.entity.causality import correlated

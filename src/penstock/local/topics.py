@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from penstock.clock import from_ms, to_ms
 from penstock.engine.contract import Snapshot
 from penstock.entity.causality import ancestors, correlated, effects
 from penstock.errors import ConfigError
 from penstock.events import Event
-from penstock.journal.catalog import Settings, load_state
+from penstock.journal import keys
+from penstock.journal.across import across_query, check_positions, read_step
+from penstock.journal.catalog import Settings, load_record, load_state
 from penstock.journal.commit import Commit
 from penstock.journal.cursors import drop_cursor, move_cursor, read_consumer, read_consumers, read_cursors
+from penstock.journal.cursors import read_cursor as read_position
 from penstock.journal.dropping import DropReport
+from penstock.journal.following import event_query
 from penstock.journal.log import TopicLog
-from penstock.journal.reading import TopicView
+from penstock.journal.reading import EventQuery, TopicView
 from penstock.journal.settings import change_settings, checked_settings
 from penstock.journal.upkeep import CompactReport, compact, compact_by_key
 from penstock.journal.writer import WriteRequest
@@ -23,8 +28,17 @@ from penstock.names import check_consumer
 from penstock.protocol import journal as whole
 from penstock.protocol import topics as operations
 from penstock.protocol.fields import SettingsFields, given
-from penstock.protocol.journal import CausesQuery, EventList, Flushed, Maintained
-from penstock.protocol.operation import PAGE_BYTES
+from penstock.protocol.journal import (
+    AcrossPage,
+    AcrossRequest,
+    CausesQuery,
+    EventList,
+    FilterQuery,
+    Flushed,
+    Maintained,
+    PositionsDocument,
+)
+from penstock.protocol.operation import PAGE_BYTES, PAGE_EVENTS
 from penstock.protocol.topics import (
     CompactRequest,
     CursorChange,
@@ -82,6 +96,58 @@ def _page(events: Iterator[Event], query: CausesQuery) -> EventList[Event]:
         size += len(event.raw)
         found.append(event)
     return EventList(found)
+
+
+# ── several topics ───────────────────────────────────────────────────────────────────────────────────────────────────
+@implements(whole.READ_ACROSS)
+def read_several(at: LocalBackend, wanted: AcrossRequest) -> AcrossPage[Event]:
+    now = from_ms(at.clock.now_ms())
+    times = {name: parse_moment(text, now) for name, text in (("since", wanted.since), ("until", wanted.until)) if text}
+    events = requested_events(wanted, reverse=wanted.reverse, **times)
+    query = across_query(wanted.topics or None, wanted.after, wanted.through, events)
+    limit = PAGE_EVENTS if wanted.limit is None else wanted.limit
+    step = read_step(at.core, query, limit, PAGE_BYTES)
+    return AcrossPage(step.events, None if step.done else step.reached, step.ends)
+
+
+def requested_events(query: FilterQuery, **further: Any) -> EventQuery:
+    """Which events a request wants, beyond positions; `further` arguments are those of `event_query`."""
+    return event_query(
+        key=query.key,
+        key_prefix=query.key_prefix,
+        kind=query.kind or None,
+        scope=query.scope,
+        where=query.where if query.where and query.where.strip() else None,
+        **further,
+    )
+
+
+@implements(whole.READ_CURSORS)
+def read_cursors_of(at: LocalBackend, consumer: str) -> PositionsDocument:
+    check_consumer(consumer)
+    found: dict[str, int] = {}
+    with at.core.engine.read() as snap:
+        for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC)):
+            name = keys.stored_name(key[1:])
+            record = load_record(snap, name)
+            position = None if record is None else read_position(snap, record.topic_id, consumer)
+            if position is not None:
+                found[name] = position
+    return PositionsDocument(found)
+
+
+@implements(whole.MOVE_CURSORS)
+def move_cursors(at: LocalBackend, consumer: str, to: PositionsDocument) -> PositionsDocument:
+    check_consumer(consumer)
+    positions = check_positions(to.positions, "positions")
+
+    def apply(commit: Commit) -> PositionsDocument:
+        there = {name: seq for name, seq in positions.items() if commit.head(name) is not None}
+        for name, seq in there.items():
+            move_cursor(commit, name, consumer, seq)
+        return PositionsDocument(there)
+
+    return at.core.run(apply)
 
 
 # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────────

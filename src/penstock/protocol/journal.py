@@ -8,14 +8,16 @@ import msgspec
 from msgspec import Meta
 
 from penstock.documents.events import DraftDocument, ReceiptDocument
-from penstock.errors import Conflict, FenceActive, QueueFull
+from penstock.errors import Conflict, FenceActive, PositionTrimmed, QueueFull
 from penstock.events import Event
 from penstock.journal.description import Description, Pressure
 from penstock.observe.sample import Sample
-from penstock.protocol.operation import SSE, Limit, Operation, Role
+from penstock.protocol.operation import SSE, Count, Limit, Operation, Role
 
 E = TypeVar("E")
 """An event: an `Event` here, a document on the wire."""
+
+TIME = "a time (ISO 8601), or how long ago: 15m, 1h, 7d"
 
 
 class JournalDocument(Description, kw_only=True, frozen=True):
@@ -53,12 +55,100 @@ class CausesQuery(msgspec.Struct, omit_defaults=True):
     limit: Limit = None
 
 
+class FilterQuery(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Which events, beyond positions."""
+
+    kind: Annotated[list[str], Meta(description="only events of this kind; may be given several times")] = []
+    key: Annotated[str | None, Meta(description="only events of this entity")] = None
+    key_prefix: Annotated[str | None, Meta(description="only events whose key begins so")] = None
+    scope: Annotated[str | None, Meta(description="only events of this scope")] = None
+    where: Annotated[str | None, Meta(description="only events for which this condition holds: payload.total > 10")] = (
+        None
+    )
+
+
+class AcrossFilter(FilterQuery, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Which events of which topics."""
+
+    topics: Annotated[list[str], Meta(description="names, and patterns like shop.*; none: all but penstock's own")] = []
+    after: Annotated[dict[str, Count], Meta(description="by topic, the position to go on from, exclusive")] = {}
+
+
+class AcrossRequest(AcrossFilter, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    through: Annotated[dict[str, Count] | None, Meta(description="by topic, the last position wanted")] = None
+    limit: Limit = None
+    since: Annotated[str | None, Meta(description=f"only events recorded since {TIME}")] = None
+    until: Annotated[str | None, Meta(description=f"only events recorded before {TIME}")] = None
+    reverse: Annotated[bool, Meta(description="newest first")] = False
+
+
+class AcrossFollow(AcrossFilter, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    latest: Annotated[bool, Meta(description="only what comes from now on")] = False
+
+
+class AcrossPage(msgspec.Struct, Generic[E]):
+    """Some events of several topics, in the order of recording.
+
+    For the next page, send `next` as `after` (reading backwards: as `through`); it is null at the end. `ends` are the
+    positions where the topics end: sent back as `through`, all pages are of one state of the journal.
+    """
+
+    events: list[E]
+    next: dict[str, int] | None
+    ends: dict[str, int]
+
+
+class PositionsDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """A position in each of some topics."""
+
+    positions: dict[str, Count]
+
+
 class EventList(msgspec.Struct, Generic[E], omit_defaults=True):
     events: list[E]
     next: str | None = None
     """Where there are more events than fit: ask again with after=… set to it."""
 
 
+READ_ACROSS = Operation(
+    "read_across",
+    "POST",
+    "/read",
+    "Events of several topics in the order they were recorded, a page of them",
+    role="read",
+    body=AcrossRequest,
+    answer=AcrossPage[Event],
+    errors=(PositionTrimmed,),
+)
+FOLLOW_ACROSS = Operation(
+    "follow_across",
+    "POST",
+    "/follow",
+    "Follows several topics: what is there, then what comes",
+    role="read",
+    body=AcrossFollow,
+    answer=Event,
+    media=(SSE,),
+    errors=(PositionTrimmed,),
+)
+READ_CURSORS = Operation(
+    "read_cursors",
+    "GET",
+    "/cursors/{consumer}",
+    "How far a consumer has come, in every topic where it has a cursor",
+    role="read",
+    answer=PositionsDocument,
+)
+MOVE_CURSORS = Operation(
+    "move_cursors",
+    "PUT",
+    "/cursors/{consumer}",
+    "Commits a position in each of several topics, in one commit; never back",
+    role="write",
+    body=PositionsDocument,
+    answer=PositionsDocument,
+    on_system=True,
+)
 DESCRIBE_JOURNAL = Operation(
     "describe_journal", "GET", "", "What the served journal is", role="read", answer=JournalDocument
 )
@@ -136,4 +226,8 @@ OPERATIONS: tuple[Operation[object], ...] = (
     READ_CORRELATED,
     READ_ANCESTORS,
     READ_EFFECTS,
+    READ_ACROSS,
+    FOLLOW_ACROSS,
+    READ_CURSORS,
+    MOVE_CURSORS,
 )

@@ -33,6 +33,8 @@ PROBLEM = "application/problem+json"
 STAGED = "application/vnd.penstock.staged"
 """Blocks of new events on their way to a journal: msgpack of [topic, block] pairs."""
 
+PAGE_EVENTS = 1000
+"""Events of a page that says no limit."""
 PAGE_BYTES = 8 << 20
 """Payload bytes after which a page of an answer, or a take over HTTP, ends early."""
 
@@ -95,7 +97,8 @@ class Operation(Generic[A]):
         """The problem that says there is no such thing, for operations whose client then answers None."""
         self.on_system = on_system or role in (None, "read")
         """Whether it may name a topic of penstock's own; what changes something may not, unless it says so here."""
-        self.paged = query is not None and "limit" in query.__struct_fields__
+        asked = query if query is not None or role != "read" else body
+        self.paged = "limit" in getattr(asked, "__struct_fields__", ())
         """Whether a page is asked for: a server bounds its `limit`, and has a usual one."""
         self._pieces = path.split("/")
 

@@ -16,22 +16,8 @@ from penstock.journal.catalog import Settings
 from penstock.journal.dropping import DropReport
 from penstock.journal.upkeep import CompactReport
 from penstock.protocol.fields import SettingsFields
-from penstock.protocol.journal import E, Receipts
+from penstock.protocol.journal import TIME, E, FilterQuery, Receipts
 from penstock.protocol.operation import ARROW, JSON, LINES, SSE, After, Count, Limit, Operation
-
-TIME = "a time (ISO 8601), or how long ago: 15m, 1h, 7d"
-
-
-class FilterQuery(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Which events, beyond positions."""
-
-    kind: Annotated[list[str], Meta(description="only events of this kind; may be given several times")] = []
-    key: Annotated[str | None, Meta(description="only events of this entity")] = None
-    key_prefix: Annotated[str | None, Meta(description="only events whose key begins so")] = None
-    scope: Annotated[str | None, Meta(description="only events of this scope")] = None
-    where: Annotated[str | None, Meta(description="only events for which this condition holds: payload.total > 10")] = (
-        None
-    )
 
 
 class ReadQuery(FilterQuery, omit_defaults=True, kw_only=True):

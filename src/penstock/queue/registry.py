@@ -22,6 +22,7 @@ from penstock.queue.state.keys import flow_of_queue
 from penstock.queue.state.records import QueueRecord, read_queue
 
 if TYPE_CHECKING:
+    from penstock.engine.contract import Snapshot
     from penstock.journal.core import JournalCore
     from penstock.queue.queue import LocalQueue
     from penstock.queue.run.schedule import Scheduler
@@ -34,6 +35,14 @@ if TYPE_CHECKING:
 def _rows_of(topic: int) -> list[tuple[bytes, bytes]]:
     """Everywhere rows of a queue may be."""
     return [keys.groups_range(topic), keys.shared_range(topic), flow_of_queue(topic)]
+
+
+def _owner_of_results(snap: Snapshot, name: str) -> str | None:
+    """The queue whose results a topic has."""
+    from penstock.queue.results.reply import SUFFIX
+
+    queue = name.removesuffix(SUFFIX)
+    return queue if queue != name and snap.get(keys.queue_key(queue)) is not None else None
 
 
 class QueueRegistry:
@@ -58,6 +67,7 @@ class QueueRegistry:
         rules.hooks.append(self._drop)
         rules.rows.append(_rows_of)
         core.before_close.append(self.close)
+        core.owner_of_topic = _owner_of_results
 
     def names(self) -> list[str]:
         """The names of all queues, sorted."""

@@ -19,7 +19,7 @@ from penstock.journal.description import Description, Pressure
 from penstock.observe.sample import FailedMessage, Sample
 from penstock.protocol import journal as operations
 from penstock.protocol.fields import policy_fields, policy_of
-from penstock.protocol.journal import CausesQuery, EventList, JournalDocument
+from penstock.protocol.journal import AcrossRequest, CausesQuery, EventList, JournalDocument
 from penstock.protocol.messages import FailureDocument, MessageDocument
 from penstock.protocol.operation import Operation, converted
 from penstock.protocol.queues import OPEN_QUEUE, READ_QUEUE, RedriveRequest
@@ -29,13 +29,15 @@ from penstock.queue.policy import checked, refuse_mismatch
 from penstock.remote.client import Client
 from penstock.remote.events import draft_document, event_of, receipt_of
 from penstock.remote.queues import RemoteQueue
+from penstock.remote.reading import read_across
 from penstock.remote.topic import RemoteTopic
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from penstock.remote.subscription import RemoteSubscription
+    from penstock.journal.across import AcrossQuery
+    from penstock.remote.subscription import RemoteFollower, RemoteJournalSubscription
     from penstock.surface.journal import Journal
     from penstock.surface.queue import Queue
     from penstock.surface.worker import Worker
@@ -56,7 +58,7 @@ class RemoteBackend:
         self.clock: Clock = SystemClock()
         self.closed = False
         self.workers: weakref.WeakSet[Worker] = weakref.WeakSet()
-        self.subscriptions: weakref.WeakSet[RemoteSubscription] = weakref.WeakSet()
+        self.subscriptions: weakref.WeakSet[RemoteFollower] = weakref.WeakSet()
         self._queues: dict[str, RemoteQueue] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._submitting = threading.Lock()
@@ -130,6 +132,17 @@ class RemoteBackend:
             return [receipt_of(document) for document in answer.receipts]
 
         return send if documents else list
+
+    def read(self, query: AcrossQuery) -> Iterator[Event]:
+        return read_across(self, query)
+
+    def subscribe(self, query: AcrossQuery, buffer: int, *, latest: bool) -> RemoteJournalSubscription:
+        from penstock.remote.subscription import RemoteJournalSubscription
+
+        if latest:
+            ends = self.call(operations.READ_ACROSS, request=AcrossRequest(topics=list(query.topics), limit=0)).ends
+            query = msgspec.structs.replace(query, after=ends)
+        return RemoteJournalSubscription(self, query, buffer)
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
         return self.causes(operations.READ_CORRELATED, correlation_id)

@@ -218,6 +218,7 @@ class Client:
         operation: Operation[object],
         *names: str,
         query: msgspec.Struct | None = None,
+        body: msgspec.Struct | None = None,
         accept: str,
         headers: dict[str, str] | None = None,
         timeout: float | None = None,
@@ -226,10 +227,13 @@ class Client:
         self.check_open()
         target = self._base + operation.target(names, query)
         sent = {**self._headers, "Accept": accept, **(headers or {})}
+        data = None
+        if body is not None:
+            data, sent["Content-Type"] = _encode(body), JSON
         patience = urllib3.Timeout(connect=self._timeout, read=self._timeout if timeout is None else timeout)
         try:
             answer = self._pool.urlopen(
-                operation.method, target, headers=sent, timeout=patience, redirect=False, preload_content=False
+                operation.method, target, data, sent, timeout=patience, redirect=False, preload_content=False
             )
             if answer.status >= 300:
                 data = answer.read()

@@ -12,10 +12,12 @@ from penstock.clock import from_ms
 from penstock.documents.events import EventDocument
 from penstock.errors import ConfigError, PositionTrimmed
 from penstock.events import Event
+from penstock.journal.across import AcrossQuery
 from penstock.journal.keys import MAX_SEQ
 from penstock.journal.reading import EventQuery
 from penstock.protocol import topics as operations
-from penstock.protocol.operation import ARROW, LINES
+from penstock.protocol.journal import READ_ACROSS, AcrossRequest
+from penstock.protocol.operation import ARROW, LINES, PAGE_EVENTS
 from penstock.protocol.problems import Problem, error_of_problem
 from penstock.protocol.topics import ReadQuery
 from penstock.remote.events import event_of
@@ -25,9 +27,6 @@ if TYPE_CHECKING:
 
     from penstock.remote.backend import RemoteBackend
     from penstock.remote.client import Client
-
-PAGE = 1000
-"""Events asked for at a time when the number wanted is small or reading goes backwards."""
 
 
 class _FailureLine(msgspec.Struct):
@@ -51,17 +50,50 @@ def wire_filter(query: EventQuery) -> dict[str, Any]:
     }
 
 
+def wire_times(query: EventQuery) -> dict[str, Any]:
+    """The times between which events are wanted, as query parameters."""
+    times = (("since", query.since_ms), ("until", query.until_ms))
+    return {name: None if ms is None else from_ms(ms).isoformat() for name, ms in times}
+
+
+def read_across(backend: RemoteBackend, query: AcrossQuery) -> Iterator[Event]:
+    """The wanted events of several topics, a page at a time; where they ended at the first page is the end of all."""
+    wanted, through = query.events, None if query.through is None else dict(query.through)
+    asked = AcrossRequest(
+        topics=list(query.topics),
+        after=dict(query.after),
+        through=through,
+        reverse=wanted.reverse,
+        **wire_times(wanted),
+        **wire_filter(wanted),
+    )
+    left = wanted.limit
+    while left is None or left > 0:
+        asked.limit = PAGE_EVENTS if left is None else min(left, PAGE_EVENTS)
+        page = backend.call(READ_ACROSS, request=asked)
+        yield from page.events
+        left = None if left is None else left - len(page.events)
+        if page.next is None:
+            return
+        if asked.through is None:
+            asked.through = page.ends
+        if wanted.reverse:
+            asked.through = page.next
+        else:
+            asked.after = page.next
+
+
 def read_events(backend: RemoteBackend, topic: str, query: EventQuery) -> Iterator[Event]:
     """The wanted events: a stream, or pages where few are wanted or the newest come first."""
     asked = ReadQuery(
         after=query.after,
         through=None if query.through == MAX_SEQ else query.through,
-        since=None if query.since_ms is None else from_ms(query.since_ms).isoformat(),
         limit=query.limit,
         reverse=query.reverse,
+        **wire_times(query),
         **wire_filter(query),
     )
-    if query.reverse or (query.limit is not None and query.limit <= PAGE):
+    if query.reverse or (query.limit is not None and query.limit <= PAGE_EVENTS):
         return read_pages(backend, topic, asked)
     return read_lines(backend.client, topic, asked)
 
@@ -70,7 +102,7 @@ def read_pages(backend: RemoteBackend, topic: str, query: ReadQuery) -> Iterator
     """A page at a time; the newest position of the first page is the end of all."""
     left, reverse, latest = query.limit, query.reverse, 0
     while left is None or left > 0:
-        query.limit = PAGE if left is None else min(left, PAGE)
+        query.limit = PAGE_EVENTS if left is None else min(left, PAGE_EVENTS)
         page = backend.call(operations.READ_EVENTS, topic, request=query)
         if page.latest < latest:
             raise PositionTrimmed(f"topic {topic!r} was dropped while it was read", oldest=latest + 1)

@@ -1,4 +1,4 @@
-"""Following a topic from afar: server-sent events, resumed where they broke off.
+"""Following topics from afar: server-sent events, resumed where they broke off.
 
 A thread reads the stream into a bounded buffer; when the buffer is full it stops reading, and the server sees that. A
 broken connection is opened again after the last event that arrived, so nothing is lost and nothing comes twice.
@@ -7,7 +7,9 @@ broken connection is opened again after the last event that arrived, so nothing 
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
@@ -23,17 +25,21 @@ from penstock.journal.reading import EVERYTHING, EventQuery
 from penstock.journal.waking import Signal
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.names import check_whole
-from penstock.protocol.operation import SSE
+from penstock.protocol.journal import FOLLOW_ACROSS, AcrossFollow
+from penstock.protocol.operation import PAGE_EVENTS, SSE
 from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
 from penstock.remote.client import lines_of
 from penstock.remote.events import event_of
 from penstock.remote.reading import wire_filter
-from penstock.surface.subscription import Subscription
+from penstock.surface.subscription import EventFollower, JournalSubscription, Subscription
 
 if TYPE_CHECKING:
+    from penstock.journal.across import AcrossQuery
+    from penstock.remote.backend import RemoteBackend
     from penstock.remote.topic import RemoteTopic
 
 _decode = msgspec.json.Decoder(EventDocument).decode
+_decode_positions = msgspec.json.Decoder(dict[str, int]).decode
 
 SILENCE = 60.0
 """Seconds without a sign of life (the server gives one every 15) after which a connection counts as broken."""
@@ -42,26 +48,16 @@ LONGEST_PAUSE = 5.0
 """Seconds between attempts to connect again, at the most."""
 
 
-class RemoteSubscription(Subscription):
-    """Events after a position as they come: iterate it (also with `async for`), or ask for the `next` one."""
+class RemoteFollower(EventFollower):
+    """Events of topics after positions as they come over a connection."""
 
-    def __init__(
-        self,
-        topic: RemoteTopic,
-        after: int | Literal["latest"] = 0,
-        *,
-        buffer: int = SUBSCRIPTION_BUFFER,
-        on_lag: str = "catch_up",
-        wanted: EventQuery = EVERYTHING,
-    ) -> None:
-        if on_lag != "catch_up":
-            raise ConfigError(f'over http a subscription catches up: on_lag is "catch_up", not {on_lag!r}')
-        check_whole(buffer, "buffer")
-        self._topic = topic
-        self._position = topic.latest() if after == "latest" else after
-        self._received = self._position
-        self._size = buffer
-        self._wanted = wanted
+    def __init__(self, backend: RemoteBackend, after: Mapping[str, int], buffer: int, name: str) -> None:
+        self._backend = backend
+        self._name = name
+        self._given = dict(after)
+        self._received = dict(after)
+        """How far the connection has brought each topic."""
+        self._size = check_whole(buffer, "buffer")
         self._ahead: deque[Event] = deque()
         self._signal = Signal()
         self._room = threading.Condition()
@@ -69,14 +65,15 @@ class RemoteSubscription(Subscription):
         self._failure: PenstockError | None = None
         self._answer: urllib3.BaseHTTPResponse | None = None
         self._thread: threading.Thread | None = None
-        self.missed = 0
-        """Always 0: over http nothing is skipped."""
-        topic.backend.subscriptions.add(self)
+        backend.subscriptions.add(self)
 
-    @property
-    def position(self) -> int:
-        """The position of the last event handed out: subscribe after it to go on elsewhere."""
-        return self._position
+    @abstractmethod
+    def _connect(self) -> urllib3.BaseHTTPResponse:
+        """The stream of what follows what was received."""
+
+    @abstractmethod
+    def _asked(self, limit: int) -> Iterator[Event]:
+        """The events after those that were handed out, asked for at once."""
 
     def ready(self) -> Event | None:
         """The next event if it has arrived already."""
@@ -113,19 +110,18 @@ class RemoteSubscription(Subscription):
             if not self._ahead and self._failure is not None:
                 raise self._failure
             if not self._ahead and ask:
-                wanted = replace(self._wanted, after=self._position, limit=min(self._size, 1000))
-                self._ahead.extend(self._topic.read(wanted))
+                self._ahead.extend(self._asked(min(self._size, PAGE_EVENTS)))
             while self._ahead:
                 event = self._ahead.popleft()
-                if event.seq > self._position:  # what a read found, the stream brings again
-                    self._position = event.seq
+                if event.seq > self._given.get(event.topic, 0):  # what a read found, the stream brings again
+                    self._given[event.topic] = event.seq
                     self._room.notify()
                     return event
             self._room.notify()
         return None
 
     def _check_ended(self) -> None:
-        if self._topic.backend.closed and self._failure is not None:
+        if self._backend.closed and self._failure is not None:
             raise self._failure
 
     def _journal_closed(self) -> None:
@@ -138,7 +134,7 @@ class RemoteSubscription(Subscription):
         if self._thread is None:
             with self._room:
                 if self._thread is None and not self._closed:
-                    name = f"penstock-follow-{self._topic.name}"
+                    name = f"penstock-follow-{self._name}"
                     thread = threading.Thread(target=self._run, name=name, daemon=True)
                     thread.start()
                     self._thread = thread  # only now: where one cannot start, the next call tries again
@@ -152,7 +148,7 @@ class RemoteSubscription(Subscription):
     def _run(self) -> None:
         pause = FIRST_PAUSE
         while not self._closed:
-            before = self._received
+            before = self._received.copy()
             try:
                 self._read()
             except StorageError as error:
@@ -164,7 +160,7 @@ class RemoteSubscription(Subscription):
                 return
             except (OSError, HTTPError, ValueError, AttributeError):
                 pass  # broken off, or hung up by us while reading; the loop knows which
-            if self._received > before:
+            if self._received != before:
                 pause = FIRST_PAUSE
             with self._room:
                 self._room.wait_for(lambda: self._closed, pause)
@@ -177,43 +173,97 @@ class RemoteSubscription(Subscription):
 
     def _read(self) -> None:
         """Reads one connection until it ends."""
-        answer = self._topic.backend.client.stream(
-            FOLLOW_TOPIC,
-            self._topic.name,
-            query=LiveQuery(after=self._received, **wire_filter(self._wanted)),
-            accept=SSE,
-            timeout=SILENCE,
-        )
-        self._answer = answer
-        passed = 0
+        answer = self._answer = self._connect()
+        passed = b""
         try:
             for line in lines_of(answer):
                 if self._closed:
                     return
                 if line.startswith(b"data: "):
-                    passed = 0
-                    self._arrived(event_of(_decode(line[6:])))
-                elif line.startswith(b"id: "):
-                    passed = int(line[4:])
-                elif passed and line == b"\n":  # an id without data: what lies before it was not chosen
-                    self._pass(passed)
+                    if passed.startswith(b"event: "):
+                        self._pass(_decode_positions(line[6:]))
+                    else:
+                        self._arrived(event_of(_decode(line[6:])))
+                    passed = b""
+                elif line.startswith((b"event: passed", b"id: ")):
+                    passed = line
+                elif line == b"\n":
+                    if passed.startswith(b"id: "):  # an id without data: what lies before it was not chosen
+                        self._pass({self._name: int(passed[4:])})
+                    passed = b""
         finally:
             self._answer = None
             answer.close()
 
-    def _pass(self, seq: int) -> None:
+    def _pass(self, positions: dict[str, int]) -> None:
         with self._room:
-            self._received = max(self._received, seq)
+            for name, seq in positions.items():
+                self._received[name] = max(self._received.get(name, 0), seq)
             if not self._ahead:
-                self._position = max(self._position, self._received)
+                self._given.update(self._received)
 
     def _arrived(self, event: Event) -> None:
-        if event.seq <= self._received:
+        if event.seq <= self._received.get(event.topic, 0):
             return
         with self._room:
             self._room.wait_for(lambda: len(self._ahead) < self._size or self._closed)
             if self._closed:
                 return
-            self._received = event.seq
+            self._received[event.topic] = event.seq
             self._ahead.append(event)
         self._signal.notify()
+
+
+class RemoteSubscription(RemoteFollower, Subscription):
+    """A topic's events after a position as they come."""
+
+    def __init__(
+        self,
+        topic: RemoteTopic,
+        after: int | Literal["latest"] = 0,
+        *,
+        buffer: int = SUBSCRIPTION_BUFFER,
+        on_lag: str = "catch_up",
+        wanted: EventQuery = EVERYTHING,
+    ) -> None:
+        if on_lag != "catch_up":
+            raise ConfigError(f'over http a subscription catches up: on_lag is "catch_up", not {on_lag!r}')
+        self._topic = topic
+        self._wanted = wanted
+        self.missed = 0
+        """Always 0: over http nothing is skipped."""
+        start = topic.latest() if after == "latest" else after
+        super().__init__(topic.backend, {topic.name: start}, buffer, topic.name)
+
+    @property
+    def position(self) -> int:
+        return self._given[self._topic.name]
+
+    def _connect(self) -> urllib3.BaseHTTPResponse:
+        query = LiveQuery(after=self._received[self._name], **wire_filter(self._wanted))
+        return self._backend.client.stream(FOLLOW_TOPIC, self._name, query=query, accept=SSE, timeout=SILENCE)
+
+    def _asked(self, limit: int) -> Iterator[Event]:
+        return self._topic.read(replace(self._wanted, after=self.position, limit=limit))
+
+
+class RemoteJournalSubscription(RemoteFollower, JournalSubscription):
+    """The events of several topics after positions as they come."""
+
+    def __init__(self, backend: RemoteBackend, query: AcrossQuery, buffer: int) -> None:
+        self._query = query
+        super().__init__(backend, query.after, buffer, "topics")
+
+    @property
+    def positions(self) -> dict[str, int]:
+        with self._room:
+            return dict(self._given)
+
+    def _connect(self) -> urllib3.BaseHTTPResponse:
+        wanted = wire_filter(self._query.events)
+        body = AcrossFollow(topics=list(self._query.topics), after=self._received, **wanted)
+        return self._backend.client.stream(FOLLOW_ACROSS, body=body, accept=SSE, timeout=SILENCE)
+
+    def _asked(self, limit: int) -> Iterator[Event]:
+        wanted = replace(self._query.events, limit=limit)
+        return self._backend.read(replace(self._query, events=wanted, after=self._given))

@@ -10,8 +10,6 @@ LONGEST_WAIT: Final = 60.0
 """Seconds a `take` may wait for a message; longer waits are cut to it."""
 MOST_EVENTS: Final = 10_000
 """Events in one page of a read."""
-USUAL_EVENTS: Final = 1_000
-"""Events in a page when the request names no number."""
 MOST_TAKEN: Final = 10_000
 """Messages one take may ask for."""
 FIRST_TAKEN: Final = 64

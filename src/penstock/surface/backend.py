@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.entity.projection import Projection
     from penstock.entity.states import Freshness, Progress, RebuildReport
     from penstock.events import Draft, Event, Receipt
+    from penstock.journal.across import AcrossQuery
     from penstock.journal.catalog import Settings
     from penstock.journal.description import Description, Pressure
     from penstock.journal.reading import EventQuery
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.surface.failure import NackOptions
     from penstock.surface.journal import Journal
     from penstock.surface.queue import Queue
-    from penstock.surface.subscription import OnLag, Subscription
+    from penstock.surface.subscription import JournalSubscription, OnLag, Subscription
     from penstock.surface.topic import Topic
     from penstock.surface.worker import Worker
     from penstock.ticket import Ticket
@@ -81,6 +82,12 @@ class Backend(Protocol):
 
     def submit_staged(self, staged: list[Staged]) -> Ticket[list[Receipt]]:
         """The same with a ticket; the list stays as it is."""
+
+    def read(self, query: AcrossQuery) -> Iterator[Event]:
+        """Streams the wanted events of several topics, of one state of the journal, in the order of recording."""
+
+    def subscribe(self, query: AcrossQuery, buffer: int, *, latest: bool) -> JournalSubscription:
+        """Follows several topics; `latest`: from where they end now."""
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
         """Every event of a correlation, in the order they were recorded."""

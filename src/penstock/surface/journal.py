@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 from penstock.entity.outbox import Outbox
 from penstock.errors import ConfigError, PolicyMismatch
-from penstock.names import check_name
+from penstock.journal.across import across_query, check_positions
+from penstock.journal.following import event_query, follower_query
+from penstock.limits import SUBSCRIPTION_BUFFER
+from penstock.names import check_consumer, check_name, check_whole
 from penstock.protocol import journal as operations
+from penstock.protocol.journal import PositionsDocument
 from penstock.protocol.topics import DROP_TOPIC, LIST_TOPICS, DropTopicQuery
 from penstock.surface.topic import Topic
 
@@ -21,9 +26,10 @@ if TYPE_CHECKING:
     from penstock.journal.dropping import DropReport
     from penstock.journal.moving import CopyReport
     from penstock.observe.sample import Sample
-    from penstock.surface.arguments import PolicyArguments
+    from penstock.surface.arguments import FilterArguments, PolicyArguments
     from penstock.surface.backend import Backend
     from penstock.surface.queue import Queue
+    from penstock.surface.subscription import JournalSubscription
     from penstock.surface.transaction import Transaction
 
 USE_OUTBOX = "use outbox() for one atomic batch, or run the program where the store is"
@@ -108,6 +114,59 @@ class Journal:
         from penstock.protocol.queues import LIST_QUEUES
 
         return self._backend.call(LIST_QUEUES).queues
+
+    # ── across topics ────────────────────────────────────────────────────────────────────────────────────────────────
+    def read(
+        self,
+        topics: str | Sequence[str] | None = None,
+        after: Mapping[str, int] | None = None,
+        limit: int | None = None,
+        *,
+        through: Mapping[str, int] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        reverse: bool = False,
+        **wanted: Unpack[FilterArguments],
+    ) -> Iterator[Event]:
+        """Streams the events of several topics in the order they were recorded, of one state of the journal.
+
+        `topics` are names and patterns like "shop.*"; without it, all but those that penstock writes for itself
+        (`penstock.*`, a queue's results). `after` and `through` are positions by topic: a topic that is not in `after`
+        is read from its beginning, one that is not in `through` not at all. The rest is as in `Topic.read`. To go on
+        later, keep `positions[event.topic] = event.seq`, or `commit` it.
+        """
+        events = event_query(limit=limit, since=since, until=until, reverse=reverse, **wanted)
+        query = across_query(topics, after, through, events)
+        return iter(()) if query.events.nothing else self._backend.read(query)
+
+    def subscribe(
+        self,
+        topics: str | Sequence[str] | None = None,
+        after: Mapping[str, int] | Literal["latest"] | None = None,
+        *,
+        buffer: int = SUBSCRIPTION_BUFFER,
+        **wanted: Unpack[FilterArguments],
+    ) -> JournalSubscription:
+        """Follows several topics: their history after positions as `read` gives it, then live; no gap, no duplicate.
+
+        Topics that are made later and match are followed from their beginning. `after="latest"`: only what comes.
+        """
+        events = follower_query(**wanted)
+        query = across_query(topics, None if after == "latest" else after, None, events)
+        return self._backend.subscribe(query, check_whole(buffer, "buffer"), latest=after == "latest")
+
+    def commit(self, consumer: str, positions: Mapping[str, int]) -> None:
+        """Remembers durably that a consumer is done with everything through a position in each topic, in one commit.
+
+        It is the consumer's cursor in each of these topics: compaction waits for it, and a smaller position changes
+        nothing. Topics that were dropped meanwhile are left out.
+        """
+        request = PositionsDocument(check_positions(positions, "positions"))
+        self._backend.call(operations.MOVE_CURSORS, check_consumer(consumer), request=request)
+
+    def cursor(self, consumer: str) -> dict[str, int]:
+        """How far a consumer has come in each topic where it has committed: what `read` and `subscribe` take."""
+        return self._backend.call(operations.READ_CURSORS, check_consumer(consumer)).positions
 
     # ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def outbox(self) -> Outbox:

@@ -1,4 +1,4 @@
-"""What every subscription is: a topic's history, then what is appended to it."""
+"""What every subscription is: the history of a topic, or of several, then what is appended."""
 
 from __future__ import annotations
 
@@ -15,16 +15,8 @@ if TYPE_CHECKING:
 OnLag = Literal["catch_up", "raise", "drop"]
 
 
-class Subscription(ABC):
-    """Events after a position as they come: iterate it (also with `async for`), or ask for the `next` one."""
-
-    missed: int
-    """Events skipped so far, with on_lag="drop"."""
-
-    @property
-    @abstractmethod
-    def position(self) -> int:
-        """The position of the last event handed out (or skipped): subscribe after it to go on elsewhere."""
+class EventFollower(ABC):
+    """Events as they come: iterate it (also with `async for`), or ask for the `next` one."""
 
     def next(self, timeout: Seconds | None = None) -> Event | None:
         """The next event; None after `timeout` seconds without one, or when the subscription is closed."""
@@ -103,3 +95,24 @@ class Subscription(ABC):
     @abstractmethod
     async def _wait_async(self, seen: int, left: float | None) -> None:
         """`_wait` for an event loop."""
+
+
+class Subscription(EventFollower):
+    """A topic's events after a position as they come."""
+
+    missed: int
+    """Events skipped so far, with on_lag="drop"."""
+
+    @property
+    @abstractmethod
+    def position(self) -> int:
+        """The position of the last event handed out (or skipped): subscribe after it to go on elsewhere."""
+
+
+class JournalSubscription(EventFollower):
+    """The events of several topics after positions as they come."""
+
+    @property
+    @abstractmethod
+    def positions(self) -> dict[str, int]:
+        """By topic, the position of the last event handed out or passed: subscribe after them to go on elsewhere."""

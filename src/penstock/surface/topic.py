@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.clock import Seconds
-    from penstock.documents.conditions import Where
     from penstock.entity.projection import Projection
     from penstock.entity.proof import CheckReport, InclusionProof, TreeRoot
     from penstock.entity.receipts import VerifyReport
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.journal.log import TopicLog
     from penstock.journal.upkeep import CompactReport
     from penstock.protocol.operation import Operation
-    from penstock.surface.arguments import DraftArguments, SettingsArguments
+    from penstock.surface.arguments import DraftArguments, FilterArguments, SettingsArguments
     from penstock.surface.journal import Journal
     from penstock.surface.subscription import OnLag, Subscription
     from penstock.surface.worker import Worker
@@ -112,31 +111,18 @@ class Topic:
         limit: int | None = None,
         *,
         through: int | None = None,
-        key: str | None = None,
-        key_prefix: str | None = None,
-        kind: str | Sequence[str] | None = None,
-        scope: str | None = None,
         since: datetime | None = None,
+        until: datetime | None = None,
         reverse: bool = False,
-        where: Where | str | None = None,
+        **wanted: Unpack[FilterArguments],
     ) -> Iterator[Event]:
         """Streams events after a position, oldest first (newest first: `reverse`), up to the newest one now.
 
-        `where` is a condition (see `documents.conditions`), asked where the store is. `after=0` starts at the oldest
-        stored event; a position whose next event compaction removed raises PositionTrimmed.
+        `since` and `until` are times of recording, from the first and before the second; `wanted`: only such events,
+        by key, key_prefix, kind, scope, where. `after=0` starts at the oldest stored event; a position whose next event
+        compaction removed raises PositionTrimmed.
         """
-        query = event_query(
-            after,
-            limit,
-            through=through,
-            key=key,
-            key_prefix=key_prefix,
-            kind=kind,
-            scope=scope,
-            since=since,
-            reverse=reverse,
-            where=where,
-        )
+        query = event_query(after, limit, through=through, since=since, until=until, reverse=reverse, **wanted)
         return iter(()) if query.nothing else self._at.read(query)
 
     def read_arrow(
@@ -183,20 +169,15 @@ class Topic:
         *,
         buffer: int = SUBSCRIPTION_BUFFER,
         on_lag: OnLag = "catch_up",
-        key: str | None = None,
-        key_prefix: str | None = None,
-        kind: str | Sequence[str] | None = None,
-        scope: str | None = None,
-        where: Where | str | None = None,
+        **wanted: Unpack[FilterArguments],
     ) -> Subscription:
         """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam.
 
-        `key`, `key_prefix`, `kind`, `scope`, `where`: only such events, as in `read`. What is left out counts as seen.
+        `wanted`: only such events, as in `read`. What is left out counts as seen.
         """
         if after != "latest":
             check_position(after, "after")
-        wanted = follower_query(key, key_prefix, kind, scope, where)
-        return self._at.subscribe(after, buffer, on_lag, wanted)
+        return self._at.subscribe(after, buffer, on_lag, follower_query(**wanted))
 
     # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def commit(self, consumer: str, seq: int) -> None:
@@ -236,23 +217,17 @@ class Topic:
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
         restarts: int = WORKER_RESTARTS,
-        key: str | None = None,
-        key_prefix: str | None = None,
-        kind: str | Sequence[str] | None = None,
-        scope: str | None = None,
-        where: Where | str | None = None,
+        **wanted: Unpack[FilterArguments],
     ) -> Worker:
         """A worker that hands this topic's events to `handler` in batches, at least once; `start()` or `run()` it.
 
         A handler that fails gets its batch again; one that fails more than `restarts` times within a minute makes the
         worker give up, which `penstock check` says until it is started again.
 
-        `key`, `key_prefix`, `kind`, `scope`, `where`: only such events, as in `read`; the cursor moves past the others
-        too.
+        `wanted`: only such events, as in `read`; the cursor moves past the others too.
         """
         check_consumer(consumer)
-        wanted = follower_query(key, key_prefix, kind, scope, where)
-        worker = self._at.worker(self, consumer, handler, batch, idle, restarts, wanted)
+        worker = self._at.worker(self, consumer, handler, batch, idle, restarts, follower_query(**wanted))
         self.journal._backend.workers.add(worker)
         return worker
 

@@ -16,10 +16,9 @@ from penstock.protocol.journal import JournalDocument
 from penstock.protocol.openapi import document
 from penstock.protocol.operation import JSON, SSE
 from penstock.server.api.binding import Call, serves
-from penstock.server.api.live import STREAM_HEADERS
+from penstock.server.api.live import STREAM_HEADERS, check_room
 from penstock.server.limits import PING_SECONDS
 from penstock.server.memory import StreamedResponse
-from penstock.server.problems import Refused
 from penstock.server.service import Service, guarded
 
 
@@ -122,8 +121,7 @@ async def stream_of(service: Service, render: Callable[[Sample], object], beat: 
 
 def sse(service: Service, render: Callable[[Sample], object], beat: bool = False) -> Response:
     """A stream of `render(sample)` as server-sent events, counted among the listeners."""
-    if service.live.listeners >= service.limits.max_listeners:
-        raise Refused(503, "TooManyListeners", "too many live streams are open", {"Retry-After": "5"})
+    check_room(service)
 
     async def counted() -> AsyncGenerator[bytes, None]:
         service.live.listeners += 1

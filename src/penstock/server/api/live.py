@@ -17,6 +17,8 @@ from collections.abc import AsyncGenerator, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.json import encode
+from msgspec.structs import replace
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,12 +26,14 @@ from starlette.responses import Response
 from penstock.documents.events import event_json
 from penstock.errors import Closed, ConfigError, PositionTrimmed
 from penstock.events import Event
+from penstock.journal.across import AcrossQuery, AcrossStep, across_query, read_step
 from penstock.journal.keys import MAX_SEQ
 from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import EventQuery, TopicView
+from penstock.local.topics import requested_events
+from penstock.protocol.journal import FOLLOW_ACROSS, AcrossFollow
 from penstock.protocol.operation import SSE
 from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
-from penstock.server.api import parameters
 from penstock.server.api.binding import Call, serves
 from penstock.server.api.topics import topic_of
 from penstock.server.limits import LIVE_BUFFER, LIVE_BYTES, PING_SECONDS, STREAM_BYTES, STREAM_EVENTS
@@ -38,6 +42,7 @@ from penstock.server.problems import Refused
 from penstock.server.service import Service
 
 if TYPE_CHECKING:
+    from penstock.journal.core import JournalCore
     from penstock.local.journal import LocalJournal
 
 PASS_SECONDS = 1.0
@@ -208,6 +213,7 @@ class LiveTopics:
         """Wakes every listener, to see that the server stops."""
         for live in self._topics.values():
             live._wake()
+        self._journal._core.hub.signal_of_all().notify()
 
     def leave(self, live: LiveTopic) -> None:
         live.listeners -= 1
@@ -224,9 +230,8 @@ async def follow_topic(call: Call[LiveQuery, None]) -> Response:
     """Server-sent events: what follows a position (Last-Event-ID, after=…, or after=latest), then what comes."""
     service, topic = call.service, topic_of(call)
     after = _start(call.request, call.query)
-    wanted = parameters.event_filter(call.query)
-    if service.live.listeners >= service.limits.max_listeners:
-        raise Refused(503, "TooManyListeners", "too many live streams are open", {"Retry-After": "5"})
+    wanted = requested_events(call.query)
+    check_room(service)
     if after is None:
         after = topic.latest
     elif after:
@@ -277,6 +282,58 @@ async def follow(service: Service, name: str, position: int, wanted: EventQuery)
         return  # the client asks again, and is told
     finally:
         service.live.leave(live)
+
+
+@serves(FOLLOW_ACROSS)
+async def follow_across(call: Call[None, AcrossFollow]) -> Response:
+    """Server-sent events of several topics; what was passed by is said by positions now and then."""
+    service, core = call.service, call.service.journal._core
+    query = across_query(call.body.topics or None, call.body.after, None, requested_events(call.body))
+    check_room(service)
+    if call.body.latest:
+        ends = await run_in_threadpool(read_step, core, query, 0, 0)
+        query = replace(query, after=ends.ends)
+    first = await run_in_threadpool(read_step, core, query, STREAM_EVENTS, STREAM_BYTES)  # its error is an answer
+    frames = _across(service, core, query, first)
+    return StreamedResponse(frames, media_type=SSE, headers=STREAM_HEADERS)
+
+
+async def _across(
+    service: Service, core: JournalCore, query: AcrossQuery, step: AcrossStep
+) -> AsyncGenerator[bytes, None]:
+    """The frames of several topics, for as long as they are read."""
+    service.live.listeners += 1
+    signal = core.hub.signal_of_all()
+    told = dict(query.after)
+    try:
+        yield b"retry: 1000\n: following\n\n"
+        with core.hub:
+            while not service.closing.is_set():
+                seen, reached = signal.version, step.reached
+                if step.events:
+                    told |= {event.topic: event.seq for event in step.events}
+                    yield b"".join(b"data: %b\n\n" % event_json(event) for event in step.events)
+                done, step = step.done, AcrossStep([], reached, {}, True)  # a listener that waits holds no events
+                if done and not await signal.wait_async(seen, PING_SECONDS if told == reached else PASS_SECONDS):
+                    passed = {name: seq for name, seq in reached.items() if told.get(name) != seq}
+                    told |= passed
+                    yield b"event: passed\ndata: %b\n\n" % encode(passed) if passed else b": still here\n\n"
+                    continue
+                if core.closed:
+                    return
+                step = await run_in_threadpool(
+                    read_step, core, replace(query, after=reached), STREAM_EVENTS, STREAM_BYTES
+                )
+    except (PositionTrimmed, Closed):
+        return  # the client asks again, and is told
+    finally:
+        service.live.listeners -= 1
+
+
+def check_room(service: Service) -> None:
+    """Refused when no more live streams may be open."""
+    if service.live.listeners >= service.limits.max_listeners:
+        raise Refused(503, "TooManyListeners", "too many live streams are open", {"Retry-After": "5"})
 
 
 def _from_log(live: LiveTopic, position: int, through: int, wanted: EventQuery) -> tuple[bytes, int]:

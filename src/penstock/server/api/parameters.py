@@ -14,11 +14,12 @@ from penstock.documents.decoding import decoded
 from penstock.documents.events import DraftDocument, PlainDraft
 from penstock.errors import ConfigError
 from penstock.events import Draft
-from penstock.journal.following import event_query
 from penstock.journal.reading import EventQuery
-from penstock.protocol.operation import JSON, LINES
-from penstock.protocol.topics import APPEND_EVENTS, FilterQuery
-from penstock.server.limits import MOST_EVENTS, USUAL_EVENTS
+from penstock.local.topics import requested_events
+from penstock.protocol.journal import FilterQuery
+from penstock.protocol.operation import JSON, LINES, PAGE_EVENTS
+from penstock.protocol.topics import APPEND_EVENTS
+from penstock.server.limits import MOST_EVENTS
 from penstock.server.problems import Refused
 from penstock.units import parse_moment
 
@@ -45,21 +46,10 @@ def moment(text: str | None) -> datetime | None:
 def page_size(limit: int | None) -> int:
     """How many events a page may have."""
     if limit is None:
-        return USUAL_EVENTS
+        return PAGE_EVENTS
     if limit > MOST_EVENTS:
         raise ConfigError(f"limit may be {MOST_EVENTS:,} at the most, not {limit:,}: ask again for what follows")
     return limit
-
-
-def event_filter(query: FilterQuery) -> EventQuery:
-    """Which events a reader or listener wants, beyond positions."""
-    return event_query(
-        key=query.key,
-        key_prefix=query.key_prefix,
-        kind=query.kind or None,
-        scope=query.scope,
-        where=query.where if query.where and query.where.strip() else None,
-    )
 
 
 def page_filter(request: Request) -> EventQuery:
@@ -67,7 +57,7 @@ def page_filter(request: Request) -> EventQuery:
     query = request.query_params
     kinds = [kind for kind in query.getlist("kind") if kind]
     given = {name: query.get(name) or None for name in ("key", "key_prefix", "scope", "where")}
-    return event_filter(FilterQuery(kind=kinds, **given))
+    return requested_events(FilterQuery(kind=kinds, **given))
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────

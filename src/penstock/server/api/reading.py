@@ -18,6 +18,7 @@ from penstock.events import Event
 from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import TopicView
 from penstock.limits import ARROW_BATCH_ROWS
+from penstock.local.topics import requested_events
 from penstock.protocol.operation import ARROW, LINES, PAGE_BYTES
 from penstock.protocol.topics import READ_EVENTS, EventPage, ReadQuery
 from penstock.server.api import parameters
@@ -67,7 +68,7 @@ class WantedEvents:
     def __init__(self, log: TopicLog, query: ReadQuery) -> None:
         self.log = log
         self.query = query
-        self.filter = parameters.event_filter(query)
+        self.filter = requested_events(query)
         self._since = _ms(query.since, "since")
         self._until = _ms(query.until, "until")
 

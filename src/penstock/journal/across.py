@@ -1,0 +1,254 @@
+"""Reading several topics as one log: their events in the order they were recorded, from one snapshot.
+
+Ids are in the order of recording: by the millisecond, and within one as this process committed them. So a merge by id
+gives every reader the same order. How far a reader has come is a position in every topic: what is committed late, by a
+process whose clock is behind, is found all the same.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from heapq import merge
+from itertools import islice
+from operator import methodcaller
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.engine.contract import Snapshot
+from penstock.errors import Closed, ConfigError
+from penstock.events import Event
+from penstock.journal import keys
+from penstock.journal.following import STEP
+from penstock.journal.index.index import Lookup
+from penstock.journal.log import read_view
+from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
+from penstock.names import SYSTEM, WILD, check_name, check_position, check_topics, check_whole, is_system
+from penstock.surface.subscription import JournalSubscription
+
+if TYPE_CHECKING:
+    from penstock.journal.core import JournalCore
+
+_recorded = methodcaller("_identity")
+
+
+class AcrossQuery(msgspec.Struct, frozen=True):
+    """Which events of which topics are wanted."""
+
+    topics: tuple[str, ...] = ()
+    """Names, and patterns like shop.*; none: every topic but those that penstock writes for itself."""
+    events: EventQuery = EVERYTHING
+    """What is wanted of each; its positions count for nothing."""
+    after: Mapping[str, int] = {}
+    """Where to go on, by topic; those that are not in it are read from their beginning."""
+    through: Mapping[str, int] | None = None
+    """Where to end, by topic: nothing of those that are not in it. None: where each ends now."""
+
+
+class AcrossStep(msgspec.Struct, frozen=True):
+    """Some events, and how far a reader has come with them."""
+
+    events: list[Event]
+    reached: dict[str, int]
+    """By topic: what to go on after (backwards: through)."""
+    ends: dict[str, int]
+    """Where the wanted topics end."""
+    done: bool
+    """Whether there is nothing more, as of this snapshot."""
+
+
+def across_query(
+    topics: str | Sequence[str] | None,
+    after: Mapping[str, int] | None,
+    through: Mapping[str, int] | None,
+    events: EventQuery,
+) -> AcrossQuery:
+    """A reader's arguments, checked."""
+    return AcrossQuery(
+        check_topics(topics),
+        events,
+        {} if after is None else check_positions(after, "after"),
+        None if through is None else check_positions(through, "through"),
+    )
+
+
+def check_positions(positions: Mapping[str, int], what: str) -> dict[str, int]:
+    """A position in each of some topics."""
+    if not isinstance(positions, Mapping):
+        raise ConfigError(f"{what} must be positions by topic, like {{'orders': 17}}, not {positions!r:.80}")
+    return {check_name(name): check_position(seq, f"{what}[{name!r}]") for name, seq in positions.items()}
+
+
+def matching(core: JournalCore, snap: Snapshot, topics: tuple[str, ...]) -> list[str]:
+    """The topics of a snapshot that names and patterns stand for, sorted.
+
+    A pattern stands for no topic that penstock writes for itself, unless its beginning says so: penstock.*, and for
+    those of a queue its name: emails.*.
+    """
+    found: dict[str, None] = {}
+    for one in topics or ("*",):
+        wild = WILD.search(one)
+        beginning = keys.TOPIC + (one if wild is None else one[: wild.start()]).encode()
+        stop = beginning + b"\0" if wild is None else keys.prefix_end(beginning)
+        for key, _ in snap.scan(beginning, stop):
+            name = keys.stored_name(key[1:])
+            if wild is None or (fnmatchcase(name, one) and not _is_internal(core, snap, name, one[: wild.start()])):
+                found[name] = None
+    return sorted(found)
+
+
+def _is_internal(core: JournalCore, snap: Snapshot, name: str, beginning: str) -> bool:
+    owner = SYSTEM if is_system(name) else core.owner_of_topic(snap, name)
+    return owner is not None and not beginning.startswith(owner)
+
+
+def read_across(core: JournalCore, query: AcrossQuery) -> Iterator[Event]:
+    """Streams the wanted events of one snapshot, which is taken when the first is asked for: a block of each topic is
+    in memory."""
+    begun = _lookups(core, query)
+    with core.engine.read() as snap:
+        streams = []
+        for view in _views(core, snap, query.topics):
+            own = replace(_within(query.events, *_bounds(view, query)), limit=query.events.limit)
+            streams.append(read_view(view, own, _lookup(core, begun, query, view.name)))
+        yield from islice(merge(*streams, key=_recorded, reverse=query.events.reverse), query.events.limit)
+
+
+def read_step(core: JournalCore, query: AcrossQuery, limit: int, most_bytes: int) -> AcrossStep:
+    """The next of the wanted events, bounded in number and bytes, and in what is looked at for them."""
+    begun, reverse = _lookups(core, query), query.events.reverse
+    reached, ends = dict((query.through if reverse else query.after) or {}), {}
+    found: list[Event] = []
+    cut: list[str] = []
+    """Topics that were looked at as far as a step goes, and go on: their next event may precede those of others."""
+
+    def stream(view: TopicView, low: int, high: int) -> Iterator[Event]:
+        lookup = _lookup(core, begun, query, view.name)
+        begin, end = low, high
+        if lookup is None and high - low > STEP:
+            begin, end = (high - STEP, high) if reverse else (low, low + STEP)
+        if begin < end:
+            yield from read_view(view, _within(query.events, begin, end), lookup)
+        reached[view.name] = begin if reverse else end
+        if (begin, end) != (low, high):
+            cut.append(view.name)
+
+    with core.engine.read() as snap:
+        streams = []
+        for view in _views(core, snap, query.topics):
+            ends[view.name] = view.latest()
+            low, high = _bounds(view, query)
+            if reverse:
+                reached[view.name] = high
+            streams.append(stream(view, low, high))
+        size, more = 0, False
+        for event in merge(*streams, key=_recorded, reverse=reverse):
+            more = bool(cut) or len(found) >= limit or size >= most_bytes
+            if more:
+                break
+            found.append(event)
+            reached[event.topic] = event.seq - 1 if reverse else event.seq
+            size += len(event.raw)
+    return AcrossStep(found, reached, ends, not more and not cut)
+
+
+def _views(core: JournalCore, snap: Snapshot, topics: tuple[str, ...]) -> Iterator[TopicView]:
+    now = core.clock.now_ms()
+    for name in matching(core, snap, topics):
+        view = TopicView.open(snap, name, now)
+        if view is not None:
+            yield view
+
+
+def _bounds(view: TopicView, query: AcrossQuery) -> tuple[int, int]:
+    """After which position and through which one a topic is wanted; what is not there any more is left out."""
+    low, high = query.after.get(view.name, 0), view.latest()
+    view.check_not_trimmed(low)
+    low = max(low, view.trimmed())
+    if query.through is not None:
+        high = min(high, query.through.get(view.name, 0))
+    if query.events.since_ms is not None:
+        low = max(low, view.position_before(query.events.since_ms))
+    if query.events.until_ms is not None:
+        high = min(high, view.position_before(query.events.until_ms))
+    return low, max(low, high)
+
+
+def _within(query: EventQuery, after: int, through: int) -> EventQuery:
+    return replace(query, after=after, through=through, since_ms=None, until_ms=None, limit=None)
+
+
+def _lookups(core: JournalCore, query: AcrossQuery) -> dict[str, Lookup]:
+    """Begun before the snapshot is taken, for the topics that there are by now."""
+    if query.events.key is None:
+        return {}
+    with core.engine.read() as snap:
+        names = matching(core, snap, query.topics)
+    return {name: core.index.lookup(name) for name in names}
+
+
+def _lookup(core: JournalCore, begun: dict[str, Lookup], query: AcrossQuery, name: str) -> Lookup | None:
+    if query.events.key is None:
+        return None
+    # A topic that was made since they were begun is read as it is: what is in memory may be newer than the snapshot.
+    return begun.get(name) or Lookup(core.index, name, None, None)
+
+
+class LocalJournalSubscription(JournalSubscription):
+    """Events of several topics after positions, as they come."""
+
+    def __init__(self, core: JournalCore, query: AcrossQuery, buffer: int) -> None:
+        self._core = core
+        self._query = query
+        self._buffer = check_whole(buffer, "buffer")
+        self._signal = core.hub.signal_of_all()
+        self._ahead: deque[Event] = deque()
+        self._given = dict(query.after)
+        self._read = self._given
+        """How far the topics were read: past what was not chosen."""
+        self._closed = False
+        self._turn = threading.Lock()
+
+    @property
+    def positions(self) -> dict[str, int]:
+        with self._turn:
+            return dict(self._given)
+
+    def close(self) -> None:
+        self._closed = True
+        self._signal.notify()
+
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def _version(self) -> int:
+        return self._signal.version
+
+    def _wait(self, seen: int, left: float | None) -> None:
+        with self._core.hub:
+            self._signal.wait(seen, left)
+
+    async def _wait_async(self, seen: int, left: float | None) -> None:
+        with self._core.hub:
+            await self._signal.wait_async(seen, left)
+
+    def _ready(self, *, ask: bool) -> Event | None:
+        with self._turn:
+            done = False
+            while not self._ahead and not done and not self._closed:
+                if self._core.closed:
+                    raise Closed("the journal was closed under this subscription")
+                step = read_step(self._core, replace(self._query, after=self._read), self._buffer, keys.MAX_SEQ)
+                self._ahead.extend(step.events)
+                self._read, done = step.reached, step.done
+                if not step.events:
+                    self._given = self._read
+            if not self._ahead or self._closed:
+                return None
+            event = self._ahead.popleft()
+            self._given = {**self._given, event.topic: event.seq} if self._ahead else self._read
+            return event
