@@ -94,7 +94,7 @@ def test_a_read_of_several_pieces_says_that_the_rest_is_gone(
     act: Callable[[penstock.Journal], object],
 ) -> None:
     """It does not end as if it had read everything, and shows no event of another topic."""
-    monkeypatch.setattr(remote_reading, "PAGE", 10)
+    monkeypatch.setattr(remote_reading, "PAGE_EVENTS", 10)
     journal.topic("orders").append_many(drafts("placed", 60))
     pieces = 0
 
