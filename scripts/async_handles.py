@@ -59,21 +59,21 @@ EXTRA = {
         """Messages that are ready, in flight or delayed."""
         return await in_thread(len, self._sync)
 
-    def __aiter__(self) -> AsyncGenerator[Event, None]:
+    def __aiter__(self) -> AsyncGenerator[Event[PayloadT], None]:
         return in_pieces(self._sync.__iter__)
 
     @overload
     async def push(
-        self, payload: object, *, reply: Literal[False] = False, **options: Unpack[PushArguments]
+        self, payload: PayloadT, *, reply: Literal[False] = False, **options: Unpack[PushArguments]
     ) -> Receipt: ...
 
     @overload
     async def push(
-        self, payload: object, *, reply: Literal[True], **options: Unpack[PushArguments]
+        self, payload: PayloadT, *, reply: Literal[True], **options: Unpack[PushArguments]
     ) -> ResultTicket: ...
 
     async def push(
-        self, payload: object, *, reply: bool = False, **options: Unpack[PushArguments]
+        self, payload: PayloadT, *, reply: bool = False, **options: Unpack[PushArguments]
     ) -> Receipt | ResultTicket:
         """Adds a message and returns when it is durable; with `reply`, a ticket for what its handler returns.
 
@@ -83,7 +83,7 @@ EXTRA = {
             return await in_thread(lambda: self._sync.push(payload, reply=True, **options))
         return await in_thread(lambda: self._sync.push(payload, **options))
 
-    def receive(self, *, wait: Seconds | None = 0, **options: Unpack[TakeArguments]) -> AsyncReceiver:
+    def receive(self, *, wait: Seconds | None = 0, **options: Unpack[TakeArguments]) -> AsyncReceiver[PayloadT]:
         """`async with` it for one message or None, `async for` one after the other; options are those of `take`.
 
         An `async with` block acknowledges its message, or gives it back with the error that left the block.
@@ -119,7 +119,8 @@ from __future__ import annotations
 '''
 
 RUNTIME = {
-    "from typing import TYPE_CHECKING, TypeVar, overload",
+    "from typing import TYPE_CHECKING, Generic, TypeVar, overload",
+    "from penstock.schema import PayloadT",
     "from penstock.aio.running import AsyncHandle, AsyncReceiver, in_pieces, in_thread, plain, submitted",
     "from penstock.entity.outbox import Outbox",
     "from penstock.surface.delivery import Delivery",
@@ -151,6 +152,7 @@ def forwarded(arguments: ast.arguments) -> str:
 
 def wrapped(returns: str, call: str) -> str:
     """What a call gives, with handles for event loops."""
+    returns = returns.replace("[PayloadT]", "")
     kind = HANDLES.search(returns)
     if kind is None:
         return f"return {call}"
@@ -202,7 +204,10 @@ def handle(owner: str, tree: ast.Module) -> str:
     """A class of handles for event loops."""
     (source,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner)
     text = (ast.get_docstring(source) or "").split("\n")[0]
-    parts = [f'class Async{owner}(AsyncHandle[{owner}]):\n    """{text}"""\n\n    __slots__ = ()\n']
+    of, bases = owner, ""
+    if any(ast.unparse(base) == "Generic[PayloadT]" for base in source.bases):
+        of, bases = f"{owner}[PayloadT]", ", Generic[PayloadT]"
+    parts = [f'class Async{owner}(AsyncHandle[{of}]{bases}):\n    """{text}"""\n\n    __slots__ = ()\n']
     types = {one.target.id: ast.unparse(one.annotation) for one in ast.walk(source) if is_field(one)}
     for name in FIELDS[owner]:
         kind = types.get(name, {"clock": "Clock", "name": "str", "event": "Event", "attempt": "int"}[name])

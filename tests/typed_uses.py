@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import TypedDict
+
+import msgspec
 
 import penstock
+import penstock.aio
 from penstock import Delivery, Journal, Retry
 
 
@@ -45,6 +49,61 @@ def right(journal: Journal) -> None:
     taken: Delivery | None = queue.take(wait=1)
     if taken is not None:
         queue.ack_many([taken, *queue.take_many(3)])
+
+
+class Email(msgspec.Struct):
+    to: str
+
+
+class Reading(TypedDict):
+    degrees: float
+
+
+def right_with_types(journal: Journal) -> str:
+    emails = journal.queue("mail", payload=Email, lease=30)
+    emails.push(Email("ada"), key="ada")
+    emails.push_many([Email("ada"), penstock.Draft("mail", Email("bob"))])
+
+    def handle(delivery: Delivery[Email]) -> None:
+        print(delivery.payload.to.upper())
+
+    emails.worker(handle)
+    readings = journal.topic("readings", payload=Reading)
+    readings.append("read", {"degrees": 20.5})
+    warmest = max(event.payload["degrees"] for event in readings.read())
+    with readings.subscribe() as subscription:
+        event = subscription.next(1)
+        if event is not None:
+            warmest += event.payload["degrees"]
+    for delivery in emails.receive():
+        with delivery:
+            return delivery.payload.to
+    journal.topic("t", payload=list[int]).append("k", [1])
+    queue: penstock.Queue = journal.queue("mail")
+    queue.push(3)
+    return str(warmest)
+
+
+async def right_with_types_in_a_loop(journal: penstock.aio.AsyncJournal) -> str:
+    emails = await journal.queue("mail", payload=Email)
+    await emails.push(Email("ada"))
+    readings = journal.topic("readings", payload=Reading)
+    async for event in readings.read():
+        print(event.payload["degrees"] + 1.0)
+    taken = await emails.take()
+    return "" if taken is None else taken.payload.to
+
+
+def wrong_with_types(journal: Journal) -> None:
+    emails = journal.queue("mail", payload=Email)
+    emails.push({"to": "ada"})  # type: ignore[call-overload]
+    taken = emails.take()
+    if taken is not None:
+        taken.payload.from_  # type: ignore[attr-defined]  # noqa: B018
+    readings = journal.topic("readings", payload=Reading)
+    readings.append("read", {"degrees": "hot"})  # type: ignore[arg-type]
+    for event in readings.read():
+        event.payload["celsius"]  # type: ignore[typeddict-item]
 
 
 async def right_in_a_loop(url: str) -> None:

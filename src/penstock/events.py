@@ -7,15 +7,15 @@ fields are looked up when asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from penstock.clock import from_ms
 from penstock.errors import PoisonMessage
-from penstock.schema import decode_event
+from penstock.schema import PayloadSchema, PayloadT, decode_event
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class EventRows(Protocol):
     def extract(self, row: int) -> bytes: ...
 
 
-class Event(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):
+class Event(msgspec.Struct, Generic[PayloadT], frozen=True, eq=False, gc=False, weakref=False):
     """Something that happened, as stored: immutable, with its position, times, payload and causes."""
 
     _rows: EventRows
@@ -70,13 +70,16 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):
         return self._rows.kind(self._row)
 
     @property
-    def payload(self) -> Any:
-        """The payload, decoded: a JSON-like value, or bytes when bytes were appended; PoisonMessage if it cannot be."""
+    def payload(self) -> PayloadT:
+        """The payload, decoded: a JSON-like value, or bytes when bytes were appended; PoisonMessage if it cannot be.
+
+        Of a handle with a type for its payloads, a value of that type.
+        """
         raw = self._rows.raw_payload(self._row)
         if self._rows.is_binary(self._row):
-            return bytes(raw)
+            return bytes(raw)  # type: ignore[return-value]  # it is Any, unless it is a TypedEvent
         try:
-            return _json_decode(raw)
+            return _json_decode(raw)  # type: ignore[no-any-return]
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise PoisonMessage(
                 f"the payload of event {self.seq} of topic {self.topic!r} is not JSON: {error}", raw=bytes(raw)
@@ -161,6 +164,17 @@ class Event(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):
         return _restore, (self.topic, self._rows.extract(self._row))
 
 
+class TypedEvent(Event[PayloadT], frozen=True, eq=False, gc=False, weakref=False):
+    """An event that was read through a handle with a type for its payloads. Pickled, it is a plain event again."""
+
+    _type: PayloadSchema[PayloadT]
+
+    @property
+    def payload(self) -> PayloadT:
+        """The payload as a value of the handle's type; PoisonMessage names the field that does not fit."""
+        return self._type.decode(self)
+
+
 def _restore(topic: str, block: bytes) -> Event:
     from penstock.journal.blocks import read_block
 
@@ -184,6 +198,38 @@ class Draft(_DraftHead, kw_only=True):
     cause: Event | Receipt | str | int | None = None
     correlation: str | None = None
     expect: int | None = None
+
+
+class PayloadType(PayloadSchema[PayloadT]):
+    """The type of a handle's payloads: what is written is checked, what is read is decoded when it is asked for."""
+
+    __slots__ = ()
+
+    def drafts(self, drafts: Iterable[Draft]) -> list[Draft]:
+        """Drafts whose payloads fit."""
+        found = []
+        for draft in drafts:
+            kind, payload = self.draft(draft.kind, draft.payload)
+            found.append(msgspec.structs.replace(draft, kind=kind, payload=payload))
+        return found
+
+    def messages(self, payloads: list[object], kind: str) -> list[object]:
+        """Payloads that fit, drafts among them."""
+        found: list[object] = []
+        for one in payloads:
+            if isinstance(one, Draft):
+                found += self.drafts([one])
+            else:
+                found.append(self.accept(one, kind))
+        return found
+
+    def typed(self, event: Event) -> Event[PayloadT]:
+        """An event whose payload is of the type."""
+        return TypedEvent(event._rows, event._row, self)
+
+    def typed_all(self, events: list[Event]) -> list[Event[PayloadT]]:
+        """The same for several."""
+        return list(map(self.typed, events))
 
 
 class Receipt(msgspec.Struct, frozen=True, eq=False, gc=False, weakref=False):

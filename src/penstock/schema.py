@@ -12,6 +12,9 @@ it is read: `Event.as_`, projections, rebuilds and Spark use the same functions.
     @upcast("order.placed", version=1)
     def add_currency(payload):
         return {**payload, "currency": "EUR"}
+
+A handle may have a type for its payloads, declared or not: `journal.topic("orders", payload=Order)`. What is written
+through it is checked, what is read through it is decoded (`PayloadSchema`).
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from functools import cache
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Generic, Union, cast, get_args, get_origin, is_typeddict
 
 import msgspec
 
@@ -27,7 +32,15 @@ from penstock.errors import ConfigError, PoisonMessage
 from penstock.names import check_kind, check_whole
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from penstock.events import Event
+
+    PayloadT = TypeVar("PayloadT", default=Any)
+else:
+    from typing import TypeVar
+
+    PayloadT = TypeVar("PayloadT")  # type checkers take Any where none is named
 
 T = TypeVar("T")
 Upcaster = Callable[[Any], Any]
@@ -201,6 +214,63 @@ def _no_kind(given: object) -> str:
     )
 
 
+class PayloadSchema(Generic[PayloadT]):
+    """The type of a handle's payloads, or a union of declared ones: checked on writing, decoded to on reading."""
+
+    __slots__ = ("_decode", "_kinds", "type")
+
+    def __init__(self, type: type[PayloadT] | UnionType) -> None:
+        self.type: Any = type
+        members = get_args(type) if get_origin(type) in (Union, UnionType) else (type,)
+        schemas = [_by_type[one] for one in members if one in _by_type]
+        self._kinds = {schema.kind: schema for schema in schemas}
+        self._decode = None if len(schemas) == len(members) else _decoder(self.type)
+        if isinstance(self._decode, _Lazy):
+            self._decode.made()
+
+    def draft(self, kind: object, payload: object) -> tuple[Any, Any]:
+        """The kind and the payload of an event that is to be appended; ConfigError names the field that is wrong."""
+        fits = self.accept(payload, kind) if isinstance(kind, str) else self.accept(kind, None)
+        return (fits, None) if type(fits) in _by_type else (kind, fits)
+
+    def accept(self, payload: object, kind: str | None = None) -> Any:
+        """A payload as it is to be written: of a declared type, an instance, which brings its kind and version."""
+        schema = _by_type.get(type(payload)) or (self._kinds.get(kind) if kind is not None else None)
+        if schema is not None and kind not in (None, MESSAGE_KIND, schema.kind):
+            raise ConfigError(f"{type(payload).__name__} is declared as {schema.kind!r}, and cannot be a {kind!r}")
+        if schema is None and kind == MESSAGE_KIND and len(self._kinds) == 1 and self._decode is None:
+            (schema,) = self._kinds.values()
+        decode = self._decode if schema is None or schema.kind not in self._kinds else schema.decode
+        if decode is None:
+            raise ConfigError(f"a payload here is {self._named()}, not {_shown(payload, kind)}")
+        if self.type is bytes and isinstance(payload, bytes | bytearray | memoryview):
+            return payload
+        dump = getattr(payload, "model_dump", None)
+        plain = payload if dump is None else dump(mode="json")
+        try:
+            value = decode(msgspec.json.encode(plain))
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            raise ConfigError(f"{_shown(payload, kind)} does not fit {self._named()}: {error}") from error
+        return plain if schema is None else value
+
+    def decode(self, event: Event) -> PayloadT:
+        """The payload of an event that was read; PoisonMessage names the position and the field that does not fit."""
+        schema = self._kinds.get(event.kind)
+        if schema is not None:
+            return cast(PayloadT, decode_event(event, schema.type or object))
+        if self._decode is None:
+            version = stored_version(event.headers, event.topic, event.seq)
+            raise _misfit(event, self._named(), version, "no such kind is declared by it")
+        return cast(PayloadT, decode_event(event, self.type))
+
+    def _named(self) -> str:
+        return _type_name(self.type)
+
+
+def _shown(payload: object, kind: str | None) -> str:
+    return f"a payload ({type(payload).__qualname__}{'' if kind in (None, MESSAGE_KIND) else f' of {kind!r}'})"
+
+
 def decode_event(event: Event, type: type[T]) -> T:
     """An event's payload as a value of a type, upcast to the newest version of its kind."""
     declared = _by_type.get(type)
@@ -214,20 +284,20 @@ def decode_event(event: Event, type: type[T]) -> T:
     if event.binary:
         if type is bytes:
             return cast(T, event.raw)
-        raise _misfit(event, type, version, "it is bytes, not JSON")
+        raise _misfit(event, _type_name(type), version, "it is bytes, not JSON")
     try:
         if schema is None or version == schema.newest:
             decode = declared.decode if declared is not None else _decoder(type)
             assert decode is not None
             return cast(T, decode(event.raw))
-        payload = schema.upcast(event.payload, version, f"event {event.seq} of topic {event.topic!r}")
+        payload = schema.upcast(msgspec.json.decode(event.raw), version, f"event {event.seq} of topic {event.topic!r}")
         return cast(T, _convert(payload, type))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _misfit(event, type, version, error) from error
+        raise _misfit(event, _type_name(type), version, error) from error
     except ValueError as error:
         if not _is_pydantic(type) or isinstance(error, ConfigError) or _raised_by_upcaster(error):
             raise
-        raise _misfit(event, type, version, error) from error
+        raise _misfit(event, _type_name(type), version, error) from error
 
 
 def stored_version(headers: Mapping[str, str], topic: str, seq: int) -> int:
@@ -278,16 +348,20 @@ def _raised_by_upcaster(error: BaseException) -> bool:
     return any(note.startswith("in upcaster") for note in getattr(error, "__notes__", ()))
 
 
-def _decoder(cls: type[Any]) -> Callable[[Any], Any]:
-    """How a payload becomes a value of a type."""
+def _decoder(cls: Any) -> Callable[[Any], Any]:
+    """How a payload becomes a value of a type: one decoder for each."""
+    return _new_decoder(cls)
+
+
+@cache
+def _new_decoder(cls: Any) -> Callable[[Any], Any]:
     if _is_pydantic(cls):
         validate = cls.model_validate_json
         return lambda raw: validate(bytes(raw))
-    declared = isinstance(cls, type) and (issubclass(cls, msgspec.Struct) or hasattr(cls, "__dataclass_fields__"))
-    if isinstance(cls, type) and not declared and cls.__module__ != "builtins":
-        raise ConfigError(
-            f"{_name(cls)} cannot be an event's type: use a msgspec.Struct, a dataclass or a pydantic model"
-        )
+    fields = is_typeddict(cls) or hasattr(cls, "__dataclass_fields__")
+    if isinstance(cls, type) and cls.__module__ != "builtins" and not fields and not issubclass(cls, msgspec.Struct):
+        usable = "a msgspec.Struct, a dataclass, a TypedDict or a pydantic model"
+        raise ConfigError(f"{_name(cls)} cannot be an event's type: use {usable}")
     return _Lazy(cls)
 
 
@@ -301,13 +375,15 @@ class _Lazy:
         self._decode: Callable[[Any], Any] | None = None
 
     def __call__(self, raw: bytes | memoryview) -> object:
-        decode = self._decode
-        if decode is None:
-            try:
-                decode = self._decode = msgspec.json.Decoder(self._cls).decode
-            except (TypeError, NameError) as error:
-                raise ConfigError(f"payloads cannot be read as {self._cls}: {error}") from error
-        return decode(raw)
+        return (self._decode or self.made())(raw)
+
+    def made(self) -> Callable[[Any], Any]:
+        """The decoder; ConfigError when there can be none for the type."""
+        try:
+            self._decode = msgspec.json.Decoder(self._cls).decode
+        except (TypeError, NameError, AttributeError) as error:
+            raise ConfigError(f"payloads cannot be read as {self._cls}: {error}") from error
+        return self._decode
 
 
 def _convert(payload: object, cls: type[Any]) -> Any:
@@ -316,9 +392,13 @@ def _convert(payload: object, cls: type[Any]) -> Any:
     return msgspec.convert(payload, cls)
 
 
-def _misfit(event: Event, cls: type[object], version: int, reason: object) -> PoisonMessage:
+def _type_name(cls: object) -> str:
+    return str(getattr(cls, "__qualname__", cls))
+
+
+def _misfit(event: Event, name: str, version: int, reason: object) -> PoisonMessage:
     return PoisonMessage(
         f"the payload of event {event.seq} of topic {event.topic!r} ({event.kind!r}, version {version}) does not fit "
-        f"{cls.__qualname__}: {reason}",
+        f"{name}: {reason}",
         raw=event.raw,
     )

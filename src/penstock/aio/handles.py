@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Generic, TypeVar, overload
 
 from penstock.aio.running import AsyncHandle, AsyncReceiver, in_pieces, in_thread, plain, submitted
 from penstock.entity.outbox import Outbox
@@ -14,6 +14,7 @@ from penstock.limits import (
     WORKER_IDLE,
     WORKER_RESTARTS,
 )
+from penstock.schema import PayloadT
 from penstock.surface.delivery import Delivery
 from penstock.surface.journal import Journal
 from penstock.surface.queue import DEFAULT_GROUP, Queue
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
     from datetime import datetime
-    from typing import Any, Literal, Self, Unpack, overload
+    from types import UnionType
+    from typing import Any, Generic, Literal, Self, Unpack, overload
 
     import pyarrow as pa
 
@@ -85,9 +87,13 @@ class AsyncJournal(AsyncHandle[Journal]):
         """Whether it was closed."""
         return self._sync.closed
 
-    def topic(self, name: str) -> AsyncTopic:
-        """A handle on a topic; the topic exists from its first append."""
-        return AsyncTopic(self._sync.topic(name))
+    def topic(self, name: str, *, payload: type[PayloadT] | UnionType | None = None) -> AsyncTopic[PayloadT]:
+        """A handle on a topic; the topic exists from its first append.
+
+        `payload`: the type of its payloads (a msgspec Struct, a dataclass, a TypedDict, a pydantic model, a union of
+        declared events): what is appended through this handle must fit, what is read is a value of it.
+        """
+        return AsyncTopic(self._sync.topic(name, payload=payload))
 
     async def topics(self) -> list[str]:
         """The names of all topics, sorted."""
@@ -107,16 +113,22 @@ class AsyncJournal(AsyncHandle[Journal]):
         *,
         create: bool = True,
         policy: Literal["match", "update"] = "match",
+        payload: type[PayloadT] | UnionType | None = None,
         **options: Unpack[PolicyArguments],
-    ) -> AsyncQueue:
+    ) -> AsyncQueue[PayloadT]:
         """A queue over the topic of that name; it is made on first use. See `QueuePolicy` for the options.
 
         `create=False` makes none: a queue that is not there raises UnknownQueue, which names the nearest one.
 
         Options that differ from the stored ones raise PolicyMismatch, so that two programs that disagree find out.
         `policy="update"` changes the stored ones instead, and the log and `penstock.audit` say what; the mode stays.
+
+        `payload`: the type of its messages' payloads, as in `topic`. A message that does not fit it fails where its
+        payload is asked for, and goes the way of one whose handler failed.
         """
-        return AsyncQueue(await in_thread(lambda: self._sync.queue(name, create=create, policy=policy, **options)))
+        return AsyncQueue(
+            await in_thread(lambda: self._sync.queue(name, create=create, policy=policy, payload=payload, **options))
+        )
 
     async def queues(self) -> list[str]:
         """The names of all queues, sorted."""
@@ -274,7 +286,7 @@ class AsyncJournal(AsyncHandle[Journal]):
         await self.close()
 
 
-class AsyncTopic(AsyncHandle[Topic]):
+class AsyncTopic(AsyncHandle[Topic[PayloadT]], Generic[PayloadT]):
     """A log: events in order, from position 1. A cheap handle; the topic exists from its first append."""
 
     __slots__ = ()
@@ -283,7 +295,7 @@ class AsyncTopic(AsyncHandle[Topic]):
     def name(self) -> str:
         return self._sync.name
 
-    async def append(self, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> Receipt:
+    async def append(self, kind: object, payload: PayloadT | None = None, **draft: Unpack[DraftArguments]) -> Receipt:
         """Appends one event and returns when it is durable. Keyword arguments are those of `Draft`."""
         return await submitted(lambda: self._sync.try_submit(kind, payload, **draft))
 
@@ -311,7 +323,7 @@ class AsyncTopic(AsyncHandle[Topic]):
         until: datetime | None = None,
         reverse: bool = False,
         **wanted: Unpack[FilterArguments],
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[Event[PayloadT], None]:
         """Streams events after a position, oldest first (newest first: `reverse`), up to the newest one now.
 
         `since` and `until` are times of recording, from the first and before the second; `wanted`: only such events,
@@ -338,11 +350,11 @@ class AsyncTopic(AsyncHandle[Topic]):
         """
         return in_pieces(self._sync.read_arrow, after, limit, through=through, batch_rows=batch_rows, payload=payload)
 
-    async def get(self, seq: int) -> Event | None:
+    async def get(self, seq: int) -> Event[PayloadT] | None:
         """The event at a position, or None."""
         return await in_thread(self._sync.get, seq)
 
-    async def find(self, id: str) -> Event | None:
+    async def find(self, id: str) -> Event[PayloadT] | None:
         """The event with an id, or None."""
         return await in_thread(self._sync.find, id)
 
@@ -357,7 +369,7 @@ class AsyncTopic(AsyncHandle[Topic]):
         buffer: int = SUBSCRIPTION_BUFFER,
         on_lag: OnLag = "catch_up",
         **wanted: Unpack[FilterArguments],
-    ) -> Subscription:
+    ) -> Subscription[PayloadT]:
         """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam.
 
         `wanted`: only such events, as in `read`. What is left out counts as seen.
@@ -395,7 +407,7 @@ class AsyncTopic(AsyncHandle[Topic]):
     def worker(
         self,
         consumer: str,
-        handler: Callable[[list[Event]], object],
+        handler: Callable[[list[Event[PayloadT]]], object],
         *,
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
@@ -522,7 +534,7 @@ class AsyncTopic(AsyncHandle[Topic]):
     def react(
         self,
         consumer: str,
-        handler: Callable[[Event], object],
+        handler: Callable[[Event[PayloadT]], object],
         *,
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
@@ -559,7 +571,7 @@ class AsyncTopic(AsyncHandle[Topic]):
         return await in_thread(len, self._sync)
 
 
-class AsyncQueue(AsyncHandle[Queue]):
+class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
     """Messages handed out under leases, over the topic of the same name. Thread-safe; get one from `journal.queue`."""
 
     __slots__ = ()
@@ -573,7 +585,7 @@ class AsyncQueue(AsyncHandle[Queue]):
         """How the queue delivers, as stored."""
         return in_thread(lambda: self._sync.policy)
 
-    async def push_many(self, payloads: Iterable[object], **options: Unpack[PushArguments]) -> list[Receipt]:
+    async def push_many(self, payloads: Iterable[PayloadT | Draft], **options: Unpack[PushArguments]) -> list[Receipt]:
         """Adds messages at consecutive positions, all or nothing; the options, those of `push`, are for all of them.
 
         A Draft among the payloads brings a kind, key, dedup key, headers and cause of its own.
@@ -588,7 +600,7 @@ class AsyncQueue(AsyncHandle[Queue]):
         wait: Seconds = 0,
         lease: Seconds | None = None,
         newest: bool = False,
-    ) -> AsyncDelivery | None:
+    ) -> AsyncDelivery[PayloadT] | None:
         """The next message, for this consumer until it is settled or its lease ends; None when there is none.
 
         `wait`: how long to wait for one. `newest`: from the other end.
@@ -605,7 +617,7 @@ class AsyncQueue(AsyncHandle[Queue]):
         wait: Seconds = 0,
         lease: Seconds | None = None,
         newest: bool = False,
-    ) -> Sequence[AsyncDelivery]:
+    ) -> Sequence[AsyncDelivery[PayloadT]]:
         """Up to `limit` messages, as many as there are; `wait`: how long to wait for the first."""
         return [
             AsyncDelivery(one)
@@ -621,15 +633,15 @@ class AsyncQueue(AsyncHandle[Queue]):
         """
         return await in_thread(self._sync.ack_many, plain(deliveries))
 
-    async def delivery(self, token: str) -> AsyncDelivery:
+    async def delivery(self, token: str) -> AsyncDelivery[PayloadT]:
         """The delivery a token names, as its holder has it; StaleDelivery when its lease is gone."""
         return AsyncDelivery(await in_thread(self._sync.delivery, token))
 
-    async def get(self, seq: int) -> Event | None:
+    async def get(self, seq: int) -> Event[PayloadT] | None:
         """The message at a position, without taking it; None when it is settled or never was."""
         return await in_thread(self._sync.get, seq)
 
-    async def peek(self, limit: int = 1, *, group: str = DEFAULT_GROUP) -> list[Event]:
+    async def peek(self, limit: int = 1, *, group: str = DEFAULT_GROUP) -> list[Event[PayloadT]]:
         """The messages that would be taken next, without taking them."""
         return await in_thread(self._sync.peek, limit, group=group)
 
@@ -681,7 +693,7 @@ class AsyncQueue(AsyncHandle[Queue]):
         consumer: str | None = None,
         limit: int = 1,
         lease: Seconds | None = None,
-    ) -> Sequence[AsyncDelivery]:
+    ) -> Sequence[AsyncDelivery[PayloadT]]:
         """Takes over deliveries that no consumer has extended for `min_idle`, whether or not their lease has ended.
 
         A claim is a new delivery: a new token, one more attempt; the old handle is stale.
@@ -858,21 +870,21 @@ class AsyncQueue(AsyncHandle[Queue]):
         """Messages that are ready, in flight or delayed."""
         return await in_thread(len, self._sync)
 
-    def __aiter__(self) -> AsyncGenerator[Event, None]:
+    def __aiter__(self) -> AsyncGenerator[Event[PayloadT], None]:
         return in_pieces(self._sync.__iter__)
 
     @overload
     async def push(
-        self, payload: object, *, reply: Literal[False] = False, **options: Unpack[PushArguments]
+        self, payload: PayloadT, *, reply: Literal[False] = False, **options: Unpack[PushArguments]
     ) -> Receipt: ...
 
     @overload
     async def push(
-        self, payload: object, *, reply: Literal[True], **options: Unpack[PushArguments]
+        self, payload: PayloadT, *, reply: Literal[True], **options: Unpack[PushArguments]
     ) -> ResultTicket: ...
 
     async def push(
-        self, payload: object, *, reply: bool = False, **options: Unpack[PushArguments]
+        self, payload: PayloadT, *, reply: bool = False, **options: Unpack[PushArguments]
     ) -> Receipt | ResultTicket:
         """Adds a message and returns when it is durable; with `reply`, a ticket for what its handler returns.
 
@@ -882,7 +894,7 @@ class AsyncQueue(AsyncHandle[Queue]):
             return await in_thread(lambda: self._sync.push(payload, reply=True, **options))
         return await in_thread(lambda: self._sync.push(payload, **options))
 
-    def receive(self, *, wait: Seconds | None = 0, **options: Unpack[TakeArguments]) -> AsyncReceiver:
+    def receive(self, *, wait: Seconds | None = 0, **options: Unpack[TakeArguments]) -> AsyncReceiver[PayloadT]:
         """`async with` it for one message or None, `async for` one after the other; options are those of `take`.
 
         An `async with` block acknowledges its message, or gives it back with the error that left the block.
@@ -890,13 +902,13 @@ class AsyncQueue(AsyncHandle[Queue]):
         return AsyncReceiver(self, wait, options)
 
 
-class AsyncDelivery(AsyncHandle[Delivery]):
+class AsyncDelivery(AsyncHandle[Delivery[PayloadT]], Generic[PayloadT]):
     """A message that is yours until `deadline`: `ack` it, `nack` it, or use it as a context manager that does."""
 
     __slots__ = ()
 
     @property
-    def event(self) -> Event:
+    def event(self) -> Event[PayloadT]:
         return self._sync.event
 
     @property
@@ -919,7 +931,7 @@ class AsyncDelivery(AsyncHandle[Delivery]):
         return self._sync.consumer
 
     @property
-    def queue(self) -> AsyncQueue:
+    def queue(self) -> AsyncQueue[PayloadT]:
         """The queue it was taken from."""
         return AsyncQueue(self._sync.queue)
 
@@ -934,7 +946,7 @@ class AsyncDelivery(AsyncHandle[Delivery]):
         return self._sync.seq
 
     @property
-    def payload(self) -> Any:
+    def payload(self) -> PayloadT:
         """The message's payload, decoded now; PoisonMessage (with the raw bytes) when it does not decode."""
         return self._sync.payload
 

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
 
 from penstock.errors import Backpressure
+from penstock.schema import PayloadT
 
 if TYPE_CHECKING:
     from penstock.aio.handles import AsyncDelivery, AsyncQueue
@@ -92,18 +93,18 @@ async def _close(found: Iterator[T], step: Awaitable[list[T]] | None) -> None:
         await in_thread(close)
 
 
-class AsyncReceiver:
+class AsyncReceiver(Generic[PayloadT]):
     """What `queue.receive` gives: `async with` it for one message or None, or iterate over it with `async for`."""
 
     __slots__ = ("_held", "_options", "_queue", "_wait")
 
-    def __init__(self, queue: AsyncQueue, wait: Seconds | None, options: TakeArguments) -> None:
+    def __init__(self, queue: AsyncQueue[PayloadT], wait: Seconds | None, options: TakeArguments) -> None:
         self._queue = queue
         self._wait = wait
         self._options = options
-        self._held: list[AsyncDelivery] = []
+        self._held: list[AsyncDelivery[PayloadT]] = []
 
-    async def _take(self, **options: Unpack[TakeArguments]) -> AsyncDelivery | None:
+    async def _take(self, **options: Unpack[TakeArguments]) -> AsyncDelivery[PayloadT] | None:
         if self._wait is not None:
             return await self._queue.take(wait=self._wait, **options)
         while True:
@@ -111,7 +112,7 @@ class AsyncReceiver:
             if delivery is not None:
                 return delivery
 
-    async def __aenter__(self) -> AsyncDelivery | None:
+    async def __aenter__(self) -> AsyncDelivery[PayloadT] | None:
         delivery = await self._take(**self._options)
         if delivery is not None:
             self._held.append(delivery)
@@ -121,6 +122,6 @@ class AsyncReceiver:
         if self._held:
             await self._held.pop().__aexit__(kind, error, trace)
 
-    async def __aiter__(self) -> AsyncIterator[AsyncDelivery]:
+    async def __aiter__(self) -> AsyncIterator[AsyncDelivery[PayloadT]]:
         while (delivery := await self._take(**self._options)) is not None:
             yield delivery

@@ -219,7 +219,8 @@ def _newest(
     if lines is None and chosen.since is not None:
         return journal.read(topics or None, **times, **chosen.filters)
     limit = 10 if lines is None else lines
-    return reversed(list(journal.read(topics or None, limit=limit, reverse=True, **times, **chosen.filters)))
+    newest = list(journal.read(topics or None, limit=limit, reverse=True, **times, **chosen.filters))
+    return iter(newest[::-1])
 
 
 @topic_command("show", "penstock show orders 17")

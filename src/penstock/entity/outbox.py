@@ -42,6 +42,8 @@ def stage(journal: Journal, topic: Topic | str, kind: object, payload: object, d
     name = check_name(topic) if isinstance(topic, str) else topic.name
     if not isinstance(topic, str) and topic.journal is not journal:
         raise ConfigError(f"topic {name!r} belongs to another journal")
+    if not isinstance(topic, str) and topic._payload is not None:
+        kind, payload = topic._payload.draft(kind, payload)
     return name, make_draft(kind, payload, draft)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, Self, TypeVar
 
 import msgspec
 
 from penstock.clock import Seconds, from_ms, seconds
 from penstock.errors import PoisonMessage, StaleDelivery
 from penstock.events import Event
+from penstock.schema import PayloadT
 from penstock.surface.failure import NackOptions, check_nack, failure_text
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class LeaseHold(Protocol):
         """The name of the delivery with this index in the lease."""
 
 
-class Delivery(msgspec.Struct, eq=False, weakref=True):
+class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
     """A message that is yours until `deadline`: `ack` it, `nack` it, or use it as a context manager that does.
 
     >>> for delivery in queue.receive(wait=5):
@@ -67,7 +68,7 @@ class Delivery(msgspec.Struct, eq=False, weakref=True):
 
     _hold: LeaseHold
     _index: int
-    event: Event
+    event: Event[PayloadT]
     """The message as it was pushed."""
     attempt: int
     """How often it has been delivered, this time included."""
@@ -92,7 +93,7 @@ class Delivery(msgspec.Struct, eq=False, weakref=True):
         return self._hold.consumer
 
     @property
-    def queue(self) -> Queue:
+    def queue(self) -> Queue[PayloadT]:
         """The queue it was taken from."""
         return self._hold.queue.handle
 
@@ -108,7 +109,7 @@ class Delivery(msgspec.Struct, eq=False, weakref=True):
         return self.event.seq
 
     @property
-    def payload(self) -> Any:
+    def payload(self) -> PayloadT:
         """The message's payload, decoded now; PoisonMessage (with the raw bytes) when it does not decode."""
         return self.event.payload
 

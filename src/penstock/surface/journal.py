@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 from penstock.entity.outbox import Outbox
 from penstock.errors import ConfigError, PolicyMismatch
+from penstock.events import PayloadType
 from penstock.journal.across import across_query, check_positions
 from penstock.journal.following import event_query, follower_query
 from penstock.limits import SUBSCRIPTION_BUFFER
@@ -16,9 +17,12 @@ from penstock.names import check_consumer, check_name, check_whole
 from penstock.protocol import journal as operations
 from penstock.protocol.journal import PositionsDocument
 from penstock.protocol.topics import DROP_TOPIC, LIST_TOPICS, DropTopicQuery
+from penstock.schema import PayloadT
 from penstock.surface.topic import Topic
 
 if TYPE_CHECKING:
+    from types import UnionType
+
     from penstock.entity.copying import CopyFormat, ExportReport, ImportReport
     from penstock.entity.fence import Fence
     from penstock.events import Event
@@ -65,9 +69,13 @@ class Journal:
         return self._backend.closed
 
     # ── topics and queues ────────────────────────────────────────────────────────────────────────────────────────────
-    def topic(self, name: str) -> Topic:
-        """A handle on a topic; the topic exists from its first append."""
-        return Topic(self, check_name(name))
+    def topic(self, name: str, *, payload: type[PayloadT] | UnionType | None = None) -> Topic[PayloadT]:
+        """A handle on a topic; the topic exists from its first append.
+
+        `payload`: the type of its payloads (a msgspec Struct, a dataclass, a TypedDict, a pydantic model, a union of
+        declared events): what is appended through this handle must fit, what is read is a value of it.
+        """
+        return Topic(self, check_name(name), None if payload is None else PayloadType(payload))
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
@@ -87,27 +95,32 @@ class Journal:
         *,
         create: bool = True,
         policy: Literal["match", "update"] = "match",
+        payload: type[PayloadT] | UnionType | None = None,
         **options: Unpack[PolicyArguments],
-    ) -> Queue:
+    ) -> Queue[PayloadT]:
         """A queue over the topic of that name; it is made on first use. See `QueuePolicy` for the options.
 
         `create=False` makes none: a queue that is not there raises UnknownQueue, which names the nearest one.
 
         Options that differ from the stored ones raise PolicyMismatch, so that two programs that disagree find out.
         `policy="update"` changes the stored ones instead, and the log and `penstock.audit` say what; the mode stays.
+
+        `payload`: the type of its messages' payloads, as in `topic`. A message that does not fit it fails where its
+        payload is asked for, and goes the way of one whose handler failed.
         """
-        from penstock.surface.queue import named, update_policy
+        from penstock.surface.queue import Queue, named, update_policy
 
         check_name(name, "queue")
         if policy not in ("match", "update"):
             raise ConfigError(f'policy is "match" or "update", not {policy!r:.80}')
         wanted = named(options)
         try:
-            return self._backend.open_queue(self, name, wanted, create)
+            found = self._backend.open_queue(self, name, wanted, create)
         except PolicyMismatch:
             if policy == "match":
                 raise
-        return update_policy(self.queue(name), wanted)
+            found = update_policy(self.queue(name), wanted)
+        return found if payload is None else Queue(self, found._backend, PayloadType(payload))
 
     def queues(self) -> list[str]:
         """The names of all queues, sorted."""

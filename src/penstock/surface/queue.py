@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, overload
 
 import msgspec
 from msgspec.structs import asdict
@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from penstock.clock import Seconds, seconds
 from penstock.documents.conditions import EventChoice, Where, predicate
 from penstock.errors import ConfigError
-from penstock.events import Event, Receipt
+from penstock.events import Draft, Event, PayloadType, Receipt
 from penstock.limits import MESSAGES_LISTED
 from penstock.names import check_consumer, check_limit, check_position, check_whole
 from penstock.observe.logs import Log
@@ -47,9 +47,10 @@ from penstock.queue.policy import QueuePolicy, checked
 from penstock.queue.results.reply import with_reply
 from penstock.queue.results.ticket import ResultTicket
 from penstock.queue.run.schedule import Schedule
-from penstock.schema import brings_kind, encode_event
+from penstock.schema import MESSAGE_KIND, PayloadT, brings_kind, encode_event
 from penstock.surface.delivery import Delivery, TakeRequest
 from penstock.surface.receiving import Receiver
+from penstock.surface.worker import adapted
 
 if TYPE_CHECKING:
     from penstock.queue.run.middleware import Middleware
@@ -70,13 +71,21 @@ LISTED = 10_000
 """Rows that a list asks for at a time."""
 
 
-class Queue:
+class Queue(Generic[PayloadT]):
     """Messages handed out under leases, over the topic of the same name. Thread-safe; get one from `journal.queue`."""
 
-    def __init__(self, journal: Journal, backend: QueueBackend) -> None:
+    def __init__(self, journal: Journal, backend: QueueBackend, payload: PayloadType[PayloadT] | None = None) -> None:
         self.journal = journal
         self.name = backend.name
         self._backend = backend
+        self._payload = payload
+
+    def _typed(self, found: list[Delivery]) -> list[Delivery[PayloadT]]:
+        """Deliveries whose payloads are of this handle's type."""
+        if self._payload is not None:
+            for one in found:
+                one.event = self._payload.typed(one.event)
+        return found
 
     def _call(self, operation: Operation[A], *names: str, request: msgspec.Struct | None = None) -> A:
         return self.journal._backend.call(operation, self.name, *names, request=request)
@@ -97,14 +106,16 @@ class Queue:
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @overload
-    def push(self, payload: object, *, reply: Literal[False] = False, **options: Unpack[PushArguments]) -> Receipt: ...
+    def push(
+        self, payload: PayloadT, *, reply: Literal[False] = False, **options: Unpack[PushArguments]
+    ) -> Receipt: ...
 
     @overload
-    def push(self, payload: object, *, reply: Literal[True], **options: Unpack[PushArguments]) -> ResultTicket: ...
+    def push(self, payload: PayloadT, *, reply: Literal[True], **options: Unpack[PushArguments]) -> ResultTicket: ...
 
     def push(
         self,
-        payload: object,
+        payload: PayloadT,
         *,
         kind: str = "message",
         key: str | None = None,
@@ -126,6 +137,8 @@ class Queue:
         `reply`: returns a ticket for what a worker's handler returns.
         """
         token = None
+        if self._payload is not None:
+            payload = self._payload.accept(payload, kind)
         if reply:
             headers, token = with_reply(self.name, headers)
         receipt = self._backend.push(
@@ -133,19 +146,24 @@ class Queue:
         )
         return receipt if token is None else ResultTicket(self, receipt, token)
 
-    def submit(self, payload: object, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
+    def submit(self, payload: PayloadT, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
         """`push` with a ticket: hands the message over and returns at once; await the ticket, or ask it later."""
+        if self._payload is not None:
+            payload = self._payload.accept(payload, options.get("kind", MESSAGE_KIND))
         return self._backend.submit(payload, options)
 
-    def push_many(self, payloads: Iterable[object], **options: Unpack[PushArguments]) -> list[Receipt]:
+    def push_many(self, payloads: Iterable[PayloadT | Draft], **options: Unpack[PushArguments]) -> list[Receipt]:
         """Adds messages at consecutive positions, all or nothing; the options, those of `push`, are for all of them.
 
         A Draft among the payloads brings a kind, key, dedup key, headers and cause of its own.
         """
-        return self._backend.push_many(list(payloads), options)
+        wanted: list[object] = list(payloads)
+        if self._payload is not None:
+            wanted = self._payload.messages(wanted, options.get("kind", MESSAGE_KIND))
+        return self._backend.push_many(wanted, options)
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    def receive(self, *, wait: Seconds | None = 0, **options: Unpack[TakeArguments]) -> Receiver:
+    def receive(self, *, wait: Seconds | None = 0, **options: Unpack[TakeArguments]) -> Receiver[PayloadT]:
         """Messages to work on: `with queue.receive(wait=1) as delivery` for one, or None when none came in that time;
         `for delivery in queue.receive(wait=1)` for one after the other until none came. `wait=None` waits for ever.
 
@@ -162,7 +180,7 @@ class Queue:
         wait: Seconds = 0,
         lease: Seconds | None = None,
         newest: bool = False,
-    ) -> Delivery | None:
+    ) -> Delivery[PayloadT] | None:
         """The next message, for this consumer until it is settled or its lease ends; None when there is none.
 
         `wait`: how long to wait for one. `newest`: from the other end.
@@ -172,6 +190,8 @@ class Queue:
         patience = seconds(wait, "wait") if wait else 0.0
         hold = None if lease is None else seconds(lease, "lease")
         found = self._backend.take(TakeRequest(1, group, consumer, patience, hold, newest))
+        if self._payload is not None:
+            self._typed(found)
         return found[0] if found else None
 
     def take_many(
@@ -183,12 +203,12 @@ class Queue:
         wait: Seconds = 0,
         lease: Seconds | None = None,
         newest: bool = False,
-    ) -> Sequence[Delivery]:
+    ) -> Sequence[Delivery[PayloadT]]:
         """Up to `limit` messages, as many as there are; `wait`: how long to wait for the first."""
         check_taking(limit, group, consumer, "take_many")
         hold = None if lease is None else seconds(lease, "lease")
         wanted = TakeRequest(limit, group, consumer, seconds(wait, "wait"), hold, newest)
-        return self._backend.take(wanted) if limit else []
+        return self._typed(self._backend.take(wanted)) if limit else []
 
     async def take_async(
         self,
@@ -198,7 +218,7 @@ class Queue:
         wait: Seconds = 0,
         lease: Seconds | None = None,
         newest: bool = False,
-    ) -> Delivery | None:
+    ) -> Delivery[PayloadT] | None:
         """`take` for an event loop."""
         found = await self.take_many_async(1, group=group, consumer=consumer, wait=wait, lease=lease, newest=newest)
         return found[0] if found else None
@@ -212,12 +232,12 @@ class Queue:
         wait: Seconds = 0,
         lease: Seconds | None = None,
         newest: bool = False,
-    ) -> Sequence[Delivery]:
+    ) -> Sequence[Delivery[PayloadT]]:
         """`take_many` for an event loop."""
         check_taking(limit, group, consumer, "take_many_async")
         hold = None if lease is None else seconds(lease, "lease")
         wanted = TakeRequest(limit, group, consumer, seconds(wait, "wait"), hold, newest)
-        return await self._backend.take_async(wanted) if limit else []
+        return self._typed(await self._backend.take_async(wanted)) if limit else []
 
     # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def ack_many(self, deliveries: Iterable[Delivery | str]) -> int:
@@ -228,7 +248,7 @@ class Queue:
         handles = list(deliveries)
         for one in handles:
             if isinstance(one, Delivery):
-                if one.queue is not self:
+                if one._hold.queue is not self._backend:
                     raise ConfigError(f"a delivery of queue {one.queue.name!r} was given to queue {self.name!r}")
             elif not isinstance(one, str):
                 raise ConfigError(f"ack_many takes deliveries or their tokens, not {one!r:.80}")
@@ -238,22 +258,23 @@ class Queue:
                 one._settled = True
         return count
 
-    def delivery(self, token: str) -> Delivery:
+    def delivery(self, token: str) -> Delivery[PayloadT]:
         """The delivery a token names, as its holder has it; StaleDelivery when its lease is gone."""
-        return self._backend.delivery(token)
+        return self._typed([self._backend.delivery(token)])[0]
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def get(self, seq: int) -> Event | None:
+    def get(self, seq: int) -> Event[PayloadT] | None:
         """The message at a position, without taking it; None when it is settled or never was."""
-        return self.journal._backend.find(messages.READ_MESSAGE, self.name, str(check_position(seq, "seq")))
+        found = self.journal._backend.find(messages.READ_MESSAGE, self.name, str(check_position(seq, "seq")))
+        return found if self._payload is None or found is None else self._payload.typed(found)
 
-    def peek(self, limit: int = 1, *, group: str = DEFAULT_GROUP) -> list[Event]:
+    def peek(self, limit: int = 1, *, group: str = DEFAULT_GROUP) -> list[Event[PayloadT]]:
         """The messages that would be taken next, without taking them."""
-        return self._call(
-            messages.PEEK_MESSAGES, request=PeekQuery(check_group(group), check_whole(limit, "limit", 0))
-        ).events
+        query = PeekQuery(check_group(group), check_whole(limit, "limit", 0))
+        found = self._call(messages.PEEK_MESSAGES, request=query).events
+        return found if self._payload is None else self._payload.typed_all(found)
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[Event[PayloadT]]:
         """Everything not acknowledged, in order of position: ready, in flight, delayed and failed."""
         query, previous = MessageQuery(limit=FIRST_PAGE), 0
         while True:
@@ -261,7 +282,7 @@ class Queue:
             for one in page.messages:
                 if one.seq != previous:
                     previous = one.seq
-                    yield one.event
+                    yield one.event if self._payload is None else self._payload.typed(one.event)
             if page.next is None:
                 return
             query.after, query.limit = page.next, PAGE
@@ -351,14 +372,15 @@ class Queue:
         consumer: str | None = None,
         limit: int = 1,
         lease: Seconds | None = None,
-    ) -> Sequence[Delivery]:
+    ) -> Sequence[Delivery[PayloadT]]:
         """Takes over deliveries that no consumer has extended for `min_idle`, whether or not their lease has ended.
 
         A claim is a new delivery: a new token, one more attempt; the old handle is stale.
         """
         idle = seconds(min_idle, "min_idle")
         check_taking(limit, group, consumer, "claim")
-        return self._backend.claim(limit, group, consumer, None if lease is None else seconds(lease, "lease"), idle)
+        hold = None if lease is None else seconds(lease, "lease")
+        return self._typed(self._backend.claim(limit, group, consumer, hold, idle))
 
     def redrive(
         self,
@@ -501,6 +523,8 @@ class Queue:
         from penstock.queue.run.worker import QueueBatchWorker, QueueWorker
 
         check_taking(1, group, consumer, "a worker")
+        if self._payload is not None:
+            handler = adapted(handler, self._typed_in_hand)
         worker: QueueWorker
         if batch is None:
             worker = QueueWorker(
@@ -529,6 +553,9 @@ class Queue:
         self.journal._backend.workers.add(worker)
         return worker
 
+    def _typed_in_hand(self, given: Delivery | list[Delivery]) -> object:
+        return self._typed(given) if isinstance(given, list) else self._typed([given])[0]
+
     def every(
         self,
         interval: Seconds | str,
@@ -549,6 +576,8 @@ class Queue:
         nothing, with others it replaces the schedule. `missed`: which of the ticks during which no process had the
         queue open are made up for.
         """
+        if self._payload is not None:
+            payload = self._payload.accept(payload, kind)
         if brings_kind(payload, kind):
             kind, payload, own = encode_event(payload)
             headers = {**own, **(headers or {})}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Generic, Unpack
+
+from penstock.schema import PayloadT
 
 if TYPE_CHECKING:
     from penstock.clock import Seconds
@@ -15,7 +17,7 @@ LONG = 3600.0
 """Seconds that one take of a receiver without an end waits."""
 
 
-class Receiver:
+class Receiver(Generic[PayloadT]):
     """What `queue.receive` gives: `with` it for one message or None, or iterate over it.
 
     >>> with queue.receive(wait=5) as delivery:     # acknowledged on a clean exit, given back on an exception
@@ -30,13 +32,13 @@ class Receiver:
 
     __slots__ = ("_held", "_options", "_queue", "_wait")
 
-    def __init__(self, queue: Queue, wait: Seconds | None, options: TakeArguments) -> None:
+    def __init__(self, queue: Queue[PayloadT], wait: Seconds | None, options: TakeArguments) -> None:
         self._queue = queue
         self._wait = wait
         self._options = options
-        self._held: list[Delivery] = []
+        self._held: list[Delivery[PayloadT]] = []
 
-    def _take(self, **options: Unpack[TakeArguments]) -> Delivery | None:
+    def _take(self, **options: Unpack[TakeArguments]) -> Delivery[PayloadT] | None:
         if self._wait is not None:
             return self._queue.take(wait=self._wait, **options)
         while True:
@@ -44,7 +46,7 @@ class Receiver:
             if delivery is not None:
                 return delivery
 
-    async def _take_async(self, **options: Unpack[TakeArguments]) -> Delivery | None:
+    async def _take_async(self, **options: Unpack[TakeArguments]) -> Delivery[PayloadT] | None:
         if self._wait is not None:
             return await self._queue.take_async(wait=self._wait, **options)
         while True:
@@ -53,7 +55,7 @@ class Receiver:
                 return delivery
 
     # ── one message ──────────────────────────────────────────────────────────────────────────────────────────────────
-    def __enter__(self) -> Delivery | None:
+    def __enter__(self) -> Delivery[PayloadT] | None:
         delivery = self._take(**self._options)
         if delivery is not None:
             self._held.append(delivery)
@@ -63,7 +65,7 @@ class Receiver:
         if self._held:
             self._held.pop().__exit__(kind, error, trace)
 
-    async def __aenter__(self) -> Delivery | None:
+    async def __aenter__(self) -> Delivery[PayloadT] | None:
         delivery = await self._take_async(**self._options)
         if delivery is not None:
             self._held.append(delivery)
@@ -74,10 +76,10 @@ class Receiver:
             await self._held.pop().__aexit__(kind, error, trace)
 
     # ── one after the other ──────────────────────────────────────────────────────────────────────────────────────────
-    def __iter__(self) -> Iterator[Delivery]:
+    def __iter__(self) -> Iterator[Delivery[PayloadT]]:
         while (delivery := self._take(**self._options)) is not None:
             yield delivery
 
-    async def __aiter__(self) -> AsyncIterator[Delivery]:
+    async def __aiter__(self) -> AsyncIterator[Delivery[PayloadT]]:
         while (delivery := await self._take_async(**self._options)) is not None:
             yield delivery

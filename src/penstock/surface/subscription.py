@@ -5,20 +5,23 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Generator, Iterator
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Generic, Literal, Self
 
 from penstock.clock import Seconds, seconds
+from penstock.schema import PayloadT
 
 if TYPE_CHECKING:
-    from penstock.events import Event
+    from penstock.events import Event, PayloadType
 
 OnLag = Literal["catch_up", "raise", "drop"]
 
 
-class EventFollower(ABC):
+class EventFollower(ABC, Generic[PayloadT]):
     """Events as they come: iterate it (also with `async for`), or ask for the `next` one."""
 
-    def next(self, timeout: Seconds | None = None) -> Event | None:
+    _payload: PayloadType[PayloadT] | None = None
+
+    def next(self, timeout: Seconds | None = None) -> Event[PayloadT] | None:
         """The next event; None after `timeout` seconds without one, or when the subscription is closed."""
         waits = self._waits(timeout, ask=timeout == 0)
         try:
@@ -27,7 +30,7 @@ class EventFollower(ABC):
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
-    async def next_async(self, timeout: Seconds | None = None) -> Event | None:
+    async def next_async(self, timeout: Seconds | None = None) -> Event[PayloadT] | None:
         """`next` for an event loop."""
         waits = self._waits(timeout, ask=False)
         while True:
@@ -41,11 +44,11 @@ class EventFollower(ABC):
     def close(self) -> None:
         """Ends the subscription; every thread that waits in it gets None."""
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[Event[PayloadT]]:
         while (event := self.next()) is not None:
             yield event
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    async def __aiter__(self) -> AsyncIterator[Event[PayloadT]]:
         while (event := await self.next_async()) is not None:
             yield event
 
@@ -62,14 +65,16 @@ class EventFollower(ABC):
         self.close()
 
     # ── what `next` waits for ────────────────────────────────────────────────────────────────────────────────────────
-    def _waits(self, timeout: Seconds | None, *, ask: bool) -> Generator[tuple[int, float | None], None, Event | None]:
+    def _waits(
+        self, timeout: Seconds | None, *, ask: bool
+    ) -> Generator[tuple[int, float | None], None, Event[PayloadT] | None]:
         """Returns what `next` does; yields before each wait the signal's version to wait past, and the seconds left."""
         deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
         while not self._is_closed():
             seen = self._version()
             event = self._ready(ask=ask)
             if event is not None:
-                return event
+                return event if self._payload is None else self._payload.typed(event)
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return None
@@ -97,7 +102,7 @@ class EventFollower(ABC):
         """`_wait` for an event loop."""
 
 
-class Subscription(EventFollower):
+class Subscription(EventFollower[PayloadT]):
     """A topic's events after a position as they come."""
 
     missed: int

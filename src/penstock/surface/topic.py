@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, Unpack
 
 from penstock.clock import to_ms
 from penstock.errors import ConfigError, PositionTrimmed
@@ -17,6 +17,8 @@ from penstock.names import check_consumer, check_limit, check_position, check_te
 from penstock.protocol import topics as operations
 from penstock.protocol.fields import SettingsFields
 from penstock.protocol.topics import CompactRequest, CursorChange, CursorDocument, PositionQuery
+from penstock.schema import PayloadT
+from penstock.surface.worker import adapted
 
 if TYPE_CHECKING:
     import msgspec
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.entity.proof import CheckReport, InclusionProof, TreeRoot
     from penstock.entity.receipts import VerifyReport
     from penstock.entity.states import Freshness, RebuildReport, Watch
-    from penstock.events import Draft, Event, Receipt
+    from penstock.events import Draft, Event, PayloadType, Receipt
     from penstock.journal.catalog import Settings
     from penstock.journal.log import TopicLog
     from penstock.journal.upkeep import CompactReport
@@ -44,13 +46,14 @@ P = TypeVar("P", bound="Projection")
 SET_GATES = "set it in the process that serves the journal"
 
 
-class Topic:
+class Topic(Generic[PayloadT]):
     """A log: events in order, from position 1. A cheap handle; the topic exists from its first append."""
 
-    def __init__(self, journal: Journal, name: str) -> None:
+    def __init__(self, journal: Journal, name: str, payload: PayloadType[PayloadT] | None = None) -> None:
         self.journal = journal
         self.name = name
         self._at = journal._backend.topic(name)
+        self._payload = payload
 
     def __repr__(self) -> str:
         return f"<topic {self.name!r} of {self.journal!r}>"
@@ -64,29 +67,39 @@ class Topic:
         return self.journal._backend.store(what, instead).log(self.name)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def append(self, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> Receipt:
+    def append(self, kind: object, payload: PayloadT | None = None, **draft: Unpack[DraftArguments]) -> Receipt:
         """Appends one event and returns when it is durable. Keyword arguments are those of `Draft`."""
+        if self._payload is not None:
+            kind, payload = self._payload.draft(kind, payload)
         return self._at.append(kind, payload, draft)
 
     def append_many(self, drafts: Iterable[Draft]) -> list[Receipt]:
         """Appends events at consecutive positions, all or nothing; one receipt each, in order."""
-        return self._at.append_many(drafts)
+        return self._at.append_many(drafts if self._payload is None else self._payload.drafts(drafts))
 
-    def submit(self, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
+    def submit(self, kind: object, payload: PayloadT | None = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
         """Hands an event over and returns a ticket at once; waits only when the writer's capacity is full."""
+        if self._payload is not None:
+            kind, payload = self._payload.draft(kind, payload)
         return self._at.submit(kind, payload, draft, patient=True)
 
     def submit_many(self, drafts: Iterable[Draft]) -> Ticket[list[Receipt]]:
         """Hands a batch over: `append_many` with a ticket."""
-        return self._at.submit_many(drafts, patient=True)
+        checked = drafts if self._payload is None else self._payload.drafts(drafts)
+        return self._at.submit_many(checked, patient=True)
 
-    def try_submit(self, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
+    def try_submit(
+        self, kind: object, payload: PayloadT | None = None, **draft: Unpack[DraftArguments]
+    ) -> Ticket[Receipt]:
         """Like `submit`, but raises Backpressure(retry_after) instead of waiting when the writer is behind."""
+        if self._payload is not None:
+            kind, payload = self._payload.draft(kind, payload)
         return self._at.submit(kind, payload, draft, patient=False)
 
     def try_submit_many(self, drafts: Iterable[Draft]) -> Ticket[list[Receipt]]:
         """Like `submit_many`, but raises Backpressure(retry_after) instead of waiting."""
-        return self._at.submit_many(drafts, patient=False)
+        checked = drafts if self._payload is None else self._payload.drafts(drafts)
+        return self._at.submit_many(checked, patient=False)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @property
@@ -115,7 +128,7 @@ class Topic:
         until: datetime | None = None,
         reverse: bool = False,
         **wanted: Unpack[FilterArguments],
-    ) -> Iterator[Event]:
+    ) -> Iterator[Event[PayloadT]]:
         """Streams events after a position, oldest first (newest first: `reverse`), up to the newest one now.
 
         `since` and `until` are times of recording, from the first and before the second; `wanted`: only such events,
@@ -123,7 +136,8 @@ class Topic:
         compaction removed raises PositionTrimmed.
         """
         query = event_query(after, limit, through=through, since=since, until=until, reverse=reverse, **wanted)
-        return iter(()) if query.nothing else self._at.read(query)
+        found = iter(()) if query.nothing else self._at.read(query)
+        return found if self._payload is None else map(self._payload.typed, found)
 
     def read_arrow(
         self,
@@ -148,15 +162,17 @@ class Topic:
             raise ConfigError(f'payload is "string" or "binary", not {payload!r}')
         return iter(()) if limit == 0 else self._at.read_arrow(after, limit, through, batch_rows, payload)
 
-    def get(self, seq: int) -> Event | None:
+    def get(self, seq: int) -> Event[PayloadT] | None:
         """The event at a position, or None."""
-        return self._at.get(check_position(seq, "seq"))
+        found = self._at.get(check_position(seq, "seq"))
+        return found if self._payload is None or found is None else self._payload.typed(found)
 
-    def find(self, id: str) -> Event | None:
+    def find(self, id: str) -> Event[PayloadT] | None:
         """The event with an id, or None."""
         if not isinstance(id, str):
             raise ConfigError(f"an event is found by its id, which is text, not {id!r:.80}")
-        return None if parse_id(id) is None else self._at.find(id)
+        found = None if parse_id(id) is None else self._at.find(id)
+        return found if self._payload is None or found is None else self._payload.typed(found)
 
     def position_at(self, time: datetime) -> int:
         """The last position recorded before a time; 0 for none."""
@@ -170,14 +186,16 @@ class Topic:
         buffer: int = SUBSCRIPTION_BUFFER,
         on_lag: OnLag = "catch_up",
         **wanted: Unpack[FilterArguments],
-    ) -> Subscription:
+    ) -> Subscription[PayloadT]:
         """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam.
 
         `wanted`: only such events, as in `read`. What is left out counts as seen.
         """
         if after != "latest":
             check_position(after, "after")
-        return self._at.subscribe(after, buffer, on_lag, follower_query(**wanted))
+        found = self._at.subscribe(after, buffer, on_lag, follower_query(**wanted))
+        found._payload = self._payload
+        return found
 
     # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def commit(self, consumer: str, seq: int) -> None:
@@ -212,7 +230,7 @@ class Topic:
     def worker(
         self,
         consumer: str,
-        handler: Callable[[list[Event]], object],
+        handler: Callable[[list[Event[PayloadT]]], object],
         *,
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
@@ -227,6 +245,8 @@ class Topic:
         `wanted`: only such events, as in `read`; the cursor moves past the others too.
         """
         check_consumer(consumer)
+        if self._payload is not None:
+            handler = adapted(handler, self._payload.typed_all)
         worker = self._at.worker(self, consumer, handler, batch, idle, restarts, follower_query(**wanted))
         self.journal._backend.workers.add(worker)
         return worker
@@ -399,7 +419,7 @@ class Topic:
     def react(
         self,
         consumer: str,
-        handler: Callable[[Event], object],
+        handler: Callable[[Event[PayloadT]], object],
         *,
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
@@ -413,6 +433,8 @@ class Topic:
         from penstock.entity.reactor import Reactor
 
         check_consumer(consumer)
+        if self._payload is not None:
+            handler = adapted(handler, self._payload.typed)
         store = self.journal._backend.store("a reactor", "use worker() with dedup keys, or run it where the store is")
         fences = store.entities.fences
         reactor = Reactor(store.log(self.name), fences, consumer, handler, batch=batch, idle=idle, restarts=restarts)

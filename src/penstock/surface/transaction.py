@@ -12,6 +12,7 @@ from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.transaction import HeldWriter
 from penstock.names import check_consumer, check_position, is_whole
 from penstock.queue.transaction import QueueChanges
+from penstock.schema import MESSAGE_KIND
 from penstock.surface.delivery import Delivery, TakeRequest
 from penstock.surface.failure import check_nack, failure_text
 from penstock.surface.queue import DEFAULT_GROUP, Queue, check_taking
@@ -54,6 +55,8 @@ class Transaction:
         """Appends an event; its position is final if the transaction commits."""
         self._held.commit()
         log = self._log(topic)
+        if isinstance(topic, Topic) and topic._payload is not None:
+            kind, payload = topic._payload.draft(kind, payload)
         batch = log.prepare(kind, payload, draft, self._held.find_cause)
         return self._held.change(lambda commit: commit.append(log.name, batch)[0])
 
@@ -61,6 +64,8 @@ class Transaction:
         """Appends several events at consecutive positions."""
         self._held.commit()
         log = self._log(topic)
+        if isinstance(topic, Topic) and topic._payload is not None:
+            drafts = topic._payload.drafts(drafts)
         batch = log.prepare_many(drafts, self._held.find_cause)
         return self._held.change(lambda commit: commit.append(log.name, batch))
 
@@ -81,7 +86,9 @@ class Transaction:
     def read(self, topic: Topic | str, **read: object) -> Iterator[Event]:
         """Reads a topic with this transaction's own appends in it; the keyword arguments are those of `Topic.read`."""
         self._held.commit()
-        return self._held.read(self._log(topic).name, **read)
+        found = self._held.read(self._log(topic).name, **read)
+        typed = None if isinstance(topic, str) else topic._payload
+        return found if typed is None else map(typed.typed, found)
 
     def get_mark(self, name: str) -> int | None:
         """A named number that commits with transactions: what an exactly-once writer keeps to know itself done."""
@@ -106,12 +113,16 @@ class Transaction:
     # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def push(self, queue: Queue | str, payload: object, **options: Unpack[PushArguments]) -> Receipt:
         """Pushes a message; no consumer is woken or sees it before the transaction commits."""
+        if isinstance(queue, Queue) and queue._payload is not None:
+            payload = queue._payload.accept(payload, options.get("kind", MESSAGE_KIND))
         return self._queues.push(self._queue(queue), payload, options)
 
     def push_many(
         self, queue: Queue | str, payloads: Iterable[object], **options: Unpack[PushArguments]
     ) -> list[Receipt]:
         """Pushes several messages at consecutive positions."""
+        if isinstance(queue, Queue) and queue._payload is not None:
+            payloads = queue._payload.messages(list(payloads), options.get("kind", MESSAGE_KIND))
         return self._queues.push_many(self._queue(queue), payloads, options)
 
     def take(self, queue: Queue | str, **options: Unpack[TakeArguments]) -> Delivery | None:
@@ -129,7 +140,8 @@ class Transaction:
         lease = options.get("lease")
         hold = None if lease is None else seconds(lease, "lease")
         wanted = TakeRequest(limit, group, consumer, 0.0, hold, options.get("newest", False))
-        return self._queues.take(self._queue(queue), wanted) if limit else []
+        found = self._queues.take(self._queue(queue), wanted) if limit else []
+        return found if isinstance(queue, str) else queue._typed(found)
 
     def extend(self, delivery: Delivery, lease: Seconds | None = None) -> None:
         """Keeps a delivery's message for longer if the transaction commits; see `Delivery.extend`."""

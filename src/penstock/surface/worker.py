@@ -7,6 +7,7 @@ worker's own; everything else a worker does (taking, settling, renewing leases) 
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -333,3 +334,15 @@ def _is_coroutine_function(handler: Callable[..., object]) -> bool:
     import inspect
 
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
+def adapted(handler: Callable[..., Any], convert: Callable[[Any], object]) -> Callable[..., Any]:
+    """A handler of what `convert` makes of a worker's things; asynchronous, if it is."""
+
+    def call(given: Any) -> Any:
+        return handler(convert(given))
+
+    async def call_async(given: Any) -> Any:
+        return await handler(convert(given))
+
+    return functools.update_wrapper(call_async if _is_coroutine_function(handler) else call, handler)
