@@ -137,7 +137,7 @@ def test_a_lake_read_has_bytes_and_says_what_is_missing(
     seal(journal, "raw", lake=str(tmp_path / "lake"), through=30)
     found = rows(lake(spark, journal, "raw", payload="binary").select("seq", "payload"))
     assert [bytes(payload) for _, payload in found] == [b"\xff%d" % n if n % 2 else b'{"n":%d}' % n for n in range(40)]
-    with pytest.raises(PySparkException, match="MALFORMED_CHARACTER_CODING|payload of bytes"):
+    with pytest.raises(PySparkException, match=r"MALFORMED_CHARACTER_CODING|payload of bytes"):
         lake(spark, journal, "raw").where("seq < 30").collect()
     with pytest.raises(ConfigError, match="no topic 'nothing'"):
         lake(spark, journal, "nothing")

@@ -292,18 +292,19 @@ class Fold(Generic[P]):
         if not all(handled):
             own = [bool(handled[codes[row]]) for row in rows]
             rows, states = list(compress(rows, own)), list(compress(states, own))
-        if not all(len(steps) == 1 and _is_columnar(steps[0], block) for steps in handled if steps):
-            for row, state in zip(rows, states, strict=True):
-                self.fold_events(state, (Event(block, row),))
-            return
+        for steps in filter(None, handled):
+            if len(steps) != 1 or not _is_columnar(steps[0], block):
+                for row, state in zip(rows, states, strict=True):
+                    self.fold_events(state, (Event(block, row),))
+                return
         left = iter(_payloads(block, rows))
         if len(handled) == 1:
             step = handled[0][0]
             calls = zip(repeat(step.handler), states, map(step.decode, left), strict=False)
         else:
-            steps = [handled[codes[row]][0] for row in rows]
-            values = map(call, [step.decode for step in steps], left)
-            calls = zip([step.handler for step in steps], states, values, strict=True)
+            chosen = [handled[codes[row]][0] for row in rows]
+            values = map(call, [step.decode for step in chosen], left)
+            calls = zip([step.handler for step in chosen], states, values, strict=True)
         try:
             # One by one: a payload decoded, handled and dropped is still in the processor's cache, a hundred are not.
             for handler, state, value in calls:

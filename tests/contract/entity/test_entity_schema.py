@@ -275,7 +275,7 @@ def test_an_event_is_not_read_as_another_kinds_type(topic: Topic) -> None:
 
 
 def test_what_cannot_be_a_payload_cannot_be_declared() -> None:
-    with pytest.raises(ConfigError, match=r"Struct, a dataclass or a pydantic"):
+    with pytest.raises(ConfigError, match=r"Struct, a dataclass, a TypedDict or a pydantic"):
 
         @event("a")
         class Plain:

@@ -96,9 +96,7 @@ def test_values_come_back_as_they_were_written(journal: Journal, type: Any, valu
         (Email, {1, 2}, "array"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_its_field(
-    journal: Journal, type: Any, bad: Any, field: str
-) -> None:
+def test_what_does_not_fit_is_refused_by_its_field(journal: Journal, type: Any, bad: Any, field: str) -> None:
     topic: Topic[Any] = journal.topic("t", payload=type)
     queue: Queue[Any] = journal.queue("q", payload=type)
     attempts = [

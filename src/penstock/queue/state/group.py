@@ -558,7 +558,7 @@ class Group:
         return None
 
     def under_way(self, snap: Snapshot, key: str, overdue: int) -> list[int]:
-        """The occupants of a key, once a take has given up those that nobody holds and that lie before `overdue`."""
+        """The occupants of a key, once a take has given up those without a lease that lie before `overdue`."""
         occupants = self.occupants(snap, key)
         live = [seq for seq in occupants if seq > overdue or self.lease_of(snap, seq) is not None]
         if len(live) < len(occupants):
