@@ -229,7 +229,7 @@ class _Step:
         """The one thing it asks for, or None when there are several."""
         self.schema = schema
         self.decode: Callable[[bytes], object] = _decode_one
-        """How a stored payload becomes the one thing it asks for (see `_is_columnar`)."""
+        """How a stored payload becomes the one thing it asks for (see `_want_payloads`)."""
         if self.only is not PAYLOAD and schema is not None and schema.decode is not None:
             self.decode = schema.decode
 
@@ -292,11 +292,10 @@ class Fold(Generic[P]):
         if not all(handled):
             own = [bool(handled[codes[row]]) for row in rows]
             rows, states = list(compress(rows, own)), list(compress(states, own))
-        for steps in filter(None, handled):
-            if len(steps) != 1 or not _is_columnar(steps[0], block):
-                for row, state in zip(rows, states, strict=True):
-                    self.fold_events(state, (Event(block, row),))
-                return
+        if not _want_payloads(handled, block):
+            for row, state in zip(rows, states, strict=True):
+                self.fold_events(state, (Event(block, row),))
+            return
         left = iter(_payloads(block, rows))
         if len(handled) == 1:
             step = handled[0][0]
@@ -329,13 +328,13 @@ class Fold(Generic[P]):
         error.add_note(f"in projection handler {name}, for event {event.seq} of topic {event.topic!r} ({event.kind!r})")
 
 
-_folders: WeakKeyDictionary[type[Any], tuple[tuple[Schema | None, ...], Fold[Any]]] = WeakKeyDictionary()
+_folders: WeakKeyDictionary[type[Any], tuple[list[Schema | None], Fold[Any]]] = WeakKeyDictionary()
 
 
 def folder_of(projection: type[P]) -> Fold[P]:
     """How to fold a projection; made once, and again when types were declared for its kinds since."""
     check_projection(projection)
-    schemas = tuple(schema_of(_kind_name(kind)) for _, kinds in projection.__projection__.handlers for kind in kinds)
+    schemas = [schema_of(_kind_name(kind)) for _, kinds in projection.__projection__.handlers for kind in kinds]
     known = _folders.get(projection)
     if known is None or known[0] != schemas:
         known = _folders[projection] = (schemas, Fold(projection))
@@ -397,15 +396,18 @@ def _value(want: Any, event: Event, schema: Schema | None) -> Any:
     return schema.upcast(payload, version, f"event {event.seq} of topic {event.topic!r}")
 
 
-def _is_columnar(step: _Step, block: Block) -> bool:
-    """Whether the payloads of a block can be decoded together for a handler."""
-    want = step.only
-    if want is None or want is EVENT or block.wire.binary is not None:
-        return False
-    schema = step.schema
-    if schema is not None and schema.newest > 1:
-        return False
-    return want is PAYLOAD or (schema is not None and want is schema.type)
+def _want_payloads(handled: list[list[_Step]], block: Block) -> bool:
+    """Whether each kind has one handler, which wants one payload as it is stored."""
+    for steps in handled:
+        for step in steps:
+            schema, want = step.schema, step.only
+            if len(steps) > 1 or want is None or block.wire.binary is not None:
+                return False
+            if want is not PAYLOAD and (schema is None or want is not schema.type):
+                return False
+            if schema is not None and schema.newest > 1:
+                return False
+    return True
 
 
 def _payloads(block: Block, rows: Sequence[int]) -> list[bytes]:
