@@ -5,15 +5,14 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from penstock.clock import Seconds, seconds
 from penstock.engine.contract import Snapshot, WriteTx
 from penstock.entity.projection import Declared, Fold, Projection, check_projection, folder_of
 from penstock.errors import Closed, ConfigError, PositionTrimmed, UnknownTopic
@@ -30,6 +29,7 @@ from penstock.journal.reading import EventQuery, TopicView
 from penstock.journal.summaries import forget_summaries
 from penstock.journal.writer import WriteRequest
 from penstock.names import check_position, check_text
+from penstock.surface.subscription import LiveIterator
 
 P = TypeVar("P", bound=Projection)
 T = TypeVar("T")
@@ -326,7 +326,7 @@ def unpack_state(projection: type[P], state: bytes) -> P:
 # ── States as they change: the newest one at once, then another whenever the entity has new events ──
 
 
-class Watch(Generic[P]):
+class Watch(LiveIterator[P]):
     """A projection's states as they come: iterate it (also with `async for`), or ask for the `next` one.
 
     States that were overtaken before the watcher looked are skipped: what comes is always the newest.
@@ -343,72 +343,33 @@ class Watch(Generic[P]):
         """The generation of the last state handed out."""
         check_projection(projection)
 
-    def next(self, timeout: Seconds | None = None) -> P | None:
-        """The next state; None after `timeout` seconds without one, or when the watch is closed."""
-        waits = self._waits(timeout)
-        try:
-            while True:
-                seen, left = next(waits)
-                with self._log.core.hub:
-                    self._signal.wait(seen, left)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-
-    async def next_async(self, timeout: Seconds | None = None) -> P | None:
-        """`next` for an event loop."""
-        waits = self._waits(timeout)
-        while True:
-            try:
-                seen, left = next(waits)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            with self._log.core.hub:
-                await self._signal.wait_async(seen, left)
-
-    def _waits(self, timeout: Seconds | None) -> Generator[tuple[int, float | None], None, P | None]:
-        """Returns what `next` does; yields before each wait the signal's version to wait past, and the seconds left."""
-        clock = self._log.core.clock
-        deadline = None if timeout is None else clock.monotonic() + seconds(timeout, "timeout")
-        while not self._closed:
-            seen = self._signal.version
-            state = self._newest()
-            if state is not None:
-                return state
-            left = None if deadline is None else deadline - clock.monotonic()
-            if left is not None and left <= 0:
-                return None
-            yield seen, left
-        return None
-
-    def __iter__(self) -> Iterator[P]:
-        while (state := self.next()) is not None:
-            yield state
-
-    async def __aiter__(self) -> AsyncIterator[P]:
-        while (state := await self.next_async()) is not None:
-            yield state
-
     def close(self) -> None:
         """Ends the watch; threads that wait in it get nothing more."""
         self._closed = True
         self._signal.notify()
 
-    def __enter__(self) -> Watch[P]:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _newest(self) -> P | None:
-        if self._log.core.closed:
-            if self._closed:
-                return None
+    def _is_closed(self) -> bool:
+        if self._log.core.closed and not self._closed:
             raise Closed("the journal was closed under this watch")
+        return self._closed
+
+    def _version(self) -> int:
+        return self._signal.version
+
+    def _ready(self, *, ask: bool) -> P | None:
         generation, state = project(self._log, self._states, self._projection, self._key, "consistent")
         if generation == self.generation:
             return None
         self.generation = generation
         return state
+
+    def _wait(self, seen: int, left: float | None) -> None:
+        with self._log.core.hub:
+            self._signal.wait(seen, left)
+
+    async def _wait_async(self, seen: int, left: float | None) -> None:
+        with self._log.core.hub:
+            await self._signal.wait_async(seen, left)
 
 
 # ── Entities of a topic: how far one has come, which there are, and the index they are found by ──

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Generator, Iterator
-from typing import TYPE_CHECKING, Generic, Literal, Self
+from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
 from penstock.clock import Seconds, seconds
 from penstock.schema import PayloadT
@@ -13,16 +13,15 @@ from penstock.schema import PayloadT
 if TYPE_CHECKING:
     from penstock.events import Event, PayloadType
 
+T = TypeVar("T")
 OnLag = Literal["catch_up", "raise", "drop"]
 
 
-class EventFollower(ABC, Generic[PayloadT]):
-    """Events as they come: iterate it (also with `async for`), or ask for the `next` one."""
+class LiveIterator(ABC, Generic[T]):
+    """Things as they come: iterate it (also with `async for`), or ask for the `next` one."""
 
-    _payload: PayloadType[PayloadT] | None = None
-
-    def next(self, timeout: Seconds | None = None) -> Event[PayloadT] | None:
-        """The next event; None after `timeout` seconds without one, or when the subscription is closed."""
+    def next(self, timeout: Seconds | None = None) -> T | None:
+        """The next one; None after `timeout` seconds without one, or when it is closed."""
         waits = self._waits(timeout, ask=timeout == 0)
         try:
             while True:
@@ -30,7 +29,7 @@ class EventFollower(ABC, Generic[PayloadT]):
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
-    async def next_async(self, timeout: Seconds | None = None) -> Event[PayloadT] | None:
+    async def next_async(self, timeout: Seconds | None = None) -> T | None:
         """`next` for an event loop."""
         waits = self._waits(timeout, ask=False)
         while True:
@@ -42,15 +41,15 @@ class EventFollower(ABC, Generic[PayloadT]):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the subscription; every thread that waits in it gets None."""
+        """Ends it; every thread that waits in it gets None."""
 
-    def __iter__(self) -> Iterator[Event[PayloadT]]:
-        while (event := self.next()) is not None:
-            yield event
+    def __iter__(self) -> Iterator[T]:
+        while (found := self.next()) is not None:
+            yield found
 
-    async def __aiter__(self) -> AsyncIterator[Event[PayloadT]]:
-        while (event := await self.next_async()) is not None:
-            yield event
+    async def __aiter__(self) -> AsyncIterator[T]:
+        while (found := await self.next_async()) is not None:
+            yield found
 
     def __enter__(self) -> Self:
         return self
@@ -65,16 +64,14 @@ class EventFollower(ABC, Generic[PayloadT]):
         self.close()
 
     # ── what `next` waits for ────────────────────────────────────────────────────────────────────────────────────────
-    def _waits(
-        self, timeout: Seconds | None, *, ask: bool
-    ) -> Generator[tuple[int, float | None], None, Event[PayloadT] | None]:
+    def _waits(self, timeout: Seconds | None, *, ask: bool) -> Generator[tuple[int, float | None], None, T | None]:
         """Returns what `next` does; yields before each wait the signal's version to wait past, and the seconds left."""
         deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
         while not self._is_closed():
             seen = self._version()
-            event = self._ready(ask=ask)
-            if event is not None:
-                return event if self._payload is None else self._payload.typed(event)
+            found = self._ready(ask=ask)
+            if found is not None:
+                return self._typed(found)
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return None
@@ -87,11 +84,11 @@ class EventFollower(ABC, Generic[PayloadT]):
 
     @abstractmethod
     def _version(self) -> int:
-        """A number that grows with every event that may be ready."""
+        """A number that grows with everything that may be ready."""
 
     @abstractmethod
-    def _ready(self, *, ask: bool) -> Event | None:
-        """The next event if it is here; `ask`: also makes a request for it where one is needed."""
+    def _ready(self, *, ask: bool) -> T | None:
+        """The next one if it is here; `ask`: also makes a request for it where one is needed."""
 
     @abstractmethod
     def _wait(self, seen: int, left: float | None) -> None:
@@ -100,6 +97,19 @@ class EventFollower(ABC, Generic[PayloadT]):
     @abstractmethod
     async def _wait_async(self, seen: int, left: float | None) -> None:
         """`_wait` for an event loop."""
+
+    def _typed(self, found: T) -> T:
+        """What a caller gets of what is ready."""
+        return found
+
+
+class EventFollower(LiveIterator["Event[PayloadT]"], Generic[PayloadT]):
+    """Events as they come."""
+
+    _payload: PayloadType[PayloadT] | None = None
+
+    def _typed(self, found: Event[PayloadT]) -> Event[PayloadT]:
+        return found if self._payload is None else self._payload.typed(found)
 
 
 class Subscription(EventFollower[PayloadT]):
