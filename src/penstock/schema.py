@@ -256,12 +256,12 @@ class PayloadSchema(Generic[PayloadT]):
     def decode(self, event: Event) -> PayloadT:
         """The payload of an event that was read; PoisonMessage names the position and the field that does not fit."""
         schema = self._kinds.get(event.kind)
-        if schema is not None:
-            return cast(PayloadT, decode_event(event, schema.type or object))
-        if self._decode is None:
+        if schema is None and self._decode is None:
             version = stored_version(event.headers, event.topic, event.seq)
             raise _misfit(event, self._named(), version, "no such kind is declared by it")
-        return cast(PayloadT, decode_event(event, self.type))
+        own: Any = self.type if schema is None else schema.type
+        value: PayloadT = decode_event(event, own)
+        return value
 
     def _named(self) -> str:
         return _type_name(self.type)
