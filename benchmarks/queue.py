@@ -293,6 +293,30 @@ def long_queue(table: Table, raw: Raw, folder: Path, total: int) -> None:
     fresh.close()
 
 
+# ── transactions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def transactions(table: Table, raw: Raw, folder: Path) -> None:
+    """Consume and produce: a take, an event that it leads to, and its ack."""
+    mine = Penstock(folder / "transactions")
+    mine.push_many([PAYLOAD] * 4 * TURNS * EACH * PATIENCE)
+    journal, queue, topic = mine.journal, mine.queue, mine.journal.topic("done")
+
+    def one_by_one() -> None:
+        with queue.receive() as delivery:
+            topic.append("done", delivery.payload)
+
+    def together() -> None:
+        with journal.transaction() as tx:
+            delivery = tx.take(queue)
+            tx.append(topic, "done", delivery.payload)
+            tx.ack(delivery)
+
+    works = {"one by one": one_by_one, "in a transaction": together}
+    ratios, times = take_turns(raw, works, TURNS, EACH)
+    for name in works:
+        table.row(f"take + append + ack, {name}", shown(ratios[name], times[name]))
+    mine.close()
+
+
 # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _wait_in_process(url: str, ready: Any, count: int, results: Any) -> None:
     with penstock.open(url) as journal:
@@ -378,8 +402,9 @@ def main() -> None:
         threads(table, folder)
         processes(table, folder)
         waiting(table, folder)
-        for inner in ("long-queue", "fresh-queue"):
+        for inner in ("long-queue", "fresh-queue", "transactions"):
             (folder / inner).mkdir()
+        transactions(table, raw, folder)
         long_queue(table, raw, folder, 1_000_000 if quick else 10_000_000)
         raw.close()
     table.save()

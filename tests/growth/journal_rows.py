@@ -310,7 +310,7 @@ def in_transaction(use: Any) -> Any:
 def settle(how: str) -> Any:
     def run(w: World, delivery: Any) -> None:
         with w.journal.transaction() as tx:
-            (tx.ack if how == "ack" else tx.nack)(delivery)
+            getattr(tx, how)(delivery)
 
     return run
 
@@ -332,6 +332,8 @@ TRANSACTIONS = [
     Row("Transaction.extend", settle("extend"), lambda w: w.queue("settled").take()),
     Row("Transaction.release", settle("release"), lambda w: w.queue("settled").take()),
     Row("Transaction.purge", in_transaction(lambda w, tx: Many(tx.purge("purged")))),
+    Row("Transaction.move", in_transaction(lambda w, tx: Many(tx.move("moved", "settled", limit=2)))),
+    Row("Transaction.redrive", in_transaction(lambda w, tx: Many(tx.redrive("lost", limit=2)))),
     Row("Outbox.stage", lambda w, box: box.stage("written", "placed"), outbox),
     Row("Outbox.clear", lambda w, box: box.clear(), outbox),
     Row("Outbox.flush", lambda w, box: size(box.flush()), outbox),

@@ -29,6 +29,7 @@ STYLES = (
 PICK = st.integers(0, 10_000)
 WITH_QUEUE = lambda self: self.jobs is not None
 IN_HAND = lambda self: self.handed
+IN_TRANSACTION = st.sampled_from([False, False, True])
 
 
 class Handed(NamedTuple):
@@ -91,6 +92,20 @@ class QueueRules(TopicRules):
 
     def ask_queue(self, which: int, question: Callable[[Queue], object]) -> Any:
         return self.ask(lambda home: question(home.journal(which).queue("jobs")))
+
+    def change_queue(self, which: int, in_transaction: bool, method: str, *args: Any, **options: Any) -> Any:
+        """Does what a queue and a transaction both have a method for."""
+
+        def call(home: Home) -> object:
+            if not in_transaction:
+                queue = home.journal(which).queue("jobs")
+                given = [queue.journal.queue(one) if isinstance(one, str) else one for one in args]
+                return getattr(queue, method)(*given, **options)
+            with home.store(which).transaction() as tx:
+                found = getattr(tx, method)("jobs", *args, **options)
+            return home.journal(which).queue("jobs").delivery(found.token) if isinstance(found, Delivery) else found
+
+        return self.ask(call)
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @step(
@@ -235,8 +250,11 @@ class QueueRules(TopicRules):
         newest=st.sampled_from([False, False, False, True]),
         lease=st.sampled_from([None, None, 10, 100]),
         consumer=st.sampled_from([None, "w1"]),
+        tx=IN_TRANSACTION,
     )
-    def take(self, which: int, limit: int, group: int, newest: bool, lease: int | None, consumer: str | None) -> None:
+    def take(
+        self, which: int, limit: int, group: int, newest: bool, lease: int | None, consumer: str | None, tx: bool
+    ) -> None:
         newest = newest and not self.keyed and not self.policy.get("fair_by")
         label, jobs = self.group(group), self.jobs
         name = jobs.name_of(label)
@@ -246,14 +264,11 @@ class QueueRules(TopicRules):
             jobs.expire()
             expected = jobs.take(name, limit, newest)
         options: Any = {"group": label, "newest": newest, "lease": lease, "consumer": consumer}
-
-        def call(queue: Queue) -> object:
-            if limit > 1:
-                return queue.take_many(limit, **options)
-            delivery = queue.take(**options)
-            return [] if delivery is None else [delivery]
-
-        found = self.ask_queue(which, call)
+        if limit > 1:
+            found = self.change_queue(which, False, "take_many", limit, **options)
+        else:
+            one = self.change_queue(which, tx, "take", **options)
+            found, self.raw = [] if one is None else [one], [[one] for one in self.raw]
         assert [one["event"]["seq"] for one in found] == expected
         for place, one in enumerate(found):
             seq = one["event"]["seq"]
@@ -448,17 +463,34 @@ class QueueRules(TopicRules):
             self.jobs.ack(token)
 
     # ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────
-    @step(1, when=WITH_QUEUE, which=WHICH, limit=st.sampled_from([None, 1, 3]))
-    def move(self, which: int, limit: int | None) -> None:
+    @step(1, when=WITH_QUEUE, which=WHICH)
+    def roll_back(self, which: int) -> None:
+        """Whatever a transaction has done to a queue, it is as if it had not."""
+
+        def call(home: Home) -> None:
+            store = home.store(which)
+            with store.transaction() as tx:
+                tx.push("aside", -1)
+                delivery = tx.take("jobs")
+                if delivery is not None:
+                    tx.nack(delivery, dead=True)
+                tx.move("jobs", "aside", limit=2)
+                tx.redrive("jobs")
+                tx.purge("jobs")
+                raise ZeroDivisionError
+
+        assert self.ask(call) in (Raised(ZeroDivisionError), Raised(QueueFull))
+
+    @step(1, when=WITH_QUEUE, which=WHICH, limit=st.sampled_from([None, 1, 3]), tx=IN_TRANSACTION)
+    def move(self, which: int, limit: int | None, tx: bool) -> None:
         chosen = self.jobs.free()[:limit]
-        moved = self.ask_queue(which, lambda queue: queue.move(queue.journal.queue("aside"), limit=limit))
-        assert moved == len(chosen)
+        assert self.change_queue(which, tx, "move", "aside", limit=limit) == len(chosen)
         for seq in chosen:
             self.jobs.moved.append(self.jobs.messages[seq].payload)
             self.jobs.remove(seq)
 
-    @step(3, when=WITH_QUEUE, which=WHICH, limit=st.sampled_from([None, 1, 2]))
-    def redrive(self, which: int, limit: int | None) -> None:
+    @step(3, when=WITH_QUEUE, which=WHICH, limit=st.sampled_from([None, 1, 2]), tx=IN_TRANSACTION)
+    def redrive(self, which: int, limit: int | None, tx: bool) -> None:
         jobs = self.jobs
         failed = {seq for view in jobs.views.values() for seq, one in view.items() if one.state == "failed"}
         chosen = sorted(failed)[:limit]
@@ -468,7 +500,7 @@ class QueueRules(TopicRules):
         )
         count = len(chosen) + len(letters)
         planned = self.ask_queue(which, lambda queue: queue.redrive(limit=limit, dry_run=True))
-        done = self.ask_queue(which, lambda queue: queue.redrive(limit=limit))
+        done = self.change_queue(which, tx, "redrive", limit=limit)
         assert (planned[0], done[0]) == (count, count)
         for seq in chosen:
             for view in jobs.views.values():
@@ -504,10 +536,10 @@ class QueueRules(TopicRules):
         for seq in sorted(gone):
             self.jobs.remove(seq)
 
-    @step(1, when=WITH_QUEUE, which=WHICH)
-    def purge(self, which: int) -> None:
+    @step(1, when=WITH_QUEUE, which=WHICH, tx=IN_TRANSACTION)
+    def purge(self, which: int, tx: bool) -> None:
         gone = self.jobs.unsettled()
-        assert self.ask_queue(which, lambda queue: queue.purge()) == len(gone)
+        assert self.change_queue(which, tx, "purge") == len(gone)
         self.jobs.take_away(gone, "removed")
         self.jobs.held.clear()
         for view in self.jobs.views.values():

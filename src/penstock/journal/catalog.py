@@ -225,6 +225,8 @@ class Catalog:
         """Where other processes may write the store: says which of them keeps the others from appending."""
         self.epoch = 0
         """Another number after every `forget`: the layers above know by it when to drop what they cached."""
+        self.undone = 0
+        """Grows when a commit has failed: blocks that were read inside it may never have been written."""
         self.reshaped = 0
         """Grows whenever blocks may have been exchanged by others than the housekeeper."""
         self.exchanged = 0
@@ -236,9 +238,10 @@ class Catalog:
             self.elsewhere.owner = self.find_fence(tx)
             self.barrier = self.elsewhere if self.elsewhere.owner else None
 
-    def forget(self) -> None:
-        """Everything cached may be wrong: another process wrote, or a commit failed."""
+    def forget(self, *, foreign: bool = False) -> None:
+        """Everything cached may be wrong: another process wrote (`foreign`), or a commit failed."""
         self.heads.clear()
+        self.undone += not foreign
         if self.find_fence is not None and self.barrier is None:
             self.barrier = self.elsewhere  # so that the next append looks: the removal of a fence may have failed
         self.epoch += 1

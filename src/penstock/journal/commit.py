@@ -147,7 +147,7 @@ class Commit:
         self.touched: dict[str, int] = {}
         """Topics whose waiters should look again after the commit, with how many events were added."""
         if tx.foreign:
-            catalog.forget()
+            catalog.forget(foreign=True)
             catalog.refresh_barrier(tx)
 
     # ── changing ─────────────────────────────────────────────────────────────────────────────────────────────────────

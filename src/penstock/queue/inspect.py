@@ -334,7 +334,7 @@ class View:
             yield from group.in_turn(snap, self.overdue)
         ranked: list[tuple[int, int]] = []
         for key, _ in snap.scan(*group.due_rows(now)):
-            message = group.placed(snap, WAITING, keys.tail_seq(key))
+            message = group.placed(snap, WAITING, keys.tail_seq(key)) if keys.tail_seq(key) > self.overdue else None
             if message is not None and message.key is not None:
                 under_way = group.under_way(snap, message.key, self.overdue)
                 if message.seq not in under_way:  # a debounce held it back; now it is behind those of its key

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Unpack
 
 from penstock.clock import Seconds, seconds
+from penstock.documents.conditions import EventChoice, predicate
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.transaction import HeldWriter
-from penstock.names import check_consumer, check_position, is_whole
+from penstock.names import check_consumer, check_limit, check_position, is_whole
+from penstock.queue.operations.repair import Redriven
 from penstock.queue.transaction import QueueChanges
 from penstock.schema import MESSAGE_KIND
 from penstock.surface.delivery import Delivery, TakeRequest
@@ -155,6 +157,27 @@ class Transaction:
     def purge(self, queue: Queue | str) -> int:
         """Removes every message of a queue if the transaction commits; returns how many there were."""
         return self._queues.purge(self._queue(queue))
+
+    def move(
+        self, queue: Queue | str, to: Queue | str, *, limit: int | None = None, where: EventChoice | None = None
+    ) -> int:
+        """Moves messages to another queue if the transaction commits; see `Queue.move`."""
+        name, target = self._queue(queue), self._queue(to)
+        if name == target:
+            raise ConfigError(f"queue {name!r} cannot be moved to itself")
+        return self._queues.move(name, target, check_limit(limit), predicate(where))
+
+    def redrive(
+        self,
+        queue: Queue | str,
+        *,
+        to: Queue | str | None = None,
+        limit: int | None = None,
+        where: EventChoice | None = None,
+    ) -> Redriven:
+        """Sends dead letters back, and makes failed messages ready, if the transaction commits; see `Queue.redrive`."""
+        target = None if to is None else self._queue(to)
+        return self._queues.redrive(self._queue(queue), target, check_limit(limit), predicate(where))
 
     def ack(self, delivery: Delivery) -> None:
         """Settles a delivery if, and only if, the transaction commits. StaleDelivery when it is not held any more."""

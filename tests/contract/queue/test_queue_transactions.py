@@ -179,6 +179,17 @@ def test_a_take_that_is_rolled_back_leaves_the_message_as_it_was(journal: Journa
     assert held.deadline > deadline and [event.payload for event in jobs.failed()] == ["free"]
 
 
+def test_what_a_rolled_back_transaction_has_taken_of_its_own_is_never_delivered(journal: Journal) -> None:
+    jobs = journal.queue("jobs")
+    with suppress(ZeroDivisionError), journal.transaction() as tx:
+        receipt, taken = tx.push(jobs, "never was"), tx.take(jobs)
+        assert taken is not None and taken.payload == "never was"
+        raise ZeroDivisionError
+    assert jobs.push("real").seq == receipt.seq
+    again = jobs.take()
+    assert again is not None and again.payload == "real"
+
+
 def test_a_purge_in_a_transaction_takes_its_own_pushes_along(journal: Journal) -> None:
     jobs = journal.queue("jobs")
     jobs.push_many(range(5))
@@ -187,3 +198,54 @@ def test_a_purge_in_a_transaction_takes_its_own_pushes_along(journal: Journal) -
         assert tx.purge(jobs) == 6 and tx.take(jobs) is None
         tx.push(jobs, "after")
     assert [event.payload for event in jobs] == ["after"]
+
+
+def test_a_transaction_moves_and_redrives_what_it_has_itself_pushed_and_given_up(journal: Journal) -> None:
+    jobs, other = journal.queue("jobs", dead_letter="dead", max_attempts=1), journal.queue("other")
+    jobs.push_many([1, 2])
+    with journal.transaction() as tx:
+        tx.push(jobs, 3, key="k")
+        assert tx.move(jobs, other, where=lambda event: event.payload == 3) == 1
+        assert tx.move("jobs", "other", where="payload = 1") == 1
+        for _ in range(2):
+            given_up = tx.take(jobs) or tx.take(other)
+            assert given_up is not None
+            tx.nack(given_up, dead=True)
+        back = tx.redrive(jobs)
+        assert (back, back.left) == (1, ()) and tx.redrive("dead") == 0
+    assert [event.payload for event in other] == [3, 1] and [event.payload for event in other.failed()] == [3]
+    assert [delivery.payload for delivery in jobs.take_many(5)] == [2] and len(journal.queue("dead")) == 0
+    with journal.transaction() as tx:
+        assert tx.redrive(other, to=jobs) == 1
+    assert [delivery.payload for delivery in jobs.take_many(5)] == [3]
+
+
+def test_a_transaction_refuses_a_move_that_cannot_be_and_goes_on(journal: Journal) -> None:
+    jobs, full = journal.queue("jobs"), journal.queue("full", max_size=1)
+    jobs.push_many([1, 2])
+    with journal.transaction() as tx:
+        with pytest.raises(QueueFull):
+            tx.move(jobs, full)
+        with pytest.raises(UnknownQueue):
+            tx.move(jobs, "nowhere")
+        with pytest.raises(ConfigError, match="to itself"):
+            tx.move(jobs, "jobs")
+        with pytest.raises(ZeroDivisionError):
+            tx.redrive(jobs, where=lambda event: 1 / 0)
+            tx.move(jobs, full, where=lambda event: 1 / 0)
+        assert tx.move(jobs, full, limit=1) == 1
+    assert (len(jobs), len(full)) == (1, 1)
+
+
+@only(second_open=True)
+def test_two_processes_never_both_move_a_message(place: Place, clock: ManualClock) -> None:
+    with place.open(clock=clock) as here, place.open(clock=clock) as there:
+        for name in ("jobs", "here", "there"):
+            here.queue(name)
+        here.queue("jobs").push_many(range(6))
+        for journal, name in (here, "here"), (there, "there"), (here, "here"):
+            with journal.transaction() as tx:
+                assert tx.move("jobs", name, limit=2) == 2
+                tx.append("log", "moved", name)
+        held = [[event.payload for event in there.queue(name)] for name in ("jobs", "here", "there")]
+        assert held == [[], [0, 1, 4, 5], [2, 3]]

@@ -7,6 +7,7 @@ With a message goes what it was pushed with: its key, its delay, its priority, i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -247,49 +248,73 @@ class Redriven(int):
 def redrive(
     queue: LocalQueue, to: LocalQueue | None, limit: int | None, where: Where | None, dry_run: bool
 ) -> Redriven:
-    picked = _Redrive(to, where)
-    failed = picked.choose_failed(queue, limit)
-    rest = None if limit is None else limit - len(failed)
-    letters = picked.choose(queue, None, rest)
-    dead_letters = queue.policy().dead_letter
-    if dead_letters is not None and queue._registry.record(dead_letters) is not None:
-        rest = None if rest is None else rest - letters
-        letters += picked.choose(queue._registry.existing(dead_letters), queue.name, rest)
-    if dry_run or not (failed or letters):
-        return Redriven(len(failed) + letters, picked.report())
+    chosen = _Redrive(viewing, queue, to, limit, where)
+    count = chosen.count if dry_run or not chosen.count else queue._writer.run(WriteRequest(chosen.apply))
+    return Redriven(count, chosen.report())
 
-    def apply(commit: Commit) -> int:
-        revived = _revive(commit, queue, failed, to)
-        return revived + sum([_send_back(commit, source, seqs, to) for source, seqs in picked.letters])
 
-    return Redriven(queue._writer.run(WriteRequest(apply)), picked.report())
+def redrive_in(
+    commit: Commit, queue: LocalQueue, to: LocalQueue | None, limit: int | None, where: Where | None
+) -> Redriven:
+    """Does the same inside a commit that has written everything so far."""
+    chosen = _Redrive(_within(commit), queue, to, limit, where)
+    return Redriven(chosen.apply(commit), chosen.report())
+
+
+Viewing = Callable[["LocalQueue"], AbstractContextManager[View]]
+
+
+def _within(commit: Commit) -> Viewing:
+    """Shows queues as a commit under way has them."""
+
+    def view(queue: LocalQueue) -> AbstractContextManager[View]:
+        state = queue._cache.state(commit, queue.name)
+        state.blocks.refresh(commit)
+        return nullcontext(View(commit.tx, state, commit.now_ms))
+
+    return view
 
 
 class _Redrive:
     """The messages a redrive takes, and those that cannot go."""
 
-    def __init__(self, to: LocalQueue | None, where: Where | None) -> None:
+    def __init__(
+        self, viewing: Viewing, queue: LocalQueue, to: LocalQueue | None, limit: int | None, where: Where | None
+    ) -> None:
+        self._viewing = viewing
+        self._queue = queue
         self._to = to
         self._where = where
         self._known: dict[str, QueueState | None] = {}
         self._left: dict[tuple[str, _Refusal], int] = {}
-        self.letters: list[tuple[LocalQueue, list[int]]] = []
+        self._letters: list[tuple[LocalQueue, list[int]]] = []
         """By the queue that holds them."""
-
-    def choose_failed(self, queue: LocalQueue, limit: int | None) -> list[int]:
-        """Picks messages that a queue keeps as failed."""
         with viewing(queue) as view:
-            to = None if self._to is None else self._to.name
+            self._failed = self._choose_failed(view, limit)
+            dead_letters = view.state.policy.dead_letter
+            has_letters = dead_letters is not None and view.state.cache.load(view.snap, dead_letters) is not None
+        self.count = len(self._failed)
+        self._choose(queue, None, limit)
+        if dead_letters is not None and has_letters:
+            self._choose(queue._registry.handle(dead_letters), queue.name, limit)
 
-            def goes(event: Event) -> bool:
-                wanted = self._where is None or self._where(event)
-                return wanted and (to is None or self._can_go(view, event, queue.name, to))
+    def apply(self, commit: Commit) -> int:
+        revived = _revive(commit, self._queue, self._failed, self._to)
+        return revived + sum([_send_back(commit, source, seqs, self._to) for source, seqs in self._letters])
 
-            return _choose(view.events(view.walk("failed")), limit, goes)
+    def _choose_failed(self, view: View, limit: int | None) -> list[int]:
+        """Picks messages that the queue keeps as failed."""
+        to = None if self._to is None else self._to.name
 
-    def choose(self, source: LocalQueue, of: str | None, limit: int | None) -> int:
-        """Picks letters of one queue, or of all, that are not in flight; returns how many."""
-        with viewing(source) as view:
+        def goes(event: Event) -> bool:
+            wanted = self._where is None or self._where(event)
+            return wanted and (to is None or self._can_go(view, event, view.state.name, to))
+
+        return _choose(view.events(view.walk("failed")), limit, goes)
+
+    def _choose(self, source: LocalQueue, of: str | None, limit: int | None) -> None:
+        """Picks letters of one queue, or of all, that are not in flight."""
+        with self._viewing(source) as view:
 
             def goes(event: Event) -> bool:
                 name = origin(event) or ""
@@ -297,10 +322,9 @@ class _Redrive:
                     return False
                 return self._can_go(view, event, name, name if self._to is None else self._to.name)
 
-            chosen = _choose(view.letters(of), limit, goes)
-        if chosen:
-            self.letters.append((source, chosen))
-        return len(chosen)
+            chosen = _choose(view.letters(of), None if limit is None else limit - self.count, goes)
+        self._letters.append((source, chosen))
+        self.count += len(chosen)
 
     def _can_go(self, view: View, event: Event, name: str, to: str) -> bool:
         if to not in self._known:
@@ -400,16 +424,21 @@ def move(queue: LocalQueue, to: LocalQueue, limit: int | None, where: Where | No
         raise ConfigError(f"queue {queue.name!r} cannot be moved to itself")
     with viewing(queue) as view:
         chosen = _choose(view.available(), limit, where)
+    return queue.change(_move, chosen, to.name) if chosen else 0
 
-    def apply(commit: Commit) -> int:
-        state, target = queue._cache.state(commit, queue.name), queue._cache.state(commit, to.name)
-        still = still_free(commit, state, chosen)
-        _copy_over(commit, state, still, target)
-        for seq in still:
-            state.discard(commit, seq)
-        return len(still)
 
-    return queue._writer.run(WriteRequest(apply)) if chosen else 0
+def move_in(commit: Commit, queue: LocalQueue, to: str, limit: int | None, where: Where | None) -> int:
+    """Does the same inside a commit that has written everything so far."""
+    with _within(commit)(queue) as view:
+        return _move(commit, view.state, _choose(view.available(), limit, where), to)
+
+
+def _move(commit: Commit, state: QueueState, chosen: list[int], to: str) -> int:
+    still = still_free(commit, state, chosen)
+    _copy_over(commit, state, still, state.cache.state(commit, to))
+    for seq in still:
+        state.discard(commit, seq)
+    return len(still)
 
 
 # ── edit ───────────────────────────────────────────────────────────────────────────────────────────────────────────

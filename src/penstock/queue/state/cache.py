@@ -246,13 +246,16 @@ class QueueCache:
     def __init__(self) -> None:
         self._states: dict[str, QueueState] = {}
         self._lasting: dict[int, ProcessMemory] = {}
-        self._epoch = -1
+        self._epoch = self._undone = -1
 
     def find(self, commit: Commit, name: str) -> QueueState | None:
         """A queue, or None when there is none of that name."""
         if commit.catalog.epoch != self._epoch:
             self._states.clear()
             self._epoch = commit.catalog.epoch
+            if commit.catalog.undone != self._undone:  # it may remember blocks of events that never were
+                self._lasting.clear()
+                self._undone = commit.catalog.undone
         state = self._states.get(name)
         if state is None:
             state = self.load(commit.tx, name)
