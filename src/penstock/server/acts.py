@@ -33,7 +33,6 @@ from penstock.names import AUDIT
 from penstock.observe import workers
 from penstock.observe.logs import Log
 from penstock.protocol import deliveries, messages, queues, topics
-from penstock.protocol.fields import SettingsFields, policy_fields
 from penstock.protocol.operation import JSON, Operation, Role
 from penstock.queue.letters import origin
 from penstock.queue.operations.repair import replace
@@ -185,9 +184,9 @@ def retention(call: ActCall) -> str:
     }
     words = ", ".join(said for said, value in kept.items() if value is not None) or "everything for ever"
     if not call.preview:
-        values = msgspec.structs.asdict(wanted)
-        changed = {field: values[field] for field in ("max_age", "max_events", "max_bytes", "by_key")}
-        call.run(topics.CONFIGURE_TOPIC, SettingsFields(**changed))
+        call.journal.topic(name).configure(
+            max_age=wanted.max_age, max_events=wanted.max_events, max_bytes=wanted.max_bytes, by_key=wanted.by_key
+        )
         return f"{name} keeps {words}"
     if name not in call.journal.topics():
         return f"Make the topic {name} and keep {words}?"
@@ -207,7 +206,8 @@ def compact(call: ActCall) -> str:
     topic, through = call.topic, min(forms.whole(call.text("through")), call.topic.latest)
     wanted = call.filled(topics.CompactRequest, through=through)
     if not call.preview:
-        return happened(call.run(topics.COMPACT_TOPIC, wanted).removed, "event", f"removed from {topic.name}")
+        removed = topic.compact(through, force=wanted.force).removed
+        return happened(removed, "event", f"removed from {topic.name}")
     slowest, waits = min(topic.cursors().values(), default=through), ""
     if slowest < through and not wanted.force:
         waits = f" The slowest consumer is at {slowest:,}: nothing after it will be removed."
@@ -220,7 +220,7 @@ def drop_topic(call: ActCall) -> str:
     """Removes a topic and everything that belongs to it."""
     topic, wanted = call.topic, call.filled(topics.DropTopicQuery)
     if not call.preview:
-        report = call.run(topics.DROP_TOPIC, wanted)
+        report = call.journal.drop_topic(topic.name, wanted.force)
         return f"the topic {topic.name} was dropped with {counted(report.events, 'event')}"
     what, held = counted(len(topic), "event"), "0 queues"
     if topic.name in call.journal.queues():
@@ -255,8 +255,8 @@ def seek(call: ActCall) -> str:
     """Moves a consumer, back or ahead."""
     topic, consumer, position = call.topic, call.text("consumer"), _target(call)
     if not call.preview:
-        moved = call.run(topics.MOVE_CURSOR, topics.CursorChange(position=position, seek=True))
-        return f"{consumer} is at {position:,}; {counted(moved.lag, 'event')} ahead"
+        topic.seek(consumer, position)
+        return f"{consumer} is at {position:,}; {counted(topic.lag(consumer), 'event')} ahead"
     now = topic.cursor(consumer)
     if now is None:
         return f"{consumer} is new to {topic.name}. Let it begin at position {position:,}?"
@@ -276,7 +276,7 @@ def forget(call: ActCall) -> str:
     if call.preview:
         anew = f"It would begin anew, with {counted(len(topic), 'event')}."
         return f"Forget that {consumer} is at {now:,} of {topic.name}? {anew}"
-    call.run(topics.FORGET_CURSOR)
+    topic.forget(consumer)
     return f"{consumer} was forgotten"
 
 
@@ -305,7 +305,7 @@ def policy(call: ActCall) -> str:
         return f"Nothing is different. Save the policy of {queue.name} all the same?"
     if call.preview:
         return f"Change {words} of {queue.name}, with {counted(len(queue), 'message')} in it?"
-    call.run(queues.CONFIGURE_QUEUE, policy_fields(changed))
+    queue.configure(**changed)
     return f"the policy of {queue.name} was changed: {words or 'nothing'}"
 
 
@@ -319,7 +319,7 @@ def make_queue(call: ActCall) -> str:
     if call.preview:
         held = call.journal.topic(name).latest if name in call.journal.topics() else 0
         return f"{name} is a topic with {counted(held, 'event')}. Make it a queue as well?" if held else ""
-    call.run(queues.OPEN_QUEUE, policy_fields(wanted))
+    call.journal.queue(name, **wanted)
     return f"the queue {name} was made"
 
 
@@ -340,8 +340,7 @@ def pause(call: ActCall) -> str:
     if group is not None and group not in queue.groups():
         raise ConfigError(f"{queue.name} has no group {group[:80]!r}")
     if not call.preview:
-        changed = call.run(queues.PAUSE_QUEUE, call.filled(queues.PauseRequest)).changed
-        return f"{_paused(call)} is paused" if changed else f"{_paused(call)} was paused already"
+        return f"{_paused(call)} is paused" if queue.pause(group) else f"{_paused(call)} was paused already"
     found = [queue.stats(one) for one in ([group] if group is not None else _groups(queue))]
     ready, in_flight = sum(one.ready for one in found), sum(one.in_flight for one in found)
     held = f"; {counted(in_flight, 'message')} in flight may still be settled" if in_flight else ""
@@ -352,7 +351,7 @@ def pause(call: ActCall) -> str:
 def resume(call: ActCall) -> str:
     if call.preview:
         return ""
-    changed = call.run(queues.RESUME_QUEUE, call.filled(queues.PauseRequest)).changed
+    changed = call.queue.resume(call.optional("group"))
     return f"{_paused(call)} goes on" if changed else f"{_paused(call)} was not paused"
 
 
@@ -365,7 +364,7 @@ def purge(call: ActCall) -> str:
     queue = call.queue
     if call.preview:
         return f"Remove {_contents(queue)} of {queue.name}, also those in flight? This cannot be undone."
-    return happened(call.run(queues.PURGE_QUEUE).removed, "message", "removed")
+    return happened(queue.purge(), "message", "removed")
 
 
 @act(queues.DROP_QUEUE, danger="typed")
@@ -375,7 +374,7 @@ def drop_queue(call: ActCall) -> str:
         groups, schedules = counted(len(queue.groups()), "group"), counted(len(queue.schedules()), "schedule")
         what = f"the queue {queue.name} and {_contents(queue)} in it, with {groups} and {schedules}"
         return f"Drop {what}? This cannot be undone; its topic stays."
-    return f"the queue {queue.name} was dropped with {counted(call.run(queues.DROP_QUEUE).removed, 'message')}"
+    return f"the queue {queue.name} was dropped with {counted(queue.drop(), 'message')}"
 
 
 @act(queues.ADD_GROUP)
@@ -395,7 +394,7 @@ def remove_group(call: ActCall) -> str:
         stats = queue.stats(group)
         waiting = counted(stats.ready + stats.in_flight + stats.delayed + stats.failed, "message")
         return f"Remove the group {group} of {queue.name}? {waiting} will no longer wait for it."
-    call.run(queues.REMOVE_GROUP)
+    queue.remove_group(group)
     return f"the group {group} was removed"
 
 
@@ -417,7 +416,7 @@ def remove_schedule(call: ActCall) -> str:
     queue, name = call.queue, call.text("schedule")
     if call.preview:
         return f"Remove the schedule {name} of {queue.name}?"
-    if not call.run(queues.REMOVE_SCHEDULE).removed:
+    if not queue.unschedule(name):
         raise ConfigError(f"{queue.name} has no schedule {name[:80]!r}")
     return f"the schedule {name} was removed"
 
@@ -550,8 +549,7 @@ def delete_message(call: ActCall) -> str:
         raise ConfigError(f"message {event.seq} of {event.topic} is in flight: release it first, or settle it")
     if call.preview:
         return f"Delete 1 message, {_name(event)}? This cannot be undone."
-    done = call.run(queues.DISCARD_MESSAGES, queues.DiscardRequest([event.seq]))
-    return happened(done.discarded, "message", "deleted")
+    return happened(call.queue.discard([event.seq]), "message", "deleted")
 
 
 @act(queues.MOVE_MESSAGES, fields=("seq", "payload"))
@@ -585,8 +583,7 @@ def run_now(call: ActCall) -> str:
     one = call.optional("seq") is not None
     seqs = [_message(call).seq] if one else list(_delayed(call.queue, group))
     if not call.preview:
-        made = call.run(queues.RUN_NOW, queues.RunNowRequest(seqs, group)).made_ready
-        return happened(made, "message", "made ready")
+        return happened(call.queue.run_now(seqs, group=group), "message", "made ready")
     if not seqs:
         raise ConfigError(f"no message of {queue} waits for its time")
     return "" if one else f"Run {counted(len(seqs), 'delayed message')} of {queue} now?"
