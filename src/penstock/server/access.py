@@ -91,21 +91,17 @@ class Access:
         """The role of a request's sender; None when it brings nothing that is known."""
         if self.open:
             return "admin"
-        scheme, _, token = connection.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            return self.role_from(address_of(connection), token.strip())
-        found = self._session_of(connection)
-        return None if found is None else found[0]
+        token = _bearer(connection)
+        if token is not None:
+            return self.role_from(address_of(connection), token)
+        return self._session_of(connection)[0]
 
     def identity(self, connection: HTTPConnection) -> str:
         """Who sent a request, for the record: the beginning of its token's hash, `local` where none is asked for."""
         if self.open:
             return "local"
-        scheme, _, token = connection.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            return fingerprint(token.strip())
-        found = self._session_of(connection)
-        return "" if found is None else found[1]
+        token = _bearer(connection)
+        return self._session_of(connection)[1] if token is None else fingerprint(token)
 
     def require(self, connection: HTTPConnection, role: Role, doing: str = "this") -> Role:
         """The sender's role; Refused when it may not do what needs `role`."""
@@ -145,12 +141,11 @@ class Access:
         if who in self._sessions:
             self._sessions[who].pop(_digest(secret), None)
 
-    def _session_of(self, connection: HTTPConnection) -> tuple[Role, str] | None:
-        """The role and the identity that a request's cookie stands for."""
+    def _session_of(self, connection: HTTPConnection) -> tuple[Role | None, str]:
+        """The role and the identity that a request's cookie stands for: none, and an empty one, when it has ended."""
         who, _, secret = connection.cookies.get(COOKIE, "").partition(".")
-        own = self._sessions.get(who)
-        found = None if own is None else own.get(_digest(secret))
-        return None if found is None or found[1] < time.time() else (found[0], who)
+        found = self._sessions.get(who, OrderedDict()).get(_digest(secret))
+        return (None, "") if found is None or found[1] < time.time() else (found[0], who)
 
     # ── guessing ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def role_from(self, address: str, token: str) -> Role | None:
@@ -188,10 +183,9 @@ class Access:
         if method in _SAFE_METHODS:
             return
         # Browsers say where a request comes from; programs say nothing, and no site can make them send one.
-        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            raise Refused(403, "CrossSite", "requests that change something are not taken from other sites' pages")
         origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2].lower() != host.lower():
+        is_foreign = origin is not None and origin.partition("://")[2].lower() != host.lower()
+        if is_foreign or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             raise Refused(403, "CrossSite", "requests that change something are not taken from other sites' pages")
 
 
@@ -200,6 +194,12 @@ def _remember(kept: OrderedDict[K, V], key: K, value: V, most: int = MOST_GUESSE
     kept.move_to_end(key)
     while len(kept) > most:
         kept.popitem(last=False)
+
+
+def _bearer(connection: HTTPConnection) -> str | None:
+    """The token that a request brings in its header."""
+    scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
 
 
 def address_of(connection: HTTPConnection) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
@@ -63,25 +64,35 @@ class Service:
             waker.set()
 
 
-Handler = Callable[[Request, Service], Any]
+Handler = Callable[..., Any]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
+def entered(request: Request, role: Role | None) -> Service:
+    """The service that a request is for, once its sender may do what needs a role; None: anyone may."""
+    service: Service = request.app.state.service
+    if service.loop is None:
+        service.loop = asyncio.get_running_loop()
+    if role is not None:
+        service.access.check_origin(request, request.method)
+        request.state.role = service.access.require(request, role)
+    return service
+
+
+def awaitable(handler: Handler) -> Callable[..., Awaitable[Any]]:
+    """A handler for an event loop. A plain function runs in a thread: it may wait for the disk."""
+    return handler if inspect.iscoroutinefunction(handler) else partial(run_in_threadpool, handler)
+
+
 def guarded(role: Role) -> Callable[[Handler], Endpoint]:
-    """Makes a handler an endpoint that needs a role. A plain function runs in a thread: it may wait for the disk."""
+    """Makes a handler an endpoint that needs a role."""
 
     def wrap(handler: Handler) -> Endpoint:
-        is_async = inspect.iscoroutinefunction(handler)
+        run = awaitable(handler)
 
         async def endpoint(request: Request) -> Response:
-            service: Service = request.app.state.service
-            if service.loop is None:
-                service.loop = asyncio.get_running_loop()
-            service.access.check_origin(request, request.method)
-            request.state.role = service.access.require(request, role)
-            if is_async:
-                return await handler(request, service)  # type: ignore[no-any-return]
-            return await run_in_threadpool(handler, request, service)
+            answer: Response = await run(request, entered(request, role))
+            return answer
 
         endpoint.__name__ = handler.__name__
         endpoint.__doc__ = handler.__doc__

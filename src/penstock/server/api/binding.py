@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -27,7 +24,7 @@ from penstock.server.api import parameters
 from penstock.server.limits import SEND_BYTES
 from penstock.server.memory import HeldResponse
 from penstock.server.problems import Refused
-from penstock.server.service import Endpoint, Service
+from penstock.server.service import Endpoint, Service, awaitable, entered
 
 Q = TypeVar("Q", covariant=True)
 B = TypeVar("B", covariant=True)
@@ -99,19 +96,14 @@ def serves(operation: Operation[Any], *, raw: bool = False) -> Callable[[H], H]:
 
 
 def _endpoint(operation: Operation[object], handler: Callable[..., Any], raw: bool) -> Endpoint:
-    is_async = inspect.iscoroutinefunction(handler)
+    run = awaitable(handler)
     role, query_type, body_type, status = operation.role, operation.query, operation.body, operation.status
 
     async def endpoint(request: Request) -> Response:
-        service: Service = request.app.state.service
-        if service.loop is None:
-            service.loop = asyncio.get_running_loop()
-        if role is not None:
-            service.access.check_origin(request, request.method)
-            request.state.role = service.access.require(request, role)
-            if not operation.on_system:
-                for part in ("topic", "queue"):
-                    service.access.check_change(request.path_params.get(part, ""))
+        service = entered(request, role)
+        if not operation.on_system:
+            for part in ("topic", "queue"):
+                service.access.check_change(request.path_params.get(part, ""))
         given = request.query_params
         query = None
         if query_type is not None:
@@ -126,7 +118,7 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any], raw: bo
                 if not raw:
                     body = decoded(body or b"{}", operation.body_decoder.decode, body_type)
             call = Call(request, service, query, body)
-            answer = await handler(call) if is_async else await run_in_threadpool(handler, call)
+            answer = await run(call)
             return answer if isinstance(answer, Response) else answered(service, answer, status)
         finally:
             service.budget.release(request.state.held)
