@@ -134,10 +134,11 @@ def said_of(wire: Wire, *, indexed: bool, made_of: Columns | None = None) -> Sai
 
 def summarise(tx: WriteTx, topic: int, wire: Wire, *, indexed: bool, made_of: Columns | None = None) -> None:
     """Stores what a new block holds."""
-    _put(tx, topic, wire.first, said_of(wire, indexed=indexed, made_of=made_of))
+    put_said(tx, topic, wire.first, said_of(wire, indexed=indexed, made_of=made_of))
 
 
-def _put(tx: WriteTx, topic: int, first: int, said: Said | None) -> None:
+def put_said(tx: WriteTx, topic: int, first: int, said: Said | None) -> None:
+    """Stores what is said of the range that begins at a position, if anything is."""
     if said is not None:
         tx.put(keys.summary_key(topic, first), said[0])
         if said[1] is not None:
@@ -152,7 +153,7 @@ def summarise_joined(tx: WriteTx, topic: int, name: str, first: int, last: int, 
             return  # it says so already
         tx.delete(key)
     tx.delete_range(keys.hashes_key(topic, first), keys.hashes_key(topic, last + 1))
-    _put(tx, topic, first, said)
+    put_said(tx, topic, first, said)
 
 
 def forget_hashes(tx: WriteTx, topic: int, through: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -34,12 +34,13 @@ from penstock.journal.leaves import trim_hashes
 from penstock.journal.reading import EVERYTHING, TopicView
 from penstock.journal.sealed.segments import drop_segments
 from penstock.journal.summaries import (
+    Said,
     Summary,
     pack_summaries,
+    put_said,
     read_summaries,
     said_of,
     summarise_joined,
-    summary_of,
     trim_summaries,
 )
 from penstock.journal.writer import Writer, WriteRequest
@@ -53,7 +54,6 @@ from penstock.limits import (
     RETENTION_BYTES,
     RETENTION_SECONDS,
     SMALL_BYTES,
-    SUMMARY_EVENTS,
     SUMMARY_RANGES,
 )
 from penstock.observe.logs import Log
@@ -792,36 +792,45 @@ def join_summaries(engine: Engine, writer: Writer, topic: str, *, fan_in: int) -
     writer.run(WriteRequest(exchange, relaxed=True))
 
 
-def fill_summaries(engine: Engine, writer: Writer, topic: str, stopped: Callable[[], bool]) -> None:
-    """Makes the summaries of blocks that have none, some at a time."""
-    after = 0
+def fill_summaries(
+    engine: Engine,
+    writer: Writer,
+    topic: str,
+    stopped: Callable[[], bool] = lambda: False,
+    *,
+    after: int = 0,
+    hashed: bool = False,
+) -> None:
+    """Makes the summaries of blocks after a position that have none, some at a time; `hashed`: their hashes, too."""
     while not stopped():
         with engine.read() as snap:
             view = TopicView.open(snap, topic)
             if view is None:
                 return
             state = load_state(snap, view.topic_id, topic)
-            made, after = _unsummarised(view, max(after, state.trimmed, state.sealed), state)
+            indexed = hashed and view.record.settings.indexed
+            made, after = _unsummarised(view, max(after, state.trimmed, state.sealed), state, indexed)
         if made:
             writer.run(WriteRequest(partial(_keep_summaries, topic, view.topic_id, made), relaxed=True))
         if len(made) < SUMMARY_RANGES:
             return
 
 
-def _unsummarised(view: TopicView, after: int, state: TopicState) -> tuple[list[Summary], int]:
-    """The summaries of some blocks after a position that have none, and how far was looked."""
-    made: list[Summary] = []
+def _unsummarised(view: TopicView, after: int, state: TopicState, indexed: bool) -> tuple[dict[int, Said], int]:
+    """What is to be said of some blocks after a position, by their first ones, and how far was looked."""
+    made: dict[int, Said] = {}
     for low, high in view.spans(after, keys.MAX_SEQ, EVERYTHING, occurred=(1, 0)):
         for block in view.hot_blocks(low, high, state, open_block):
             after = block.last
-            if block.count >= SUMMARY_EVENTS and low < block.first and block.last <= high:
-                made.append(summary_of(block))
+            if low < block.first and block.last <= high:
+                said = said_of(block.wire, indexed=indexed and block.wire.seqs is None)
+                made |= {block.first: said} if said is not None else {}
             if len(made) == SUMMARY_RANGES:
                 return made, after
     return made, after
 
 
-def _keep_summaries(topic: str, topic_id: int, made: Sequence[Summary], commit: Commit) -> None:
+def _keep_summaries(topic: str, topic_id: int, made: Mapping[int, Said], commit: Commit) -> None:
     if commit.is_current(topic, topic_id):
-        for one in made:  # one by one: between them there may be others
-            commit.tx.put(keys.summary_key(topic_id, one.first), pack_summaries([one]))
+        for first, said in made.items():
+            put_said(commit.tx, topic_id, first, said)

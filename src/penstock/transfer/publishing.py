@@ -25,6 +25,7 @@ from penstock.journal.bulk import (
     wires_of,
 )
 from penstock.journal.commit import Commit, read_mark
+from penstock.journal.upkeep import fill_summaries
 from penstock.limits import INLINE_BYTES, STEP_BYTES
 from penstock.local.journal import LocalJournal
 from penstock.queue.queue import LocalQueue
@@ -59,7 +60,11 @@ def publish_staged(journal: LocalJournal, wanted: BulkCommit) -> bool:
     """Makes staged batches visible at once; False when that was done before: then what is staged again is dropped."""
     asked = _ask_of_staged(journal, wanted) if journal._entities.gates else None
     queue = _queue(journal, wanted.queue)
-    return bool(journal._core.run(partial(_publish_staged, journal, wanted, asked, queue)))
+    ends: dict[str, int] = {}
+    done = bool(journal._core.run(partial(_publish_staged, wanted, asked, queue, ends)))
+    for topic, end in ends.items() if done else ():  # in small commits: what is not said yet is read
+        fill_summaries(journal._engine, journal._core.writer, topic, after=end, hashed=True)
+    return done
 
 
 def _ask_of_staged(journal: LocalJournal, wanted: BulkCommit) -> list[int]:
@@ -80,8 +85,9 @@ def _ask_of_staged(journal: LocalJournal, wanted: BulkCommit) -> list[int]:
 
 
 def _publish_staged(
-    journal: LocalJournal, wanted: BulkCommit, asked: list[int] | None, queue: LocalQueue | None, commit: Commit
+    wanted: BulkCommit, asked: list[int] | None, queue: LocalQueue | None, ends: dict[str, int], commit: Commit
 ) -> bool:
+    """Publishes batches; `ends` gets where the topics of those ended that become part of the journal as they lie."""
     if wanted.mark is not None and is_done(commit, wanted.mark, wanted.version):
         for batch in wanted.batches:
             drop(commit, batch)
@@ -92,6 +98,9 @@ def _publish_staged(
     commit.check_barrier(wanted.queue)
     if asked is not None and asked != [one.steps for one in records]:
         raise StorageError("what was staged has changed while gates were asked about it: run it again", retryable=True)
+    if sum(one.size for one in records) > INLINE_BYTES:
+        names = {block.topic for one in records for _, _, block in one.blocks}
+        ends |= {name: commit.latest(name) for name in names}
     rows = RowsInCommit(commit, queue)
     duplicates = rows.check(staged_wires(commit, wanted.batches, rows))
     if queue is not None:

@@ -13,9 +13,10 @@ from journals import seqs
 import penstock.journal.bulk as staging
 from penstock import Draft, Journal, ManualClock, Projection, Topic, on
 from penstock.errors import Conflict, Corrupt, QueueFull, StorageError
-from penstock.journal import keys
-from penstock.journal.blocks import Columns, Wire, build_wire
+from penstock.journal import keys, summaries
+from penstock.journal.blocks import Block, Columns, Wire, build_wire
 from penstock.journal.bulk import PreparedPiece, drop, publish, stage
+from penstock.journal.index import memtable
 from penstock.transfer.publishing import Blocks, BulkCommit, publish_blocks, publish_staged
 
 Reopen = Callable[[Journal], Journal]
@@ -101,6 +102,30 @@ def test_events_of_a_large_batch_are_found_in_every_way(journal: Any, reopen: Re
         journal = reopen(journal)
         topic = journal.topic("orders")
     assert topic.append("one", {"n": 20}, key="k0", expect=19).seq == 21
+
+
+def test_of_a_large_batch_only_blocks_that_hold_it_are_opened(
+    journal: Any, reopen: Reopen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (summaries, memtable):
+        monkeypatch.setattr(module, "SUMMARY_EVENTS", 5)
+    journal.topic("orders").append("one", {"n": -1}, key="k0")
+    assert publish_blocks(journal, Blocks(wires(40), 10_000, 200, True), None, 0)
+    rare = build_wire(Columns(["rare"] * 5, [b'{"n":500}'] * 5, key=["one"] * 5), 0, 0, 0)
+    assert publish_blocks(journal, Blocks([("orders", wire(300)), ("orders", rare)], 10_000, 10, True), None, 0)
+    topic = reopen(journal).topic("orders")
+    opened: list[int] = []
+    make = Block.__init__
+
+    def counting(self: Block, wire: Wire, name: str) -> None:
+        opened.append(wire.count)
+        make(self, wire, name)
+
+    monkeypatch.setattr(Block, "__init__", counting)
+    for found in (topic.read(kind="rare"), topic.read(key="one")):
+        opened.clear()
+        assert numbers(found) == [500] * 5
+        assert len(opened) <= 10, "of forty-three blocks"
 
 
 def test_it_is_published_once(journal: Any) -> None:
