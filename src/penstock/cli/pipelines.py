@@ -36,6 +36,7 @@ def _setting(text: str) -> tuple[str, str]:
     "run",
     "penstock run orders_pipeline.py --once",
     "penstock run orders_pipeline.py --url shop.db --master 'local[4]'",
+    "penstock run orders_pipeline.py --remote sc://spark.example --url https://journal.example --checkpoints s3a://shop/run",
     "penstock run orders_pipeline.py --dry",
     also="create",
 )
@@ -47,7 +48,12 @@ def _setting(text: str) -> tuple[str, str]:
 @with_yes
 @several("--flow", metavar="NAME", help="only this flow")
 @click.option("--name", metavar="NAME", help="the pipeline's name, if not the file's")
-@click.option("--master", default="local[*]", help="where Spark runs: local[2], spark://host:7077, yarn, k8s://…")
+@click.option(
+    "--master",
+    "--remote",
+    default="local[*]",
+    help="where Spark runs: local[2], spark://host:7077, yarn, k8s://…; or sc://host, a server of Spark Connect",
+)
 @several("--conf", metavar="NAME=VALUE", type=_setting, help="a Spark setting")
 @click.option("--checkpoints", metavar="FOLDER", help="where progress is kept, if not beside the journal")
 @click.option("--restarts", type=number, default="5", help="how often in a row a flow may fail in passing")
@@ -82,7 +88,9 @@ def run(
             pass  # a mistyped one is not made
     from penstock.spark.pipeline.flows import load_pipeline
     from penstock.spark.pipeline.running import Runner, journal_url
+    from penstock.spark.startup.sessions import announce
 
+    announce(given["master"])
     pipeline = load_pipeline(file, name=name)
     if flow:
         pipeline = pipeline.only(list(flow))

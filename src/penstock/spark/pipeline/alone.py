@@ -24,18 +24,22 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+def lies_here(url: str) -> bool:
+    """Whether a journal is a file of this machine: not at a server, not in a bucket."""
+    return not is_served(url) and parse_url(url)[0] not in REMOTE
+
+
 def checkpoint_root(url: str) -> str:
     """Where the progress of pipelines over a journal is kept: beside it; in the working folder, if that is elsewhere:
     at a server, in a bucket."""
+    if lies_here(url):
+        return f"{parse_url(url)[1]}.checkpoints"
     if is_served(url):
         parts = split_url(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         where = [str(parts.hostname), str(port), *parts.path.split("/")]
     else:
-        scheme, path = parse_url(url)
-        if scheme not in REMOTE:
-            return f"{path}.checkpoints"
-        where = path.split("/")
+        where = parse_url(url)[1].split("/")
     return str(Path.cwd() / f"{'-'.join(piece for piece in where if piece)}.checkpoints")
 
 
@@ -45,7 +49,10 @@ def query_at(checkpoint: str, spark: SparkSession) -> str | None:
 
     file = f"{checkpoint}/metadata"
     try:
-        found = Path(file).read_text("utf-8") if "://" not in file else spark.read.text(file).collect()[0].value
+        if "://" not in file and Path(file).exists():
+            found = Path(file).read_text("utf-8")
+        else:
+            found = spark.read.text(file).collect()[0].value
     except (OSError, AnalysisException):
         return None
     return str(json.loads(found)["id"])

@@ -27,6 +27,8 @@ from penstock.errors import ConfigError, Denied, PenstockError
 from penstock.names import check_name, shown_url
 from penstock.spark.journals import journal_id
 from penstock.spark.options import absolute_url, check_stream, is_served, read_options, resolved, write_options
+from penstock.spark.pipeline.alone import query_at
+from penstock.spark.startup.sessions import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -92,7 +94,7 @@ class Endpoint:
         check_stream(read_options(resolved(options)))
         return options
 
-    def write(self, frame: DataFrame, output_mode: str) -> DataStreamWriter:
+    def write(self, frame: DataFrame, output_mode: str, checkpoint: str) -> DataStreamWriter:
         """A writer of a stream to this place, once for every batch whatever is killed when.
 
         Spark lets no data source in Python take the rows of an aggregation as they change. Those are written batch
@@ -100,7 +102,8 @@ class Endpoint:
         """
         options = self.write_options()
         if self.format.startswith("penstock") and output_mode != "append":
-            return frame.writeStream.foreachBatch(BatchByBatch(self.format, options)).outputMode(output_mode)
+            batches = BatchByBatch(self.format, options, checkpoint)
+            return frame.writeStream.foreachBatch(batches).outputMode(output_mode)
         return frame.writeStream.format(self.format).options(**options).outputMode(output_mode)
 
     def write_options(self) -> dict[str, str]:
@@ -132,16 +135,30 @@ def into(format: str = "penstock", **options: object) -> Callable[[DataFrame, in
 class BatchByBatch:
     """Writes the batches of a stream one by one, each once."""
 
-    def __init__(self, format: str, options: Mapping[str, str]) -> None:
+    def __init__(self, format: str, options: Mapping[str, str], checkpoint: str | None = None) -> None:
         self.format = format
         self.options = dict(options)
+        self.checkpoint = checkpoint
+        """The query's, where it is known: over Spark Connect, only that says which query this is."""
+        self._query: str | None = None
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        if not query:
-            raise PenstockError("Spark did not say which streaming query a batch belongs to")
         writer = batch.write.format(self.format).mode("append").options(**self.options)
-        writer.options(txnAppId=f"query {query}", txnVersion=number).save()
+        if not any(name.lower() == "txnappid" for name in self.options):
+            writer = writer.option("txnAppId", f"query {self._query_of(batch.sparkSession)}")
+        writer.option("txnVersion", number).save()
+
+    def _query_of(self, spark: SparkSession) -> str:
+        if getattr(spark, "_jsc", None) is not None:
+            return str(spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
+        if self._query is None and self.checkpoint is not None:
+            self._query = query_at(self.checkpoint, spark)
+        if self._query is None:
+            raise ConfigError(
+                "Spark Connect does not say which streaming query a batch belongs to: give it a name that stays, "
+                "into(…, txnAppId=…)"
+            )
+        return self._query
 
 
 def topic(*names: str, pattern: str | None = None, url: str | None = None, **options: object) -> Endpoint:
@@ -353,6 +370,8 @@ def load_pipeline(path: str | Path, *, name: str | None = None) -> Pipeline:
         exec(code, vars(module))
     except Exception as error:
         raise ConfigError(f"{place_of(error, str(file)) or path}: {error_line(error)}{_advice(error)}") from error
+    if is_connect():
+        _send_by_value(file.resolve().parent)
     flows = {id(value): value for value in vars(module).values() if isinstance(value, Flow)}
     if not flows:
         raise ConfigError(
@@ -408,6 +427,16 @@ def _module(file: Path) -> types.ModuleType:
     sys.modules[name] = module
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call,unused-ignore]
     return module
+
+
+def _send_by_value(folder: Path) -> None:
+    """Has the modules beside a pipeline travel with its functions: a server of Spark Connect has not got them."""
+    from pyspark import cloudpickle
+
+    for module in list(sys.modules.values()):
+        origin = getattr(module, "__file__", None)
+        if origin is not None and Path(origin).resolve().is_relative_to(folder):
+            cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call,unused-ignore]
 
 
 def _name_of(file: Path) -> str:

@@ -181,7 +181,7 @@ class RunningFlow:
         self.status.read_to = self._lag.read_to(self._offsets)
 
     def _take_in(self, progress: Any) -> None:
-        rows = int(progress["numInputRows"] or 0)
+        rows = sum(int(source["numInputRows"]) for source in progress["sources"])
         self.status.rows += rows
         self.status.rows_out += max(0, int(progress["sink"].get("numOutputRows") or 0))  # -1: the sink cannot say
         self._counted.append((time.monotonic(), rows))

@@ -33,7 +33,7 @@ from penstock.observe.pipelines import FlowStatus
 from penstock.spark.journals import check_reach
 from penstock.spark.options import absolute_url
 from penstock.spark.payload import crash_of
-from penstock.spark.pipeline.alone import alone, checkpoint_root, query_at, remove_checkpoint
+from penstock.spark.pipeline.alone import alone, checkpoint_root, lies_here, query_at, remove_checkpoint
 from penstock.spark.pipeline.flows import (
     Flow,
     FlowGraph,
@@ -56,10 +56,15 @@ class Gone(Exception):
     """Spark cannot be reached any more."""
 
 
+_SESSION_LOST = re.compile(r"INVALID_HANDLE\.SESSION_|NO_ACTIVE_SESSION|RETRIES_EXCEEDED|StatusCode\.UNAVAILABLE")
+"""What Spark Connect says of a server that does not answer, or has forgotten the session."""
+
+
 @contextmanager
 def reaching_spark() -> Iterator[None]:
-    """Tells a JVM that is gone from a query that failed: that one's exceptions come from Java, with their own words."""
+    """Tells a driver that is gone from a query that failed: that one's exceptions come from Java, with their words."""
     from py4j.protocol import Py4JError, Py4JJavaError
+    from pyspark.errors import PySparkException
 
     try:
         yield
@@ -67,6 +72,10 @@ def reaching_spark() -> Iterator[None]:
         raise
     except (Py4JError, ConnectionError) as error:
         raise Gone(str(error) or type(error).__name__) from error
+    except PySparkException as error:
+        if _SESSION_LOST.search(str(error)) is None:
+            raise
+        raise Gone(_in_short(str(error))) from error
 
 
 class _Hushed(logging.Filter):
@@ -275,7 +284,13 @@ class Runner:
         self.keep_going = keep_going
         self.restarts = restarts
         self.log = log
+        self.connect = sessions.is_connect(master)
         self.checkpoints = checkpoints or checkpoint_root(self.url)
+        if checkpoints is None and self.connect and not lies_here(self.url):
+            raise ConfigError(
+                "over Spark Connect, progress is kept where its server is: say where, with --checkpoints, a url like "
+                "s3a://… or a folder there"
+            )
         self._watch = watch
         self._at = at
         self._stop = threading.Event()
@@ -327,19 +342,17 @@ class Runner:
         return [running.status for running in self._flows]
 
     def _unreachable(self, graph: FlowGraph) -> list[str]:
-        """What is wrong with the master, which says where tasks run: the session's, or the one that will be started."""
-        from pyspark.core.context import SparkContext
+        """What tasks cannot reach from where they run, which the master says: the session's, or the one to come.
 
-        active = SparkContext._active_spark_context
-        if self.master.startswith("sc://") or any(name in os.environ for name in sessions.CONNECT_VARIABLES):
-            return [
-                "a pipeline runs in the process of Spark's driver, and Spark Connect (sc://) has that elsewhere: "
-                "give a master like local[*] or spark://…, or run it there"
-            ]
+        What a server of Spark Connect reaches, only that knows.
+        """
+        if self.connect:
+            return []
         problems = []
+        active = sessions.active()
         for url in sorted(graph.urls):
             try:
-                check_reach(url, self.master if active is None else active.master)
+                check_reach(url, self.master if active is None else active.sparkContext.master)
             except ConfigError as error:
                 problems.append(str(error))
         return problems
@@ -404,8 +417,9 @@ class Runner:
             with reaching_spark():
                 frame = frame_of(flow, self._spark, self.pipeline.file, str(self._hold.path))
                 check_frame(flow, frame, self._spark)
-                writer = flow.target.write(frame, flow.flow.output_mode).queryName(flow.consumer)
-                writer = writer.option("checkpointLocation", self._checkpoint(flow.name))
+                checkpoint = self._checkpoint(flow.name)
+                writer = flow.target.write(frame, flow.flow.output_mode, checkpoint).queryName(flow.consumer)
+                writer = writer.option("checkpointLocation", checkpoint)
                 if self.once:
                     writer = writer.trigger(availableNow=True)
                 elif flow.flow.every:
@@ -431,14 +445,14 @@ class Runner:
         running.due = time.monotonic() + BACKOFF[min(running.failures, len(BACKOFF)) - 1]
 
     def _revive(self, flows: list[RunningFlow], gone: Gone) -> None:
-        """Spark's JVM is gone: a new one, and every flow again."""
+        """Spark's JVM, or its server, is gone: a new one, and every flow again."""
         if not self._owns:
             raise FlowFailed(f"Spark is gone: {gone}", flow=flows[0].flow.name) from gone
         for running in flows:
             if running.status.state not in ("done", "failed"):
-                self._failed(running, Fault("Spark's JVM is gone", True))
+                self._failed(running, Fault("Spark is gone", True))
         self._tell(now=True)
-        sessions.stop()
+        self._close_session(lost=True)
         self._open_session()
 
     # ── the session ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -448,17 +462,24 @@ class Runner:
         if self._spark is not None:
             yield
             return
-        from pyspark.core.context import SparkContext
-
-        self._owns = SparkContext._active_spark_context is None
+        self._owns = sessions.active() is None
         try:
             self._open_session()
             yield
         finally:
             self._hold.stop([one for one in self._flows if one.query is not None])
-            self._spark = None
             if self._owns:
-                sessions.stop()
+                self._close_session(lost=False)
+            self._spark = None
+
+    def _close_session(self, *, lost: bool) -> None:
+        """Ends the run's own session; one that is lost at a server of Spark Connect, without a word to that."""
+        remote: Any = self._spark if self.connect else None
+        if remote is None:
+            sessions.stop()
+            return
+        remote.release_session_on_close = not lost
+        remote.stop()
 
     def _open_session(self) -> None:
         self._starting = True
@@ -468,7 +489,7 @@ class Runner:
         finally:
             self._starting = False
         _activate(self._spark)
-        if self._owns:
+        if self._owns and not self.connect:
             # What goes wrong is told by the flows' states: Spark's own words are a page of Java for each.
             self._spark.sparkContext.setLogLevel(self.log)
             address = self._spark.sparkContext.uiWebUrl
@@ -482,6 +503,11 @@ class Runner:
 
     def _remove_remote(self, checkpoint: str) -> bool:
         spark: Any = self._spark
+        if self.connect:
+            raise ConfigError(
+                f"files cannot be removed over Spark Connect: remove {checkpoint} yourself, or name another place with "
+                "--checkpoints"
+            )
         path = spark._jvm.org.apache.hadoop.fs.Path(checkpoint)
         files = path.getFileSystem(spark._jsc.hadoopConfiguration())
         files.delete(spark._jvm.org.apache.hadoop.fs.Path(f"{checkpoint}/metadata"), False)  # see remove_checkpoint
@@ -579,6 +605,7 @@ def run(
     else ./penstock.db); a session that is active is used, else one is started and ended.
     """
     if isinstance(pipeline, str | Path):
+        sessions.announce(master)
         pipeline = load_pipeline(pipeline, name=name)
     elif not isinstance(pipeline, Pipeline):
         pipeline = Pipeline.of(pipeline, name or "pipeline")

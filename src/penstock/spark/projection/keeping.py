@@ -43,8 +43,8 @@ from penstock.protocol.bulk import (
 from penstock.remote.journal import RemoteJournal
 from penstock.remote.rebuilding import shares
 from penstock.spark.journals import check_reach, journal_id, patiently, reading, writing
-from penstock.spark.options import JournalPlace, place_of_journal, read_options
-from penstock.spark.projection.fold import Folded, emit, fold_sorted
+from penstock.spark.options import JournalPlace, place_of_journal, read_options, resolved
+from penstock.spark.projection.fold import NEEDED, Folded, emit, fold_sorted
 from penstock.spark.projection.shipping import Shipped, StateRows
 from penstock.spark.served import check_may_write, check_same, client_of
 from penstock.surface.journal import Journal
@@ -246,11 +246,6 @@ def stream_fold(events: DataFrame, shipped: Shipped, schema: StructType, journal
 
 
 def _fold_of(events: DataFrame, shipped: Shipped, schema: StructType, journal: Journal | str | None) -> StreamFold:
-    if getattr(events, "_jdf", None) is None:
-        raise ConfigError(
-            "a stream over Spark Connect (sc://) cannot be projected: its states would be kept by tasks that know "
-            "nothing of this program's journal. Project in a program with a session of its own, or project a batch"
-        )
     source = _source_of(events)
     place = source.place if source is not None else None
     if journal is not None:
@@ -291,33 +286,51 @@ class FollowedTopic(NamedTuple):
 def _source_of(events: DataFrame) -> FollowedTopic | None:
     """The topic that a stream reads; None when it reads something else as well, or no topic."""
     plan = getattr(events, "_jdf", None)
-    if plan is None:  # Spark Connect: the plan is elsewhere
+    found = _source_over_connect(events) if plan is None else _source_here(plan.queryExecution().analyzed())
+    if found is None:
         return None
-    top = node = plan.queryExecution().analyzed()
-    stateless = True
+    given, same = found
+    options = read_options(resolved(given))
+    if len(options.topics) != 1:
+        raise ConfigError("project one topic at a time: positions of several topics are not in one order")
+    whole = same and options.start == "earliest" and options.start_ms is None
+    whole = whole and options.fail_on_data_loss  # else it may leave events out, of a restored backup
+    return FollowedTopic(options.place, options.topics[0], whole)
+
+
+def _source_here(top: Any) -> tuple[dict[str, str], bool] | None:
+    """The options of the source that a plan of Spark's reads, and whether the plan leaves its events as they are."""
+    node, same = top, True
     while node.children().size() == 1:
-        stateless = stateless and node.nodeName() in _STATELESS
+        same = same and node.nodeName() in _STATELESS
         node = node.children().apply(0)
     if node.children().size() or not node.getClass().getSimpleName().startswith("StreamingRelationV2"):
         return None
     if node.sourceName() != "penstock":
         return None
-    options = read_options(_options_of(node))
-    if len(options.topics) != 1:
-        raise ConfigError("project one topic at a time: positions of several topics are not in one order")
     attributes = {_name(attribute): attribute.exprId().id() for attribute in _each(node.output())}
     kept = {_name(attribute): attribute.exprId().id() for attribute in _each(top.output())}
-    same = all(kept.get(name) == attributes.get(name) for name in ("key", "seq", "kind", "payload"))
-    whole = stateless and same and options.start == "earliest" and options.start_ms is None
-    whole = whole and options.fail_on_data_loss  # else it may leave events out, of a restored backup
-    return FollowedTopic(options.place, options.topics[0], whole)
-
-
-def _options_of(node: Any) -> dict[str, str]:
-    from penstock.spark.options import resolved
-
+    same = same and all(kept.get(name) == attributes.get(name) for name in NEEDED)
     given = node.extraOptions()
-    return resolved({str(name): str(given.get(name)) for name in given.keySet().toArray()})
+    return {str(name): str(given.get(name)) for name in given.keySet().toArray()}, same
+
+
+def _source_over_connect(events: Any) -> tuple[dict[str, str], bool] | None:
+    """The same of a plan on its way to a server, which is a message of Spark Connect's protocol."""
+    node, same = events._plan.to_proto(events.sparkSession.client).root, True
+    while (kind := node.WhichOneof("rel_type")) != "read":
+        inner = getattr(node, kind or "", None)
+        if inner is None or not inner.DESCRIPTOR.fields_by_name.get("input"):
+            return None
+        if kind == "project":  # columns without another name are the source's own
+            same = same and all(
+                one.WhichOneof("expr_type") in ("unresolved_attribute", "unresolved_star") for one in inner.expressions
+            )
+        else:
+            same = same and kind in ("subquery_alias", "with_watermark")
+        node = inner.input
+    source = node.read.data_source
+    return (dict(source.options), same) if source.format == "penstock" else None
 
 
 def _each(sequence: Any) -> list[Any]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from penstock.errors import ConfigError
 from penstock.spark.startup import java as javas
 from penstock.spark.startup.launch import (
     Jvm,
@@ -67,7 +69,7 @@ def session(app: str = "penstock", *, master: str = "local[*]", **conf: object) 
         _forget_a_dead_jvm()
         if _is_connect(given):
             return _connect_session(given)
-        if _session_is_active() or _started_by_others():
+        if active() is not None or _started_by_others():
             return _session_on_foreign_ground(given)
         return _session_here(given)
 
@@ -142,28 +144,54 @@ def _session_on_foreign_ground(given: dict[str, str | None]) -> SparkSession:
 
 
 def _connect_session(given: dict[str, str | None]) -> SparkSession:
+    """A session at a server of Spark Connect: the one that is open, unless the caller names a server."""
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder
+    master = str(given["spark.master"])
+    announce(master)
+    opened = None if master.startswith("sc://") else active()
+    builder: SparkSession.Builder = SparkSession.builder if opened is None else type(opened).builder
     for name, value in given.items():
         if value is not None and name != "spark.master":
             builder = builder.config(name, value)
-    master = str(given["spark.master"])
     return (builder.remote(master) if master.startswith("sc://") else builder).getOrCreate()
 
 
 def _is_connect(given: dict[str, str | None]) -> bool:
-    return (
-        str(given["spark.master"]).startswith("sc://")
-        or given.get("spark.remote") is not None
-        or any(name in os.environ for name in CONNECT_VARIABLES)
-    )
+    return is_connect(str(given["spark.master"])) or given.get("spark.remote") is not None
 
 
-def _session_is_active() -> bool:
+def is_connect(master: str = "") -> bool:
+    """Whether a session with this master is one of Spark Connect, whose driver is another program."""
+    return master.startswith("sc://") or any(name in os.environ for name in CONNECT_VARIABLES)
+
+
+def announce(master: str) -> None:
+    """Says that the session to come is one of Spark Connect, where it is: functions declared before it ask for that."""
+    if not is_connect(master):
+        return
+    try:
+        import pyspark.sql.connect.session  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f'Spark Connect needs packages that are not here; run pip install "pyspark[connect]". {error}'
+        ) from error
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+
+
+def active() -> SparkSession | None:
+    """The session that this program has: of its own JVM, or of Spark Connect."""
     from pyspark.core.context import SparkContext
+    from pyspark.sql import SparkSession
 
-    return SparkContext._active_spark_context is not None
+    if SparkContext._active_spark_context is not None:
+        return SparkSession._instantiatedSession
+    if "pyspark.sql.connect.session" not in sys.modules:
+        return None
+    from pyspark.sql.connect.session import SparkSession as RemoteSession
+
+    opened: Any = RemoteSession.getActiveSession() or RemoteSession._get_default_session()
+    return opened  # type: ignore[no-any-return]  # the same surface, and no class in common
 
 
 def _started_by_others() -> bool:
