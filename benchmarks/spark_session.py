@@ -24,7 +24,7 @@ _LAUNCH = "import penstock.spark.startup.launch as launch, penstock.spark.startu
 _PARTS = {
     "java itself instead of spark-submit": "sessions.goes_direct = lambda *given: False; ",
     "workers import pyspark from site-packages": "launch._workers_find_pyspark = lambda: False; ",
-    "our daemon of Python workers": "launch._quiet_python = lambda scratch: None; ",
+    "Python processes forked from one": "sessions.ForkServer.start = lambda *given: None; ",
 }
 """The parts of the launcher, and what makes a start without each."""
 

@@ -18,6 +18,8 @@ import pytest
 import penstock.spark
 from penstock.errors import ConfigError
 from penstock.spark.startup import java as javas
+from penstock.spark.startup import stand_in as stand_in_program
+from penstock.spark.startup.forking import QUIET, STREAM_SOURCE
 from penstock.spark.startup.launch import goes_direct, heap
 from penstock.spark.startup.settings import Scratch, defaults, from_keywords, merged, sweep, threads, with_identity
 from waiting import eventually
@@ -330,28 +332,62 @@ def test_workers_do_not_look_for_garbage_in_imported_modules_after_every_task(sp
     assert left_out > looked_at
 
 
-def test_the_process_of_a_streaming_source_connects_before_it_imports_what_takes_long() -> None:
-    """Spark gives it ten seconds, and a busy machine may need as many to import pyspark and pyarrow."""
-    looking = "import sys, penstock.spark.startup.serving; print({'pyspark', 'pyarrow', 'numpy'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", looking], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+@pytest.fixture
+def forking(shallow_path: Path) -> Iterator[Path]:
+    """The socket of a process that forks Python's processes for Spark."""
+    path = shallow_path / "python.sock"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "penstock.spark.startup.forking", str(path)],
+        stdin=subprocess.PIPE,
+        env={**os.environ, **QUIET},
+    )
+    eventually(path.exists)
+    yield path
+    assert Path("/proc/self/task").exists() is False or threads_of(server.pid) == 1, "a fork copies no threads"
+    server.communicate(timeout=PATIENCE_SECONDS)
+    assert server.returncode == 0, "it ends when its input does"
 
 
-def test_the_process_of_a_streaming_source_ends_quietly_when_spark_hangs_up(shallow_path: Path) -> None:
+def threads_of(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def stand_in(socket: Path, *arguments: str, **environ: str) -> subprocess.Popen[bytes]:
+    """What Spark runs as Python."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", stand_in_program.__file__, str(socket), *arguments],
+        env={**os.environ, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_the_process_of_a_streaming_source_ends_quietly_when_spark_hangs_up(forking: Path, shallow_path: Path) -> None:
     path = shallow_path / "s"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
         listening.settimeout(PATIENCE_SECONDS)
-        served = subprocess.Popen(
-            [sys.executable, "-m", "penstock.spark.startup.serving"],
-            env={**os.environ, "PYTHON_WORKER_FACTORY_SOCK_PATH": str(path)},
-            stderr=subprocess.PIPE,
+        served = stand_in(
+            forking, STREAM_SOURCE, PYTHON_WORKER_FACTORY_SOCK_PATH=str(path), PYTHON_UNIX_DOMAIN_ENABLED="true"
         )
         connection, _ = listening.accept()
-        assert int.from_bytes(connection.recv(4), "big") == served.pid
+        assert int.from_bytes(connection.recv(4), "big") != served.pid, "the process that was forked says who it is"
         connection.close()
         assert served.communicate(timeout=PATIENCE_SECONDS)[1] == b""
+
+
+def test_a_forked_process_has_the_environment_the_folder_and_the_exit_code_of_one_that_was_started(
+    forking: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "told.py").write_text(
+        "import os, sys; print(os.environ['SAID'], os.getcwd(), sys.argv[1]); sys.exit(7)"
+    )
+    monkeypatch.chdir(tmp_path)
+    for path in (forking, tmp_path / "nobody listens here"):
+        done = stand_in(path, "told", "there", SAID="here", PYTHONPATH=str(tmp_path))
+        assert done.communicate(timeout=PATIENCE_SECONDS) == (f"here {tmp_path} there\n".encode(), b"")
+        assert done.returncode == 7
 
 
 def test_an_active_session_is_returned_with_the_settings_that_can_change(spark: SparkSession) -> None:

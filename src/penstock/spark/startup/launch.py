@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.spark.startup.forking import DAEMON, QUIET, STREAM_SOURCE
 from penstock.spark.startup.java import Java, home_for_scripts
 from penstock.spark.startup.settings import MASTER_VARIABLE, Scratch
 from penstock.spark.versions import SPARK
@@ -82,7 +83,6 @@ _QUIET_LOG += "".join(
     for number, (name, regex) in enumerate(_UNHEARD.items())
 )
 
-_STREAM_SERVER = "pyspark.sql.streaming.python_streaming_source_runner"
 _EXIT_SECONDS = 20.0
 
 
@@ -282,40 +282,62 @@ def forget_gateway() -> None:
     SparkSession._activeSession = None  # type: ignore[attr-defined,unused-ignore]
 
 
-def worker_variables(master: str, scratch: Scratch) -> contextlib.AbstractContextManager[None]:
+def worker_variables(master: str, forks: ForkServer | None) -> contextlib.AbstractContextManager[None]:
     """While it is open, Spark's processes learn the master, and which Python workers run: this one, or the user's.
 
     YARN and Kubernetes machines have a Python of their own; only the user knows where.
     """
     told = {MASTER_VARIABLE: master}
     if "PYSPARK_PYTHON" not in os.environ and master.startswith(("local", "spark://")):
-        python = _quiet_python(scratch) if master.startswith("local") else None
-        told["PYSPARK_PYTHON"] = python or sys.executable
+        told["PYSPARK_PYTHON"] = sys.executable if forks is None else forks.program
     return _variables(told)
 
 
-def _quiet_python(scratch: Scratch) -> str | None:
-    """A program that is this Python, except that it runs penstock's versions of two of pyspark's programs.
+class ForkServer:
+    """The process that workers on this machine are forked from, and the program that Spark runs as Python for it."""
 
-    Spark has a setting for one of them, the daemon, and ignores it for the processes that serve data sources.
-    """
-    script = scratch.path / "python"
-    if not script.exists():
-        try:
-            metadata.version("penstock")
-        except metadata.PackageNotFoundError:
-            return None  # a fresh interpreter could not import it
-        python = shlex.quote(sys.executable)
+    def __init__(self, folder: Path) -> None:
+        path, script = folder / "python.sock", folder / "python"
+        path.unlink(missing_ok=True)
+        self.program = str(script)
+        here, python = Path(__file__).parent, shlex.quote(sys.executable)
         script.write_text(
             "#!/bin/sh\n"
-            'if [ "$1" = -m ]; then case "$2" in\n'
-            f'  pyspark.daemon) shift 2; exec {python} -m penstock.spark.startup.daemon "$@";;\n'
-            f"  {_STREAM_SERVER}) shift 2; exec {python} -m penstock.spark.startup.serving;;\n"
+            f'if [ "$1" = -m ]; then case "$2" in {DAEMON}|{STREAM_SOURCE})\n'
+            f'  shift; exec {python} -I -S {shlex.quote(str(here / "stand_in.py"))} {shlex.quote(str(path))} "$@";;\n'
             "esac; fi\n"
             f'exec {python} "$@"\n'
         )
         script.chmod(0o755)
-    return str(script) if os.access(script, os.X_OK) else None  # not on a file system mounted noexec
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.spark.startup.forking", str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env={"PYTHONHASHSEED": "0", **os.environ, **QUIET},
+            process_group=0,
+        )
+
+    @classmethod
+    def start(cls, master: str, scratch: Scratch) -> ForkServer | None:
+        """One for a local master; None where workers are the user's choice, or could not be forked so."""
+        folder = scratch.sockets()
+        if not master.startswith("local") or "PYSPARK_PYTHON" in os.environ or folder is None:
+            return None
+        try:
+            metadata.version("penstock")
+        except metadata.PackageNotFoundError:
+            return None  # a fresh interpreter could not import it
+        forks = cls(folder)
+        if os.access(forks.program, os.X_OK):
+            return forks
+        forks.close()  # on a file system mounted noexec
+        return None
+
+    def close(self) -> None:
+        """Ends it; what it has forked ends with Spark."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 from penstock.spark.startup import java as javas
 from penstock.spark.startup.launch import (
+    ForkServer,
     Jvm,
     connect,
     forget_gateway,
@@ -48,6 +49,7 @@ class _RunningSession:
         self.jvm: Jvm | None = None
         self.local = True
         self.scratch: Scratch | None = None
+        self.forks: ForkServer | None = None
 
 
 _running = _RunningSession()
@@ -81,11 +83,13 @@ def stop() -> None:
         if _running.owner != os.getpid():
             return  # a forked child: the JVM is its parent's
         _stop_session()
-        jvm, scratch = _running.jvm, _running.scratch
-        _running.jvm = _running.scratch = None
+        jvm, scratch, forks = _running.jvm, _running.scratch, _running.forks
+        _running.jvm = _running.scratch = _running.forks = None
         if jvm is not None:
             forget_gateway()
             jvm.close()
+        if forks is not None:
+            forks.close()
         if scratch is not None:
             scratch.remove()
 
@@ -102,7 +106,9 @@ def _session_here(given: dict[str, str | None]) -> SparkSession:
     _running.scratch = scratch
     default = defaults(chosen, scratch)
     wanted = merged(given, default)
-    with worker_variables(chosen, scratch):
+    if _running.jvm is None:
+        _running.forks = ForkServer.start(chosen, scratch)
+    with worker_variables(chosen, _running.forks):
         if _running.jvm is None:
             _start(wanted, merged(given, {}), scratch)
         settings = SparkConf()
