@@ -109,12 +109,12 @@ def cpu_seconds() -> float:
 
 def fetched(url: str, query: Query) -> int:
     """How many events the blocks have that a query opens, in the plan and in tasks."""
-    opened = 0
+    opened: set[tuple[int, int]] = set()
     make = Block.__init__
 
     def counting(self: Block, wire: Any, topic: str) -> None:
-        nonlocal opened
-        opened += wire.count
+        if wire.first:  # one that is stored by itself has no place until it is opened
+            opened.add((wire.first, wire.count))
         make(self, wire, topic)
 
     types: dict[str, T.DataType] = {"BIGINT": T.LongType(), "STRING": T.StringType()}
@@ -130,7 +130,7 @@ def fetched(url: str, query: Query) -> int:
                     pass
         finally:
             Block.__init__ = make  # type: ignore[method-assign]
-    return opened
+    return sum(count for _, count in opened)
 
 
 def measure(spark: SparkSession, url: str, files: str, count: int, table: Table, state: str) -> None:

@@ -20,6 +20,7 @@ from penstock import Draft
 from penstock.errors import PositionTrimmed, StorageError
 from penstock.server.bulk import blocks as served_blocks
 from penstock.spark import journals
+from penstock.spark import rows as spark_rows
 from penstock.spark import served as served_journal_module
 from penstock.spark.journals import LocalSource, reading
 from penstock.spark.options import JournalPlace
@@ -108,8 +109,7 @@ def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block at a time, and one answer of the server asked for ahead."""
     monkeypatch.setattr(journals, "_CHUNK_BYTES", 1)
     monkeypatch.setattr(served_blocks, "BLOCKS_BYTES", 1)
-    monkeypatch.setattr(served_journal_module, "_PIECE_BYTES", 1)
-    monkeypatch.setattr(served_journal_module, "AHEAD", 1)
+    monkeypatch.setattr(spark_rows, "_SMALL_BATCH_BYTES", 1)
 
 
 def test_a_topic_that_is_made_anew_while_a_server_is_asked_for_a_plan_is_not_read_in_its_place(

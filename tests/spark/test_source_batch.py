@@ -15,6 +15,7 @@ import penstock
 from penstock import Draft
 from penstock.clock import ManualClock
 from penstock.errors import ConfigError, PenstockError, PositionTrimmed
+from penstock.spark import rows
 from penstock.spark import source as sources
 from penstock.spark.journals import open_source
 from penstock.transfer import reading as transfer
@@ -224,7 +225,7 @@ def large(journal: penstock.Journal, clock: ManualClock) -> penstock.Topic:
 
 
 @pytest.mark.parametrize(
-    ("options", "fetched", "rows"),
+    ("options", "fetched", "count"),
     [
         ({"where": "key = 'k77'"}, 0, 30),
         ({"keys": "k77"}, 0, 30),
@@ -251,7 +252,7 @@ def test_only_where_wanted_events_may_be_is_read(
     monkeypatch: pytest.MonkeyPatch,
     options: dict[str, str],
     fetched: int,
-    rows: int,
+    count: int,
 ) -> None:
     monkeypatch.setattr(sources, "_LOOK_UP", 1)
     orders = large(journal, clock)
@@ -270,7 +271,7 @@ def test_only_where_wanted_events_may_be_is_read(
         for block in some
     ]
     assert sum(block.count for block in blocks) == fetched
-    assert len(rows_of(reader, shares)) == rows
+    assert len(rows_of(reader, shares)) == count
     assert len(shares) <= 1 or fetched == 30_000, "few rows are one task's"
 
 
@@ -315,6 +316,21 @@ def test_a_given_schema_chooses_columns(url: str, journal: penstock.Journal) -> 
         read(url, "sequence BIGINT", topic="orders")
     with pytest.raises(ConfigError, match="the schema asks for int32"):
         read(url, "seq INT", topic="orders")
+
+
+def test_positions_alone_are_known_without_reading_events(
+    place: dict[str, str], journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = journal.topic("orders")
+    orders.append_many([Draft("placed", n, key=f"k{n % 7}") for n in range(100)])
+    orders.configure(by_key=True)
+    orders.compact_keys()
+    orders.append_many([Draft("placed", n, key=f"k{n % 9}") for n in range(100)])
+    kept = [event.seq for event in orders.read()]
+    assert len(kept) == 107
+    assert seqs(read(place, "seq BIGINT", topic="orders", minPartitions=3)) == kept
+    monkeypatch.setattr(rows.SourceLayout, "batch", None)
+    assert seqs(read(place, "seq BIGINT", topic="orders", startingOffsets=150)) == kept[57:]
 
 
 @pytest.mark.parametrize(

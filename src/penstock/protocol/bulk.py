@@ -35,6 +35,8 @@ class TopicEnds(msgspec.Struct):
     latest: int
     began: int
     """Positions up to this one were of topics of this name that were dropped."""
+    whole: int
+    """After this one, an event is at every position."""
 
 
 class EndsDocument(msgspec.Struct):

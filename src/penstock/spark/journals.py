@@ -34,10 +34,10 @@ from penstock.journal.cursors import move_cursor
 from penstock.journal.reading import TopicView
 from penstock.limits import SPARK_HOLD_SECONDS
 from penstock.local.journal import LocalJournal
-from penstock.protocol.bulk import SpansDocument, Wanted
+from penstock.protocol.bulk import SpansDocument, TopicEnds, Wanted
 from penstock.spark.options import JournalPlace, ReadOptions, is_served
 from penstock.spark.startup.settings import MASTER_VARIABLE
-from penstock.transfer.reading import correlations_of, places_of, range_cuts, range_size, topic_names
+from penstock.transfer.reading import correlations_of, ends_of, places_of, range_cuts, range_size, topic_names
 
 if TYPE_CHECKING:
     from penstock.engine.slatedb.database import ObjectOptions
@@ -222,11 +222,7 @@ class PlannedTopic(NamedTuple):
     """One topic as planning sees it."""
 
     name: str
-    began: int
-    """Positions up to here were of topics of this name that were dropped."""
-    trimmed: int
-    """Positions up to here were removed."""
-    latest: int
+    ends: TopicEnds
     position_before: Callable[[int], int]
     """The last position recorded before a time; 0 for none."""
     size: Callable[[int, int], int]
@@ -411,8 +407,7 @@ def _planned(journal: LocalJournal, view: TopicView) -> PlannedTopic:
         return range_cuts(view, after, through, pieces, exactly=exactly)
 
     places = partial(places_of, journal._backend.log(view.name))
-    ends = view.began(), view.trimmed(), view.latest()
-    return PlannedTopic(view.name, *ends, view.position_before, partial(range_size, view), cuts, places)
+    return PlannedTopic(view.name, ends_of(view), view.position_before, partial(range_size, view), cuts, places)
 
 
 def correlations(place: JournalPlace, ids: pa.StringArray, journal: str | None = None) -> pa.StringArray:

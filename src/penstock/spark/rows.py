@@ -421,6 +421,8 @@ class Range(InputPartition):
         self.spans = tuple(spans)
         self.found = found
         """Blocks, as one message."""
+        self.whole = False
+        """Whether an event is at every position."""
 
     def __repr__(self) -> str:
         found = f", {len(self.found):,} bytes" if self.found else ""
@@ -428,8 +430,8 @@ class Range(InputPartition):
 
 
 _BATCH_ROWS = 65_536
-_SMALL_BATCH_ROWS = 4_096
-"""Record batches with fewer rows are joined: each costs a millisecond on its way to Spark."""
+_SMALL_BATCH_BYTES = 1 << 20
+"""Record batches with fewer bytes are joined: each costs a millisecond on its way to Spark."""
 
 
 def read_range(
@@ -439,18 +441,23 @@ def read_range(
 
     `strict`: history removed meanwhile raises PositionTrimmed; else what is left is read.
     """
+    if share.whole and layout.schema.names == ["seq"] and filter.everything:
+        for after, through in share.spans:
+            for low in range(after, through, _BATCH_ROWS):
+                seqs = np.arange(low + 1, min(low + _BATCH_ROWS, through) + 1)
+                yield pa.RecordBatch.from_arrays([pa.array(seqs)], schema=layout.schema)
+        return
     small: list[pa.RecordBatch] = []
-    rows = 0
+    size = 0
     for block, start, stop in _parts(journal, share, filter, strict):
         batch = layout.batch(block, start, stop, filter)
-        if batch.num_rows >= _SMALL_BATCH_ROWS:
-            yield batch
-        elif batch.num_rows:
-            small.append(batch)
-            rows += batch.num_rows
-        if rows >= _SMALL_BATCH_ROWS:
-            yield pa.concat_batches(small)
-            small, rows = [], 0
+        if not batch.num_rows:
+            continue
+        small.append(batch)
+        size += batch.nbytes
+        if size >= _SMALL_BATCH_BYTES:
+            yield small[0] if len(small) == 1 else pa.concat_batches(small)
+            small, size = [], 0
     if small:
         yield pa.concat_batches(small)
 

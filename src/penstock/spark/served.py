@@ -4,19 +4,17 @@ Connections are kept per process. What is read may be asked for again, and what 
 done before: a piece takes the place of its first try, and a commit is known by its mark and version, or by its batches.
 So a connection that breaks, and a server that is not there for a moment, are waited for rather than reported.
 
-A task asks for the next blocks, in ranges that the server has cut, while it decodes the ones before.
+A task asks for the next blocks while it decodes the ones before.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import islice, pairwise
 
 from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
 from penstock.journal.blocks import Block
@@ -130,10 +128,6 @@ def drop_staged(server: JournalPlace, job: str) -> None:
 
 _MOST_NAMED = 100
 """Topics named in one request; of more, all ends are asked for."""
-AHEAD = 2
-"""Answers that are on their way while one is decoded."""
-_PIECE_BYTES = 3 << 20
-"""What is asked for at once: less than the server sends in one answer."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -183,7 +177,7 @@ class ServedJournal:
             asked = SpansRequest(wanted, through, after)
             return patiently(lambda: self._client.call(READ_SPANS, name, body=asked))
 
-        return PlannedTopic(name, ends.began, ends.trimmed, ends.latest, position_before, size, cuts, places)
+        return PlannedTopic(name, ends, position_before, size, cuts, places)
 
     def ends(self, names: Sequence[str]) -> EndsDocument:
         """Where topics begin and end; those that are not there are left out."""
@@ -201,43 +195,23 @@ class ServedJournal:
                 raise dropped(topic, after, through) from error
 
     def _blocks(self, topic: str, after: int, through: int, strict: bool) -> Iterator[list[Block]]:
+        """The next answer is asked for while one is decoded."""
         if after >= through:
             return
         message, after = self._fetch(topic, strict, after, through)
         if after >= through:  # most batches of a stream are one answer
             yield blocks_of(message, topic)
             return
-        with ThreadPoolExecutor(AHEAD, thread_name_prefix="penstock-fetch") as pool:
-            ranges = pairwise(self._bounds(topic, after, through))
-            fetch = partial(self._fetch_all, topic, strict)
-            coming = deque(pool.submit(fetch, *some) for some in islice(ranges, AHEAD))
-            try:
+        with ThreadPoolExecutor(1, thread_name_prefix="penstock-fetch") as pool:
+            while after < through:
+                coming = pool.submit(self._fetch, topic, strict, after, through)
                 yield blocks_of(message, topic)
-                while coming:
-                    messages = coming.popleft().result()
-                    coming.extend(pool.submit(fetch, *some) for some in islice(ranges, 1))
-                    yield from (blocks_of(message, topic) for message in messages)
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-
-    def _bounds(self, topic: str, after: int, through: int) -> list[int]:
-        """Where a range is cut so that each piece is an answer, and several can be asked for at once."""
-        pieces = self.cuts(topic, CutsQuery(after, through)).size // _PIECE_BYTES + 1
-        if pieces == 1:
-            return [after, through]
-        return self.cuts(topic, CutsQuery(after, through, min(pieces, 100_000))).bounds
+                message, after = coming.result()
+            yield blocks_of(message, topic)
 
     def cuts(self, topic: str, query: CutsQuery) -> CutsDocument:
         """How large a range is, and where it is best cut."""
         return patiently(lambda: self._client.call(READ_CUTS, topic, query=query))
-
-    def _fetch_all(self, topic: str, strict: bool, after: int, through: int) -> list[bytes]:
-        """A piece, in as many answers as the server makes of it."""
-        messages = []
-        while after < through:
-            message, after = self._fetch(topic, strict, after, through)
-            messages.append(message)
-        return messages
 
     def _fetch(self, topic: str, strict: bool, after: int, through: int) -> tuple[bytes, int]:
         """Some blocks from a position on, and how far they reach."""

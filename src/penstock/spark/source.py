@@ -82,21 +82,21 @@ class Topics:
 
     def began(self) -> Offsets:
         """Where a stream begins with each topic that it meets only now."""
-        return {name: view.began for name, view in self.views.items()}
+        return {name: view.ends.began for name, view in self.views.items()}
 
     def latest(self) -> Offsets:
         """How far each topic goes now."""
-        return {name: view.latest for name, view in self.views.items()}
+        return {name: view.ends.latest for name, view in self.views.items()}
 
     def _start(self, name: str, view: PlannedTopic) -> int:
         if self.options.start_ms is not None:
-            return max(view.position_before(self.options.start_ms), view.trimmed)
+            return max(view.position_before(self.options.start_ms), view.ends.trimmed)
         return _resolve(_for_topic(self.options.start, name, "earliest"), view, "startingOffsets")
 
     def _end(self, name: str, view: PlannedTopic) -> int:
         if self.options.end_ms is not None:
             return view.position_before(self.options.end_ms)
-        return min(_resolve(_for_topic(self.options.end, name, "latest"), view, "endingOffsets"), view.latest)
+        return min(_resolve(_for_topic(self.options.end, name, "latest"), view, "endingOffsets"), view.ends.latest)
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -112,8 +112,8 @@ def _for_topic(offset: Offset | dict[str, Offset], name: str, default: Offset) -
 
 def _resolve(offset: Offset, view: PlannedTopic, option: str) -> int:
     if offset == "earliest":
-        return view.trimmed
-    latest = view.latest
+        return view.ends.trimmed
+    latest = view.ends.latest
     if offset == "latest":
         return latest
     assert isinstance(offset, int)
@@ -137,7 +137,7 @@ def narrowed(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int],
         if start >= end:
             continue
         if topics.options.fail_on_data_loss:
-            check_kept(name, start, end, view.trimmed)
+            check_kept(name, start, end, view.ends.trimmed)
         if wanted is None or end - start < _LOOK_UP:
             ranges.append(Range(name, [(start, end)]))
             continue
@@ -191,10 +191,12 @@ def _parted(spans: Sequence[Bounds], pieces: int) -> Iterator[Sequence[Bounds]]:
         yield group
 
 
-def signed(ranges: list[Range], journal: str) -> list[Range]:
-    """The ranges with the id of their journal, so that no task reads another one."""
+def planned(journal: SourceJournal, topics: Topics, ranges: list[Range]) -> list[Range]:
+    """The ranges as tasks read them, with the id of their journal, so that no task reads another one."""
+    ranges = cut(topics, ranges)
     for range_ in ranges:
-        range_.journal = journal
+        range_.journal = journal.id
+        range_.whole = all(low >= topics.views[range_.topic].ends.whole for low, _ in range_.spans)
     return ranges
 
 
@@ -289,8 +291,7 @@ class BatchReader(DataSourceReader):
         check_rights(self.options)
         with journal.state() as found:
             topics = Topics(found, self.options)
-            ranges = cut(topics, narrowed(topics, topics.starts(), topics.ends(), self.filter))
-        return signed(ranges, journal.id)
+            return planned(journal, topics, narrowed(topics, topics.starts(), topics.ends(), self.filter))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Range):  # Spark makes one of its own when there are none
@@ -455,8 +456,7 @@ class StreamReader(LimitedReader):
                 after = begin.get(name, 0)
                 if self.options.fail_on_data_loss and name not in ends and position > after:
                     raise dropped(name, after, position)
-            ranges = cut(topics, narrowed(topics, begin, ends, self._filter))
-        return signed(ranges, journal.id)
+            return planned(journal, topics, narrowed(topics, begin, ends, self._filter))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)

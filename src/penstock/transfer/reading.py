@@ -37,7 +37,7 @@ from penstock.journal.log import TopicLog
 from penstock.journal.reading import Bounds, EventQuery, TopicView
 from penstock.journal.sealed.files import sealed_blocks, sealed_start
 from penstock.journal.sealed.segments import load_segments
-from penstock.protocol.bulk import SpansDocument, Wanted
+from penstock.protocol.bulk import SpansDocument, TopicEnds, Wanted
 
 T = TypeVar("T")
 
@@ -129,6 +129,12 @@ def blocks_of(message: bytes, topic: str) -> list[Block]:
 
 
 # ── ranges ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def ends_of(view: TopicView) -> TopicEnds:
+    """Where a topic begins and ends."""
+    trimmed, state = view.trimmed(), load_state(view.snap, view.topic_id, view.name)
+    return TopicEnds(trimmed, view.latest(), state.began, max(trimmed, state.began, state.compacted))
+
+
 _UNPACKED = 3
 """How many bytes one of a Parquet file stands for, about."""
 

@@ -36,6 +36,7 @@ from penstock.server.problems import Refused
 from penstock.server.service import Service
 from penstock.transfer.reading import (
     correlations_of,
+    ends_of,
     message_of,
     places_of,
     range_cuts,
@@ -53,7 +54,7 @@ def read_ends(call: Call[EndsQuery, None]) -> EndsDocument:
         for name in call.query.topic or topic_names(snap):
             view = TopicView.open(snap, check_name(name))
             if view is not None:
-                ends[name] = TopicEnds(view.trimmed(), view.latest(), view.began())
+                ends[name] = ends_of(view)
     return EndsDocument(journal.id, ends)
 
 
