@@ -11,7 +11,7 @@ import click
 
 from penstock.cli.command import DONE, FAILED, CommandContext, command
 from penstock.cli.output import ProgressBar
-from penstock.cli.topics import EventSelection, selecting
+from penstock.cli.topics import selecting
 from penstock.cli.values import PORT, choice, position, several, size, some_topics
 from penstock.names import shown_url
 from penstock.units import show_size
@@ -113,9 +113,8 @@ def export(
         raise click.UsageError("standard output takes JSON Lines or CSV")
     if path.exists() and not replace:
         raise click.UsageError(f"{place} is there already: choose another name, or --replace it")
-    chosen = EventSelection(**selection)
     with context.journal(read_only=True) as journal:
-        events = chosen.read(context.existing_topic(journal, topics[0]), after or 0, through=through)
+        events = context.existing_topic(journal, topics[0]).read(after or 0, through=through, **selection)
         if place == "-":
             write_events(events, context.out.buffer, kind)
             return

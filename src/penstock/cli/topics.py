@@ -13,21 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from penstock.cli import values
 from penstock.cli.command import DONE, FAILED, CommandContext, Nothing, Record, command, topic_command
 from penstock.cli.output import event_record, pretty_payload
-from penstock.cli.values import (
-    any_topic,
-    condition,
-    count,
-    json_value,
-    moment,
-    number,
-    or_none,
-    position,
-    some_topics,
-    the_headers,
-    topic_names,
-)
 from penstock.errors import ConfigError
 from penstock.names import is_pattern
 
@@ -45,40 +33,31 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option(
-        "--since", type=moment, help="only events recorded since a time (2024-05-01T12:00Z) or so long ago (1h)"
+        "--since", type=values.moment, help="only events recorded since a time (2024-05-01T12:00Z) or so long ago (1h)"
     ),
-    click.option("--until", type=moment, help="only events recorded before a time"),
-    click.option("--kind", multiple=True, help="only events of this kind; may be given several times"),
+    click.option("--until", type=values.moment, help="only events recorded before a time"),
+    click.option(
+        "--kind",
+        multiple=True,
+        callback=lambda ctx, parameter, given: sorted(set(given)) or None,
+        help="only events of this kind; may be given several times",
+    ),
     click.option("--key", help="only events of this entity"),
     click.option("--key-prefix", help="only events whose key begins so"),
     click.option("--scope", help="only events of this scope"),
     click.option(
         "--where",
-        type=condition,
+        type=values.condition,
         help="only events for which this holds: payload.total > 10 and has(payload.coupon)",
     ),
 )
 
 
 def selecting(function: F) -> F:
-    """Gives a command the options that choose events; it passes them on to `EventSelection`."""
+    """Gives a command the options that choose events, as `Topic.read` and `Journal.read` take them."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
-
-
-class EventSelection:
-    """Which events are wanted, beyond positions: the values of the options above."""
-
-    def __init__(self, since: datetime | None, until: datetime | None, kind: tuple[str, ...], **filters: Any) -> None:
-        self.since = since
-        self.until = until
-        self.filters: dict[str, Any] = {**filters, "kind": sorted(set(kind)) or None}
-        """As `Topic.read` and `Topic.subscribe` take them."""
-
-    def read(self, topic: Topic, after: int = 0, **how: Any) -> Iterator[Event]:
-        """The chosen events of a topic."""
-        return topic.read(after, since=self.since, until=self.until, **how, **self.filters)
 
 
 # ── Topics and their events: list, read, follow, show ──
@@ -116,9 +95,15 @@ READ_LIMIT = 1000
     "penstock read orders --since 1h --kind placed --where 'payload.total > 10'",
     "penstock read orders --after 1000 --limit 50 --json",
 )
-@click.option("--after", type=position, default="0", help="start after this position")
-@click.option("--through", type=position, help="stop after this position")
-@click.option("-n", "--limit", type=or_none(number), default=str(READ_LIMIT), help="how many at the most (none: all)")
+@click.option("--after", type=values.position, default="0", help="start after this position")
+@click.option("--through", type=values.position, help="stop after this position")
+@click.option(
+    "-n",
+    "--limit",
+    type=values.or_none(values.number),
+    default=str(READ_LIMIT),
+    help="how many at the most (none: all)",
+)
 @click.option("--reverse", is_flag=True, help="newest first")
 @selecting
 @payload_only
@@ -135,7 +120,7 @@ def read(
     """Shows stored events, and says when it stopped at its limit."""
     last, shown = after, 0
     more = None if limit is None else limit + 1
-    for event in EventSelection(**selection).read(topic, after, through=through, limit=more, reverse=reverse):
+    for event in topic.read(after, through=through, limit=more, reverse=reverse, **selection):
         if shown == limit:
             on = f"--through {last - 1}" if reverse else f"--after {last}"
             context.note(f"there is more: stopped at {limit:,} events; {on} goes on, --limit none shows all")
@@ -151,13 +136,13 @@ def read(
     "penstock tail orders 'payments.*' -f",
     "penstock tail --all --since 1h",
 )
-@some_topics("TOPIC...", required=False, help="the topics, or patterns of names like 'orders.*'")
+@values.some_topics("TOPIC...", required=False, help="the topics, or patterns of names like 'orders.*'")
 @click.option("--all", "every", is_flag=True, help="all topics but penstock's own")
-@click.option("-n", "--lines", type=number, help="how many of the newest to begin with")
+@click.option("-n", "--lines", type=values.number, help="how many of the newest to begin with")
 @click.option("-f", "--follow", is_flag=True, help="go on with those that come")
 @selecting
 @payload_only
-@click.option("--count", type=number, help="end after so many events")
+@click.option("--count", type=values.number, help="end after so many events")
 def tail(
     context: CommandContext,
     topics: tuple[str, ...],
@@ -173,8 +158,7 @@ def tail(
     Begins with the newest 10 events; with --since, with all since then. --until ends it there. Events of several
     topics come in the order they were recorded in; a pattern also follows topics that are made later.
     """
-    chosen = EventSelection(**selection)
-    if follow and chosen.until is not None:
+    if follow and selection["until"] is not None:
         raise click.UsageError("--until ends, --follow goes on: use one of them")
     if every == bool(topics):
         raise click.UsageError("name topics, or --all for all of them")
@@ -183,9 +167,10 @@ def tail(
         if not follow:
             _check_there(context, journal, topics)
         # First of all: what comes while the newest are shown, it has.
-        followed = journal.subscribe(topics or None, "latest", **chosen.filters) if follow else None
+        filters = {name: value for name, value in selection.items() if name not in ("since", "until")}
+        followed = journal.subscribe(topics or None, "latest", **filters) if follow else None
         left = count
-        for event in chain(_newest(journal, topics, chosen, lines, followed), followed or ()):
+        for event in chain(_newest(journal, topics, selection, lines, followed), followed or ()):
             if left == 0:
                 return
             context.event(event, payload_only=payload, topic=several)
@@ -209,17 +194,16 @@ def _check_there(context: CommandContext, journal: Journal, wanted: tuple[str, .
 def _newest(
     journal: Journal,
     topics: tuple[str, ...],
-    chosen: EventSelection,
+    selection: dict[str, Any],
     lines: int | None,
     followed: JournalSubscription | None,
 ) -> Iterator[Event]:
     """What a tail begins with, oldest first: nothing that it follows."""
     through = None if followed is None else followed.positions
-    times: dict[str, Any] = {"through": through, "since": chosen.since, "until": chosen.until}
-    if lines is None and chosen.since is not None:
-        return journal.read(topics or None, **times, **chosen.filters)
+    if lines is None and selection["since"] is not None:
+        return journal.read(topics or None, through=through, **selection)
     limit = 10 if lines is None else lines
-    newest = list(journal.read(topics or None, limit=limit, reverse=True, **times, **chosen.filters))
+    newest = list(journal.read(topics or None, limit=limit, reverse=True, through=through, **selection))
     return iter(newest[::-1])
 
 
@@ -251,7 +235,7 @@ def chosen_topics(context: CommandContext, journal: Journal, topic: str | None) 
 
 
 @command("cursors", "penstock cursors orders")
-@any_topic
+@values.any_topic
 def cursors(context: CommandContext, topic: str | None) -> None:
     """Shows how far consumers have come, and when each last moved."""
     rows = []
@@ -267,9 +251,9 @@ def cursors(context: CommandContext, topic: str | None) -> None:
 
 
 @command("lag", "penstock lag", "penstock lag orders --consumer billing --max 1000")
-@any_topic
+@values.any_topic
 @click.option("--consumer", help="one consumer only")
-@click.option("--max", type=number, help="fail (exit code 1) when a consumer is further behind than this")
+@click.option("--max", type=values.number, help="fail (exit code 1) when a consumer is further behind than this")
 def lag(context: CommandContext, topic: str | None, consumer: str | None, max: int | None) -> int:
     """Shows how far consumers are behind."""
     rows: list[tuple[str, str, int, float | None]] = []
@@ -295,8 +279,10 @@ def _behind(journal: Journal, topic: Topic, seq: int, latest: int) -> float | No
 
 @topic_command("seek", "penstock seek orders billing 1200", "penstock seek orders billing --to-time 1h", writes=True)
 @the_consumer
-@click.argument("position", required=False, type=position, help="the position: it goes on with the next one")
-@click.option("--to-time", type=moment, help="to a time (2024-05-01T12:00Z) or so long ago (1h); what came since comes")
+@click.argument("position", required=False, type=values.position, help="the position: it goes on with the next one")
+@click.option(
+    "--to-time", type=values.moment, help="to a time (2024-05-01T12:00Z) or so long ago (1h); what came since comes"
+)
 @click.option("--to-start", is_flag=True, help="to the start: everything stored comes again")
 @click.option("--to-end", is_flag=True, help="to the end: only what comes from now on")
 def seek(
@@ -349,24 +335,24 @@ BATCH_BYTES = 4 << 20
     "penstock append orders --file orders.jsonl --kind placed --key-from id",
     also="create takeover",
 )
-@click.argument("topic", shell_complete=topic_names, help="the topic; it is made when it is not there")
+@click.argument("topic", shell_complete=values.topic_names, help="the topic; it is made when it is not there")
 @click.argument("words", nargs=-1, metavar="[KIND] [PAYLOAD]", help="kind, payload as JSON; - or nothing reads lines")
 @click.option("--kind", help="the events' kind, if not `message`")
 @click.option("--key", help="the entity the event belongs to")
 @click.option("--scope", help="the events' scope")
-@the_headers
+@values.the_headers
 @click.option("--dedup", help="append once only: a second event with this key gets the first one's receipt")
 @click.option("--cause", metavar="ID", help="the id of the event that caused this one")
 @click.option("--correlation", metavar="ID", help="what the whole chain has in common")
-@click.option("--expect", type=position, help="refuse unless the entity's newest event is at this position")
-@click.option("--occurred-at", type=moment, help="when it happened, if not now")
+@click.option("--expect", type=values.position, help="refuse unless the entity's newest event is at this position")
+@click.option("--occurred-at", type=values.moment, help="when it happened, if not now")
 @click.option("--text", is_flag=True, help="the payload is text, not JSON")
 @click.option("--file", type=click.Path(), help="append every line of a file of JSON Lines, with a progress bar")
 @click.option("--events", is_flag=True, help="lines are whole events, as `read --json` prints them, not payloads")
 @click.option("--kind-from", metavar="FIELD", help="take the kind from this field of the payload")
 @click.option("--key-from", metavar="FIELD", help="take the key from this field of the payload")
 @click.option("--dedup-from", metavar="FIELD", help="take the dedup key from this field (with --events: of the event)")
-@click.option("--batch", type=count, default="1000", help="lines per commit")
+@click.option("--batch", type=values.count, default="1000", help="lines per commit")
 def append(
     context: CommandContext,
     topic: str,
@@ -411,7 +397,7 @@ def append(
 
 def _one_payload(payload: str, words: tuple[str, ...]) -> Any:
     try:
-        return json_value(payload)
+        return values.json_value(payload)
     except ConfigError as error:
         if len(words) == 2:
             raise
@@ -469,9 +455,9 @@ class EventLines:
         if self._whole:
             draft = draft_from_json(line)
             if self._fields:
-                draft.dedup = self._taken(json_value(line.decode()))["dedup"]
+                draft.dedup = self._taken(values.json_value(line.decode()))["dedup"]
             return draft
-        payload = line.decode() if self._text else json_value(line.decode())
+        payload = line.decode() if self._text else values.json_value(line.decode())
         return Draft(payload=payload, **self._shared | self._taken(payload))
 
     def _taken(self, document: object) -> dict[str, str]:
