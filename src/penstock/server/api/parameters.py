@@ -14,9 +14,6 @@ from penstock.documents.decoding import decoded
 from penstock.documents.events import DraftDocument, PlainDraft
 from penstock.errors import ConfigError
 from penstock.events import Draft
-from penstock.journal.reading import EventQuery
-from penstock.local.topics import requested_events
-from penstock.protocol.journal import FilterQuery
 from penstock.protocol.operation import JSON, LINES, PAGE_EVENTS
 from penstock.protocol.topics import APPEND_EVENTS
 from penstock.server.limits import MOST_EVENTS
@@ -28,16 +25,6 @@ if TYPE_CHECKING:
 
 
 # ── query parameters ─────────────────────────────────────────────────────────────────────────────────────────────────
-def number(request: Request, name: str) -> int | None:
-    """A whole number of at least 0."""
-    text = request.query_params.get(name)
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit()) or len(text) > 18:
-        raise ConfigError(f"{name} must be a whole number of at least 0, not {text[:40]!r}")
-    return int(text)
-
-
 def moment(text: str | None) -> datetime | None:
     """A time: ISO, or how long ago."""
     return None if not text else parse_moment(text, datetime.now(UTC))
@@ -50,14 +37,6 @@ def page_size(limit: int | None) -> int:
     if limit > MOST_EVENTS:
         raise ConfigError(f"limit may be {MOST_EVENTS:,} at the most, not {limit:,}: ask again for what follows")
     return limit
-
-
-def page_filter(request: Request) -> EventQuery:
-    """What a page's form asks for; it sends empty fields along."""
-    query = request.query_params
-    kinds = [kind for kind in query.getlist("kind") if kind]
-    given = {name: query.get(name) or None for name in ("key", "key_prefix", "scope", "where")}
-    return requested_events(FilterQuery(kind=kinds, **given))
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────

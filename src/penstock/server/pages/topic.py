@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import msgspec
@@ -13,25 +13,23 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.clock import to_ms
 from penstock.entity.causality import tree
 from penstock.errors import ConfigError, PenstockError, UnknownQueue
 from penstock.events import Event
 from penstock.journal.catalog import Settings
-from penstock.journal.keys import MAX_SEQ
+from penstock.journal.following import event_query
 from penstock.names import is_system
 from penstock.observe.sample import FailedMessage, Sample, TopicSample
 from penstock.queue.inspect import QueueMessage, failures
 from penstock.queue.letters import letter
-from penstock.server.api import parameters
 from penstock.server.api.topics import existing
-from penstock.server.forms import write_field
+from penstock.server.forms import whole, write_field
 from penstock.server.pages import charts, parts
 from penstock.server.pages.parts import ActButton, Content, ListColumn, Row, Tile, count_tile
 from penstock.server.problems import Refused
 from penstock.server.service import Service, guarded
 from penstock.surface.topic import Topic
-from penstock.units import show_size, write_size
+from penstock.units import parse_moment, show_size, write_size
 
 SHOWN: Final = 50
 """Events a page begins with."""
@@ -122,20 +120,19 @@ def _tail(request: Request, topic: Topic) -> dict[str, object]:
 
 
 def _events(request: Request, topic: Topic) -> tuple[list[Event], str | None]:
-    """The newest chosen events, newest first, and what is wrong with the choice."""
+    """The newest chosen events, newest first, and what is wrong with the choice; its form sends empty fields along."""
+    asked, now = request.query_params, datetime.now(UTC)
+    given: dict[str, Any] = {
+        name: asked.get(name, "").strip() or None for name in ("key", "key_prefix", "scope", "where")
+    }
     try:
-        wanted = parameters.page_filter(request)
-        before = parameters.number(request, "before")
-        asked = request.query_params
-        since, until = parameters.moment(asked.get("since")), parameters.moment(asked.get("until"))
-        through = MAX_SEQ if before is None else max(0, before - 1)
-        if until is not None:
-            through = min(topic.position_at(until), through)
-        since_ms = None if since is None else to_ms(since, "since")
-        rows = replace(wanted, where=None, through=through, since_ms=since_ms, reverse=True)
-        found = topic._at.read(rows)
-        scanned = islice(found, SCANNED) if wanted.where is not None else found
-        return list(islice((e for e in scanned if wanted.where is None or wanted.where.matches(e)), SHOWN)), None
+        given |= {name: parse_moment(asked[name], now) for name in ("since", "until") if asked.get(name)}
+        through = max(0, whole(asked["before"]) - 1) if asked.get("before") else None
+        kinds = [kind for kind in asked.getlist("kind") if kind] or None
+        wanted = event_query(through=through, kind=kinds, reverse=True, **given)
+        found = topic._at.read(replace(wanted, where=None))
+        matching = found if wanted.where is None else filter(wanted.where, islice(found, SCANNED))
+        return list(islice(matching, SHOWN)), None
     except ConfigError as error:
         return [], str(error)
 
