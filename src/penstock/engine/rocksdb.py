@@ -345,21 +345,24 @@ def _is_rocksdbs(name: str) -> bool:
 
 
 MISSING = "key not found"
+READ_AHEAD, READ_AHEAD_BYTES = 64, 1 << 20
+"""Rows, and bytes of values, that a long scan reads in one go."""
 
 
 class RocksdbView:
-    """get and scan over the newest state of a database, or over a secondary instance that is held still."""
+    """get and scan over the newest state of a database, or over a secondary instance that is held still.
 
-    __slots__ = ("_db", "_iterators", "_name")
+    A scan reads some rows at a time, more and more: an iterator between two of them would keep the database open.
+    """
+
+    __slots__ = ("_db", "_name")
 
     def __init__(self, db: rocksdict.Rdict, name: str) -> None:
         self._db: Any = db  # None once dropped; transactions that are over are not read from
         self._name = name
-        # Iterators keep the database open, so they live here, where closing can drop them, and not in generators.
-        self._iterators: dict[int, rocksdict.RdictIter] = {}
 
     def get(self, key: bytes) -> bytes | None:
-        if not key:  # the log's own, no caller's key is empty
+        if not key:  # the log's own (`Voucher`); no caller's key is empty
             return None
         try:
             return self._db.get(key)  # type: ignore[no-any-return]
@@ -367,98 +370,86 @@ class RocksdbView:
             raise self._explained(error) from error
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        # The empty key is not a caller's (`Voucher`): every scan begins behind it.
+        # The empty key is not a caller's: every scan begins behind it.
         start, stop = start[: MAX_KEY_BYTES + 1] or b"\0", stop[: MAX_KEY_BYTES + 1]
-        if start >= stop:
-            return
-        try:
-            # No name for the iterator: the frame of an error that is kept would keep it, and the database open.
-            yield from self._walk(*self._iterator(start, stop, reverse), start, stop, reverse)
-        except PenstockError:
-            raise
-        except Exception as error:
-            raise self._explained(error) from error
+        ahead, last = 1, start >= stop  # one row first: the next may lie behind many deleted ones
+        while not last:
+            try:
+                rows, last = _next_rows(self._iterator(start, stop, reverse), start, stop, reverse, ahead)
+            except Exception as error:
+                raise self._explained(error) from error
+            yield from rows
+            ahead = min(4 * ahead, READ_AHEAD)
+            if rows and reverse:
+                stop = rows[-1][0]
+            elif rows:
+                start = rows[-1][0] + b"\0"
 
     def _explained(self, error: Exception) -> PenstockError:
         """What an exception of a read means: the store may have been closed by another thread in the middle of it."""
-        error.__traceback__ = None  # its frames would keep iterators, and they the database, as long as it is kept
+        error.__traceback__ = None  # its frames would keep an iterator, and that the database, as long as it is kept
         return transaction_is_over() if self._db is None else explain(error, self._name)
 
-    def _iterator(self, start: bytes, stop: bytes, reverse: bool) -> tuple[rocksdict.RdictIter, int]:
-        """An iterator standing on the first key, and the number under which it is kept."""
+    def _iterator(self, start: bytes, stop: bytes, reverse: bool) -> rocksdict.RdictIter:
+        """An iterator standing on the first key."""
         # The upper bound keeps it from walking on over keys deleted behind the range. rocksdict passes no lower bound
         # on, so walking backwards past the start may cross deleted keys.
         bounds = rocksdict.ReadOptions()
         bounds.set_iterate_upper_bound(stop)
-        iterator = self._db.iter(bounds)
+        iterator: rocksdict.RdictIter = self._db.iter(bounds)
         if reverse:
             iterator.seek_to_last()
         else:
             iterator.seek(start)
-        name = id(iterator)
-        self._iterators[name] = iterator
-        if self._db is None:  # dropped meanwhile
-            self._iterators.clear()
-        return iterator, name
-
-    def _walk(
-        self, iterator: rocksdict.RdictIter, name: int, start: bytes, stop: bytes, reverse: bool
-    ) -> Iterator[tuple[bytes, bytes]]:
-        try:
-            while iterator.valid():
-                key = iterator.key()
-                if key < start or key >= stop:
-                    return
-                value = iterator.value()
-                del iterator
-                yield key, value
-                iterator = self._found_again(name, key)
-                # Stepping only when asked: the next key may lie behind many deleted ones.
-                if reverse:
-                    iterator.prev()
-                else:
-                    iterator.next()
-            iterator.status()
-        finally:
-            self._forget(name)
-
-    def _found_again(self, name: int, key: bytes) -> rocksdict.RdictIter:
-        """The iterator after the caller had its turn, standing on the key."""
-        iterator = self._iterators.get(name)
-        if iterator is None:
-            raise transaction_is_over()
         return iterator
 
-    def _forget(self, name: int) -> None:
-        self._iterators.pop(name, None)
-
     def drop(self) -> None:
-        self._iterators.clear()
         self._db = None
 
     def rocksdb_objects(self) -> list[object]:
         """What of this must not be destroyed in a forked child."""
-        return [self._db, *self._iterators.values()]
+        return [self._db]
+
+
+def _next_rows(
+    iterator: rocksdict.RdictIter, start: bytes, stop: bytes, reverse: bool, most: int
+) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """Up to so many rows (fewer when they are large) from where an iterator stands; whether they are the last."""
+    rows: list[tuple[bytes, bytes]] = []
+    size = 0
+    while iterator.valid():
+        key = iterator.key()
+        if not start <= key < stop:
+            return rows, True
+        value = iterator.value()
+        rows.append((key, value))
+        size += len(value)
+        if len(rows) == most or size >= READ_AHEAD_BYTES:
+            return rows, False
+        if reverse:
+            iterator.prev()
+        else:
+            iterator.next()
+    iterator.status()
+    return rows, True
 
 
 class PinnedRocksdbView(RocksdbView):
     """get and scan over one moment of a database that is being written to.
 
     rocksdict's snapshots answer `get`, but their iterators show the newest state. So a snapshot comes with one iterator
-    made at the same moment, which does stay there; scans share it, each finding its place again, and only while nothing
-    has been written since do they have iterators of their own, with bounds.
+    made at the same moment, which does stay there. Only while nothing has been written since do scans have iterators of
+    their own, with bounds.
     """
 
-    __slots__ = ("_sequence", "_snapshot")
-
-    PINNED = 0
+    __slots__ = ("_pinned", "_sequence", "_snapshot")
 
     def __init__(self, db: rocksdict.Rdict, name: str) -> None:
         super().__init__(db, name)
         while True:
             self._sequence = db.latest_sequence_number()
             self._snapshot: Any = db.snapshot()
-            self._iterators[self.PINNED] = db.iter()
+            self._pinned: Any = db.iter()
             if db.latest_sequence_number() == self._sequence:
                 break
 
@@ -472,36 +463,24 @@ class PinnedRocksdbView(RocksdbView):
                 return None
             raise self._explained(error) from error
 
-    def _iterator(self, start: bytes, stop: bytes, reverse: bool) -> tuple[rocksdict.RdictIter, int]:
-        iterator, name = super()._iterator(start, stop, reverse)
+    def _iterator(self, start: bytes, stop: bytes, reverse: bool) -> rocksdict.RdictIter:
+        iterator = super()._iterator(start, stop, reverse)
         if self._db.latest_sequence_number() == self._sequence:
-            return iterator, name
-        self._forget(name)
-        pinned = self._iterators[self.PINNED]
+            return iterator
+        pinned: rocksdict.RdictIter = self._pinned
         if reverse:
             pinned.seek_for_prev(stop)
             if pinned.valid() and pinned.key() == stop:
                 pinned.prev()
         else:
             pinned.seek(start)
-        return pinned, self.PINNED
-
-    def _found_again(self, name: int, key: bytes) -> rocksdict.RdictIter:
-        iterator = super()._found_again(name, key)
-        if name == self.PINNED and (not iterator.valid() or iterator.key() != key):
-            iterator.seek(key)
-        return iterator
-
-    def _forget(self, name: int) -> None:
-        if name != self.PINNED:
-            super()._forget(name)
+        return pinned
 
     def drop(self) -> None:
-        super().drop()
-        self._snapshot = None
+        self._db = self._snapshot = self._pinned = None
 
     def rocksdb_objects(self) -> list[object]:
-        return [*super().rocksdb_objects(), self._snapshot]
+        return [self._db, self._snapshot, self._pinned]
 
 
 def explain(error: Exception, name: str) -> PenstockError:
