@@ -136,12 +136,10 @@ class Producer(BufferHandle):
         by_lane: dict[int, list[bytes]] = {}
         for entry in entries:
             by_lane.setdefault(shard_of(self._key(entry), len(self._lanes)), []).append(entry)
-        whole = Split(now, len(by_lane))
-        shares = [
-            (self._lanes[shard], _encoded(own), len(own), BatchPart(now, whole)) for shard, own in by_lane.items()
-        ]
+        call = Produced(now, len(by_lane))
+        shares = [(self._lanes[shard], _encoded(own), len(own), call) for shard, own in by_lane.items()]
         self._pipeline.add(shares, payload, wait)
-        return whole
+        return call
 
     def flush(self, timeout: Seconds | None = None) -> None:
         """Sends what is there now and returns when the manifest holds it; TimeoutError after `timeout` seconds."""
@@ -187,10 +185,8 @@ class Producer(BufferHandle):
             f"{self._pipeline.last_error or 'it did not answer in time'}",
             batches=batches,
         )
-        calls = [call for _, batch in left for call in batch.calls]
-        for call in calls:
-            call.set_outcome(None, error)
-        wake(calls)
+        for _, batch in left:
+            batch.resolve(error)
         raise error
 
     @property
@@ -620,57 +616,30 @@ class Lane:
             measures.entries_flushed.inc(batch.count)
             measures.bytes_flushed.inc(batch.size)
             measures.flush_duration.observe(now - batch.due_at)
-            for call in batch.calls:
-                call.set_outcome(None, None)
-            wake(batch.calls)
+            batch.resolve(None)
 
 
 # ── What a producer holds until the manifest does: the batch being filled, and batches on their way ──
 
 
 class Produced(Ticket[None]):
-    """A `produce` call under way; resolves when the manifest holds its entries."""
+    """A `produce` call under way; resolves when the manifest of each of its shards holds its part of the entries."""
 
-    __slots__ = ("ingested_at_ms",)
+    __slots__ = ("_failure", "_parts", "ingested_at_ms")
 
-    def __init__(self, ingested_at_ms: int) -> None:
+    def __init__(self, ingested_at_ms: int, parts: int = 1) -> None:
         super().__init__()
         self.ingested_at_ms = ingested_at_ms
-
-
-class Split(Produced):
-    """A `produce` call whose entries went to several shards; resolves when all of them hold their part."""
-
-    __slots__ = ("_failure", "_open")
-
-    def __init__(self, ingested_at_ms: int, parts: int) -> None:
-        super().__init__(ingested_at_ms)
-        self._open = [None] * parts  # popped: taking the last one is an atomic decision
+        self._parts = [None] * parts  # popped: taking the last one is an atomic decision
         self._failure: BaseException | None = None
 
-    def part_done(self, error: BaseException | None) -> None:
+    def set_outcome(self, value: None, error: BaseException | None) -> None:
+        """Sets the outcome of one part; the last one's makes it done."""
         if error is not None:
             self._failure = error
-        self._open.pop()
-        if not self._open and not self.done():
-            if self._failure is None:
-                self.resolve(None)
-            else:
-                self.fail(self._failure)
-
-
-class BatchPart(Produced):
-    """One shard's share of a split call."""
-
-    __slots__ = ("_whole",)
-
-    def __init__(self, ingested_at_ms: int, whole: Split) -> None:
-        super().__init__(ingested_at_ms)
-        self._whole = whole
-
-    def set_outcome(self, value: None, error: BaseException | None) -> None:
-        super().set_outcome(value, error)
-        self._whole.part_done(error)
+        self._parts.pop()
+        if not self._parts:
+            super().set_outcome(None, self._failure)
 
 
 class OutgoingBatch:
@@ -713,6 +682,12 @@ class OutgoingBatch:
                 self._data = compress_entries(self._entries) + footer
             self.crc = crc32(self._data)
         return self._data
+
+    def resolve(self, error: BaseException | None) -> None:
+        """Tells the calls what became of their entries."""
+        for call in self.calls:
+            call.set_outcome(None, error)
+        wake(call for call in self.calls if call.done())
 
     def entries(self) -> list[bytes]:
         """The entries back, for a caller that must save what could not be written."""
