@@ -159,7 +159,7 @@ class Consumer(BufferHandle):
         self._measures.descriptors.inc(len(found))
 
     def fetcher(self) -> Fetcher:
-        """What turns descriptors into batches: picklable, thread-safe, and outliving this consumer."""
+        """The fetcher that turns descriptors into batches: picklable, thread-safe, and outliving this consumer."""
         return self._fetcher
 
     def fetch(self, descriptor: Descriptor) -> Batch:
@@ -327,12 +327,12 @@ class Consumer(BufferHandle):
         self._check_process()  # no epoch would keep the two apart
 
     def buffer_id(self) -> str:
-        """What the buffer is known by, whatever url leads to it; stored beside the manifest."""
+        """The buffer's identity, the same behind every url; stored beside the manifest."""
         return buffer_id(self._store, self.paths.manifest)
 
     @property
     def epoch(self) -> int:
-        """What the manifest carries while this consumer owns it."""
+        """The epoch that the manifest has while this consumer owns it."""
         return self._manifest.epoch
 
     @property

@@ -34,14 +34,14 @@ class DrainTransaction(Protocol):
 
 
 class DrainJournal(Protocol):
-    """What keeps the marks."""
+    """The journal, which keeps the marks."""
 
     def transaction(self) -> AbstractContextManager[DrainTransaction]: ...
     def mark(self, name: str) -> int | None: ...
 
 
 class DrainTopic(Protocol):
-    """Where the entries go."""
+    """The topic that the entries are appended to."""
 
     @property
     def name(self) -> str: ...

@@ -573,12 +573,12 @@ def next_epoch(epoch: int) -> int:
     return 0 if following == RESERVED_EPOCH else following
 
 
-# ── Marks: which piece of whose work a manifest entry was the end of ──
+# ── Marks: which append of which writer ended with a manifest entry ──
 #     mark    name (UTF-8) · number (u64) · name length (u16) · magic (4 bytes)
 #
-# A writer that may have to repeat itself (a Spark query that was killed) gives every append a mark. If it finds a mark
-# of that name with that number, or a higher one, in the manifest knows that the append was done. The magic comes last,
-# so that entries without a mark are told apart at a glance.
+# A writer that may have to repeat itself (a Spark query that was killed) gives every append a mark. When it finds its
+# name with that number, or a higher one, in the manifest, the append was done. The magic comes last, so that entries
+# without a mark are told apart at a glance.
 
 
 _MARK_MAGIC = b"PSmk"
@@ -587,7 +587,7 @@ MAX_MARK_NAME = 512
 
 
 class Mark(NamedTuple):
-    """Whose work it was, and which piece of it; numbers of one name only grow."""
+    """The name of a writer and the number of its append; numbers of one name only grow."""
 
     name: str
     number: int
@@ -602,7 +602,7 @@ def encode_mark(mark: Mark) -> bytes:
 
 
 def may_be_mark(data: Any, end: int) -> bool:
-    """Whether what ends there looks like a mark; a metadata payload may by chance look so too."""
+    """Whether the bytes before `end` look like a mark; a metadata payload may look so by chance."""
     return bytes(data[max(0, end - len(_MARK_MAGIC)) : end]) == _MARK_MAGIC
 
 

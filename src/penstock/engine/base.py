@@ -28,7 +28,7 @@ COPY_BYTES = 8 << 20
 
 
 class BaseEngine(Engine):
-    """What every engine does alike: whether it is usable, whose turn it is to write, what it refuses."""
+    """Checks that an engine is usable, gives writers their turns, and refuses what no engine takes."""
 
     def __init__(self, location: str | None, *, read_only: bool, durability: Durability) -> None:
         if durability not in ("disk", "process"):
@@ -105,7 +105,7 @@ class BaseEngine(Engine):
         """Puts everything committed so far on disk."""
 
     def close(self) -> None:
-        """Lets go of the store; StorageError when it has lost its name and no caller was told yet."""
+        """Closes the store; StorageError when it has lost its name and no call has said so yet."""
         told = self._closed or self._lost or self.read_only or self.is_foreign_process()
         lost = None if told else self._lost_files()
         try:
@@ -118,7 +118,7 @@ class BaseEngine(Engine):
 
     @abstractmethod
     def _close(self) -> None:
-        """Lets go of the store; a second call does nothing. Writes nothing beside the store's files when `_lost`."""
+        """Closes the store; a second call does nothing. Writes nothing beside the store's files when `_lost`."""
 
     def _check_writable(self) -> None:
         self._check_usable()
@@ -145,7 +145,7 @@ class BaseEngine(Engine):
         self._turn.release()
 
     def _shut(self) -> bool:
-        """Lets no further transaction begin; False when there is nothing to close: done already, or the parent's."""
+        """Keeps further transactions from beginning; False when it is closed already, or is the parent process's."""
         if self._closed or self.is_foreign_process():
             self._closed = True
             return False

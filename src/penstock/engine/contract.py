@@ -34,7 +34,7 @@ class Snapshot(Protocol):
 
 
 class ReadTx(Snapshot, Protocol):
-    """A snapshot held open; leaving the block (or `close`) lets go of it. Any one thread at a time may use it."""
+    """A snapshot held open; leaving the block (or `close`) releases it. Any one thread at a time may use it."""
 
     def close(self) -> None: ...
 
@@ -50,7 +50,7 @@ class Held(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of it; a second call does nothing."""
+        """Releases it; a second call does nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -174,8 +174,8 @@ class Engine(ABC):
         return 0.0
 
     def usable(self) -> bool:
-        """Whether it will ever do anything again: a writer that another one has replaced will not, nor one whose files
-        were deleted or replaced. Asks no object store."""
+        """Whether it can still be used: not once another writer has replaced it, or its files were deleted or
+        replaced. Asks no object store."""
         return True
 
     @abstractmethod
@@ -184,7 +184,7 @@ class Engine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of the store; a second call does nothing. Later calls raise `Closed`.
+        """Closes the store; a second call does nothing. Later calls raise `Closed`.
 
         StorageError when something of it may be lost: it is closed all the same.
         """

@@ -593,7 +593,7 @@ class FolderLock:
 
 
 def _release_in_child() -> None:
-    """A forked child shares its parent's locks and would keep them when the parent ends: it lets go of its copies."""
+    """A forked child shares its parent's locks and would keep them when the parent ends: it closes its copies."""
     while _held:
         os.close(_held.pop())
 
@@ -773,7 +773,7 @@ class DataFile:
         return True
 
     def vouched(self, offset: int, size: int) -> int:
-        """The highest `synced` any sound record head after an offset has; 0 when there is none."""
+        """The newest commit that any sound record after an offset says is on disk; 0 for none."""
         highest = 0
         at = offset
         while at < size:
@@ -974,7 +974,7 @@ class LogPosition:
 
 
 def follow(data: DataFile, index: Index, position: LogPosition) -> int:
-    """Applies everything after a position and moves it on; the offset from which no record is vouched for."""
+    """Applies every record after a position and moves it on; returns where those begin that may not be on disk."""
     while True:
         size = data.size()
         if size < position.end:
@@ -1004,7 +1004,7 @@ def check_end(data: DataFile, position: LogPosition) -> bool:
 
 
 def _was_whole(data: DataFile, position: LogPosition, size: int) -> bool:
-    """Whether the next record is there after all; False for a crash's torn end, `Corrupt` when it was on disk."""
+    """Reads the next record again: True when it is whole, False when a crash tore it, `Corrupt` when it was on disk."""
     if data.vouched(position.end, size) <= position.seq:
         return False
     if next(data.records(position.end, position.seq, data.size()), None) is None:
@@ -1017,7 +1017,7 @@ def _was_whole(data: DataFile, position: LogPosition, size: int) -> bool:
 
 
 def _read_records(data: DataFile, index: Index, position: LogPosition, size: int) -> int:
-    """Applies the sound records; the offset of the first one that no other record calls synced."""
+    """Applies the sound records; returns the offset of the first one that no other record says is on disk."""
     waiting: deque[Record] = deque()
     for record in data.records(position.end, position.seq, size):
         position.synced = max(position.synced, record.seq if record.kind == COPY else record.synced)

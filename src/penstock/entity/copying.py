@@ -81,7 +81,7 @@ class TopicEntry(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True)
 
 
 class ExportManifest(msgspec.Struct, forbid_unknown_fields=True):
-    """What an export is."""
+    """The manifest of an export."""
 
     penstock: int = FORMAT
     format: str = "jsonl"

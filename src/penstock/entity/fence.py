@@ -78,7 +78,7 @@ class Fences:
             self._live.add(hidden)
 
     def _close_to_others(self, hidden: _Hidden) -> None:
-        """Waits until what others have handed in is committed; whatever comes after it is refused."""
+        """Waits until appends that others handed in before are committed; their later ones are refused."""
         core = self._core
         core.writer.run(WriteRequest(partial(self._raise_barrier, hidden), relaxed=True))
         with self._lock:
@@ -179,8 +179,8 @@ class _Hidden:
             self.staged.extend((name, counted_from(draft, start if batch else 0)) for name, draft in staged)
         return ticket
 
-    def let_pass(self, commit: Commit, plan: Plan) -> list[Receipt]:
-        """Appends what was hidden; the barrier is its own."""
+    def append_hidden(self, commit: Commit, plan: Plan) -> list[Receipt]:
+        """Appends the hidden events, past the fence's own barrier."""
         self.barrier.passing = True
         try:
             receipts = plan.apply(commit)
@@ -284,7 +284,7 @@ class Fence:
             plan = Plan(core, hidden.staged)
             receipts: list[Receipt] = []
             if hidden.staged:
-                receipts = core.writer.run(WriteRequest(lambda commit: hidden.let_pass(commit, plan), plan.size))
+                receipts = core.writer.run(WriteRequest(lambda commit: hidden.append_hidden(commit, plan), plan.size))
                 hidden.released = True
         except FenceActive:
             hidden.state = "open"  # an exclusive one was opened just now: it has to end first, nothing else is wrong

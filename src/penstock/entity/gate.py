@@ -295,14 +295,14 @@ def load_gates(names: Iterable[str]) -> dict[str, DeclaredGate]:
 
 
 def add_gates(gates: Gates, declared: Mapping[str, DeclaredGate]) -> None:
-    """Has gates bind what is written through a journal."""
+    """Adds declared gates to the topics that they name."""
     for name, one in declared.items():
         for topic in one.topics:
             gates.add(topic, one, kind=one.kinds, name=name, record=one.record)
 
 
 def names_in(described: Mapping[str, Iterable[str]]) -> set[str]:
-    """The names of gates in what a journal says of its own."""
+    """The names of the gates in a journal's description."""
     return {text.split(" ", 1)[0] for texts in described.values() for text in texts}
 
 

@@ -89,7 +89,7 @@ class TreeBuilder:
             self._events += 1
 
     def finish(self, through: int) -> None:
-        """There are no more events, and positions end here."""
+        """Ends the tree after the last event, at the topic's last position."""
         self._skip(through)
         self.through = through
         if len(self._leaves) == SEGMENT:
@@ -326,7 +326,7 @@ class _Comparison:
                 self.unhashed += 1
 
     def finish(self) -> None:
-        """There are no more events."""
+        """Checks that no hash is left without its event."""
         self._hash_at(keys.MAX_SEQ + 1)
 
     def _hash_at(self, seq: int) -> bytes | None:

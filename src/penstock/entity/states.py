@@ -190,7 +190,7 @@ SNAPSHOT = b"p"
 
 
 class Saved(msgspec.Struct, array_like=True, frozen=True):
-    """A state as it lies in the store."""
+    """A state as it is stored."""
 
     fingerprint: int
     generation: int
@@ -501,7 +501,7 @@ def load_streamed(snap: Snapshot, topic_id: int, wanted: StreamedStates, key: st
 
 
 def filed_states(snap: Snapshot, topic_id: int, wanted: StreamedStates) -> FiledStates | None:
-    """What the query's states are of; None when it has saved none."""
+    """The projection that made the query's saved states; None when it has saved none."""
     found = first_saved(snap, topic_id, wanted.declared())
     return None if found is None else FiledStates(found[0], found[1].fingerprint)
 

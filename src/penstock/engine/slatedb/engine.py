@@ -284,9 +284,9 @@ class SlatedbEngine(BatchEngine):
             pass  # an empty transaction takes along what relaxed ones left behind
 
     def reclaim(self) -> None:
-        """Has everything merged into one sorted run; what that replaces is collected when no snapshot can need it.
+        """Merges everything into one sorted run; the tables it replaces are collected once no snapshot needs them.
 
-        Tables that only backups needed which were deleted since are let go of, too.
+        Tables that only deleted backups needed are released, too.
         """
         self._check_writable()
         assert self._database is not None
@@ -495,7 +495,7 @@ def _complete(source: ObjectLocation, note: str, record: _Backup, target: Object
 
 
 def release_deleted(location: ObjectLocation) -> None:
-    """Lets go of the tables of backups that were deleted, so that collection frees them."""
+    """Releases the tables of deleted backups, so that collection frees them."""
     if not isinstance(location.objects, CloudStore):
         return
     options = location.options
@@ -536,7 +536,7 @@ UNFINISHED = b"penstock slatedb backup, unfinished"
 
 
 def put_format(database: sl.Db, format: bytes, timeout: float) -> None:
-    """Says in a database, durably, what it holds."""
+    """Writes into a database, durably, what it holds."""
     call(database.put(FORMAT_KEY, format), timeout)
     flush_log(database, timeout)
 

@@ -325,7 +325,7 @@ class Follower:
         self.version += 1
 
     def close(self) -> None:
-        """Lets go of the tables."""
+        """Closes the tables and deletes their checkpoints."""
         readers = [(reader, checkpoint) for _, reader, checkpoint in self._retired]
         if self._reader is not None:
             readers.append((self._reader, self._checkpoint))
@@ -498,7 +498,7 @@ def commits_in(reader: sl.DbReader) -> int:
 
 
 def warm_up(location: ObjectLocation) -> None:
-    """Has a thread bring what opening reads of the newest tables into the cache: their indexes, first and last blocks.
+    """Starts a thread that reads the indexes, first and last blocks of the newest tables into the cache, for opening.
 
     Connections to the store are made by that, too. A table that is made afterwards is not in it: no harm is done.
     """
