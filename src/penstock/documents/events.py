@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.documents.decoding import decoded
 from penstock.errors import ConfigError, PoisonMessage
-from penstock.events import Draft, Event, Receipt
+from penstock.events import Draft, Event, Receipt, format_id
 
 _encode = msgspec.json.Encoder().encode
 _is_json = msgspec.json.Decoder(msgspec.Raw).decode
@@ -150,25 +150,32 @@ class PlainDraft(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     payload: Any = None
     key: str | None = None
 
+    def draft(self) -> Draft:
+        """The draft this document describes."""
+        return Draft(self.kind, self.payload, key=self.key)
+
 
 def receipts_json(receipts: Sequence[Receipt]) -> bytes:
-    """`{"receipts": […]}` of many receipts, as `receipt_document` would say each."""
-    topics: dict[str, str] = {}
+    """`{"receipts": […]}` of many receipts, as `receipt_document` would say each.
+
+    Those of one commit differ in little: what they have in common is written once.
+    """
+    topic, high, begin, id = "", -1, "", ""
     said = []
     for receipt in receipts:
-        topic = topics.get(receipt.topic)
-        if topic is None:
-            topic = topics[receipt.topic] = _encode(receipt.topic).decode()
-        text = f"{receipt._number:032x}"
+        if receipt.topic != topic:
+            topic = receipt.topic
+            begin = f'{{"topic":{_encode(topic).decode()},"seq":'
+        number = receipt._number
+        if number >> 48 != high:
+            high = number >> 48
+            id = format_id(number)[:24]
         more = ""
         if receipt.correlation_id is not None:
             more = f',"correlation_id":{_encode(receipt.correlation_id).decode()}'
         if receipt.duplicate:
             more += ',"duplicate":true'
-        said.append(
-            f'{{"topic":{topic},"seq":{receipt.seq},'
-            f'"id":"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"{more}}}'
-        )
+        said.append(f'{begin}{receipt.seq},"id":"{id}{number & 0xFFFFFFFFFFFF:012x}"{more}}}')
     return f'{{"receipts":[{",".join(said)}]}}'.encode()
 
 

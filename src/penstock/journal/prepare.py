@@ -93,19 +93,12 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
     payloads: Sequence[object] = given
     if set(map(type, kinds)) != {str}:
         kind_list, payloads, header_list = _typed(kind_list, payloads, header_list)
-    for kind in set(kind_list) - _known_kinds:
-        _remember_kind(kind)
     if _some(topics) and any(name is not None and name != topic for name in topics):
         other = next(name for name in topics if name is not None and name != topic)
         raise ConfigError(
             f"a draft for topic {other!r} was given to topic {topic!r}; use journal.outbox() for several topics"
         )
-    encoded = encode_payloads(payloads)
-    columns = Columns(kind_list, encoded)
-    if any(issubclass(one, _BYTES_LIKE) for one in set(map(type, payloads))):
-        columns.binary = list(map(is_binary, payloads))
-    if _some(keys):
-        columns.key = _texts(keys, "key")
+    columns = plain_columns(kind_list, payloads, keys)
     if _some(scopes):
         columns.scope = _texts(scopes, "scope")
     if header_list is not None:
@@ -115,10 +108,7 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
         columns.headers = [with_trace(one, trace) for one in columns.headers or [None] * count]
     if _some(occurred):
         columns.occurred = [None if at is None else to_ms(at, "occurred_at") for at in occurred]
-    size = sum(columns.weights())
-    if size > MAX_BATCH_BYTES:
-        raise ConfigError(f"a batch of {size:,} bytes is too large; at most {MAX_BATCH_BYTES:,} are allowed: split it")
-    batch = PreparedBatch(columns, size)
+    batch = sized_batch(columns)
     if _some(dedups):
         batch.dedups = _texts(dedups, "dedup")
     if _some(expects):
@@ -133,6 +123,26 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
     if _some(causes):
         _resolve_causes(batch, causes, count, find_cause)
     return batch
+
+
+def plain_columns(kinds: list[str], payloads: Sequence[object], keys: Sequence[str | None]) -> Columns:
+    """What most drafts say and nothing else, checked and encoded: kinds, payloads, keys."""
+    for kind in set(kinds) - _known_kinds:
+        _remember_kind(kind)
+    columns = Columns(kinds, encode_payloads(payloads))
+    if any(issubclass(one, _BYTES_LIKE) for one in set(map(type, payloads))):
+        columns.binary = list(map(is_binary, payloads))
+    if _some(keys):
+        columns.key = _texts(keys, "key")
+    return columns
+
+
+def sized_batch(columns: Columns) -> PreparedBatch:
+    """The batch of columns; ConfigError when it is too large."""
+    size = sum(columns.weights())
+    if size > MAX_BATCH_BYTES:
+        raise ConfigError(f"a batch of {size:,} bytes is too large; at most {MAX_BATCH_BYTES:,} are allowed: split it")
+    return PreparedBatch(columns, size)
 
 
 def _has_key_alone(draft: Draft) -> bool:

@@ -31,6 +31,8 @@ B = TypeVar("B", covariant=True)
 H = TypeVar("H", bound=Callable[..., object])
 A = TypeVar("A")
 
+FIRST = frozenset(("append_events", "push_messages", "take_messages", "ack_deliveries"))
+"""Operations that programs ask for most: a route is found by trying one after the other."""
 _bound: dict[str, Endpoint] = {}
 
 
@@ -143,7 +145,8 @@ def api_routes() -> list[BaseRoute]:
     for one in OPERATIONS:
         if one.name not in _bound:
             _bound[one.name] = _endpoint(one, partial(asked, operation=one), raw=False)
-    return [Route(_route_path(one), _bound[one.name], methods=[one.method], name=one.name) for one in OPERATIONS]
+    ordered = sorted(OPERATIONS, key=lambda one: one.name not in FIRST)
+    return [Route(_route_path(one), _bound[one.name], methods=[one.method], name=one.name) for one in ordered]
 
 
 def _route_path(operation: Operation[object]) -> str:

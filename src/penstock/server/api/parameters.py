@@ -81,6 +81,16 @@ _decode_plain = msgspec.json.Decoder(list[PlainDraft]).decode
 _decode_draft = msgspec.json.Decoder(DraftDocument).decode
 
 
+def plain_drafts(request: Request, data: bytes) -> list[PlainDraft]:
+    """The drafts of a body when they say nothing but a kind, a payload and perhaps a key, as most do; else none."""
+    if not data.startswith(b"[") or request.headers.get("content-type") != JSON or "traceparent" in request.headers:
+        return []
+    try:
+        return _decode_plain(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []  # they say more than that, or something is wrong with them, which `drafts` finds out
+
+
 def drafts(request: Request, data: bytes) -> tuple[list[Draft], bool]:
     """The drafts of a body, and whether it was a single one: an object, an array of them, one a line, CloudEvents."""
     content = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -96,11 +106,6 @@ def drafts(request: Request, data: bytes) -> tuple[list[Draft], bool]:
     if content not in (JSON, ""):
         known = ", ".join((JSON, LINES, cloudevents.STRUCTURED))
         raise Refused(415, "UnsupportedMediaType", f"send one of {known}, not {content[:60]!r}")
-    if data.startswith(b"["):
-        try:
-            return [Draft(one.kind, one.payload, key=one.key) for one in _decode_plain(data)], False
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass  # they say more than that, or something is wrong with them, which the next line finds out
     given = decoded(data, APPEND_EVENTS.body_decoder.decode, APPEND_EVENTS.body)
     if isinstance(given, list):
         return [document.draft() for document in given], False
