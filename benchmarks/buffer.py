@@ -221,8 +221,8 @@ def decoding(table: Table, entries: int) -> None:
         [source[(at := random.randrange(60_000)) : at + random.randrange(50, 151)] for _ in range(entries)]
     )
     rows: list[tuple[str, bytes, Callable[[], Any], float | None]] = [
-        ("to a list, entries of many lengths", varied, lambda: open_batch(varied).entries(), 0.9),
-        ("to a list, entries of one length", same, lambda: open_batch(same).entries(), None),
+        ("to a list, entries of many lengths", varied, lambda: open_batch(varied).entries, 0.9),
+        ("to a list, entries of one length", same, lambda: open_batch(same).entries, None),
         ("iterated, entries of one length", same, lambda: consume_iterator(same), 4),
         ("to Arrow, entries of one length", same, lambda: decode_arrow(same), 4),
         ("to Arrow, entries of many lengths", varied, lambda: decode_arrow(varied), 4),

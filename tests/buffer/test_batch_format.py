@@ -79,10 +79,10 @@ entry_lists = st.one_of(
 @given(entry_lists, st.sampled_from(["none", "zstd"]))
 def test_any_entries_round_trip_as_list_iterator_and_arrow(entries, compression):
     block = open_batch(encode_batch(entries, compression))
-    assert block.entries() == list(block) == block.to_arrow().to_pylist() == entries
+    assert block.entries == list(block) == block.to_arrow().to_pylist() == entries
     assert decode_arrow(encode_batch(entries, compression)).to_pylist() == entries
     assert block.size == sum(4 + len(entry) for entry in entries)
-    assert pickle.loads(pickle.dumps(block)).entries() == entries
+    assert pickle.loads(pickle.dumps(block)).entries == entries
 
 
 @given(entry_lists, st.lists(st.integers(0, 60), max_size=3))
@@ -114,7 +114,7 @@ def test_entries_that_only_begin_and_end_with_one_length_are_still_told_apart():
     entries = [b"aaaa", b"bbbb", *([b"c" * 3, b"d" * 5] * 10), b"eeee", b"ffff"]
     block = open_batch(encode_batch(entries))
     assert block.length is None
-    assert block.entries() == entries
+    assert block.entries == entries
 
 
 def test_bytes_after_the_last_entry_are_ignored():
@@ -146,8 +146,8 @@ def test_arbitrary_bytes_decode_or_are_corrupt(data):
             with pytest.raises(Corrupt):
                 decode_arrow(candidate)
             continue
-        assert len(block.entries()) == block.count
-        assert block.to_arrow().to_pylist() == decode_arrow(candidate).to_pylist() == block.entries()
+        assert len(block.entries) == block.count
+        assert block.to_arrow().to_pylist() == decode_arrow(candidate).to_pylist() == block.entries
 
 
 @settings(max_examples=examples(60))
@@ -161,7 +161,7 @@ def test_a_flipped_bit_never_does_worse_than_corrupt(rng: random.Random):
         with pytest.raises(Corrupt):
             decode_arrow(bytes(data))
         return
-    assert block.to_arrow().to_pylist() == decode_arrow(bytes(data)).to_pylist() == block.entries()
+    assert block.to_arrow().to_pylist() == decode_arrow(bytes(data)).to_pylist() == block.entries
 
 
 def bounded(data: bytes, *, megabytes: int, **options) -> None:

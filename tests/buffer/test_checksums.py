@@ -43,7 +43,7 @@ def test_a_compressed_batch_without_a_manifests_checksum_is_covered_by_zstds() -
         damaged = bytearray(data)
         damaged[at] ^= 0x10
         with pytest.raises(Corrupt):
-            assert open_batch(bytes(damaged)).entries() == ENTRIES  # a reserved bit that changes nothing is harmless
+            assert open_batch(bytes(damaged)).entries == ENTRIES  # a reserved bit that changes nothing is harmless
             raise Corrupt("harmless")
 
 

@@ -81,7 +81,7 @@ def stored(*prefixes: bytes) -> list[bytes]:
 BYTES: dict[str, tuple[Callable[[bytes], Any], Callable[[], list[bytes]]]] = {
     "block": (lambda data: read_block(data, "t"), lambda: stored(keys.BLOCK)),
     "batch": (
-        lambda data: open_batch(data).entries(),
+        lambda data: open_batch(data).entries,
         lambda: [encode_batch([b"one", b"two"], "none"), encode_batch([b"one", b"two" * 50], "zstd")],
     ),
     "batch as Arrow": (

@@ -7,7 +7,7 @@ import inspect
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager, nullcontext
 from itertools import takewhile
 from queue import SimpleQueue
@@ -26,8 +26,8 @@ from penstock.buffer.format import (
     decode_arrow,
     dequeue,
     next_epoch,
-    open_batch,
     set_epoch,
+    unwrap,
 )
 from penstock.buffer.manifest import (
     Backoff,
@@ -636,6 +636,7 @@ def _calling(handler: Callable[[Batch], object]) -> Iterator[Callable[[Batch], o
 
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Sized)
 
 
 class OwnedManifest(ManifestObject):
@@ -739,26 +740,25 @@ class Fetcher:
 
     def fetch(self, descriptor: Descriptor) -> Batch:
         """Gets and checks the batch. A missing object is a `StorageError`, a damaged one `Corrupt`."""
-        block = self._fetch(descriptor, open_batch, lambda block: block.count)
-        return Batch(descriptor.sequence, descriptor.location, descriptor.metadata, block)
+        return self._fetch(descriptor, lambda data, limit: Batch(descriptor, *unwrap(data, limit)))
 
     def fetch_arrow(self, descriptor: Descriptor) -> pyarrow.Array:
         """Gets the batch's entries as one Arrow binary array, without a Python object per entry."""
-        return self._fetch(descriptor, decode_arrow, len)
+        return self._fetch(descriptor, decode_arrow)
 
-    def _fetch(self, descriptor: Descriptor, decode: Callable[..., T], count: Callable[[T], int]) -> T:
+    def _fetch(self, descriptor: Descriptor, decode: Callable[[Buffer, int], S]) -> S:
         started = perf_counter()
         data = self.fetch_raw(descriptor)
         try:
             if descriptor.crc is not None and crc32(data) != descriptor.crc:
                 raise Corrupt("a batch fails the checksum its manifest entry gives; fetch it again, or restore it")
-            decoded = decode(data, limit=self._limit)
+            decoded = decode(data, self._limit)
         except Corrupt as error:
             raise Corrupt(str(error), seq=descriptor.sequence, file=descriptor.location) from None
         measures = self._measures
         measures.fetch_duration.observe(perf_counter() - started)
         measures.batches_collected.inc()
-        measures.entries_collected.inc(count(decoded))
+        measures.entries_collected.inc(len(decoded))
         measures.bytes_collected.inc(len(data))
         return decoded
 
@@ -785,39 +785,32 @@ class Fetcher:
 # ── Batch: the entries of one object, as the consumer hands them over ──
 
 
-class Batch:
-    """The entries of one object. `entries` is a list made on first use; iterating a batch makes no list at all."""
+class Batch(DecodedBatch):
+    """The entries of one object. `entries` is a list made on first use; iterating a batch makes no list at all.
 
-    __slots__ = ("_block", "_entries", "location", "metadata", "sequence")
+    `size` is the bytes of its entries, their lengths included, before compression.
+    """
 
-    def __init__(self, sequence: int, location: str, metadata: tuple[Metadata, ...], block: DecodedBatch) -> None:
-        self.sequence = sequence
-        self.location = location
-        self.metadata = metadata
-        self._block = block
-        self._entries: list[bytes] | None = None
+    __slots__ = ("descriptor",)
 
-    @property
-    def entries(self) -> list[bytes]:
-        """Every entry, in the order it was produced."""
-        if self._entries is None:
-            self._entries = self._block.entries()
-        return self._entries
+    def __init__(self, descriptor: Descriptor, data: Buffer, end: int, count: int) -> None:
+        super().__init__(data, end, count)
+        self.descriptor = descriptor
 
     @property
-    def size(self) -> int:
-        """Bytes of entries, their lengths included, before compression."""
-        return self._block.size
+    def sequence(self) -> int:
+        """The number of its manifest entry, for `Consumer.ack`."""
+        return self.descriptor.sequence
 
-    def __len__(self) -> int:
-        return self._block.count
+    @property
+    def location(self) -> str:
+        """The path of its object."""
+        return self.descriptor.location
 
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._block) if self._entries is None else iter(self._entries)
-
-    def to_arrow(self) -> pyarrow.Array:
-        """The entries as one Arrow binary array, made without a Python object per entry (needs penstock[arrow])."""
-        return self._block.to_arrow()
+    @property
+    def metadata(self) -> tuple[Metadata, ...]:
+        """What each `produce` call said about its entries."""
+        return self.descriptor.metadata
 
     def metadata_of(self, index: int) -> Metadata | None:
         """The metadata range that covers the entry at `index`, or None when none does."""
@@ -833,8 +826,7 @@ class Batch:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Batch):
             return NotImplemented
-        mine = (self.sequence, self.location, self.metadata)
-        return mine == (other.sequence, other.location, other.metadata) and self.entries == other.entries
+        return self.descriptor == other.descriptor and self.entries == other.entries
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -842,4 +834,4 @@ class Batch:
         return f"Batch(sequence={self.sequence}, location={self.location!r}, entries={len(self)}, size={self.size})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Batch, (self.sequence, self.location, self.metadata, self._block)
+        return Batch, (self.descriptor, *self._stored())

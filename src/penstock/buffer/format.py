@@ -127,24 +127,22 @@ class DecodedBatch:
         self.count = count
         self.length = _common_length(data, end, count)  # of every entry, when they all have the same
         if self.length is None:
-            self._entries, used = _split(data, end, count)
-            self.size = used
+            self._entries, self.size = _split(data, end, count)
         else:
             self.size = count * (_LENGTH.size + self.length)
 
+    @property
     def entries(self) -> list[bytes]:
-        """Every entry, as a list."""
-        if self._entries is not None:
-            return self._entries
-        entries: list[bytes] = []
-        for run in self._runs():
-            entries += run
-        return entries
+        """Every entry, in the order it was produced; a list that is made on first use."""
+        if self._entries is None:
+            self._entries = list(chain.from_iterable(self._runs()))
+        return self._entries
+
+    def __len__(self) -> int:
+        return self.count
 
     def __iter__(self) -> Iterator[bytes]:
-        if self._entries is not None:
-            return iter(self._entries)
-        return chain.from_iterable(self._runs())
+        return chain.from_iterable(self._runs()) if self._entries is None else iter(self._entries)
 
     def _runs(self) -> Iterator[tuple[bytes, ...]]:
         length = self.length or 0
@@ -158,21 +156,24 @@ class DecodedBatch:
             yield _unpacker(length, rest)(self._data, whole * run * stride)
 
     def to_arrow(self) -> pyarrow.Array:
-        """The entries as one Arrow binary array."""
+        """The entries as one Arrow binary array, made without a Python object per entry (needs penstock[arrow])."""
         from penstock.buffer.arrow import block_to_arrow
 
         return block_to_arrow(memoryview(self._data)[: self.end], self.count)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return DecodedBatch, (bytes(memoryview(self._data)[: self.end]), self.end, self.count)
+        return DecodedBatch, self._stored()
+
+    def _stored(self) -> tuple[bytes, int, int]:
+        return bytes(memoryview(self._data)[: self.end]), self.end, self.count
 
 
 def open_batch(data: Buffer, *, limit: int = MAX_BATCH_BYTES) -> DecodedBatch:
     """Checks a batch object; `Corrupt` when it is not one, or unpacks to more than `limit` bytes."""
-    return DecodedBatch(*_unwrap(data, limit))
+    return DecodedBatch(*unwrap(data, limit))
 
 
-def _unwrap(data: Buffer, limit: int) -> tuple[Buffer, int, int]:
+def unwrap(data: Buffer, limit: int) -> tuple[Buffer, int, int]:
     """The bytes that hold the entries, where they end, and how many entries there should be."""
     size = len(data)
     if size < _FOOTER.size:
@@ -193,17 +194,17 @@ def _unwrap(data: Buffer, limit: int) -> tuple[Buffer, int, int]:
     return data, end, count
 
 
-def decode_arrow(data: Buffer, *, limit: int = MAX_BATCH_BYTES) -> pyarrow.Array:
+def decode_arrow(data: Buffer, limit: int = MAX_BATCH_BYTES) -> pyarrow.Array:
     """The entries of a batch object as one Arrow binary array, without a Python object per entry."""
     from penstock.buffer.arrow import block_to_arrow
 
-    unwrapped, end, count = _unwrap(data, limit)
+    unwrapped, end, count = unwrap(data, limit)
     return block_to_arrow(memoryview(unwrapped)[:end], count)
 
 
 def decode_batch(data: Buffer, *, limit: int = MAX_BATCH_BYTES) -> list[bytes]:
     """The entries of a batch object."""
-    return open_batch(data, limit=limit).entries()
+    return open_batch(data, limit=limit).entries
 
 
 def _split(data: Buffer, end: int, count: int) -> tuple[list[bytes], int]:

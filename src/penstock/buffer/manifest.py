@@ -56,14 +56,10 @@ class ManifestObject:
         self._known: ManifestVersion | None = None
         self.contention = Contention()
         """How long to wait after an `append` that lost."""
-        self._length = 0
+        self.length = 0
+        """Entries when the manifest was last read or written."""
         self._uncertain: int | None = None
         """The sequence that an `append` without an answer would have given its first entry."""
-
-    @property
-    def length(self) -> int:
-        """Entries when the manifest was last read or written."""
-        return self._length
 
     def load(self) -> Manifest:
         """The manifest now. Asks the store, but transfers it only when it changed."""
@@ -95,8 +91,8 @@ class ManifestObject:
 
     def _remember(self, snapshot: ManifestVersion) -> None:
         self._known = snapshot
-        self._length = snapshot.manifest.count
-        self._measures.queue_length.set(self._length)
+        self.length = snapshot.manifest.count
+        self._measures.queue_length.set(self.length)
 
     def latest_mark(self, name: str) -> int | None:
         """The highest number that was appended under this name, by the manifest now and by what was removed from it.

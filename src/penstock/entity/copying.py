@@ -721,22 +721,19 @@ def _arrow_rows(source: BinaryIO, format: str, file: str, topic: str | None) -> 
         raise ConfigError(f"{file} is not what an export writes: {error}") from error
 
 
+_AS_THEY_ARE = (
+    *("seq", "topic", "kind", "id", "recorded_at", "occurred_at"),
+    *("key", "scope", "correlation_id", "causation_id"),
+)
+"""Columns of a file that are fields of an event's document."""
+
+
 def _copy_of(row: dict[str, Any]) -> EventDocument:
     text, other = row["payload"], row["payload_bytes"]
-    payload = msgspec.Raw(text.encode()) if text is not None else base64_json(other or b"")
     return EventDocument(
-        row["seq"],
-        row["topic"],
-        row["kind"],
-        row["id"],
-        row["recorded_at"],
-        row["occurred_at"],
-        payload,
-        row["key"],
-        row["scope"],
-        dict(row["headers"] or ()),
-        row["correlation_id"],
-        row["causation_id"],
-        text is None,
-        text is None and not row["binary"],
+        **{name: row[name] for name in _AS_THEY_ARE},
+        payload=msgspec.Raw(text.encode()) if text is not None else base64_json(other or b""),
+        headers=dict(row["headers"] or ()),
+        binary=text is None,
+        poison=text is None and not row["binary"],
     )
