@@ -54,6 +54,9 @@ SlateDB looks for as many behind the newest one in vain, with three requests eac
 """
 _ROW_OVERHEAD = 120
 
+LogRow = tuple[bytes | None, int]
+"""The value of a key, None when it was deleted, and the number of the commit."""
+
 
 class Follower:
     """Follows the writer of a journal, wherever it is."""
@@ -65,8 +68,7 @@ class Follower:
         self._checkpoint: str | None = None
         self._admin = location.admin()
         self._lock = threading.Lock()
-        self._rows: SortedMap[bytes | None] = SortedMap()
-        self._numbers: dict[bytes, int] = {}
+        self._rows: SortedMap[LogRow] = SortedMap()
         self._bytes = 0
         self._applied = 0
         self._pause = 0.0
@@ -214,15 +216,10 @@ class Follower:
             self._retired.append((weakref.ref(self._base), self._reader, self._checkpoint))
         self._reader, self._checkpoint = reader, checkpoint
         self._base = SlatedbView(reader, self._name, self._timeout)
-        kept: SortedMap[bytes | None] = SortedMap()
-        numbers: dict[bytes, int] = {}
-        size = 0
-        for key, value in self._rows.scan(b"", END):
-            if self._numbers[key] > self._held:
-                kept.put(key, value)
-                numbers[key] = self._numbers[key]
-                size += _size(key, value)
-        self._rows, self._numbers, self._bytes = kept, numbers, size
+        rows, self._rows, self._bytes = self._rows, SortedMap(), 0
+        for key, (value, commit) in rows.scan(b"", END):
+            if commit > self._held:
+                self._put(key, value, commit)
         # Read before the tables were opened, so no object behind it can be missing from both.
         self._applied = max(self._applied, manifest.replay_after_wal_id)
         self._manifest = manifest.id
@@ -283,7 +280,8 @@ class Follower:
             self.log_reads += 1
             for row in found.rows:
                 if row.seq > self._held:
-                    self._apply(row)
+                    deleted = row.kind is sl.RowEntryKind.TOMBSTONE
+                    self._put(bytes(row.key), None if deleted else bytes(row.value or b""), row.seq)
                     self._newest = max(self._newest, row.seq)
             self._applied = found.last_consumed_wal_file_id
             self._grown = time.monotonic()
@@ -309,14 +307,10 @@ class Follower:
         self.log_checks += 1
         return self._location.objects.exists(LOG_PATH.format(number))
 
-    def _apply(self, row: sl.RowEntry) -> None:
-        key = bytes(row.key)
-        value = None if row.kind is sl.RowEntryKind.TOMBSTONE else bytes(row.value or b"")
-        known = self._numbers.get(key)
-        if known is not None:
-            self._bytes -= _size(key, self._rows.get(key))
-        self._rows.put(key, value)
-        self._numbers[key] = row.seq
+    def _put(self, key: bytes, value: bytes | None, commit: int) -> None:
+        old = self._rows.put(key, (value, commit))
+        if old is not None:
+            self._bytes -= _size(key, old[0])
         self._bytes += _size(key, value)
 
     def _publish(self) -> None:
@@ -452,21 +446,22 @@ class SlatedbView:
 
 
 class LayeredView:
-    """The log's newest rows (None: deleted) over tables.
+    """The log's newest rows over tables.
 
     Where the tables may move, `newest` is the last commit that is shown; a read that they have made newer raises.
     """
 
     __slots__ = ("__weakref__", "_base", "_newest", "_rows")
 
-    def __init__(self, base: SlatedbView, rows: Frozen[bytes | None], newest: int | None) -> None:
+    def __init__(self, base: SlatedbView, rows: Frozen[LogRow], newest: int | None) -> None:
         self._base = base
         self._rows = rows
         self._newest = newest
 
     def get(self, key: bytes) -> bytes | None:
-        for _, value in self._rows.scan(key, key + b"\0"):
-            return value
+        row = self._rows.get(key)
+        if row is not None:
+            return row[0]
         found = self._base.get(key)
         self._check()
         return found
@@ -474,7 +469,8 @@ class LayeredView:
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         start, stop = start[: MAX_KEY_BYTES + 1], stop[: MAX_KEY_BYTES + 1]
         below = self._checked(self._base.scan(start, stop, reverse=reverse))
-        yield from laid_over(below, self._rows.scan(start, stop, reverse=reverse), reverse=reverse)
+        above = ((key, value) for key, (value, _) in self._rows.scan(start, stop, reverse=reverse))
+        yield from laid_over(below, above, reverse=reverse)
 
     def _checked(self, below: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
         """A scan reads one state of the tables, that of its beginning: to ask after the first row is enough."""
