@@ -547,8 +547,11 @@ class ConsumerRun:
 
     def _hand_over(self) -> None:
         """In order, handles what the fetching threads bring; else they handle it, and this waits for the end."""
+        if not self._options.ordered:
+            self._stopping.wait()
+            return
         with _calling(self._handler) as call:
-            while self._wait_until(lambda: self._options.ordered and self._ahead and self._ahead[0].fetched):
+            while self._wait_until(lambda: self._ahead and self._ahead[0].fetched):
                 self._handle(self._ahead[0], call)
 
     def _handle(self, batch: _ReadAhead, call: Callable[[Batch], object]) -> None:

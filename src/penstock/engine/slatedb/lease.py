@@ -74,8 +74,6 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 class LeaseStore(Protocol):
     """The part of an object store that a lease needs."""
 
-    url: str
-
     def read(self, path: str, known: Stored | None = None) -> Stored | None: ...
 
     def put_if(self, path: str, data: bytes, version: Version | None) -> Version: ...
@@ -392,8 +390,6 @@ class FolderStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.url = f"file://{folder}"
-        self.identity = self.url
 
     def read(self, path: str, known: Stored | None = None) -> Stored | None:
         """The newest version of an object, or None; `known` itself when it still is that."""
