@@ -134,22 +134,19 @@ def _export_file(
 
 
 class Meter:
-    """Counts what is done, and what of it was done by this run."""
+    """Counts what this run has written, and what an earlier one had."""
 
     def __init__(self, progress: Progress | None = None, total: int = 0) -> None:
         self._progress = progress
         self._total = total
-        self._done = 0
         self.written = 0
+        self.skipped = 0
 
-    def skip(self, count: int) -> None:
-        self._done += count
-
-    def add(self, count: int) -> None:
-        self._done += count
+    def add(self, count: int, skipped: int = 0) -> None:
         self.written += count
+        self.skipped += skipped
         if self._progress is not None:
-            self._progress(self._done, self._total)
+            self._progress(self.written + self.skipped, self._total)
 
 
 class _FolderExport:
@@ -205,7 +202,7 @@ class _FolderExport:
     def _skip(self, view: TopicView, after: int) -> None:
         """Counts what an earlier run has written."""
         if after > view.trimmed():
-            self._meter.skip(view.count_between(view.trimmed(), after))
+            self._meter.skipped += view.count_between(view.trimmed(), after)
 
     def _write_lines(self, view: TopicView, entry: TopicEntry) -> None:
         path = self._folder / topic_file(view.name, ".jsonl")
@@ -540,17 +537,10 @@ def import_(
     if unknown:
         raise ConfigError(f"the export in {folder} has no topic {unknown[0]!r}")
     total = sum(max(0, manifest.topics[name].through - manifest.topics[name].trimmed) for name in wanted)
-    imported = present = 0
+    meter = Meter(progress, total)
     for name in wanted:
-        check_name(name)
-        copying = _Import(core, name, manifest.topics[name], start_over)
-        for batch in _batches(_rows(folder, manifest, name)):
-            copying.add(batch)
-            if progress is not None:
-                progress(imported + present + copying.imported + copying.present, total)
-        imported += copying.imported
-        present += copying.present
-    return ImportReport(len(wanted), imported, present)
+        _Import(core, check_name(name), manifest.topics[name], start_over, meter).run(_rows(folder, manifest, name))
+    return ImportReport(len(wanted), meter.written, meter.skipped)
 
 
 def import_file(
@@ -561,19 +551,18 @@ def import_file(
         what = "CSV does not say what of an event was missing or bytes" if format else f"{name} says no format"
         raise ConfigError(f"{what}: import .jsonl, .parquet or .arrow")
     rows = _line_rows(source, name, None) if format == "jsonl" else _arrow_rows(source, format, name, None)
-    copying = _Import(core, check_name(topic), None, start_over)
-    for batch in _batches(rows):
-        copying.add(batch)
-    return ImportReport(1, copying.imported, copying.present)
+    meter = Meter()
+    _Import(core, check_name(topic), None, start_over, meter).run(rows)
+    return ImportReport(1, meter.written, meter.skipped)
 
 
 class _Import:
     """One topic being filled."""
 
-    def __init__(self, core: JournalCore, name: str, entry: TopicEntry | None, start_over: bool) -> None:
+    def __init__(self, core: JournalCore, name: str, entry: TopicEntry | None, start_over: bool, meter: Meter) -> None:
         self._log = TopicLog(core, name)
         self._name = name
-        self.imported = self.present = 0
+        self._meter = meter
         with core.engine.read() as snap:
             ended = None if start_over else ended_topic(snap, name)
         if ended is not None:
@@ -585,7 +574,12 @@ class _Import:
         self._run(lambda commit: adopt_topic(commit, name, None if entry is None else entry.settings, start_over))
         self._began, self._latest = self._log.ask(lambda view: (view.began(), view.latest()), (0, 0))
 
-    def add(self, rows: Copies) -> None:
+    def run(self, rows: Iterator[Copies]) -> None:
+        """Fills the topic with what it does not hold yet."""
+        for batch in _batches(rows):
+            self._add(batch)
+
+    def _add(self, rows: Copies) -> None:
         if rows.seqs[0] <= self._began:
             raise ConfigError(
                 f"topic {self._name!r} begins after {self._began}, where one of this name was dropped, and the import "
@@ -594,13 +588,12 @@ class _Import:
         known = sum(1 for seq in rows.seqs if seq <= self._latest)
         if known:
             self._compare(rows, known)
-            self.present += known
             rows.drop_first(known)
         if len(rows):
             latest = self._latest
             self._run(lambda commit: append_copies(commit, self._name, rows, latest))
             self._latest = rows.seqs[-1]
-            self.imported += len(rows)
+        self._meter.add(len(rows), known)
 
     def _compare(self, rows: Copies, known: int) -> None:
         """Raises ConfigError when the topic has another history; both ends of a batch tell, since ids are unique."""
