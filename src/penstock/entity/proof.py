@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -31,7 +31,23 @@ class CheckReport(msgspec.Struct, frozen=True):
         return self.ok
 
 
-class TreeRoot(msgspec.Struct, frozen=True):
+class _JsonLine(msgspec.Struct, frozen=True):
+    """A value that third parties get as one line of JSON."""
+
+    def to_json(self) -> str:
+        """The value as one line of JSON."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Reads what `to_json` wrote; ConfigError when it is something else."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ConfigError(f"that is no {cls.__name__} in JSON: {error}") from error
+
+
+class TreeRoot(_JsonLine, frozen=True):
     """A topic's history in one hash: publish it or sign it, and proofs can be checked against it."""
 
     journal: str
@@ -50,17 +66,8 @@ class TreeRoot(msgspec.Struct, frozen=True):
         lines = ("penstock root v1", self.journal, self.topic, self.through, self.hash, self.published_ms)
         return "".join(f"{line}\n" for line in lines).encode()
 
-    def to_json(self) -> str:
-        """The root as one line of JSON."""
-        return msgspec.json.encode(self).decode()
 
-    @classmethod
-    def from_json(cls, text: str | bytes) -> TreeRoot:
-        """Reads what `to_json` wrote; ConfigError when it is something else."""
-        return _read(text, cls, "root")
-
-
-class InclusionProof(msgspec.Struct, frozen=True):
+class InclusionProof(_JsonLine, frozen=True):
     """Shows that an event is in a topic's history under a root; `penstock.check_proof` checks it."""
 
     root: TreeRoot
@@ -81,15 +88,6 @@ class InclusionProof(msgspec.Struct, frozen=True):
         except (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise ConfigError(f"the proof's leaf is no event: {error}") from error
         return found
-
-    def to_json(self) -> str:
-        """The proof as one line of JSON."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> InclusionProof:
-        """Reads what `to_json` wrote; ConfigError when it is something else."""
-        return _read(text, cls, "proof")
 
 
 LEAF_FIELDS = (
@@ -176,16 +174,6 @@ def _load(key: object, *, private: bool) -> Any:
     if not isinstance(key, wanted):
         raise ConfigError(f"roots are signed with Ed25519 keys, not with {type(key).__name__}")
     return key
-
-
-T = TypeVar("T")
-
-
-def _read(text: str | bytes, kind: type[T], what: str) -> T:
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"that is no {what} in JSON: {error}") from error
 
 
 # ── The Merkle tree of RFC 6962 with SHA-256: leaves and nodes are hashed apart, so that neither passes for the other
