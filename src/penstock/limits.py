@@ -117,6 +117,8 @@ INDEX_FILTER_TERMS: Final = 262_144
 """Runs with more entities than this have no filter: they are large, and most look-ups find something there."""
 INDEX_WAITING_EVENTS: Final = 250_000
 """Events of one topic that may be in no run before a batch waits a moment for the indexer."""
+UNFOLDED_TOPICS: Final = 64
+"""Topics that a look for causes or correlations asks because what they name is not noted yet (`journal.locating`)."""
 INDEX_MEMORY_BYTES: Final = 64 << 20
 """The most bytes of one topic's newest events kept in memory for look-ups by key, when building runs is behind."""
 

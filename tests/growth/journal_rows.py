@@ -15,9 +15,6 @@ from growth.world import Count, World
 from penstock import Draft, Outbox, Subscription, Watch, Worker
 from penstock.surface.subscription import EventFollower
 
-TOPICS_ASKED = "asks every topic: no index of correlations and causes is for all of them"
-
-
 TOPICS_MERGED = "asks every topic that is meant: the first of all may be in any of them"
 
 
@@ -158,9 +155,9 @@ JOURNALS = [
     Row("Journal.subscribe", follow, subscribed_across),
     Row("Journal.commit", lambda w: w.journal.commit("consumer 7", {"log": w.log.latest, "written": 1})),
     Row("Journal.cursor", lambda w: w.journal.cursor("consumer 8"), grows=TOPICS_MERGED),
-    Row("Journal.correlated", lambda w: size(w.journal.correlated(w.chain)), grows=TOPICS_ASKED),
-    Row("Journal.correlated(none)", lambda w: size(w.journal.correlated("no chain")), grows=TOPICS_ASKED),
-    Row("Journal.graph", lambda w: w.journal.graph(w.chain), grows=TOPICS_ASKED),
+    Row("Journal.correlated", lambda w: size(w.journal.correlated(w.chain))),
+    Row("Journal.correlated(none)", lambda w: size(w.journal.correlated("no chain"))),
+    Row("Journal.graph", lambda w: w.journal.graph(w.chain)),
     Row("Journal.pressure", lambda w: w.journal.pressure()),
     Row("Journal.describe", lambda w: size(w.journal.describe().topics)),
     Row("Journal.stats", lambda w: everything(w, w.journal.stats())),
@@ -201,6 +198,7 @@ TOPICS = [
         lambda w: w.written.position_of(w.middle),
     ),
     Row("Topic.append(cause=)", lambda w, cause: w.written.append("paid", cause=cause), lambda w: w.log.get(2)),
+    Row("Topic.correlated", lambda w: size(w.log.correlated(w.chain))),
     Row("Topic.append(cause=id)", lambda w, id: w.written.append("paid", cause=id), lambda w: w.log.get(2).id),
     Row("Topic.append_many", lambda w: size(w.written.append_many(drafts()))),
     Row("Topic.submit", lambda w: w.written.submit("placed").result()),
@@ -266,19 +264,10 @@ TOPICS = [
     Row("Topic.rebuild", lambda w: Many(w.topic("rebuilt").rebuild(Count).events)),
     Row("Topic.verify_states", lambda w: w.topic("rebuilt").verify_states(Count) or Many(w.size)),
     Row("Topic.ancestors", lambda w, event: size(w.log.ancestors(event)), lambda w: w.log.get(w.size + 2)),
-    Row(
-        "Topic.effects",
-        lambda w, event: size(w.log.effects(event)),
-        lambda w: w.log.get(w.size + 1),
-        grows=TOPICS_ASKED,
-    ),
-    Row(
-        "Topic.effects(none)",
-        lambda w, event: size(w.log.effects(event)),
-        lambda w: w.log.get(w.size + 2),
-        grows=TOPICS_ASKED,
-    ),
-    Row("Topic.correlated", lambda w: size(w.log.correlated(w.chain)), grows=TOPICS_ASKED),
+    Row("Topic.ancestors(id)", lambda w, id: size(w.log.ancestors(id)), lambda w: w.log.get(w.size + 2).id),
+    Row("Topic.ancestors(none)", lambda w: size(w.log.ancestors("0190163d-8694-739b-aea5-966c26f8ad91"))),
+    Row("Topic.effects", lambda w, event: size(w.log.effects(event)), lambda w: w.log.get(w.size + 1)),
+    Row("Topic.effects(none)", lambda w, event: size(w.log.effects(event)), lambda w: w.log.get(w.size + 2)),
     Row("Topic.verify", lambda w: Many(w.topic("verified").verify().unhashed)),
     Row(
         "Topic.check",

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import penstock
 from penstock import Draft, Journal, ManualClock, Projection, Queue, Topic, on
-from penstock.journal import catalog, summaries, upkeep
+from penstock.journal import catalog, locating, summaries, upkeep
 from penstock.journal.index import index, indexer, memtable, runs
 
 SMALL, LARGE = 150, 2_400
@@ -26,10 +26,11 @@ TOGETHER = 50
 """Events of one commit, where many are built."""
 EACH = 3
 """Events of one key, of one correlation."""
-LOGS = ("log", "compact", "compact_keys", "reindex", "dropped", "verified", "rebuilt", "window", "emptied", "written")
+LOGS = ("log", "compact", "compact_keys", "reindex", "dropped", "verified", "rebuilt", "emptied", "written")
 """Topics with the same events; each operation that would change them for others has its own."""
 
 SIZES = [
+    (locating, "UNFOLDED_TOPICS", 8),
     (indexer, "INDEX_RUN_EVENTS", 128),
     (indexer, "INDEX_RUN_BYTES", 16 << 10),
     (memtable, "INDEX_RUN_EVENTS", 128),
@@ -46,7 +47,6 @@ SIZES = [
     (summaries, "SUMMARY_EVENTS", 16),
     (upkeep, "SUMMARY_RANGES", 4),
     (catalog, "SUMMARY_EVENTS", 16),
-    (upkeep, "SUMMARY_EVENTS", 16),
     (catalog, "BLOCK_BYTES", 8 << 10),
     (catalog, "SMALL_BYTES", 1 << 10),
 ]
@@ -66,6 +66,7 @@ def small_parts() -> Iterator[None]:
             (upkeep.Housekeeper, "request_reclaim"),
             (indexer.Indexer, "request"),
             (indexer.Indexer, "request_merge"),
+            (indexer.Indexer, "request_fold"),
             (indexer.Indexer, "make_room"),
         ):
             stack.enter_context(patch.object(thread, name, lambda self, topic=None: None))
@@ -92,7 +93,7 @@ class World:
         self.log = journal.topic("log")
         """Read by the rows of the table, and never written."""
         self.written = journal.topic("written")
-        for name in ("log", "written", "rebuilt"):
+        for name in LOGS:
             list(journal.topic(name).read(key="none"))  # the first look-up after opening has a row of its own
         self.middle = f"key {size // EACH // 2}"
         """A key with a few events in the middle of every log."""
@@ -124,6 +125,7 @@ def build(journal: Any, size: int, clock: ManualClock) -> None:
     for number in range(size // 15):
         journal.topic(f"other-{number:05}").append("placed", {"n": number}, correlation=f"alone {number}")
         log.commit(f"consumer {number}", log.latest - 2)
+    journal._core.indexer.notes.fold()
     for name in ("log", "rebuilt"):
         journal.topic(name).project(Count, f"key {size // EACH // 2}")
     fill_queues(journal, size)

@@ -1,8 +1,8 @@
 """Causes, effects and correlations, across the topics of a journal.
 
 Every event may name the event that caused it and the correlation they share. Causes are found by id; effects and
-correlations through the index (see `penstock.journal.index.index`), topic by topic. A causal walk sees one snapshot,
-and no event that is past its topic's `max_age`, removed or not.
+correlations through the index (see `penstock.journal.index.index`) of the topics that may have some. A causal walk
+sees one snapshot, and no event that is past its topic's `max_age`, removed or not.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.events import Event, Receipt
-from penstock.journal import keys
 from penstock.journal.index.index import Lookup
-from penstock.journal.reading import TopicView, find_event
+from penstock.journal.locating import find_event, topics_naming
+from penstock.journal.reading import TopicView
 from penstock.names import check_text
 
 if TYPE_CHECKING:
@@ -39,20 +39,20 @@ def ancestors(core: JournalCore, event: Event | Receipt | str) -> Iterator[Event
 def effects(core: JournalCore, event: Event | Receipt | str) -> Iterator[Event]:
     """What an event caused directly, in the order it was recorded."""
     id = id_of(event)
-    lookups, now = _lookups(core), core.clock.now_ms()
+    lookups, now = _lookups(core, id), core.clock.now_ms()
     with core.engine.read() as snap:
-        found = [lookup.caused_by(id) for lookup in _opened(core, snap, lookups, now)]
+        found = [lookup.caused_by(id) for lookup in _opened(core, snap, id, lookups, now)]
         yield from merge(*found, key=_order)
 
 
 def correlated(core: JournalCore, correlation_id: str) -> Iterator[Event]:
     """Every event of a correlation, the one that began it included: as recorded, causes before their effects."""
     check_text(correlation_id, "correlation_id")
-    lookups, now = _lookups(core), core.clock.now_ms()
+    lookups, now = _lookups(core, correlation_id), core.clock.now_ms()
     with core.engine.read() as snap:
         # The first event of a chain has no correlation id: its own id is that of all others.
         first = find_event(snap, correlation_id, now)
-        found = [lookup.correlated(correlation_id) for lookup in _opened(core, snap, lookups, now)]
+        found = [lookup.correlated(correlation_id) for lookup in _opened(core, snap, correlation_id, lookups, now)]
         beginning = [first] if first is not None and first.correlation_id != correlation_id else []
         yield from causes_first(merge(beginning, *found, key=_order))
 
@@ -119,18 +119,19 @@ def id_of(event: Event | Receipt | str) -> str:
     raise ConfigError(f"name an event by itself, its receipt or its id, not by {event!r:.80}")
 
 
-def _lookups(core: JournalCore) -> dict[str, Lookup]:
-    """Begun before the snapshot is taken, for the topics that there are by now."""
-    return {name: core.index.lookup(name) for name in core.topics()}
+def _lookups(core: JournalCore, id: str) -> dict[str, Lookup]:
+    """Begun before the snapshot is taken, for the topics that may name an id by now."""
+    with core.engine.read() as snap:
+        names = topics_naming(snap, id)
+    return {name: core.index.lookup(name) for name in names}
 
 
-def _opened(core: JournalCore, snap: Snapshot, begun: dict[str, Lookup], now_ms: int) -> Iterator[Lookup]:
-    """Look-ups in all topics of a snapshot, without what is too old for a reader."""
-    for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC)):
-        name = keys.stored_name(key[1:])
+def _opened(core: JournalCore, snap: Snapshot, id: str, begun: dict[str, Lookup], now_ms: int) -> Iterator[Lookup]:
+    """Look-ups in the topics of a snapshot that may name an id, without what is too old for a reader."""
+    for name in topics_naming(snap, id):
         view = TopicView.open(snap, name, now_ms)
         if view is not None:
-            # A topic that was made since they were begun is read as it is: what is in memory may be newer than this.
+            # A topic that came since they were begun is read as it is: what is in memory may be newer than this.
             yield (begun.get(name) or Lookup(core.index, name, None, None)).open(view)
 
 

@@ -33,7 +33,6 @@ from penstock.journal.blocks import (
     seal,
     stamp,
 )
-from penstock.journal.catalog import Head
 from penstock.journal.commit import Commit, next_id, topic_is_full
 from penstock.journal.leaves import keep_hashes, leaves_of
 from penstock.journal.summaries import summarise
@@ -251,10 +250,11 @@ def _refer(commit: Commit, key: bytes, block: StagedBlock, piece: int, index: in
     if last > MAX_POSITION:
         raise topic_is_full(name, head.latest, block.count)
     recorded = max(commit.now_ms, head.recorded_ms)
-    number = next_id(head.last_id, recorded)
+    number = next_id(head.last_id, recorded, head.id_bits)
     made = Reference(key, block.size, block.count, first, recorded, number)
     commit.tx.put(keys.block_key(head.topic_id, first), pack_reference(made))
-    commit._new_heads[name] = Head(name, head.topic_id, head.settings, last, recorded, number + block.count - 1)
+    unfolded = commit.note_causes(head)  # it may have causes: the block is not opened here
+    commit._new_heads[name] = head.ended(last, recorded, number + block.count - 1, unfolded=unfolded)
     commit.touched[name] = commit.touched.get(name, 0) + block.count
     return head.topic_id, first, piece, index
 
@@ -328,7 +328,8 @@ def append_wires(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
     head = commit.ensure(name)
     recorded = max(commit.now_ms, head.recorded_ms)
     first = seq = head.latest + 1
-    number = next_id(head.last_id, recorded)
+    number = next_id(head.last_id, recorded, head.id_bits)
+    causal = False
     for wire, value in _ahead(_values(wires, seq, recorded, number)):
         count = wire.count
         if seq + count - 1 > MAX_POSITION:
@@ -338,10 +339,12 @@ def append_wires(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
         if head.settings.verified:
             block = read_block(value, name)
             keep_hashes(commit.tx, head.topic_id, block.seqs, leaves_of(block))
+        causal = causal or wire.correlation is not None or wire.causation is not None
         seq += count
         number += count
     if seq > first:
-        commit._new_heads[name] = Head(name, head.topic_id, head.settings, seq - 1, recorded, number - 1)
+        unfolded = commit.note_causes(head) if causal else head.unfolded
+        commit._new_heads[name] = head.ended(seq - 1, recorded, number - 1, unfolded=unfolded)
         commit.touched[name] = commit.touched.get(name, 0) + seq - first
     return range(first, seq)
 

@@ -193,6 +193,15 @@ class Head(msgspec.Struct, eq=False):
     since: int = 0
     tail: RecentBlocks | None = None
     """The newest small blocks, while the writer still knows what is in them."""
+    id_bits: int = 0
+    """What its events' ids have in common: see `keys.id_bits`."""
+    unfolded: bool = False
+    """Whether the store says already that causes and correlations of this topic are to be noted."""
+
+    def ended(self, latest: int, recorded_ms: int, last_id: int, *, unfolded: bool) -> Head:
+        """The head after more events."""
+        settings, bits = self.settings, self.id_bits
+        return Head(self.name, self.topic_id, settings, latest, recorded_ms, last_id, id_bits=bits, unfolded=unfolded)
 
 
 class Barrier:
@@ -229,6 +238,8 @@ class Catalog:
         """Grows when a commit has failed: blocks that were read inside it may never have been written."""
         self.reshaped = 0
         """Grows whenever blocks may have been exchanged by others than the housekeeper."""
+        self.unfolded = 0
+        """How many topics commits have said to be unfolded."""
         self.exchanged = 0
         """Grows whenever blocks may have been exchanged by others than the writer itself."""
 
@@ -263,7 +274,7 @@ def load_head(tx: Snapshot, name: str, record: TopicRecord) -> Head:
     block = last_block(tx, record.topic_id, name)
     if block is not None and block.last >= latest:
         latest, recorded, last_id = block.last, block.last_recorded_ms, block.last_id
-    return Head(name, record.topic_id, record.settings, latest, recorded, last_id)
+    return Head(name, record.topic_id, record.settings, latest, recorded, last_id, id_bits=keys.id_bits(name))
 
 
 def create_topic(tx: WriteTx, name: str, settings: Settings | None = None) -> Head:
@@ -276,13 +287,17 @@ def create_topic(tx: WriteTx, name: str, settings: Settings | None = None) -> He
     tx.put(keys.NEXT_TOPIC, keys.pack_seq(topic_id + 1))
     record = TopicRecord(topic_id, settings or Settings())
     save_record(tx, name, record)
+    tx.put(keys.NAME + keys.place_of(name, topic_id), name.encode())
+    if value is None:  # a new store: every topic will have such a row
+        tx.put(keys.NAME, b"")
+    bits = keys.id_bits(name)
     ended = ended_topic(tx, name)
     if ended is None:
-        return Head(name, topic_id, record.settings, 0, 0, 0)
+        return Head(name, topic_id, record.settings, 0, 0, 0, id_bits=bits)
     tx.delete(keys.ended_key(name))
     last, recorded_ms, last_id = ended.last, ended.recorded_ms, ended.last_id
     save_state(tx, topic_id, TopicState(last, last, last, recorded_ms, last_id, began=last))
-    return Head(name, topic_id, record.settings, last, recorded_ms, int.from_bytes(last_id))
+    return Head(name, topic_id, record.settings, last, recorded_ms, int.from_bytes(last_id), id_bits=bits)
 
 
 class EndedTopic(msgspec.Struct, frozen=True, array_like=True):

@@ -44,12 +44,10 @@ if TYPE_CHECKING:
 
 
 _VERSION_BITS = 0x7 << 76 | 0x2 << 62
-_RANDOM_BITS = (1 << 80) - 1 & ~(0xF << 76 | 0x3 << 62 | 1 << 61)
-"""What is random in an id. The run's ids count up from there: the top bit of the counted part is free for the carry."""
-
-
-_ROOM = 1 << 32
-"""Ids that a topic may use in one commit before those of the next topic begin."""
+_RANDOM_BITS = (1 << 80) - 1 & ~(0xF << 76 | 0x3 << 62 | 1 << 61 | keys.ID_BITS | 1 << 31)
+_COUNTED_BITS = (1 << 31) - 1
+"""What is random in an id. Commits of one millisecond count up above the bits of the topic, a run's ids below them; in
+both the top bit is free for the carry."""
 
 
 class EntityHistory(Protocol):
@@ -245,8 +243,7 @@ class Commit:
         last_id = self._last_id
         if head.last_id > last_id or last_id >> 80 != recorded_ms:
             last_id = head.last_id
-        base_id = next_id(last_id, recorded_ms)
-        self._last_id = base_id + _ROOM
+        base_id = self._last_id = next_id(last_id, recorded_ms, head.id_bits)
         additions = self.additions[name] = TopicAdditions(head, head.latest + 1, recorded_ms, base_id, [])
         return additions
 
@@ -357,6 +354,9 @@ class Commit:
             if head.settings.verified:
                 seqs, ids = range(first, first + count), range(additions.base_id, additions.base_id + count)
                 keep_hashes(self.tx, head.topic_id, seqs, leaves(columns, seqs, ids, [additions.recorded_ms] * count))
+            unfolded = head.unfolded
+            if not unfolded and (columns.correlation is not None or columns.causation is not None):
+                unfolded = self.note_causes(head)
             if name in self.entities.memtables:
                 if wires[0] is None:
                     wires = [build_wire(columns, first, additions.recorded_ms, additions.base_id)]
@@ -369,7 +369,7 @@ class Commit:
                 additions.recorded_ms,
                 additions.base_id + count - 1,
             )
-            ended.tail = head.tail
+            ended.tail, ended.id_bits, ended.unfolded = head.tail, head.id_bits, unfolded
             if head.newest is not None:
                 _note_newest(head.newest, columns, first)
                 ended.newest, ended.since = head.newest, head.since
@@ -377,6 +377,14 @@ class Commit:
             self.touched[name] = self.touched.get(name, 0) + count
         self.additions.clear()
         self.gathered -= self.tx.writes - before  # these were counted when they were gathered
+
+    def note_causes(self, head: Head) -> bool:
+        """Says in the store that causes and correlations of a topic are to be noted, from where it ends."""
+        key = keys.UNFOLDED + keys.place_of(head.name, head.topic_id)
+        if not head.unfolded and self.tx.get(key) is None:
+            self.tx.put(key, keys.pack_seq(head.latest))
+            self.catalog.unfolded += 1
+        return True
 
     def publish(self) -> None:
         """The transaction has ended well: the writer's view of the topics follows."""
@@ -404,8 +412,11 @@ _randoms: list[int] = []
 os.register_at_fork(after_in_child=_randoms.clear)
 
 
-def next_id(last_id: int, ms: int) -> int:
-    """The id of a run's first event: a UUIDv7 of time `ms`, above every id the topic has given out."""
+def next_id(last_id: int, ms: int, bits: int) -> int:
+    """The id of a run's first event: a UUIDv7 of time `ms`, above every id the topic has given out.
+
+    Twelve of its bits are a hash of the topic's name: who looks for an id asks few topics (see `journal.locating`).
+    """
     try:
         random = _randoms.pop()
     except IndexError:  # from the system's supply by the kilobyte: a call for each would cost more than the id
@@ -413,8 +424,8 @@ def next_id(last_id: int, ms: int) -> int:
         _randoms.extend([int.from_bytes(supply[at : at + 10]) for at in range(10, len(supply), 10)])
         random = int.from_bytes(supply[:10])
     if last_id >> 80 == ms:
-        return last_id + 1 + (random & 0xFFFFFF)
-    return ms << 80 | random & _RANDOM_BITS | _VERSION_BITS
+        return (last_id >> 44) + 1 << 44 | bits | random & _COUNTED_BITS
+    return ms << 80 | random & _RANDOM_BITS | bits | _VERSION_BITS
 
 
 # ── Appends that ask the store first: dedup keys, causes that are drafts of the same batch ──
@@ -742,7 +753,11 @@ def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
     commit.tx.put(keys.block_key(head.topic_id, first), stored)
     if head.settings.verified:
         keep_hashes(commit.tx, head.topic_id, rows.seqs, leaves(rows.columns, rows.seqs, rows.ids, rows.times))
-    commit._new_heads[name] = Head(name, head.topic_id, head.settings, last, rows.times[-1], rows.ids[-1])
+    causal = rows.columns.correlation is not None or rows.columns.causation is not None
+    unfolded = commit.note_causes(head) if causal else head.unfolded
+    if any(id & keys.ID_BITS != head.id_bits for id in rows.ids):
+        commit.tx.put(keys.OTHER_IDS + keys.place_of(name, head.topic_id), b"")
+    commit._new_heads[name] = head.ended(last, rows.times[-1], rows.ids[-1], unfolded=unfolded)
     commit.touched[name] = commit.touched.get(name, 0) + len(rows)
 
 

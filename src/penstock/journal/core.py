@@ -28,12 +28,12 @@ from penstock.journal.description import Description, Pressure
 from penstock.journal.dropping import DropReport, drop_topic
 from penstock.journal.index.index import EntityIndex
 from penstock.journal.index.indexer import Indexer
+from penstock.journal.locating import find_event, list_topics
 from penstock.journal.moving import check_finished
-from penstock.journal.reading import find_event
 from penstock.journal.upkeep import Hold, Housekeeper, Trim, cursor_holds
 from penstock.journal.waking import Hub
 from penstock.journal.writer import Writer, WriteRequest
-from penstock.limits import INDEX_RUN_EVENTS
+from penstock.limits import INDEX_RUN_EVENTS, UNFOLDED_TOPICS
 from penstock.names import check_name
 from penstock.observe.logs import Log
 
@@ -195,12 +195,14 @@ class JournalCore:
         """Does all housekeeping now: merges small blocks, applies retention, brings the index up to date."""
         self.writer.check_idle_here()  # the housekeeper may be waiting for this thread's transaction to end
         self.housekeeper.clear_dropped()
+        list_topics(self.engine, self.writer)
         unreadable: Corrupt | None = None
         for name in self.topics():
             try:
                 self.housekeeper.maintain(name, thorough=True, index=partial(self.indexer.index, thorough=True))
             except Corrupt as error:
                 unreadable = unreadable or error
+        self.indexer.notes.fold()
         if unreadable is not None:  # after all others have had their turn
             raise unreadable
 
@@ -255,6 +257,9 @@ class JournalCore:
                 self.housekeeper.note(name, count)
                 if count >= INDEX_RUN_EVENTS // 8:
                     self.indexer.request(name)
+            if self.writer.catalog.unfolded >= UNFOLDED_TOPICS:
+                self.writer.catalog.unfolded = 0
+                self.indexer.request_fold()
         except Exception:
             log.exception("a commit was kept, but not every waiter could be told of it")
 

@@ -17,6 +17,10 @@
     w batch                   a large batch that is being staged (journal.bulk.staging, msgpack)
     v batch                   one that is published, with blocks that are stored apart (msgpack)
     x batch piece index       a block that is stored apart
+    N place                   a topic's name; N alone: every topic has one (journal.locating)
+    A place                   a topic with events whose ids were given elsewhere (journal.locating)
+    C hash place              a topic with events of a correlation or of a cause (journal.locating)
+    U place                   a topic of which C says nothing after a position (journal.locating)
     e name                    where a dropped topic of this name ended: one made later begins after it (msgpack)
     g topic                   a dropped topic whose rows are not all cleared yet (journal.upkeep.dropping, msgpack)
     f owner                   an exclusive fence that is open: in which file (entity.staging.holders)
@@ -27,12 +31,14 @@
     r …                       published Merkle roots  (entity layer)
     q …                       queues                  (queue layer)
 
-`topic` is its id, 4 bytes; positions are 8 bytes; both big-endian, so that byte order is numeric order.
+`topic` is its id, 4 bytes; positions are 8 bytes; both big-endian, so that byte order is numeric order. `place` is two
+bytes of a hash of a topic's name, and its id.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated
@@ -64,12 +70,17 @@ APART = b"x"
 DROPPED = b"g"
 ENDED = b"e"
 FENCE = b"f"
+NAME = b"N"
+OTHER_IDS = b"A"
+CAUSAL = b"C"
+UNFOLDED = b"U"
 
 _block = struct.Struct(">cIQ")
 _topic = struct.Struct(">cI")
 _dedup = struct.Struct(">cII")
 _seq = struct.Struct(">Q")
 _piece = struct.Struct(">II")
+_place = struct.Struct(">HI")
 
 MAX_SEQ = MAX_POSITION
 MAX_BUCKET = (1 << 32) - 1
@@ -139,6 +150,25 @@ def topic_key(name: str) -> bytes:
 
 def ended_key(name: str) -> bytes:
     return ENDED + name.encode()
+
+
+ID_BITS = 0xFFF << 32
+"""Where ids carry a hash of their topic's name."""
+
+
+def id_bits(name: str) -> int:
+    """The bits that the ids of a topic's events have in common."""
+    return zlib.crc32(name.encode()) >> 20 << 32
+
+
+def place_of(name: str, topic: int) -> bytes:
+    """Where, among the topics whose events have the same bits in their ids, a topic is listed."""
+    return _place.pack(id_bits(name) >> 32, topic)
+
+
+def place_id(place: bytes) -> int:
+    """The id of the topic at a place."""
+    return int.from_bytes(place[-4:])
 
 
 def aged_key(name: str) -> bytes:

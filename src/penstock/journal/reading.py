@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import Corrupt, PositionTrimmed
-from penstock.events import Event, parse_id
+from penstock.events import Event
 from penstock.journal import keys
 from penstock.journal.blocks import Block, may_hold
 from penstock.journal.catalog import (
@@ -436,16 +436,3 @@ class TopicView:
             else:
                 high = middle
         return block.seq(low - 1)
-
-
-def find_event(snap: Snapshot, id: str, now_ms: int | None = None) -> Event | None:
-    """The event with an id, in whichever topic it is; for a reader who says what time it is, none that is too old."""
-    number = parse_id(id)
-    if number is None:
-        return None
-    for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC)):
-        view = TopicView.open(snap, keys.stored_name(key[1:]), now_ms)
-        found = view.find(number) if view else None
-        if found is not None:
-            return found
-    return None

@@ -13,8 +13,9 @@ from penstock.journal import interrupts
 from penstock.journal.commit import Commit
 from penstock.journal.following import event_query
 from penstock.journal.interrupts import Shield, is_inside
+from penstock.journal.locating import find_event
 from penstock.journal.log import read_view
-from penstock.journal.reading import TopicView, find_event
+from penstock.journal.reading import TopicView
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore

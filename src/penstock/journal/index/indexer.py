@@ -51,6 +51,7 @@ from penstock.journal.index.runs import (
     sorted_sources,
     term_rows,
 )
+from penstock.journal.locating import CausalNotes, is_crowded
 from penstock.journal.reading import TopicView
 from penstock.journal.summaries import forget_hashes
 from penstock.journal.writer import Writer, WriteRequest
@@ -100,6 +101,9 @@ class Indexer:
         self._closed = False
         self._left = False
         """Whether an earlier process has left something unindexed."""
+        self.notes = CausalNotes(engine, writer, lambda: self._closed, self._breathe)
+        self._folding = False
+        """Whether topics are to be folded."""
         self._worked_since = 0.0
         self._lookups = 0
 
@@ -107,9 +111,12 @@ class Indexer:
         """Has what an earlier process left unindexed taken up when the journal is calm."""
         with self._engine.read() as snap:
             self._left = next(iter(snap.scan(keys.HASHES, keys.prefix_end(keys.HASHES))), None) is not None
+            crowded = is_crowded(snap)
         if self._left:
             with self._lock:
                 self._start()
+        if crowded:
+            self.request_fold()
 
     def request(self, topic: str) -> None:
         """Asks for a look at a topic soon."""
@@ -119,6 +126,15 @@ class Indexer:
         """Asks for few runs when the journal is calm: a look-up had to ask many."""
         if topic not in self._to_merge and not self._engine.read_only:
             self._ask(self._to_merge, topic)
+
+    def request_fold(self) -> None:
+        """Asks for topics to be folded (see `journal.locating`): many are not."""
+        with self._lock:
+            if self._closed:
+                return
+            self._folding = True
+            self._start()
+        self._wanted.set()
 
     def _ask(self, options: set[str], topic: str) -> None:
         with self._lock:
@@ -241,6 +257,9 @@ class Indexer:
 
     def _do_due(self) -> None:
         while not self._closed:
+            if self._folding:
+                self._folding = False
+                self._try("", lambda _: self.notes.fold())
             with self._lock:
                 if not self._due:
                     return

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from penstock.errors import PenstockError
 from penstock.events import Event
-from penstock.journal.reading import find_event
+from penstock.journal.locating import find_event
 from penstock.names import is_system
 from penstock.observe.sample import Finding, QueueSample, Sample, TopicSample
 from penstock.observe.workers import TOPIC as WORKERS
