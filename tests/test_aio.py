@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import runpy
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,8 +23,6 @@ from penstock.surface.arguments import OpenArguments
 from server.serving import serving
 from waiting import DEADLINE
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "async_handles.py"
-
 
 class Total(Projection):
     total: int = 0
@@ -35,9 +32,19 @@ class Total(Projection):
         self.total += payload
 
 
-def test_the_handles_are_up_to_date() -> None:
-    made = runpy.run_path(str(SCRIPT))
-    assert made["PAGE"].read_text("utf-8") == made["page"](), "run: python scripts/async_handles.py"
+BELONGS_TO_A_THREAD = {"transaction", "fence", "submit", "submit_many", "try_submit", "try_submit_many"}
+"""They hold a thread, or `append` in a task of its own does the same."""
+
+
+@pytest.mark.parametrize("sync", [penstock.Journal, penstock.Topic, penstock.Queue, penstock.Delivery, penstock.Outbox])
+def test_every_method_has_its_form_for_event_loops(sync: type[Any]) -> None:
+    handle: type[Any] = getattr(aio, f"Async{sync.__name__}")
+    own = {name for name in vars(sync) if not name.startswith("_") and not name.endswith("_async")}
+    assert own - BELONGS_TO_A_THREAD <= set(vars(handle)), "an operation that event loops lack"
+    for name, method in vars(handle).items():
+        like = vars(sync).get(name)
+        if callable(method) and like is not None and hasattr(method, "__wrapped__"):
+            assert method.__doc__ == like.__doc__ or name in ("ack", "nack"), name
 
 
 def test_opening_takes_the_arguments_of_penstock_open() -> None:

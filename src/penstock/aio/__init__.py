@@ -6,7 +6,7 @@
 ...     async for event in orders.read():
 ...         print(event.seq, event.payload)
 
-    handles       the handles, made from those of `penstock.surface` by scripts/async_handles.py
+    handles       the handles, method by method those of `penstock.surface`
     running       how their calls run beside the loop
 
 What holds a thread for its whole life has no form here: run a block with a transaction or a fence in

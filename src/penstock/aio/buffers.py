@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ParamSpec, Self, TypeVar
 
-from penstock.aio.running import AsyncHandle, in_thread, submitted
-from penstock.buffer import Batch, Consumer, Descriptor, Producer
-from penstock.clock import Seconds
+from penstock.aio.running import AsyncHandle, in_thread, submitted, threaded
+from penstock.buffer import Batch, Consumer, Producer
 
 A = TypeVar("A")
 H = TypeVar("H")
@@ -24,13 +23,8 @@ class AsyncProducer(AsyncHandle[Producer]):
         """Adds entries and returns when the manifest holds them; waits where the buffer has no room."""
         await submitted(lambda: self._sync.produce(entries, metadata, timeout=0))
 
-    async def flush(self, timeout: Seconds | None = None) -> None:
-        """Returns when everything produced so far is in the manifest."""
-        await in_thread(self._sync.flush, timeout)
-
-    async def close(self, timeout: Seconds = 30) -> None:
-        """Sends what is left and ends; what the store did not take by then is raised."""
-        await in_thread(self._sync.close, timeout)
+    flush = threaded(Producer.flush)
+    close = threaded(Producer.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -58,29 +52,12 @@ class AsyncConsumer(AsyncHandle[Consumer]):
             if step.done():  # else its caller was cancelled, and the batch is the next one's
                 self._under_way = None
 
-    async def next_descriptors(self, limit: int) -> list[Descriptor]:
-        """Up to `limit` of the next entries, to be fetched elsewhere. The cursor moves now."""
-        return await in_thread(self._sync.next_descriptors, limit)
-
-    async def fetch(self, descriptor: Descriptor) -> Batch:
-        """The batch that an entry names."""
-        return await in_thread(self._sync.fetch, descriptor)
-
-    async def ack(self, sequence: int) -> None:
-        """Acknowledges the oldest batch that was handed out."""
-        await in_thread(self._sync.ack, sequence)
-
-    async def ack_through(self, sequence: int) -> None:
-        """Acknowledges everything through a sequence, and removes it from the manifest."""
-        await in_thread(self._sync.ack_through, sequence)
-
-    async def flush(self) -> None:
-        """Removes from the manifest what was acknowledged so far."""
-        await in_thread(self._sync.flush)
-
-    async def close(self) -> None:
-        """Writes the acknowledgements and ends."""
-        await in_thread(self._sync.close)
+    next_descriptors = threaded(Consumer.next_descriptors)
+    fetch = threaded(Consumer.fetch)
+    ack = threaded(Consumer.ack)
+    ack_through = threaded(Consumer.ack_through)
+    flush = threaded(Consumer.flush)
+    close = threaded(Consumer.close)
 
     async def __aenter__(self) -> Self:
         return self

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
 
 from penstock.errors import Backpressure
 from penstock.schema import PayloadT
@@ -56,6 +57,64 @@ def plain(given: Any) -> Any:
     return given
 
 
+# ── a method of a handle for threads, as one for event loops ─────────────────────────────────────────────────────────
+def threaded(
+    method: Callable[Concatenate[H, P], T],
+) -> Callable[Concatenate[AsyncHandle[H], P], Coroutine[Any, Any, T]]:
+    """Runs the method in a thread."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncHandle[H], /, *args: P.args, **options: P.kwargs) -> T:
+        return await in_thread(method, self._sync, *args, **options)
+
+    return call
+
+
+def streamed(
+    method: Callable[Concatenate[H, P], Iterator[T]],
+) -> Callable[Concatenate[AsyncHandle[H], P], AsyncGenerator[T, None]]:
+    """Gives what the method's iterator gives, read in a thread."""
+
+    @functools.wraps(method)
+    def call(self: AsyncHandle[H], /, *args: P.args, **options: P.kwargs) -> AsyncGenerator[T, None]:
+        return in_pieces(method, self._sync, *args, **options)
+
+    return call
+
+
+def at_once(method: Callable[Concatenate[H, P], T]) -> Callable[Concatenate[AsyncHandle[H], P], T]:
+    """Calls the method, which neither waits nor looks at the store."""
+
+    @functools.wraps(method)
+    def call(self: AsyncHandle[H], /, *args: P.args, **options: P.kwargs) -> T:
+        return method(self._sync, *args, **options)
+
+    return call
+
+
+def awaited(
+    method: Callable[Concatenate[H, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[AsyncHandle[H], P], Coroutine[Any, Any, T]]:
+    """Awaits the method, which is for event loops already."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncHandle[H], /, *args: P.args, **options: P.kwargs) -> T:
+        return await method(self._sync, *args, **options)
+
+    return call
+
+
+def ticketed(
+    submit: Callable[Concatenate[H, P], Ticket[T]], like: Callable[..., T]
+) -> Callable[Concatenate[AsyncHandle[H], P], Coroutine[Any, Any, T]]:
+    """Awaits the ticket that a method submits: what the method `like` does for threads."""
+
+    async def call(self: AsyncHandle[H], /, *args: P.args, **options: P.kwargs) -> T:
+        return await submitted(lambda: submit(self._sync, *args, **options))
+
+    return functools.update_wrapper(call, like)
+
+
 async def submitted(submit: Callable[[], Ticket[T]]) -> T:
     """The outcome of a ticket, once the writer has room for it."""
     while True:
@@ -65,6 +124,27 @@ async def submitted(submit: Callable[[], Ticket[T]]) -> T:
             await asyncio.sleep(error.retry_after)
             continue
         return await ticket
+
+
+class Field(Generic[T]):
+    """A property of a handle for threads that needs no look at the store."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, handle: AsyncHandle[Any], owner: object = None) -> T:
+        value: T = getattr(handle._sync, self._name)
+        return value
+
+
+class Look(Generic[T]):
+    """A property that looks at the store: it is awaited."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, handle: AsyncHandle[Any], owner: object = None) -> Awaitable[T]:
+        return in_thread(getattr, handle._sync, self._name)
 
 
 async def in_pieces(begin: Callable[P, Iterator[T]], *args: P.args, **options: P.kwargs) -> AsyncGenerator[T, None]:
