@@ -103,6 +103,7 @@ def test_several_topics_a_pattern_and_a_queues_topic(url: str, journal: penstock
     assert topics(topic="orders, refunds") == ["orders"] * 3 + ["refunds"] * 3
     assert topics(topicPattern="order.*") == ["order-notes"] * 3 + ["orders"] * 3
     assert topics(topicPattern="nothing.*") == []
+    assert topics(topics="order*, nothing") == ["order-notes"] * 3 + ["orders"] * 3
     assert topics(queue="refunds") == ["refunds"] * 3
     some = read(url, topic="orders,refunds", startingOffsets='{"orders": 2, "refunds": "latest"}')
     assert [(row["topic"], row["seq"]) for row in some] == [("orders", 3)]

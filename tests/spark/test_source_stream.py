@@ -63,7 +63,7 @@ def test_several_topics_share_a_batch_by_what_waits_and_new_ones_join_a_pattern(
 ) -> None:
     fill(journal, 90, "a")
     fill(journal, 10, "b")
-    stream = Stream(url, topicPattern="[abc]", maxOffsetsPerTrigger=50)
+    stream = Stream(url, topics="[ab],c", maxOffsetsPerTrigger=50)
     batches = stream.batches()
     assert sorted(where([row for batch in batches for row in batch])) == positions(1, 90, "a") + positions(1, 10, "b")
     assert [len(batch) for batch in batches] == [50, 50]

@@ -6,6 +6,7 @@ in other folders than the program that names the journal.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from penstock.documents.ddl import SchemaText, fields
 from penstock.engine.url import OBJECT_SCHEMES, parse_url
 from penstock.entity.gate import check_gate_names
 from penstock.errors import ConfigError
-from penstock.names import check_consumer, check_kind, check_name, shown_url, split_url
+from penstock.names import check_consumer, check_kind, check_name, check_topics, is_system, shown_url, split_url
 from penstock.surface.journal import Journal
 from penstock.transfer.objects import check_area, folder_url
 from penstock.units import parse_duration
@@ -181,7 +182,20 @@ def _server_url(url: str) -> str:
 
 
 _READ = (
-    *("url", "writer", "token", "compression", "topic", "topicPattern", "queue", "kinds", "keys", "where", "hold"),
+    *(
+        "url",
+        "writer",
+        "token",
+        "compression",
+        "topic",
+        "topics",
+        "topicPattern",
+        "queue",
+        "kinds",
+        "keys",
+        "where",
+        "hold",
+    ),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "failOnDataLoss", "consumer"),
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions"),
     *("payloadSchema", "payloadFormat", "payloadColumns", "mode", "badRecords"),
@@ -429,12 +443,16 @@ def _spelling(lower: str) -> str:
 
 
 def _topics(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
-    ways = [name for name in ("topic", "topicpattern", "queue") if name in given]
+    ways = [name for name in ("topic", "topics", "topicpattern", "queue") if name in given]
     if len(ways) != 1:
         said = "nothing" if not ways else " and ".join(map(_spelling, ways))
         raise ConfigError(
-            f'say what to read by one of topic ("orders" or "orders,refunds"), topicPattern, queue; not {said}'
+            f'say what to read by one of topic ("orders" or "orders,refunds"), topics ("shop.*"), topicPattern, queue; '
+            f"not {said}"
         )
+    if ways[0] == "topics":
+        wanted = check_topics([name.strip() for name in given["topics"].split(",") if name.strip()])
+        return (), "|".join(sorted(map(_expression, wanted), reverse=True))
     if ways[0] == "topicpattern":
         pattern = given["topicpattern"]
         try:
@@ -448,6 +466,12 @@ def _topics(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
     if len(set(names)) != len(names):
         raise ConfigError(f"a topic is named twice in {given[ways[0]]!r}")
     return tuple(sorted(names)), None
+
+
+def _expression(topic: str) -> str:
+    """A name or a pattern of names, as `journal.read` takes them, as a regular expression."""
+    own = fnmatch.translate(topic)[4:-3]  # without the group that fnmatch puts around it
+    return own if is_system(topic) else rf"(?!penstock\.)(?:{own})"
 
 
 def _offsets(
