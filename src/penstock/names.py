@@ -60,9 +60,9 @@ def check_topics(topics: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 SYSTEM = "penstock."
+"""How the names of topics begin that penstock itself writes: what consoles did, how pipelines and workers do."""
 AUDIT = SYSTEM + "audit"
 """Who changed what: acts of the console, policies that programs updated."""
-"""How the names of topics begin that penstock itself writes: what consoles did, how pipelines and workers do."""
 
 
 def is_system(topic: str) -> bool:

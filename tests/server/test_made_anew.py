@@ -13,7 +13,8 @@ import penstock
 from penstock.errors import ConfigError, PositionTrimmed, StorageError
 from penstock.journal import to_arrow
 from penstock.remote import reading as remote_reading
-from penstock.server.api import reading
+from penstock.server import limits
+from penstock.server.api import topics as reading
 from server.serving import Served
 from server.test_live import Stream
 
@@ -111,8 +112,8 @@ def test_a_read_of_several_pieces_says_that_the_rest_is_gone(
     monkeypatch.setattr(reading.WantedEvents, "page", meanwhile(reading.WantedEvents.page))
     monkeypatch.setattr(reading.WantedEvents, "rows", meanwhile(reading.WantedEvents.rows))
     monkeypatch.setattr(to_arrow, "read_batches", meanwhile(to_arrow.read_batches))
-    monkeypatch.setattr(reading, "STREAM_EVENTS", 10)
-    monkeypatch.setattr(reading, "STREAM_ROWS", 10)
+    monkeypatch.setattr(limits, "STREAM_EVENTS", 10)
+    monkeypatch.setattr(limits, "STREAM_ROWS", 10)
     told = StorageError if how == "Arrow" else PositionTrimmed  # an Arrow stream can only break off
     found: list[int] = []
     with penstock.open(served.url) as remote, pytest.raises(told):

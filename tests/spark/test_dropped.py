@@ -18,7 +18,7 @@ from without_spark import Stream, seqs
 import penstock
 from penstock import Draft
 from penstock.errors import PositionTrimmed, StorageError
-from penstock.server.bulk import blocks as served_blocks
+from penstock.server.api import bulk as served_blocks
 from penstock.spark import journals
 from penstock.spark import rows as spark_rows
 from penstock.spark import served as served_journal_module

@@ -17,7 +17,7 @@ import penstock
 import penstock.spark.served as connection
 from penstock import Draft
 from penstock.errors import ConfigError, Denied, PenstockError, PositionTrimmed
-from penstock.server.bulk import blocks as served_blocks
+from penstock.server.api import bulk as served_blocks
 from penstock.spark import served as served_journal_module
 from penstock.spark.options import JournalPlace, Token, absolute_url, read_options, resolved
 from penstock.spark.sealing import seal

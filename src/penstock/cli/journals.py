@@ -298,8 +298,8 @@ def serve(
     from penstock.api import local
     from penstock.entity.gate import add_gates, load_gates, with_installed
     from penstock.server.limits import Limits
-    from penstock.server.memory import return_large_blocks
     from penstock.server.running import bind, make_server
+    from penstock.server.service import return_large_blocks
 
     return_large_blocks()
     tokens = _tokens(token_file)

@@ -2,15 +2,13 @@
 
     app(journal)         the ASGI application; mount it in one of your own, or run it with `penstock serve`
 
-    application.py       routes, and what every request passes through
+    application.py       routes, what every request passes through, errors as answers; running.py: `penstock serve`
+    service.py           what every handler works with: refusals, bytes held, the served journal
     access.py            tokens and roles, hosts, who may send what from where
-    problems.py          errors as problem+json, and back
     limits.py            how large, how long, how many
-    topics.py, queues.py, messages.py, deliveries.py
-                         the API; parameters.py: what requests may say; openapi.py: the same as a document
-    live.py              following topics: one reader per topic, any number of listeners (server-sent events)
-    sampler.py           samples with rates, taken once for all readers: the page, `/metrics`, `penstock top`
-
+    api/                 the operations of `penstock.protocol`: binding.py makes routes of them, the others serve those
+                         with streams, long polls or media types of their own
+    pages/               the console; acts.py: what a person can do there, forms.py: what a person types
 
 Nothing is trusted: sizes and waits are bounded, payloads are escaped, a browser may only act from the page itself.
 """

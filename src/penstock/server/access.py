@@ -24,7 +24,7 @@ from penstock.names import is_system
 from penstock.observe import pipelines, workers
 from penstock.protocol.operation import ROLES, Role
 from penstock.server.limits import Limits
-from penstock.server.problems import Refused
+from penstock.server.service import Refused
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -40,10 +40,8 @@ from penstock.queue.policy import DEFAULT, FIELDS, check_together, checked, refu
 from penstock.queue.run.schedule import push_now
 from penstock.server import forms
 from penstock.server.access import address_of
-from penstock.server.api import parameters
 from penstock.server.forms import Value
-from penstock.server.problems import Refused
-from penstock.server.service import Service, guarded
+from penstock.server.service import Refused, Service, guarded, read_form
 from penstock.surface.queue import Queue
 from penstock.surface.topic import Topic
 from penstock.units import counted, parse_duration, parse_moment, show_duration, show_size
@@ -663,7 +661,7 @@ async def perform_act(request: Request, service: Service) -> Response:
     if act is None:
         raise Refused(404, "UnknownAct", f"the console cannot {name[:40]!r}")
     role = service.access.require(request, act.role)
-    data = await parameters.form(request, service)
+    data = await read_form(request, service)
     given = decoded(data, msgspec.json.Decoder(ActRequest).decode, ActRequest)
     unknown = set(given.fields) - act.fields
     if unknown:

@@ -22,16 +22,14 @@ from penstock.protocol.operation import PREFIX, Role
 from penstock.protocol.problems import problem
 from penstock.server.access import Access
 from penstock.server.acts import perform_act
-from penstock.server.api import bulk, live, queues, reading, topics
+from penstock.server.api import bulk, live, queues, topics
 from penstock.server.api import journal as whole_journal
 from penstock.server.api.binding import api_routes
-from penstock.server.bulk import blocks
 from penstock.server.limits import Limits
 from penstock.server.pages.parts import base_of, problem_page
 from penstock.server.pages.pipelines import Buffers
 from penstock.server.pages.routes import page_routes
-from penstock.server.problems import Refused, error_answer, problem_answer
-from penstock.server.service import Service
+from penstock.server.service import Refused, Service, error_answer, problem_answer
 from penstock.surface.journal import Journal
 
 log = logging.getLogger("penstock.server")
@@ -115,7 +113,7 @@ def answer_defect(request: Request, error: Exception) -> Response:
     return problem_answer(problem(500, "InternalError", "the server failed; its log says how"))
 
 
-HANDLERS = (blocks, bulk, live, queues, reading, topics, whole_journal)
+HANDLERS = (bulk, live, queues, topics, whole_journal)
 """The modules that serve the table's operations; importing them binds their handlers."""
 
 

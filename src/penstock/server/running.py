@@ -36,18 +36,14 @@ def make_server(
     *,
     host: str = HOST,
     port: int = PORT,
-    tokens: Mapping[str, Role] | None = None,
-    hosts: Iterable[str] | None = None,
     proxies: Iterable[str] = (),
+    tokens: Mapping[str, Role] | None = None,
     limits: Limits | None = None,
-    buffers: Mapping[str, str] | None = None,
-    staging: Iterable[str] = (),
-    lakes: Iterable[str] = (),
-    log_level: str = "warning",
-    **options: Any,
+    **served: Any,
 ) -> uvicorn.Server:
     """A server for a journal; `run()` it. An address that others can reach needs tokens.
 
+    `tokens`, `limits` and what else is given are options of the application (`make_app`).
     A request comes from the address that its connection has; `proxies` are the addresses and networks whose word is
     taken for where it came from before (X-Forwarded-For) and how (X-Forwarded-Proto).
     """
@@ -57,12 +53,12 @@ def make_server(
             "give --token-file (or PENSTOCK_SERVE_TOKENS), or serve on 127.0.0.1"
         )
     limits, trusted = limits or Limits(), [_network(proxy) for proxy in proxies]
-    app = make_app(journal, tokens=tokens, hosts=hosts, limits=limits, buffers=buffers, staging=staging, lakes=lakes)
+    app = make_app(journal, tokens=tokens, limits=limits, **served)
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
-        log_level=log_level,
+        log_level="warning",
         # Paths and query strings may hold names and conditions that belong in no log; errors are logged by the app.
         access_log=False,
         server_header=False,
@@ -74,7 +70,6 @@ def make_server(
         ws="none",
         http=timed_protocol(limits.header_timeout),
         limit_concurrency=most_connections(limits.max_connections),
-        **options,
     )
     server = uvicorn.Server(config)
     stop = server.handle_exit

@@ -1,30 +1,166 @@
-"""What every handler works with: the journal, who may use it, and how much of it."""
+"""What every handler works with: what is refused, how many bytes are held, the journal, and who may use it."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from penstock.protocol.operation import Role
-from penstock.server.access import Access
-from penstock.server.limits import Limits
-from penstock.server.memory import MemoryBudget
+from penstock.errors import Backpressure, PenstockError
+from penstock.protocol.operation import PROBLEM, Role
+from penstock.protocol.problems import Problem, problem_of
+from penstock.server.limits import HEAPS, LARGE_BLOCK, SEND_BYTES, Limits
 
 if TYPE_CHECKING:
     from penstock.local.journal import LocalJournal
     from penstock.observe.collect import Sampler
+    from penstock.server.access import Access
     from penstock.server.api.live import LiveTopics
     from penstock.server.pages.pipelines import Buffers
     from penstock.transfer.objects import StagingArea
 
 
+# ── requests that the server refuses, and problems as answers ─────────────────────────────────────────────────────────
+_encode = msgspec.json.Encoder().encode
+
+
+class Refused(Exception):
+    """A request the server itself refuses: too large, not allowed, not there."""
+
+    def __init__(self, status: int, name: str, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.name = name
+        self.headers = headers
+
+
+def problem_answer(problem: Problem, headers: dict[str, str] | None = None) -> Response:
+    """A problem+json answer."""
+    return Response(_encode(problem), problem.status, headers=headers, media_type=PROBLEM)
+
+
+def error_answer(error: PenstockError) -> Response:
+    """The problem+json answer that an error of the journal is."""
+    headers = {}
+    if isinstance(error, Backpressure):
+        headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    return problem_answer(problem_of(error), headers)
+
+
+# ── bytes held for others: bodies that arrive and answers that are being sent, counted together ───────────────────────
+_M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
+
+
+class MemoryBudget:
+    """Bytes held at this time, all requests together. Only the event loop's thread uses it."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+
+    def hold(self, size: int) -> None:
+        """Counts bytes as held; Refused when there is no room for them: a client that comes back later finds some."""
+        if self.held + size > self.most and self.held:  # what is alone may be larger
+            raise Refused(
+                503, "TooBusy", "the server holds too many bytes of other requests: try again", {"Retry-After": "1"}
+            )
+        self.held += size
+
+    def release(self, size: int) -> None:
+        self.held -= size
+
+
+class StreamedResponse(StreamingResponse):
+    """An answer that is sent in slices as the client takes them: none so large that a slow reader's connection would
+    hold much of it.
+
+    A piece is let go when it is sent, and all of them when the client leaves: the exception that ends the stream stays
+    in a cycle with its frames for as long as Python's collector likes.
+    """
+
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        media_type: str | None = None,
+    ) -> None:
+        super().__init__(pieces, status, headers, media_type)
+        self._pieces = pieces
+
+    async def stream_response(self, send: Send) -> None:
+        piece = b""
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for piece in self._pieces:
+                for start in range(0, len(piece), SEND_BYTES):
+                    part = piece[start : start + SEND_BYTES]
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                piece = b""
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            piece = b""
+            await self._pieces.aclose()
+
+
+class HeldResponse(StreamedResponse):
+    """A large answer, counted until it is sent."""
+
+    def __init__(self, budget: MemoryBudget, data: bytes, status: int, media: str) -> None:
+        budget.hold(len(data))
+        self._budget: MemoryBudget | None = budget
+        self._size = len(data)
+        super().__init__(_whole(data), status, {"Content-Length": str(len(data))}, media)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if self._budget is not None:
+                self._budget.release(self._size)
+                self._budget = None
+
+
+def whole_answer(service: Service, data: bytes, status: int, media: str) -> Response:
+    """An answer; a large one is sent as the client takes it, and counted meanwhile."""
+    if len(data) > SEND_BYTES:
+        return HeldResponse(service.budget, data, status, media)
+    return Response(data, status, media_type=media)
+
+
+async def _whole(data: bytes) -> AsyncGenerator[bytes, None]:
+    yield data
+
+
+def return_large_blocks() -> None:
+    """Tells glibc's `malloc` to give large blocks back to the system when they are freed, for this whole process.
+
+    By itself it keeps what is freed up to 32 MiB after the first such block, in as many heaps as eight times the cores:
+    a server whose threads have each met a large body holds all of them for good. Arrow, which brings an allocator that
+    keeps as much again, is told to use `malloc`, unless the environment says otherwise. Other libraries than glibc are
+    left alone.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, TypeError):  # not glibc, or not POSIX
+        return
+    mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK)
+    mallopt(_M_ARENA_MAX, HEAPS)
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+
+
+# ── one served journal ────────────────────────────────────────────────────────────────────────────────────────────────
 class Service:
     """One served journal."""
 
@@ -100,3 +236,41 @@ def guarded(role: Role) -> Callable[[Handler], Endpoint]:
         return endpoint
 
     return wrap
+
+
+# ── what requests bring ───────────────────────────────────────────────────────────────────────────────────────────────
+async def read_body(request: Request, service: Service) -> bytes:
+    """The request's body; Refused when it is too large or too slow. Its bytes count as held until released."""
+    limits = service.limits
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and int(length[:19]) > limits.max_body:
+        raise _too_large(limits.max_body)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(limits.body_timeout):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limits.max_body:
+                    raise _too_large(limits.max_body)
+                service.budget.hold(len(chunk))
+                request.state.held = size
+                chunks.append(chunk)
+    except TimeoutError:
+        raise Refused(408, "RequestTimeout", f"the body did not arrive within {limits.body_timeout:g} s") from None
+    except ClientDisconnect:
+        raise Refused(400, "Disconnected", "the body ended early") from None
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def read_form(request: Request, service: Service) -> bytes:
+    """The body of a page's form, which is small and used at once."""
+    request.state.held = 0
+    try:
+        return await read_body(request, service)
+    finally:
+        service.budget.release(request.state.held)
+
+
+def _too_large(most: int) -> Refused:
+    return Refused(413, "TooLarge", f"a body may have {most:,} bytes at the most: send several requests")

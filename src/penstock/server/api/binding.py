@@ -13,18 +13,15 @@ from starlette.routing import BaseRoute, Route
 
 from penstock.documents.decoding import decoded, query_of, refuse_parameters
 from penstock.documents.events import event_document
-from penstock.errors import UnknownQueue
+from penstock.errors import ConfigError, UnknownQueue
 from penstock.events import Event
 from penstock.observe.sample import FailedMessage
 from penstock.protocol.messages import FailureDocument, MessageDocument
-from penstock.protocol.operation import JSON, PREFIX, WITH_SLASHES, Operation, converted
+from penstock.protocol.operation import JSON, PAGE_EVENTS, PREFIX, WITH_SLASHES, Operation, converted
 from penstock.protocol.table import OPERATIONS
 from penstock.queue.inspect import QueueMessage
-from penstock.server.api import parameters
-from penstock.server.limits import SEND_BYTES
-from penstock.server.memory import HeldResponse
-from penstock.server.problems import Refused
-from penstock.server.service import Endpoint, Service, awaitable, entered
+from penstock.server.limits import MOST_EVENTS
+from penstock.server.service import Endpoint, Refused, Service, awaitable, entered, read_body, whole_answer
 
 Q = TypeVar("Q", covariant=True)
 B = TypeVar("B", covariant=True)
@@ -64,12 +61,21 @@ class Call(Generic[Q, B]):
         return str(self.request.path_params[part])
 
 
+def page_size(limit: int | None) -> int:
+    """How many events a page may have."""
+    if limit is None:
+        return PAGE_EVENTS
+    if limit > MOST_EVENTS:
+        raise ConfigError(f"limit may be {MOST_EVENTS:,} at the most, not {limit:,}: ask again for what follows")
+    return limit
+
+
 def asked(call: Call[Any, Any], operation: Operation[A]) -> A:
     """What an operation's implementation answers to a call."""
     names = [call.name(part) for part in operation.names]
     request = call.query if operation.query is not None else call.body
     if operation.paged and request is not None:
-        limit = parameters.page_size(msgspec.structs.asdict(request)["limit"])
+        limit = page_size(msgspec.structs.asdict(request)["limit"])
         msgspec.structs.force_setattr(request, "limit", limit)
     try:
         answer = call.service.journal._backend.call(operation, *names, request=request)
@@ -116,7 +122,7 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any], raw: bo
         try:
             body = None
             if body_type is not None:
-                body = await parameters.body(request, service)
+                body = await read_body(request, service)
                 if not raw:
                     body = decoded(body or b"{}", operation.body_decoder.decode, body_type)
             call = Call(request, service, query, body)
@@ -133,11 +139,8 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any], raw: bo
 
 
 def answered(service: Service, answer: object, status: int = 200) -> Response:
-    """An answer in JSON; a large one is sent as the client takes it, and counted meanwhile."""
-    data = _encode(converted(answer, _WRITTEN))
-    if len(data) > SEND_BYTES:
-        return HeldResponse(service.budget, data, status, JSON)
-    return Response(data, status, media_type=JSON)
+    """An answer in JSON."""
+    return whole_answer(service, _encode(converted(answer, _WRITTEN)), status, JSON)
 
 
 def api_routes() -> list[BaseRoute]:

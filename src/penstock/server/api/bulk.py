@@ -3,29 +3,141 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
 
 from penstock.engine.url import OBJECT_SCHEMES
 from penstock.entity import states
 from penstock.entity.projection import Declared
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PositionTrimmed
 from penstock.journal.bulk import PreparedPiece, drop_job, staged_batches
+from penstock.journal.catalog import load_state
 from penstock.journal.checking import checked_wire
 from penstock.journal.commit import Commit
+from penstock.journal.reading import TopicView
 from penstock.journal.sealed.report import FILE_EVENTS, SealReport, lake_summaries
 from penstock.limits import MAX_KEY_BYTES
 from penstock.local.journal import LocalJournal
 from penstock.names import check_name, shown_url
 from penstock.protocol import bulk as operations
+from penstock.protocol.operation import BLOCKS
 from penstock.server.api.binding import Call, serves
 from penstock.server.limits import BLOCKS_BYTES
-from penstock.server.problems import Refused
+from penstock.server.service import HeldResponse, Refused, Service
 from penstock.transfer.objects import StagingArea, check_area, decode_piece, own_area
 from penstock.transfer.publishing import BulkCommit, publish_staged, stage_step
-from penstock.transfer.reading import topic_names
+from penstock.transfer.reading import (
+    correlations_of,
+    ends_of,
+    message_of,
+    places_of,
+    range_cuts,
+    range_size,
+    stored_blocks,
+    topic_names,
+)
+
+
+# ── stored blocks, and what a reader of many needs to know before: ends, sizes, places to cut ─────────────────────────
+@serves(operations.READ_ENDS)
+def read_ends(call: Call[operations.EndsQuery, None]) -> operations.EndsDocument:
+    journal = call.service.journal
+    ends: dict[str, operations.TopicEnds] = {}
+    with journal._engine.read() as snap:
+        for name in call.query.topic or topic_names(snap):
+            view = TopicView.open(snap, check_name(name))
+            if view is not None:
+                ends[name] = ends_of(view)
+    return operations.EndsDocument(journal.id, ends)
+
+
+@serves(operations.READ_CUTS)
+def read_cuts(call: Call[operations.CutsQuery, None]) -> operations.CutsDocument:
+    query = call.query
+    if query.after >= query.through:
+        return operations.CutsDocument(0, [])
+    with _topic(call.service, call.name("topic")) as view:
+        through = min(query.through, view.latest())
+        size = range_size(view, query.after, through)
+        if not query.pieces:
+            return operations.CutsDocument(size, [])
+        return operations.CutsDocument(
+            size, range_cuts(view, query.after, through, query.pieces, exactly=query.exactly)
+        )
+
+
+@serves(operations.READ_SPANS)
+def read_spans(call: Call[None, operations.SpansRequest]) -> operations.SpansDocument:
+    asked = call.body
+    with _topic(call.service, call.name("topic")) as view:
+        log = call.service.journal._backend.log(view.name)
+    return places_of(log, asked.after, asked.through, asked.wanted)
+
+
+@serves(operations.READ_BLOCKS)
+async def read_blocks(call: Call[operations.BlocksQuery, None]) -> Response:
+    """Some blocks: as many as are worth a request, so that a slow reader holds no more than those of the memory."""
+    service, packed = call.service, "gzip" in call.request.headers.get("accept-encoding", "")
+    message, reached = await run_in_threadpool(_blocks, service, call.name("topic"), call.query)
+    if packed:
+        message = await run_in_threadpool(_gzipped, message)
+    answer = HeldResponse(service.budget, message, 200, BLOCKS)
+    answer.headers[operations.JOURNAL_HEADER] = service.journal.id
+    answer.headers[operations.REACHED_HEADER] = str(reached)
+    if packed:
+        answer.headers["Content-Encoding"] = "gzip"
+    return answer
+
+
+def _blocks(service: Service, topic: str, query: operations.BlocksQuery) -> tuple[bytes, int]:
+    """Blocks as one message, and how far they reach."""
+    after, through = query.after, query.through
+    values: list[bytes] = []
+    size = 0
+    with _topic(service, topic) as view:
+        trimmed = load_state(view.snap, view.topic_id, topic).trimmed
+        if query.strict and after < min(trimmed, through):
+            raise PositionTrimmed(
+                f"events {after + 1} to {min(trimmed, through)} of topic {topic!r} were removed; "
+                f"the oldest stored is {trimmed + 1}",
+                oldest=trimmed + 1,
+            )
+        for block in stored_blocks(view, after, through):
+            values.append(block.value)
+            size += len(block.value)
+            if size >= BLOCKS_BYTES:
+                return message_of(values), min(block.last, through)
+    return message_of(values), max(after, through)
+
+
+def _gzipped(message: bytes) -> bytes:
+    packer = zlib.compressobj(1, wbits=31)
+    return packer.compress(message) + packer.flush()
+
+
+@contextmanager
+def _topic(service: Service, name: str) -> Iterator[TopicView]:
+    """A topic in a snapshot of its own; Refused when there is none."""
+    check_name(name)
+    with service.journal._engine.read() as snap:
+        view = TopicView.open(snap, name)
+        if view is None:
+            raise Refused(404, "UnknownTopic", f"there is no topic {name!r}")
+        yield view
+
+
+@serves(operations.FIND_CORRELATIONS)
+def find_correlations(call: Call[None, list[str]]) -> operations.Correlations:
+    if len(call.body) > operations.MOST_IDS:
+        raise ConfigError(f"{len(call.body):,} ids are too many at once; at most {operations.MOST_IDS:,}")
+    with call.service.journal._engine.read() as snap:
+        return operations.Correlations(correlations_of(snap, call.body))
+
 
 # ── what Spark's tasks write: blocks staged where no reader looks, and the commit that publishes them ─────────────────
 # A request that is repeated does what the first one did: a piece takes the place of its first try, and a commit is
@@ -150,7 +262,7 @@ def _piece(text: str) -> int:
     return int(text)
 
 
-# ── what projected streams remember between batches, and states that were folded anew elsewhere ──────────────────────
+# ── what projected streams remember between batches, and states that were folded anew elsewhere ───────────────────────
 # A request that is repeated changes nothing: a state says which position it has reached, and an older one never takes
 # the place of a newer one.
 @serves(operations.FIND_STATES)
@@ -227,7 +339,7 @@ def _save(asked: operations.SaveStatesRequest, wanted: states.StreamedStates, co
     states.save_streamed(commit, wanted, asked.states, whole=asked.whole)
 
 
-# ── sealing for a client: this process writes the files, step by step, into lakes it was started with ────────────────
+# ── sealing for a client: this process writes the files, step by step, into lakes it was started with ─────────────────
 # A client that may write may not choose any place of the server's disk: a lake is one of those the operator named, and
 # a catalog a name in the server's own configuration. A step is what `seal` does: killed or asked for twice, it goes on.
 def lakes_by_name(urls: Iterable[str]) -> dict[str, str]:

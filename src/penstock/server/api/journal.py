@@ -1,4 +1,4 @@
-"""The journal as a whole: what it is, how it does, whether it is well."""
+"""The journal as a whole: what it is, how it does, whether it is well, what Prometheus scrapes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.observe.collect import GAUGES, gauges
+from penstock.observe.metrics import REGISTRY, Registry
 from penstock.observe.sample import Sample
 from penstock.protocol import journal as operations
 from penstock.protocol.journal import JournalDocument
@@ -18,8 +20,7 @@ from penstock.protocol.operation import JSON, SSE
 from penstock.server.api.binding import Call, serves
 from penstock.server.api.live import STREAM_HEADERS, check_room
 from penstock.server.limits import PING_SECONDS
-from penstock.server.memory import StreamedResponse
-from penstock.server.service import Service, guarded
+from penstock.server.service import Service, StreamedResponse, guarded
 
 
 @serves(operations.DESCRIBE_JOURNAL)
@@ -68,8 +69,6 @@ async def health(request: Request) -> Response:
 
 @guarded("read")
 def metrics(request: Request, service: Service) -> Response:
-    from penstock.server.api.metrics import exposition
-
     return Response(exposition(service), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -132,3 +131,20 @@ def sse(service: Service, render: Callable[[Sample], object], beat: bool = False
             service.live.listeners -= 1
 
     return StreamedResponse(counted(), media_type=SSE, headers=STREAM_HEADERS)
+
+
+# ── metrics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def exposition(service: Service) -> str:
+    """Everything in Prometheus's text format."""
+    service.sampler.start()
+    # The served journal's gauges stand for themselves, also when the program watches it (or another) in-process.
+    counted = REGISTRY.prometheus_text(without={name for name, *_ in GAUGES})
+    return counted + gauges(service.sampler.newest).prometheus_text() + own(service).prometheus_text()
+
+
+def own(service: Service | None = None) -> Registry:
+    """What the server itself is busy with."""
+    registry = Registry()
+    registry.gauge("server.listeners", "live streams that are open").set(service.live.listeners if service else 0)
+    registry.gauge("server.waiting", "requests that wait for a message").set(service.waiting if service else 0)
+    return registry

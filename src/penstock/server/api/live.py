@@ -37,9 +37,7 @@ from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
 from penstock.server.api.binding import Call, serves
 from penstock.server.api.topics import topic_of
 from penstock.server.limits import LIVE_BUFFER, LIVE_BYTES, PING_SECONDS, STREAM_BYTES, STREAM_EVENTS
-from penstock.server.memory import StreamedResponse
-from penstock.server.problems import Refused
-from penstock.server.service import Service
+from penstock.server.service import Refused, Service, StreamedResponse
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore

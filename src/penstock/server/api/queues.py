@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 from starlette.concurrency import run_in_threadpool
@@ -21,48 +21,29 @@ from penstock.errors import ConfigError, StaleDelivery, UnknownQueue
 from penstock.events import Draft, Event
 from penstock.names import check_text
 from penstock.protocol import deliveries as operations
-from penstock.protocol.deliveries import (
-    Acknowledged,
-    AckRequest,
-    AckResult,
-    ClaimRequest,
-    DeliveryDocument,
-    DeliveryList,
-    Extended,
-    ExtendRequest,
-    NackRequest,
-    Settled,
-)
 from penstock.protocol.fields import PolicyFields, policy_changes
 from penstock.protocol.journal import EventList, Receipts
 from penstock.protocol.messages import PEEK_MESSAGES, PUSH_MESSAGES, PeekQuery, PushRequest
 from penstock.protocol.operation import PAGE_BYTES
 from penstock.protocol.queues import OPEN_QUEUE, QueueDocument
+from penstock.queue.queue import LocalQueue
 from penstock.server.access import address_of
 from penstock.server.api.binding import Call, answered, asked, serves
 from penstock.server.limits import FIRST_TAKEN, LONGEST_WAIT, MOST_TAKEN
-from penstock.server.problems import Refused
-from penstock.server.service import Service
+from penstock.server.service import Refused, Service
 from penstock.surface.delivery import Delivery, TakeRequest
 from penstock.surface.failure import check_nack, failure_text
 from penstock.surface.queue import Queue, check_taking
 
-if TYPE_CHECKING:
-    from penstock.queue.queue import LocalQueue
-
 
 # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def existing_queue(service: Service, name: str) -> Queue:
-    """A queue that must be there: a mistyped name must not make one."""
+def queue_of(request: Request, service: Service) -> Queue:
+    """The queue a request names, which must be there: a mistyped name must not make one."""
+    name = request.path_params["queue"]
     try:
         return service.journal.queue(name, create=False)
     except UnknownQueue as unknown:
         raise UnknownQueue(f"{unknown}, or PUT /v1/queues/{name}") from None
-
-
-def queue_of(request: Request, service: Service) -> Queue:
-    """The queue a request names."""
-    return existing_queue(service, request.path_params["queue"])
 
 
 def groups_of(queue: Queue) -> list[str]:
@@ -72,7 +53,7 @@ def groups_of(queue: Queue) -> list[str]:
 
 def called(call: Call[object, object]) -> Queue:
     """The queue a call names."""
-    return existing_queue(call.service, call.name("queue"))
+    return queue_of(call.request, call.service)
 
 
 @serves(OPEN_QUEUE)
@@ -143,9 +124,9 @@ def peek_messages(call: Call[PeekQuery, None]) -> EventList[Event]:
     return EventList(found)
 
 
-def delivery_document(delivery: Delivery) -> DeliveryDocument:
+def delivery_document(delivery: Delivery) -> operations.DeliveryDocument:
     """A delivery as JSON says it."""
-    return DeliveryDocument(
+    return operations.DeliveryDocument(
         delivery.token,
         delivery.attempt,
         delivery.deadline,
@@ -169,7 +150,7 @@ def _check_lease(queue: Queue, lease: float | None) -> None:
 
 # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 @serves(operations.TAKE_MESSAGES)
-async def take_messages(call: Call[None, TakeRequest]) -> DeliveryList:
+async def take_messages(call: Call[None, TakeRequest]) -> operations.DeliveryList:
     """Messages under a lease; waits for the first up to `wait` seconds. A client that goes away meanwhile gets none."""
     service, wanted = call.service, call.body
     queue = await run_in_threadpool(called, call)
@@ -177,7 +158,7 @@ async def take_messages(call: Call[None, TakeRequest]) -> DeliveryList:
     _check(queue, wanted.limit, wanted.lease)
     check_taking(wanted.limit, wanted.group, wanted.consumer, "take")
     if wanted.limit == 0:
-        return DeliveryList([])
+        return operations.DeliveryList([])
     if wait and service.waiting >= service.limits.max_waiting:
         raise Refused(503, "TooManyWaiting", "too many requests wait for messages", {"Retry-After": "1"})
     service.waiting += 1
@@ -185,7 +166,7 @@ async def take_messages(call: Call[None, TakeRequest]) -> DeliveryList:
         taken = await _take_while_there(call.request, service, service.journal._backend.queue(queue.name), wanted, wait)
     finally:
         service.waiting -= 1
-    return DeliveryList([delivery_document(delivery) for delivery in taken])
+    return operations.DeliveryList([delivery_document(delivery) for delivery in taken])
 
 
 async def _take_while_there(
@@ -253,7 +234,7 @@ async def _gone(request: Request) -> None:
 
 
 @serves(operations.CLAIM_DELIVERIES)
-def claim_deliveries(call: Call[None, ClaimRequest]) -> DeliveryList:
+def claim_deliveries(call: Call[None, operations.ClaimRequest]) -> operations.DeliveryList:
     queue, wanted = called(call), call.body
     _check(queue, wanted.limit, wanted.lease)
     taken: list[Delivery] = []
@@ -267,13 +248,13 @@ def claim_deliveries(call: Call[None, ClaimRequest]) -> DeliveryList:
         size += sum(len(delivery.event.raw) for delivery in found)
         # With min_idle=0 what was just claimed could be claimed again.
         step = 0 if wanted.min_idle == 0 else _next_step(step, found, taken, size, wanted.limit)
-    return DeliveryList([delivery_document(delivery) for delivery in taken])
+    return operations.DeliveryList([delivery_document(delivery) for delivery in taken])
 
 
 # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 @serves(operations.ACK_DELIVERIES)
-def ack_deliveries(call: Call[None, AckRequest]) -> Acknowledged:
-    return Acknowledged(called(call).ack_many(list(call.body.tokens)))
+def ack_deliveries(call: Call[None, operations.AckRequest]) -> operations.Acknowledged:
+    return operations.Acknowledged(called(call).ack_many(list(call.body.tokens)))
 
 
 def _delivery(call: Call[object, object]) -> Delivery:
@@ -281,37 +262,37 @@ def _delivery(call: Call[object, object]) -> Delivery:
 
 
 @serves(operations.READ_DELIVERY)
-def read_delivery(call: Call[None, None]) -> DeliveryDocument:
+def read_delivery(call: Call[None, None]) -> operations.DeliveryDocument:
     return delivery_document(_delivery(call))
 
 
 @serves(operations.ACK_DELIVERY)
-def ack_delivery(call: Call[None, AckResult]) -> Settled:
+def ack_delivery(call: Call[None, operations.AckResult]) -> operations.Settled:
     _delivery(call).ack(result=call.body.result)
-    return Settled("ack")
+    return operations.Settled("ack")
 
 
 @serves(operations.NACK_DELIVERY)
-def nack_delivery(call: Call[None, NackRequest]) -> Settled:
+def nack_delivery(call: Call[None, operations.NackRequest]) -> operations.Settled:
     wanted, delivery = call.body, _delivery(call)
     failure = failure_text(wanted.error, wanted.traceback)
     delivery._nack(check_nack(wanted.delay, failure, wanted.dead, wanted.default_delay))
-    return Settled("nack", delivery._outcome)
+    return operations.Settled("nack", delivery._outcome)
 
 
 @serves(operations.EXTEND_DELIVERY)
-def extend_delivery(call: Call[None, ExtendRequest]) -> Extended:
+def extend_delivery(call: Call[None, operations.ExtendRequest]) -> operations.Extended:
     _check_lease(called(call), call.body.lease)
     delivery = _delivery(call)
     delivery.extend(call.body.lease)
-    return Extended(delivery.deadline)
+    return operations.Extended(delivery.deadline)
 
 
 @serves(operations.RELEASE_DELIVERY)
-def release_delivery(call: Call[None, None]) -> Settled:
+def release_delivery(call: Call[None, None]) -> operations.Settled:
     """Gives it back without counting the attempt; whatever became of it meanwhile, this never fails."""
     try:
         _delivery(call).release()
     except StaleDelivery:
-        return Settled("nothing")
-    return Settled("release")
+        return operations.Settled("nothing")
+    return operations.Settled("release")

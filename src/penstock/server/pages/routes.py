@@ -18,9 +18,8 @@ from penstock.protocol import bulk, deliveries, journal, messages, queues, topic
 from penstock.protocol.openapi import document
 from penstock.protocol.operation import PREFIX, Operation
 from penstock.server.access import COOKIE, SESSION_SECONDS, address_of
-from penstock.server.api import parameters
 from penstock.server.pages import charts, overview, parts, pipelines, queue, topic
-from penstock.server.service import Service, guarded
+from penstock.server.service import Service, guarded, read_form
 
 # ── files of the page itself ─────────────────────────────────────────────────────────────────────────────────────────
 TYPES: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
@@ -62,7 +61,7 @@ async def login_page(request: Request) -> Response:
     service.access.check_origin(request, request.method)
     if request.method != "POST":
         return parts.bare_page(request, "login.html", {"title": "Log in", "problem": None})
-    data = parse_qs((await parameters.form(request, service)).decode("utf-8", "replace"))
+    data = parse_qs((await read_form(request, service)).decode("utf-8", "replace"))
     token = data.get("token", [""])[0].strip()
     role = service.access.role_from(address_of(request), token)
     if role is None:

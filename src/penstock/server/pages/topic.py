@@ -26,8 +26,7 @@ from penstock.server.api.topics import existing
 from penstock.server.forms import whole, write_field
 from penstock.server.pages import charts, parts
 from penstock.server.pages.parts import ActButton, Content, ListColumn, Row, Tile, count_tile
-from penstock.server.problems import Refused
-from penstock.server.service import Service, guarded
+from penstock.server.service import Refused, Service, guarded
 from penstock.surface.topic import Topic
 from penstock.units import parse_moment, show_size, write_size
 

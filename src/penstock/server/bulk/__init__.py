@@ -1,1 +1,0 @@
-"""Events by the block: what Spark's tasks read and write."""
