@@ -273,10 +273,9 @@ class UploadPipeline:
         self.closing = False
         self.last_error: Exception | None = None
         self.lanes: list[Lane] = []
-        self._room = threading.Condition(self.lock)
+        self._landed = threading.Condition(self.lock)
         self._work = threading.Condition(self.lock)
         self._tick = threading.Condition(self.lock)
-        self._progress = threading.Condition(self.lock)
         self._waiting: deque[tuple[Lane, OutgoingBatch]] = deque()
         self._waiting_calls = 0
         self._waiting_bytes = 0
@@ -325,15 +324,11 @@ class UploadPipeline:
         return calls >= self.limits.max_buffered or size >= self.limits.inflight_bytes
 
     def _wait_for_room(self, timeout: float | None) -> None:
-        limits, deadline = self.limits, None if timeout is None else monotonic() + timeout
-        while self._full() and not self.closing:
-            left = None if deadline is None else deadline - monotonic()
-            if left is not None and left <= 0:
-                raise Backpressure(
-                    f"{limits.max_buffered} calls or {limits.inflight_bytes} bytes already wait for the store",
-                    retry_after=limits.flush_interval,
-                )
-            self._room.wait(left)
+        if not self._landed.wait_for(lambda: self.closing or not self._full(), timeout):
+            raise Backpressure(
+                f"{self.limits.max_buffered} calls or {self.limits.inflight_bytes} bytes already wait for the store",
+                retry_after=self.limits.flush_interval,
+            )
 
     # ── sealing ──
 
@@ -378,8 +373,7 @@ class UploadPipeline:
             self._waiting_calls -= len(batch.calls)
             self._waiting_bytes -= batch.size
             self._launch(lane, batch)
-        self._room.notify_all()
-        self._progress.notify_all()
+        self._landed.notify_all()
 
     # ── threads ──
 
@@ -444,36 +438,35 @@ class UploadPipeline:
 
     def flush(self, timeout: float | None) -> bool:
         """Seals what is there and waits until the manifests hold it; False when it took too long or was given up."""
-        deadline = None if timeout is None else monotonic() + timeout
         with self.lock:
             targets = []
             for lane in self.lanes:
                 self._seal(lane)
                 targets.append((lane, lane.sealed))
-            while any(lane.done < target for lane, target in targets):
-                left = None if deadline is None else deadline - monotonic()
-                if self.given_up.is_set() or (left is not None and left <= 0):
-                    return False
-                self._progress.wait(left)
-            return True
+
+            def done() -> bool:
+                return all(lane.done >= target for lane, target in targets)
+
+            self._landed.wait_for(lambda: self.given_up.is_set() or done(), timeout)
+            return done()
 
     def close_intake(self) -> None:
         """No more entries: callers that wait for room, or come later, get `Closed`."""
         with self.lock:
             self.closing = True
-            self._room.notify_all()
+            self._landed.notify_all()
 
     def give_up(self) -> None:
         """Ends every retry; what is not in the manifest by now stays out of it."""
         self.given_up.set()
         with self.lock:
-            self._progress.notify_all()
+            self._landed.notify_all()
 
     def stop(self) -> None:
         """Ends the threads, waiting for those that are in the middle of a request."""
         with self.lock:
             self.stopped = True
-            for condition in (self._work, self._tick, self._room, self._progress, *(lane.wake for lane in self.lanes)):
+            for condition in (self._work, self._tick, self._landed, *(lane.wake for lane in self.lanes)):
                 condition.notify_all()
         # A request that hangs is left to its daemon thread: the closing caller should not hang with it.
         deadline = monotonic() + _JOIN_SECONDS
