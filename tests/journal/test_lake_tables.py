@@ -342,26 +342,6 @@ def test_an_entry_of_the_log_is_on_disk_before_the_next_one_is_written(
     assert first[f"{1:020}.json"] == 2 and first[f"{2:020}.json"] == 3
 
 
-@pytest.mark.parametrize("partition_by", ["", "customer"])
-def test_a_file_sealed_before_there_were_checksums_of_row_groups_says_what_to_do(
-    journal: penstock.Journal, tmp_path: Path, partition_by: str
-) -> None:
-    fill(journal)
-    seal(journal, "orders", lake=str(tmp_path / "lake"), through=50, columns=COLUMNS, partition_by=partition_by)
-    core = local(journal, "sealing")._core
-
-    def forget_pieces(commit: Any) -> None:
-        number = commit.head("orders").topic_id
-        for segment in list(load_segments(commit.tx, number)):
-            parts = tuple(msgspec.structs.replace(part, pieces=()) for part in segment.parts)
-            save_segment(commit.tx, number, msgspec.structs.replace(segment, parts=parts, pieces=()))
-
-    core.writer.run(WriteRequest(forget_pieces))
-    with pytest.raises(ConfigError, match=r"events 1 to 50 of topic 'orders' .* earlier version.* export the topic"):
-        list(journal.topic("orders").read())
-    assert [event.seq for event in journal.topic("orders").read(after=50)] == list(range(51, 101))
-
-
 def test_a_record_that_knows_other_row_groups_than_the_file_has_is_corrupt(
     journal: penstock.Journal, tmp_path: Path
 ) -> None:

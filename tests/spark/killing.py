@@ -31,14 +31,14 @@ from pyspark.sql.types import StructType
 from penstock.buffer.manifest import ManifestObject
 from penstock.spark.buffer.source import BufferSource
 from penstock.spark.buffer.source import BufferStreamReader as BufferReader
-from penstock.spark.sink import BatchWriter, Staging, StreamWriter
+from penstock.spark.sink import BatchWriter, StreamWriter, TopicTarget
 from penstock.spark.source import PenstockSource, StreamReader
 from penstock.transfer import publishing
 
 STAGES = ("planned", "reading", "writing", "publishing", "published")
 _PATIENCE_SECONDS = 600
 _COMMITTING = (
-    *((publishing, "append_wires"), (publishing, "publish"), (Staging, "_take_in")),
+    *((publishing, "append_wires"), (publishing, "publish"), (TopicTarget, "_take_in")),
     (publishing.RowsInCommit, "append"),
 )
 """What is called within a small commit, in one that was staged in steps, in one that a server makes of objects, and for

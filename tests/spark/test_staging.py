@@ -27,13 +27,12 @@ from penstock.api import local
 from penstock.entity.states import StreamedState, StreamedStates
 from penstock.errors import ConfigError, Locked, PenstockError, StorageError
 from penstock.journal.bulk import staged_batches
-from penstock.journal.from_arrow import blocks
 from penstock.limits import STAGED_SECONDS
 from penstock.protocol.bulk import COMMIT_STAGED, CommitRequest
 from penstock.spark.options import JournalPlace
 from penstock.spark.projection.keeping import keeper_of
 from penstock.spark.served import client_of
-from penstock.spark.sink import Staging, mark_name
+from penstock.spark.sink import mark_name
 from penstock.spark.source import PenstockSource
 from penstock.transfer import objects as staged_objects
 from penstock.transfer.objects import StagingArea, area_of, folder_url, own_area
@@ -128,7 +127,7 @@ def test_what_was_swept_before_its_commit_is_said_and_nothing_is_written(folder:
     penstock.open(folder).close()
     frame = writer(folder)
     share = frame.write(rows(0, 1_000, pad=2_000))
-    frame.target.staging.sweep(frame.job)
+    frame.target.sweep(frame.job)
     with pytest.raises(StorageError, match="not there any more: it was swept"):
         frame.commit([share])
     assert numbers(folder) == []
@@ -246,16 +245,14 @@ def test_a_task_makes_its_folder_again_that_another_query_removed(
 
 
 def test_what_was_changed_after_its_task_left_it_is_not_taken(tmp_path: Path) -> None:
-    rows = pa.record_batch({"topic": ["orders"] * 2, "kind": ["made"] * 2, "payload": [f'"{"x" * 900_000}"'] * 2})
-    staging = Staging(JournalPlace(str(tmp_path / "shop.db")), area_of(f"sqlite:{tmp_path}/shop.db"))
-    share = staging.stage(blocks(rows), "job", 0)
-    assert sum(wire.count for _, wire in staging._wires([share])) == 2
+    frame = writer(str(tmp_path / "shop.db"))
+    share = frame.write(rows(0, 2, pad=900_000))
     path = tmp_path / share.pieces[0].path
     staged = bytearray(path.read_bytes())
     staged[len(staged) // 2] = ord("y")  # the block is as sound as before, and another
     path.write_bytes(staged)
     with pytest.raises(StorageError, match="not as its task left it"):
-        list(staging._wires([share]))
+        frame.commit([share])
 
 
 def test_states_that_a_batch_has_saved_are_what_the_next_one_finds(home: str) -> None:
@@ -417,7 +414,7 @@ def test_the_server_killed_at_every_stage_and_the_driver_run_again(folder: str) 
             taken = sum(len(share.pieces) for share in shares)
             proxy.cut_next(0)
             for share in shares:  # the server has fetched everything, and dies
-                frame.target.staging._take_in(share)
+                frame.target._take_in(share)
             server.kill()
             server.start()
             assert taken == len(objects(folder))

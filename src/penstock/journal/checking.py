@@ -80,7 +80,7 @@ def _check(wire: Wire) -> None:
         _check_headers(wire.headers, count)
     options = options_of(wire)
     if options is not None:
-        _check_options(options, wire)
+        check_options(options, wire)
 
 
 # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -260,8 +260,8 @@ def _check_header_sizes(names: Text, values: Text, total: int, starts: Sequence[
 
 
 # ── what events ask for ──────────────────────────────────────────────────────────────────────────────────────────────
-def _check_options(options: RowOptions, wire: Wire) -> None:
-    """What only a queue understands is judged by the queue, in the commit."""
+def check_options(options: RowOptions, wire: Wire) -> None:
+    """ConfigError when an event asks for what none can; what only a queue understands is judged in the commit."""
     if options.lengths() != {wire.count}:
         raise ConfigError(f"it has options for {options.lengths()} events, and {wire.count} events")
     for dedup in set(options.dedup or ()) - {None}:

@@ -10,15 +10,14 @@ cause         the id of the event this one follows from, or a struct of its id a
 correlation_id, causation_id   text, as read from a topic; with a cause, causation_id is the cause's own and not used
 correlation                    the same as correlation_id, by the name that `append` gives it
 seq, id, recorded_at           not used: the journal gives new ones
-dedup, expect, priority, delay, not_before, max_attempts   as `append` and `push` take them: see `RowWishes`
+dedup, expect, priority, delay, not_before, max_attempts   as `append` and `push` take them
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -27,8 +26,6 @@ from pyspark.sql.types import StructType
 
 from penstock.clock import to_ms
 from penstock.errors import ConfigError
-from penstock.names import check_position, check_text
-from penstock.queue.options import read_delivery_options
 from penstock.queue.policy import duration_ms
 from penstock.queue.state.keys import FRONT
 from penstock.spark.journals import correlations
@@ -67,71 +64,14 @@ def option_words(name: str, kind: pa.DataType) -> str | None:
     return None if fits or pa.types.is_null(kind) else _KINDS[name]
 
 
-class _Now(msgspec.Struct, frozen=True):
-    """The task's time: good enough to judge by; times count from the commit."""
-
-    ms: int
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def monotonic(self) -> float:
-        return self.ms / 1000
-
-
-class RowWishes:
-    """The options of a record batch's rows."""
-
-    def __init__(self, given: dict[str, pa.Array], kinds: pa.Array, keys: pa.Array | None, count: int) -> None:
-        self._given = {name: given[name].to_pylist() for name in OPTIONS if name in given}
-        self._kinds, self._keys, self._count = kinds, keys, count
-
-    def columns(self) -> dict[str, pa.Array]:
-        """The columns that blocks are made of; ConfigError names the first row that asks for what cannot be."""
-        if not self._given:
-            return {}
-        self._judge()
-        made = {}
-        for name, values in self._given.items():
-            plain = [None if value is None else _plain(name, value) for value in values]
-            made[name] = pa.array(plain, pa.string() if name == "dedup" else pa.int64())
-        return made
-
-    def _judge(self) -> None:
-        keys = [None] * self._count if self._keys is None else self._keys.to_pylist()
-        now, known = _Now(time.time_ns() // 1_000_000), set()
-        for row, (dedup, expect, *delivery) in enumerate(self._rows()):
-            key = keys[row]
-            asked = (key is None, *delivery)
-            try:
-                if dedup is not None:
-                    check_text(dedup, "dedup")
-                if expect is not None:
-                    check_position(expect, "expect")
-                    if key is None:
-                        raise ConfigError("expect= needs key=: it is the position of the entity's newest event")
-                if asked not in known:
-                    _judge_delivery(now, key, *delivery)
-                    known.add(asked)
-            except ConfigError as error:
-                said = f"a row of kind {self._kinds[row].as_py()!r}" + ("" if key is None else f" with key {key!r}")
-                raise ConfigError(f"{error} ({said})") from None
-
-    def _rows(self) -> Iterator[Sequence[Any]]:
-        none = [None] * self._count
-        return zip(*(self._given.get(name, none) for name in OPTIONS), strict=True)
-
-
-def _judge_delivery(
-    now: _Now,
-    key: str | None,
-    priority: int | Literal["front"] | None,
-    delay: object,
-    not_before: datetime | None,
-    max_attempts: int | None,
-) -> None:
-    rank = 0 if priority is None else priority
-    read_delivery_options(now, key, rank, 0 if delay is None else _seconds(delay), not_before, max_attempts)
+def _options(given: dict[str, pa.Array]) -> dict[str, pa.Array]:
+    """The options of rows as they travel: text, whole numbers, milliseconds. The commit judges them."""
+    made = {}
+    for name in OPTIONS:
+        if name in given:
+            values = [None if value is None else _plain(name, value) for value in given[name].to_pylist()]
+            made[name] = pa.array(values, pa.string() if name == "dedup" else pa.int64())
+    return made
 
 
 def _seconds(delay: Any) -> float | timedelta:
@@ -139,10 +79,11 @@ def _seconds(delay: Any) -> float | timedelta:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """An option as it travels: text, whole numbers, milliseconds."""
     match name:
-        case "priority":
-            return FRONT if value == "front" else value
+        case "priority" if isinstance(value, str):
+            if value != "front":
+                raise ConfigError(f'priority must be a whole number or "front", not {value!r}')
+            return FRONT
         case "delay":
             return duration_ms(_seconds(value), "delay")
         case "not_before":
@@ -228,7 +169,7 @@ class SinkLayout(msgspec.Struct, frozen=True):
             if name in given:
                 made[name] = given[name]
         self._link(given, made)
-        made.update(RowWishes(given, made["kind"], given.get("key"), count).columns())
+        made.update(_options(given))
         return pa.RecordBatch.from_pydict(made)
 
     def _kinds(self, given: dict[str, pa.Array], count: int) -> pa.Array:

@@ -35,7 +35,7 @@ from penstock.journal.from_arrow import BLOCK_PAYLOAD, blocks
 from penstock.limits import MAX_KEY_BYTES
 from penstock.spark.journals import journal_id, patiently, writing
 from penstock.spark.layout import SinkLayout
-from penstock.spark.options import JournalPlace, WriteOptions, write_options
+from penstock.spark.options import WriteOptions, write_options
 from penstock.spark.sentences import in_sentences
 from penstock.spark.versions import ArrowStreamWriter
 from penstock.transfer.objects import StagingArea, area_of, decode_piece, encode_piece
@@ -177,117 +177,6 @@ class StagedShare(TaskShare):
         return len(self.carried) + sum(piece.size for piece in self.pieces)
 
 
-class Publication(msgspec.Struct, frozen=True):
-    """What a commit is to do with what tasks have staged."""
-
-    journal: str | None
-    """The id of the journal it was planned for; None when there was none yet."""
-    mark: str | None
-    version: int
-    queue: str | None
-    gates: tuple[str, ...]
-    """The names of gates that see its rows, where the commit is this process's own."""
-
-
-class Staging:
-    """Where the tasks of a write leave their blocks: an area, or, without one, the server that writes the journal."""
-
-    def __init__(self, place: JournalPlace, area: StagingArea | None) -> None:
-        self.place = place
-        self.area = area
-
-    def stage(self, blocks: Iterable[tuple[str, Wire]], job: str, number: int) -> StagedShare:
-        """Keeps a task's blocks until the commit; `number` is the micro-batch, 0 for a job that has only one."""
-        share, waiting = StagedShare(job, uuid.uuid4().hex), b""
-        for piece in _pieces(blocks, share):
-            if waiting:
-                self._put(share, number, waiting)
-            waiting = piece
-        if share.pieces or len(waiting) > INLINE_BYTES:
-            self._put(share, number, waiting)
-        else:
-            share.carried = waiting
-        return share
-
-    def _put(self, share: StagedShare, number: int, body: bytes) -> None:
-        at, path = len(share.pieces), ""
-        if self.area is None:
-            from penstock.spark.served import send_piece
-
-            assert self.place.server is not None
-            send_piece(self.place.server, share.job, share.batch, at, body)
-        else:
-            path = patiently(partial(self.area.put, share.job, number, share.batch, at, body))
-        share.pieces.append(_StagedPiece(path, len(body), _hash(body)))
-
-    def publish(self, shares: Sequence[StagedShare], wanted: Publication) -> bool:
-        """Appends what tasks have staged, in one transaction; False when the mark says that it was done before."""
-        staged = [share for share in shares if share.size]
-        if self.place.server is None:
-            blocks = Blocks(
-                self._wires(staged),
-                sum(share.size for share in staged),
-                sum(share.events for share in staged),
-                any(share.keyed for share in staged),
-            )
-            with writing(self.place.url, wanted.journal, wanted.gates) as opened:
-                return publish_blocks(opened, blocks, wanted.mark, wanted.version, wanted.queue)
-        from penstock.protocol.bulk import CommitRequest
-        from penstock.spark.served import commit_staged
-
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-stage") as pool:
-            for done in [pool.submit(self._take_in, share) for share in staged]:
-                done.result()
-        batches = [share.batch for share in staged]
-        request = CommitRequest(wanted.journal or "", batches, wanted.mark, wanted.version, wanted.queue)
-        return commit_staged(self.place.server, request)
-
-    def _take_in(self, share: StagedShare) -> None:
-        """Gives the server what of a share it does not have yet."""
-        from penstock.protocol.bulk import ObjectRequest
-        from penstock.spark.served import send_piece
-
-        assert self.place.server is not None
-        send = partial(send_piece, self.place.server, share.job, share.batch)
-        if share.carried:
-            send(0, share.carried)
-        if self.area is not None:
-            for at, piece in enumerate(share.pieces):
-                send(at, ObjectRequest(self.area.url, piece.path, piece.size))
-
-    def _wires(self, shares: Sequence[StagedShare]) -> Iterator[tuple[str, Wire]]:
-        """The topics and blocks of shares, in order; the next pieces are fetched meanwhile."""
-        wanted = (piece for share in shares for piece in (share.pieces or (share.carried,)))
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-fetch") as pool:
-            coming = deque(pool.submit(self._fetch, piece) for piece in islice(wanted, _AT_ONCE))
-            while coming:
-                body = coming.popleft().result()
-                coming.extend(pool.submit(self._fetch, piece) for piece in islice(wanted, 1))
-                for topic, block in decode_piece(body):
-                    yield topic, decode_pending(block)
-
-    def _fetch(self, piece: _StagedPiece | bytes) -> bytes:
-        if isinstance(piece, bytes):
-            return piece
-        assert self.area is not None
-        found = patiently(partial(self.area.get, piece.path, piece.size))
-        if _hash(found) != piece.hash:
-            raise StorageError(f"what was staged as {piece.path} is not as its task left it: run the query again")
-        return found
-
-    def sweep(self, job: str, through: int | None = None) -> None:
-        """Removes what a job has left, of batches up to a number; what cannot be removed goes when it is old."""
-        try:
-            if self.area is not None:
-                self.area.sweep(job, through)
-            if self.place.server is not None:
-                from penstock.spark.served import drop_staged
-
-                drop_staged(self.place.server, job)
-        except PenstockError as error:
-            log.info("what was staged for %s is left for later: %s", job, error)
-
-
 def _hash(staged: bytes) -> bytes:
     """Tells what a task has staged from everything else."""
     return hashlib.sha256(staged).digest()
@@ -342,14 +231,7 @@ def mark_name(*parts: str) -> str:
     return name
 
 
-def _staging(options: WriteOptions) -> Staging:
-    place, given = options.place, options.staging
-    if given is not None:
-        return Staging(place, StagingArea(given))
-    return Staging(place, None if place.served else area_of(place.url))
-
-
-def _planned(options: WriteOptions, staging: Staging, *, again: bool) -> tuple[str | None, tuple[str, ...]]:
+def _planned(options: WriteOptions, area: StagingArea | None, *, again: bool) -> tuple[str | None, tuple[str, ...]]:
     """The id of the journal that is written, None when there is none yet, and the gates that the commit itself asks.
 
     ConfigError when it cannot be written so. `again`: it may have been planned before, by another process.
@@ -362,7 +244,6 @@ def _planned(options: WriteOptions, staging: Staging, *, again: bool) -> tuple[s
     about = check_may_write(place.server, "this query", known=again)
     if place.writer is not None:
         check_same(place.server, about.id, journal_id(place.url))
-    area = staging.area
     if area is not None and area.url not in about.staging:
         raise ConfigError(
             f"{place.server.url} fetches nothing from {area.url}, where this query would leave its blocks, but "
@@ -388,27 +269,114 @@ def _own_gates(options: WriteOptions) -> tuple[str, ...]:
 
 
 class TopicTarget:
-    """A topic or a queue that a frame is written to."""
+    """A topic or a queue that a frame is written to.
+
+    Tasks leave their blocks in an area, or, without one, with the server that writes the journal.
+    """
 
     def __init__(self, given: Mapping[str, str], schema: StructType, *, again: bool) -> None:
         """ConfigError when the frame cannot be written. `again`: as for `_planned`."""
         options = write_options(given)
         self.app, self.version = options.app, options.version
-        self.staging = _staging(options)
-        journal, gates = _planned(options, self.staging, again=again)
+        self.place = place = options.place
+        self.area = None
+        if options.staging is not None or not place.served:
+            self.area = area_of(place.url) if options.staging is None else StagingArea(options.staging)
+        journal, gates = _planned(options, self.area, again=again)
         self.options = msgspec.structs.replace(options, journal=journal, gates=gates)
         self.layout = SinkLayout.of(schema, self.options)
 
+    # ── in a task ────────────────────────────────────────────────────────────────────────────────────────────────────
     def stage(self, batches: Iterator[pa.RecordBatch], job: str, number: int) -> StagedShare:
-        return self.staging.stage(encoded(batches, self.layout), job, number)
+        share, waiting = StagedShare(job, uuid.uuid4().hex), b""
+        for piece in _pieces(encoded(batches, self.layout), share):
+            if waiting:
+                self._put(share, number, waiting)
+            waiting = piece
+        if share.pieces or len(waiting) > INLINE_BYTES:
+            self._put(share, number, waiting)
+        else:
+            share.carried = waiting
+        return share
 
+    def _put(self, share: StagedShare, number: int, body: bytes) -> None:
+        at, path = len(share.pieces), ""
+        if self.area is None:
+            from penstock.spark.served import send_piece
+
+            assert self.place.server is not None
+            send_piece(self.place.server, share.job, share.batch, at, body)
+        else:
+            path = patiently(partial(self.area.put, share.job, number, share.batch, at, body))
+        share.pieces.append(_StagedPiece(path, len(body), _hash(body)))
+
+    # ── in the commit ────────────────────────────────────────────────────────────────────────────────────────────────
     def publish(self, shares: Sequence[TaskShare], by: tuple[str, str] | None, version: int) -> bool:
-        options, staged = self.options, [share for share in shares if isinstance(share, StagedShare)]
-        if self.app is None and not any(share.events for share in staged):
+        options, events = self.options, [share for share in shares if isinstance(share, StagedShare)]
+        if self.app is None and not any(share.events for share in events):
             return True
         mark = None if by is None else mark_name(*by, options.topic or "")
         queue = options.topic if options.queue else None
-        return self.staging.publish(staged, Publication(options.journal, mark, version, queue, options.gates))
+        staged = [share for share in events if share.size]
+        if self.place.server is None:
+            blocks = Blocks(
+                self._wires(staged),
+                sum(share.size for share in staged),
+                sum(share.events for share in staged),
+                any(share.keyed for share in staged),
+            )
+            with writing(self.place.url, options.journal, options.gates) as opened:
+                return publish_blocks(opened, blocks, mark, version, queue)
+        from penstock.protocol.bulk import CommitRequest
+        from penstock.spark.served import commit_staged
+
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-stage") as pool:
+            for done in [pool.submit(self._take_in, share) for share in staged]:
+                done.result()
+        batches = [share.batch for share in staged]
+        return commit_staged(self.place.server, CommitRequest(options.journal or "", batches, mark, version, queue))
+
+    def _take_in(self, share: StagedShare) -> None:
+        """Gives the server what of a share it does not have yet."""
+        from penstock.protocol.bulk import ObjectRequest
+        from penstock.spark.served import send_piece
+
+        assert self.place.server is not None
+        send = partial(send_piece, self.place.server, share.job, share.batch)
+        if share.carried:
+            send(0, share.carried)
+        if self.area is not None:
+            for at, piece in enumerate(share.pieces):
+                send(at, ObjectRequest(self.area.url, piece.path, piece.size))
+
+    def _wires(self, shares: Sequence[StagedShare]) -> Iterator[tuple[str, Wire]]:
+        """The topics and blocks of shares, in order; the next pieces are fetched meanwhile."""
+        wanted = (piece for share in shares for piece in (share.pieces or (share.carried,)))
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-fetch") as pool:
+            coming = deque(pool.submit(self._fetch, piece) for piece in islice(wanted, _AT_ONCE))
+            while coming:
+                body = coming.popleft().result()
+                coming.extend(pool.submit(self._fetch, piece) for piece in islice(wanted, 1))
+                for topic, block in decode_piece(body):
+                    yield topic, decode_pending(block)
+
+    def _fetch(self, piece: _StagedPiece | bytes) -> bytes:
+        if isinstance(piece, bytes):
+            return piece
+        assert self.area is not None
+        found = patiently(partial(self.area.get, piece.path, piece.size))
+        if _hash(found) != piece.hash:
+            raise StorageError(f"what was staged as {piece.path} is not as its task left it: run the query again")
+        return found
 
     def sweep(self, job: str, through: int | None = None) -> None:
-        self.staging.sweep(job, through)
+        """What cannot be removed now goes when it is old."""
+        try:
+            if self.area is not None:
+                self.area.sweep(job, through)
+            if self.place.server is not None:
+                from penstock.spark.served import drop_staged
+
+                drop_staged(self.place.server, job)
+        except PenstockError as error:
+            log.info("what was staged for %s is left for later: %s", job, error)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from penstock.clock import from_ms
+from penstock.clock import ManualClock, from_ms
 from penstock.errors import ConfigError, Conflict, Denied
 from penstock.events import Draft
 from penstock.journal.blocks import Block, Columns, RowOptions, Wire, columns_of, options_of, stamp
+from penstock.journal.checking import check_options
 from penstock.journal.commit import Commit, find_duplicates
 from penstock.journal.prepare import PreparedBatch
 from penstock.limits import BLOCK_EVENTS
@@ -61,6 +62,7 @@ class RowsInCommit:
             if options is not None:
                 block = Block(wire, topic)
                 rows: Sequence[int] = fresh
+                check_options(options, wire)
                 if options.dedup is not None:
                     rows = self._fresh_rows(topic, options.dedup, seen[topic])
                     duplicates += wire.count - len(rows)
@@ -188,18 +190,6 @@ def _draft(block: Block, row: int, encoded: bytes) -> Draft:
     )
 
 
-class _Moment(msgspec.Struct, frozen=True):
-    """A clock that stands still: the commit's time."""
-
-    ms: int
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def monotonic(self) -> float:
-        return self.ms / 1000
-
-
 def judged(
     key: str | None,
     priority: int | None,
@@ -212,7 +202,7 @@ def judged(
     """A row's options as a push's arguments, with its checks and errors; None: as usual. Times are milliseconds."""
     rank: int | Literal["front"] = "front" if priority == keys.FRONT else priority or 0
     at = None if not_before is None else from_ms(not_before)
-    return read_delivery_options(_Moment(now_ms), key, rank, (delay or 0) / 1000, at, max_attempts)
+    return read_delivery_options(ManualClock(now_ms), key, rank, (delay or 0) / 1000, at, max_attempts)
 
 
 def row_words(block: Block, row: int) -> str:

@@ -16,8 +16,8 @@ from penstock.journal.sealed.sealing import seal_topic
 
 def forget_sealed_files() -> None:
     """Sealed files stay open between reads; here another one may lie in the same place next time."""
-    sealed_files._segments._open.clear()
-    sealed_files._blocks._kept.clear()
+    sealed_files._segments.clear()
+    sealed_files._blocks.clear()
 
 
 def problems(folder: Path, noted: list[Any]) -> list[str]:

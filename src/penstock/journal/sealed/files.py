@@ -11,9 +11,9 @@ import os
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, Corrupt, StorageError
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from penstock.journal.blocks import Wire
 
-_KEPT_SEGMENTS = 16
-_KEPT_BLOCKS = 8
+K = TypeVar("K")
+V = TypeVar("V")
 _COLUMNS = [
     *("seq", "kind", "key", "scope", "payload", "headers", "occurred_at", "recorded_at", "id", "correlation_id"),
     *("causation_id", "payload_bytes"),
@@ -43,7 +43,7 @@ def sealed_blocks(snap: Snapshot, topic: int, name: str, after: int, through: in
     """
     after = max(after, trimmed)
     for segment in load_segments(snap, topic, after, through):
-        found = _segments.open(segment, name)
+        found = _open_segment(segment, name)
         for group, (first, last) in enumerate(found.groups):
             if last > after and first <= through:
                 yield _without(found.block(group), trimmed)
@@ -55,7 +55,7 @@ def sealed_blocks_back(
     """The same, in reverse."""
     after = max(after, trimmed)
     for segment in load_segments_back(snap, topic, after, through):
-        found = _segments.open(segment, name)
+        found = _open_segment(segment, name)
         for group in range(len(found.groups) - 1, -1, -1):
             first, last = found.groups[group]
             if last > after and first <= through:
@@ -72,7 +72,7 @@ def sealed_block_holding(snap: Snapshot, topic: int, name: str, seq: int, trimme
 def sealed_start(snap: Snapshot, topic: int, name: str, seq: int) -> int:
     """Where the row group begins that holds a sealed position: a good place to cut a range."""
     for segment in load_segments(snap, topic, seq - 1, seq):
-        for first, last in _segments.open(segment, name).groups:
+        for first, last in _open_segment(segment, name).groups:
             if first <= seq <= last:
                 return first
     return seq
@@ -112,13 +112,11 @@ class SealedSegment:
 
     def block(self, group: int) -> Block:
         """The events of a group as a block."""
-        place = (self._segment.lake, self._segment.path, group)
-        kept = _blocks.get(place)
-        if kept is None:
-            tables = [self._files[at].read(row) for at, row in self._sources[group]]
-            kept = Block(_wire_of(tables[0] if len(tables) == 1 else _by_position(tables)), self._topic)
-            _blocks.put(place, kept)
-        return kept
+        return _blocks.get((self._segment.lake, self._segment.path, group), lambda: self._read(group))
+
+    def _read(self, group: int) -> Block:
+        tables = [self._files[at].read(row) for at, row in self._sources[group]]
+        return Block(_wire_of(tables[0] if len(tables) == 1 else _by_position(tables)), self._topic)
 
     def check(self) -> None:
         """Reads every byte and compares the checksums."""
@@ -138,11 +136,6 @@ class _SealedFile:
         self._topic = topic
         self._lock = threading.Lock()
         self._opened: pa.NativeFile | None = None
-        if not file.pieces:
-            raise ConfigError(
-                f"{self._events()} was written by an earlier version, without checksums of its parts: open the journal "
-                "with the version that sealed it, export the topic, and import that into a new journal here"
-            )
         opened = self._open()
         if (size := opened.size()) != file.size:
             raise self._damaged(f"the file has {size:,} bytes and should have {file.size:,}")
@@ -324,51 +317,37 @@ def _set_runs(wire: Wire, batch: pa.RecordBatch) -> None:
     set_runs(wire, counts.tolist(), recorded[starts].tolist(), packed[starts, 6:].tobytes())
 
 
-class _Segments:
-    """The segments looked into lately."""
+class _Kept(Generic[K, V]):
+    """What was made lately, up to a number: look-ups tend to come in crowds."""
 
-    def __init__(self) -> None:
-        self._open: OrderedDict[tuple[str, str, int], SealedSegment] = OrderedDict()
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[K, V] = OrderedDict()
         self._lock = threading.Lock()
 
-    def open(self, segment: Segment, topic: str) -> SealedSegment:
-        place = (segment.lake, segment.path, segment.crc)
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        """What is kept of a key, else what `make` makes."""
         with self._lock:
-            found = self._open.get(place)
-            if found is not None:
-                self._open.move_to_end(place)
-                return found
-        found = SealedSegment(segment, topic)
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        made = make()
         with self._lock:
-            self._open[place] = found
-            while len(self._open) > _KEPT_SEGMENTS:
-                self._open.popitem(last=False)
-        return found
-
-
-class _SealedBlocks:
-    """The blocks made from row groups lately: look-ups tend to come in crowds."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str, int], Block] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, place: tuple[str, str, int]) -> Block | None:
-        with self._lock:
-            found = self._kept.get(place)
-            if found is not None:
-                self._kept.move_to_end(place)
-            return found
-
-    def put(self, place: tuple[str, str, int], block: Block) -> None:
-        with self._lock:
-            self._kept[place] = block
-            while len(self._kept) > _KEPT_BLOCKS:
+            self._kept[key] = made
+            while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
+        return made
+
+    def clear(self) -> None:
+        self._kept.clear()
 
 
-_segments = _Segments()
-_blocks = _SealedBlocks()
+_segments: _Kept[tuple[str, str, int], SealedSegment] = _Kept(16)
+_blocks: _Kept[tuple[str, str, int], Block] = _Kept(8)
+
+
+def _open_segment(segment: Segment, topic: str) -> SealedSegment:
+    return _segments.get((segment.lake, segment.path, segment.crc), lambda: SealedSegment(segment, topic))
 
 
 def open_lake(lake: str) -> tuple[fs.FileSystem, str]:
