@@ -29,7 +29,7 @@ from penstock.server.limits import Limits
 from penstock.server.pages.parts import base_of, problem_page
 from penstock.server.pages.pipelines import Buffers
 from penstock.server.pages.routes import page_routes
-from penstock.server.service import Refused, Service, error_answer, problem_answer
+from penstock.server.service import Refused, Service, error_problem, problem_answer
 from penstock.surface.journal import Journal
 
 log = logging.getLogger("penstock.server")
@@ -70,47 +70,32 @@ class Secured:
 
 
 # ── errors as answers: problems for programs, a page for people ──────────────────────────────────────────────────────
-def _wants_page(request: Request) -> bool:
-    """Whether a person asked, with a browser, for a page."""
-    path = request.url.path.removeprefix(base_of(request))
-    return "text/html" in request.headers.get("accept", "") and not path.startswith(PREFIX)
-
-
-def answer_refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    if _wants_page(request):
-        if error.status == 401:
-            return RedirectResponse(f"{base_of(request)}/login", 303)
-        return problem_page(request, error.status, str(error))
-    return problem_answer(problem(error.status, error.name, str(error)), error.headers)
-
-
 def answer_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, PenstockError)
-    answer = error_answer(error)
-    if answer.status_code >= 500:
-        log.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
-    if _wants_page(request):
-        return problem_page(request, answer.status_code, str(error))
-    return answer
-
-
-def answer_http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    names = {404: "NotFound", 405: "MethodNotAllowed"}
-    said = {404: f"there is nothing at {request.url.path}", 405: f"{request.url.path} does not take {request.method}"}
-    name, message = names.get(error.status_code, "HTTPError"), said.get(error.status_code, error.detail)
-    if _wants_page(request):
-        return problem_page(request, error.status_code, message)
-    return problem_answer(problem(error.status_code, name, message), dict(error.headers or {}))
-
-
-def answer_defect(request: Request, error: Exception) -> Response:
-    """An error that no code expected: the log has the details, the answer has none."""
-    log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
-    if _wants_page(request):
-        return problem_page(request, 500, "its log says how")
-    return problem_answer(problem(500, "InternalError", "the server failed; its log says how"))
+    """An error as an answer: a page for a person with a browser, a problem for programs."""
+    path = request.url.path
+    match error:
+        case Refused():
+            found, headers = problem(error.status, error.name, str(error)), error.headers
+        case PenstockError():
+            found, headers = error_problem(error)
+            if found.status >= 500:
+                log.error("%s %s: %s: %s", request.method, path, type(error).__name__, error)
+        case HTTPException():
+            said = {
+                404: ("NotFound", f"there is nothing at {path}"),
+                405: ("MethodNotAllowed", f"{path} does not take {request.method}"),
+            }
+            known = said.get(error.status_code, ("HTTPError", error.detail))
+            found, headers = problem(error.status_code, *known), dict(error.headers or {})
+        case _:  # which no code expected: the log has the details, the answer has none
+            log.exception("%s %s failed", request.method, path, exc_info=error)
+            found, headers = problem(500, "InternalError", "the server failed; its log says how"), None
+    base = base_of(request)
+    if "text/html" not in request.headers.get("accept", "") or path.removeprefix(base).startswith(PREFIX):
+        return problem_answer(found, headers)
+    if found.status == 401:
+        return RedirectResponse(f"{base}/login", 303)
+    return problem_page(request, found.status, found.detail)
 
 
 HANDLERS = (bulk, live, queues, topics, whole_journal)
@@ -160,12 +145,7 @@ def make_app(
             *page_routes(),
             Route("/acts/{act}", perform_act, methods=["POST"]),
         ],
-        exception_handlers={
-            Refused: answer_refused,
-            PenstockError: answer_error,
-            HTTPException: answer_http,
-            Exception: answer_defect,
-        },
+        exception_handlers=dict.fromkeys((Refused, PenstockError, HTTPException, Exception), answer_error),
         lifespan=lifespan,
     )
     application.add_middleware(Secured)

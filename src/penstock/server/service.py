@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from penstock.errors import Backpressure, PenstockError
-from penstock.protocol.operation import PROBLEM, Role
+from penstock.protocol.operation import PROBLEM, SSE, Role
 from penstock.protocol.problems import Problem, problem_of
 from penstock.server.limits import HEAPS, LARGE_BLOCK, SEND_BYTES, Limits
 
@@ -49,12 +49,10 @@ def problem_answer(problem: Problem, headers: dict[str, str] | None = None) -> R
     return Response(_encode(problem), problem.status, headers=headers, media_type=PROBLEM)
 
 
-def error_answer(error: PenstockError) -> Response:
-    """The problem+json answer that an error of the journal is."""
-    headers = {}
-    if isinstance(error, Backpressure):
-        headers["Retry-After"] = str(max(1, round(error.retry_after)))
-    return problem_answer(problem_of(error), headers)
+def error_problem(error: PenstockError) -> tuple[Problem, dict[str, str] | None]:
+    """The problem that an error of the journal is, and the headers that go with it."""
+    busy = {"Retry-After": str(max(1, round(error.retry_after)))} if isinstance(error, Backpressure) else None
+    return problem_of(error), busy
 
 
 # ── bytes held for others: bodies that arrive and answers that are being sent, counted together ───────────────────────
@@ -132,6 +130,23 @@ class HeldResponse(StreamedResponse):
                 self._budget = None
 
 
+class EventStream(StreamedResponse):
+    """Server-sent events, counted among the listeners while they are sent; Refused when too many streams are open."""
+
+    def __init__(self, service: Service, frames: AsyncGenerator[bytes, None]) -> None:
+        if service.listeners >= service.limits.max_listeners:
+            raise Refused(503, "TooManyListeners", "too many live streams are open", {"Retry-After": "5"})
+        self._service = service
+        super().__init__(frames, 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, SSE)
+
+    async def stream_response(self, send: Send) -> None:
+        self._service.listeners += 1
+        try:
+            await super().stream_response(send)
+        finally:
+            self._service.listeners -= 1
+
+
 def whole_answer(service: Service, data: bytes, status: int, media: str) -> Response:
     """An answer; a large one is sent as the client takes it, and counted meanwhile."""
     if len(data) > SEND_BYTES:
@@ -178,6 +193,8 @@ class Service:
         """Where history may be sealed to: a lake's url as it is shown, and with the options that are not."""
         self.sealing = asyncio.Lock()
         """One step of sealing at a time: it takes memory and the disk's time."""
+        self.listeners = 0
+        """Live streams that are open."""
         self.waiting = 0
         """Requests that wait for a message."""
         self.closing = asyncio.Event()

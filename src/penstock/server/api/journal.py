@@ -16,11 +16,10 @@ from penstock.observe.sample import Sample
 from penstock.protocol import journal as operations
 from penstock.protocol.journal import JournalDocument
 from penstock.protocol.openapi import document
-from penstock.protocol.operation import JSON, SSE
+from penstock.protocol.operation import JSON
 from penstock.server.api.binding import Call, serves
-from penstock.server.api.live import STREAM_HEADERS, check_room
 from penstock.server.limits import PING_SECONDS
-from penstock.server.service import Service, StreamedResponse, guarded
+from penstock.server.service import EventStream, Service, guarded
 
 
 @serves(operations.DESCRIBE_JOURNAL)
@@ -47,16 +46,12 @@ def read_openapi(call: Call[None, None]) -> Response:
 
 @serves(operations.READ_STATS)
 def read_stats(call: Call[None, None]) -> Sample:
-    call.service.sampler.start()
     return call.service.sampler.newest
 
 
 @serves(operations.FOLLOW_STATS)
 async def follow_stats(call: Call[None, None]) -> Response:
-    def whole(sample: Sample) -> Sample:
-        return sample
-
-    return sse(call.service, whole)
+    return sse(call.service, lambda sample: sample)
 
 
 async def health(request: Request) -> Response:
@@ -93,7 +88,9 @@ async def sampled(service: Service) -> AsyncIterator[asyncio.Event]:
         end()
 
 
-async def stream_of(service: Service, render: Callable[[Sample], object], beat: bool = False) -> AsyncIterator[bytes]:
+async def stream_of(
+    service: Service, render: Callable[[Sample], object], beat: bool = False
+) -> AsyncGenerator[bytes, None]:
     """What `render(sample)` says, as server-sent events: at once, and after every sample that changes it.
 
     `beat`: a sample that changes nothing is said too, as an empty object, so that a page knows that it is not old.
@@ -120,23 +117,12 @@ async def stream_of(service: Service, render: Callable[[Sample], object], beat: 
 
 def sse(service: Service, render: Callable[[Sample], object], beat: bool = False) -> Response:
     """A stream of `render(sample)` as server-sent events, counted among the listeners."""
-    check_room(service)
-
-    async def counted() -> AsyncGenerator[bytes, None]:
-        service.live.listeners += 1
-        try:
-            async for frame in stream_of(service, render, beat):
-                yield frame
-        finally:
-            service.live.listeners -= 1
-
-    return StreamedResponse(counted(), media_type=SSE, headers=STREAM_HEADERS)
+    return EventStream(service, stream_of(service, render, beat))
 
 
 # ── metrics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def exposition(service: Service) -> str:
     """Everything in Prometheus's text format."""
-    service.sampler.start()
     # The served journal's gauges stand for themselves, also when the program watches it (or another) in-process.
     counted = REGISTRY.prometheus_text(without={name for name, *_ in GAUGES})
     return counted + gauges(service.sampler.newest).prometheus_text() + own(service).prometheus_text()
@@ -145,6 +131,6 @@ def exposition(service: Service) -> str:
 def own(service: Service | None = None) -> Registry:
     """What the server itself is busy with."""
     registry = Registry()
-    registry.gauge("server.listeners", "live streams that are open").set(service.live.listeners if service else 0)
+    registry.gauge("server.listeners", "live streams that are open").set(service.listeners if service else 0)
     registry.gauge("server.waiting", "requests that wait for a message").set(service.waiting if service else 0)
     return registry

@@ -32,12 +32,11 @@ from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import EventQuery, TopicView
 from penstock.local.topics import requested_events
 from penstock.protocol.journal import FOLLOW_ACROSS, AcrossFollow
-from penstock.protocol.operation import SSE
 from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
 from penstock.server.api.binding import Call, serves
 from penstock.server.api.topics import topic_of
 from penstock.server.limits import LIVE_BUFFER, LIVE_BYTES, PING_SECONDS, STREAM_BYTES, STREAM_EVENTS
-from penstock.server.service import Refused, Service, StreamedResponse
+from penstock.server.service import EventStream, Service
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 PASS_SECONDS = 1.0
 """After how long without an event that it chose a listener is told how far the topic was read for it."""
-STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 def frame(event: Event) -> bytes:
@@ -190,7 +188,6 @@ class LiveTopics:
     def __init__(self, journal: LocalJournal) -> None:
         self._journal = journal
         self._topics: dict[str, LiveTopic] = {}
-        self.listeners = 0
 
     def share(self) -> int:
         """Bytes that each live topic may keep."""
@@ -202,7 +199,6 @@ class LiveTopics:
         if live is None or live.failure is not None:
             live = self._topics[name] = LiveTopic(self._journal._backend.log(name), self)
         live.listeners += 1
-        self.listeners += 1
         if live.task is None or live.task.done():
             live.task = asyncio.get_running_loop().create_task(live.run())
         return live
@@ -215,7 +211,6 @@ class LiveTopics:
 
     def leave(self, live: LiveTopic) -> None:
         live.listeners -= 1
-        self.listeners -= 1
         if live.listeners == 0:
             if self._topics.get(live.log.name) is live:  # not the one that follows a failed one
                 del self._topics[live.log.name]
@@ -229,13 +224,11 @@ async def follow_topic(call: Call[LiveQuery, None]) -> Response:
     service, topic = call.service, topic_of(call)
     after = _start(call.request, call.query)
     wanted = requested_events(call.query)
-    check_room(service)
     if after is None:
         after = topic.latest
     elif after:
         await run_in_threadpool(partial(next, topic.read(after, 1), None))  # PositionTrimmed must be an answer
-    frames = follow(service, topic.name, after, wanted)
-    return StreamedResponse(frames, media_type=SSE, headers=STREAM_HEADERS)
+    return EventStream(service, follow(service, topic.name, after, wanted))
 
 
 def _start(request: Request, query: LiveQuery) -> int | None:
@@ -287,20 +280,17 @@ async def follow_across(call: Call[None, AcrossFollow]) -> Response:
     """Server-sent events of several topics; what was passed by is said by positions now and then."""
     service, core = call.service, call.service.journal._core
     query = across_query(call.body.topics or None, call.body.after, None, requested_events(call.body))
-    check_room(service)
     if call.body.latest:
         ends = await run_in_threadpool(read_step, core, query, 0, 0)
         query = replace(query, after=ends.ends)
     first = await run_in_threadpool(read_step, core, query, STREAM_EVENTS, STREAM_BYTES)  # its error is an answer
-    frames = _across(service, core, query, first)
-    return StreamedResponse(frames, media_type=SSE, headers=STREAM_HEADERS)
+    return EventStream(service, _across(service, core, query, first))
 
 
 async def _across(
     service: Service, core: JournalCore, query: AcrossQuery, step: AcrossStep
 ) -> AsyncGenerator[bytes, None]:
     """The frames of several topics, for as long as they are read."""
-    service.live.listeners += 1
     signal = core.hub.signal_of_all()
     told = dict(query.after)
     try:
@@ -324,14 +314,6 @@ async def _across(
                 )
     except (PositionTrimmed, Closed):
         return  # the client asks again, and is told
-    finally:
-        service.live.listeners -= 1
-
-
-def check_room(service: Service) -> None:
-    """Refused when no more live streams may be open."""
-    if service.live.listeners >= service.limits.max_listeners:
-        raise Refused(503, "TooManyListeners", "too many live streams are open", {"Retry-After": "5"})
 
 
 def _from_log(live: LiveTopic, position: int, through: int, wanted: EventQuery) -> tuple[bytes, int]:

@@ -44,10 +44,11 @@ from penstock.protocol import journal as operations_of_journal
 from penstock.protocol import topics as operations
 from penstock.protocol.journal import Receipts
 from penstock.protocol.operation import ARROW, JSON, LINES, PAGE_BYTES
+from penstock.protocol.problems import problem_of
 from penstock.server import limits
 from penstock.server.access import REPORTS
 from penstock.server.api.binding import Call, answered, page_size, serves
-from penstock.server.service import Refused, Service, StreamedResponse, error_answer, whole_answer
+from penstock.server.service import Refused, Service, StreamedResponse, whole_answer
 from penstock.surface.topic import Topic
 from penstock.ticket import Ticket
 from penstock.units import parse_moment
@@ -345,7 +346,7 @@ async def _lines(wanted: WantedEvents) -> Response:
         return wanted.rows(start, end, read) or (b"", end, 0)
 
     def failed(error: PenstockError) -> bytes:
-        return b'{"problem":%b}\n' % bytes(error_answer(error).body)
+        return b'{"problem":%b}\n' % msgspec.json.encode(problem_of(error))
 
     return await _streamed(piece, failed, after, end, wanted.query.limit, LINES)
 
