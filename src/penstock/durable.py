@@ -68,10 +68,10 @@ def sync_path(path: str | os.PathLike[str]) -> None:
 
 def move_into_place(partial: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Syncs a finished file, or folder of files, and renames it to its final name."""
-    source, place = Path(partial), Path(target)
+    source, final = Path(partial), Path(target)
     _sync_all(source)
-    source.replace(place)
-    sync_folder(place.parent)
+    source.replace(final)
+    sync_folder(final.parent)
 
 
 def replace_file(path: Path, data: bytes) -> None:

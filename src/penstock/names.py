@@ -175,10 +175,10 @@ def shown_url(url: str) -> str:
     head, scheme, rest = url.partition("://")
     if not scheme:
         return url
-    place, slash, path = rest.partition("/")
-    user, colon, port = place.partition(":")
-    if "@" in place:
-        place = place.rpartition("@")[2]
+    host, slash, path = rest.partition("/")
+    user, colon, port = host.partition(":")
+    if "@" in host:
+        host = host.rpartition("@")[2]
     elif colon and "@" in path and not port.isdigit() and not user.startswith("["):
-        place, slash, path = path.rpartition("@")[2].partition("/")  # a password with a slash in it, as S3's often have
-    return f"{head}://{place}{slash}{path}".partition("?")[0]
+        host, slash, path = path.rpartition("@")[2].partition("/")  # a password with a slash in it, as S3's often have
+    return f"{head}://{host}{slash}{path}".partition("?")[0]

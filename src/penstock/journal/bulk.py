@@ -90,7 +90,7 @@ class PublishedBatch(msgspec.Struct, array_like=True):
     """A batch that is published: the topic's id, the first position, piece and index of blocks stored apart."""
 
     published_ms: int
-    places: list[tuple[int, int, int, int]]
+    refs: list[tuple[int, int, int, int]]
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -223,20 +223,20 @@ def publish(commit: Commit, batches: Sequence[bytes], *, remember: bool, rows: R
         return False
     apart = sum(record.size for record in records) > INLINE_BYTES
     for batch, record in zip(batches, records, strict=True):
-        places = []
+        refs = []
         for piece, index, block in record.blocks:
             key = keys.apart_key(batch, piece, index)
             if rows is not None and rows.wants(keyed=block.keyed, asks=block.asks):
                 rows.append(block.topic, _staged_wire(commit.tx, key, block.topic))
                 commit.tx.delete(key)
             elif apart and block.size >= MERGED_BYTES and not commit.ensure(block.topic).settings.verified:
-                places.append(_refer(commit, key, block, piece, index))
+                refs.append(_refer(commit, key, block, piece, index))
             else:
                 append_wires(commit, block.topic, (_staged_wire(commit.tx, key, block.topic),))
                 commit.tx.delete(key)
         commit.tx.delete(keys.staged_key(batch))
-        if places or remember:
-            commit.tx.put(keys.published_key(batch), _encode(PublishedBatch(commit.now_ms, places)))
+        if refs or remember:
+            commit.tx.put(keys.published_key(batch), _encode(PublishedBatch(commit.now_ms, refs)))
     return True
 
 
@@ -277,9 +277,9 @@ def drop_job(commit: Commit, job: str, owner: str) -> int:
 
 def is_needed(snap: Snapshot, batch: bytes, record: PublishedBatch, before_ms: int) -> bool:
     """Whether nothing of a published batch can be forgotten."""
-    if not record.places:
+    if not record.refs:
         return record.published_ms >= before_ms
-    return all(_is_held(snap, batch, place) for place in record.places)
+    return all(_is_held(snap, batch, ref) for ref in record.refs)
 
 
 def forget_removed(commit: Commit, batch: bytes, before_ms: int) -> bool:
@@ -291,21 +291,21 @@ def forget_removed(commit: Commit, batch: bytes, before_ms: int) -> bool:
     if value is None:
         return False
     record = _published(value)
-    gone = [place for place in record.places if not _is_held(commit.tx, batch, place)][:RETENTION_BLOCKS]
-    kept = [place for place in record.places if place not in gone]
-    for place in gone:
-        commit.tx.delete(keys.apart_key(batch, *place[2:]))
+    gone = [ref for ref in record.refs if not _is_held(commit.tx, batch, ref)][:RETENTION_BLOCKS]
+    kept = [ref for ref in record.refs if ref not in gone]
+    for ref in gone:
+        commit.tx.delete(keys.apart_key(batch, *ref[2:]))
     if not kept and record.published_ms < before_ms:
         commit.tx.delete(keys.published_key(batch))
         return True
-    if len(kept) < len(record.places):
+    if len(kept) < len(record.refs):
         commit.tx.put(keys.published_key(batch), _encode(PublishedBatch(record.published_ms, kept)))
         return True
     return False
 
 
-def _is_held(snap: Snapshot, batch: bytes, place: tuple[int, int, int, int]) -> bool:
-    topic_id, first, piece, index = place
+def _is_held(snap: Snapshot, batch: bytes, ref: tuple[int, int, int, int]) -> bool:
+    topic_id, first, piece, index = ref
     value = snap.get(keys.block_key(topic_id, first))
     found = None if value is None else reference_in(value, "")
     return found is not None and found.key == keys.apart_key(batch, piece, index)

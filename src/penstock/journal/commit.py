@@ -464,19 +464,19 @@ def _link_causes(
     repeats: dict[int, int],
 ) -> None:
     """Turns 'the n-th draft of this batch' into ids, now that ids are known."""
-    place = {row: at for at, row in enumerate(fresh)}
+    index_of = {row: at for at, row in enumerate(fresh)}
     first = additions.base_id + additions.count
     causation, correlation = columns.causation, columns.correlation
     assert causation is not None and correlation is not None
     for row, cause in cause_rows.items():
-        if row not in place:
+        if row not in index_of:
             continue
         cause = repeats.get(cause, cause)
         if cause in known:
             id, inherited = known[cause].id, known[cause].correlation_id
         else:
-            id, inherited = format_id(first + place[cause]), correlation[place[cause]]
-        at = place[row]
+            id, inherited = format_id(first + index_of[cause]), correlation[index_of[cause]]
+        at = index_of[row]
         causation[at] = id
         correlation[at] = correlation[at] or inherited or id
 

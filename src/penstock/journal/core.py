@@ -165,11 +165,11 @@ class JournalCore:
         return Pressure(self.writer.pending(), self.writer.capacity)
 
     def describe(self, queues: list[str], paused: list[str], gates: dict[str, list[str]]) -> Description:
-        """What this journal is: engine, place, size, durability, topics, and what the parts say of theirs."""
+        """What this journal is: engine, location, size, durability, topics, and what the parts say of theirs."""
         engine = self.engine
         return Description(
             engine.scheme,
-            _shown_place(engine),
+            _shown_location(engine),
             engine.size(),
             engine.durability,
             engine.read_only,
@@ -264,7 +264,7 @@ class JournalCore:
             log.exception("a commit was kept, but not every waiter could be told of it")
 
 
-def _shown_place(engine: Engine) -> str | None:
-    """A path, or the whole url of a place in a bucket."""
-    place = engine.location
-    return f"{engine.scheme}:{place}" if place is not None and place.startswith("//") else place
+def _shown_location(engine: Engine) -> str | None:
+    """A path, or the whole url of a store in a bucket."""
+    location = engine.location
+    return f"{engine.scheme}:{location}" if location is not None and location.startswith("//") else location

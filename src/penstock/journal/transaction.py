@@ -58,7 +58,7 @@ class HeldWriter:
                 self._commit = None
                 with writer.shield:
                     self._exclusive.roll_back(error)
-            writer.let_go()
+            writer.release_lead()
             self._until_ended.__exit__(None, None, None)
             raise
 

@@ -153,7 +153,7 @@ class Writer:
             self._lead.acquire()
             return Exclusive(self)
         except BaseException:
-            self.let_go()
+            self.release_lead()
             raise
 
     def drain(self) -> None:
@@ -181,7 +181,7 @@ class Writer:
                     self._lead.acquire()
                     self._lead_once()
         except BaseException:
-            self.let_go()
+            self.release_lead()
             raise
         finally:
             self._pump_wanted.set()
@@ -294,12 +294,12 @@ class Writer:
         """The caller was interrupted: its turn to lead, if it had one, goes to a caller that is still there."""
         operation.parked = None
         self._withdraw(operation)
-        self.let_go()
+        self.release_lead()
         if self._pending:
             self._pass_on()
 
-    def let_go(self) -> None:
-        """Gives the lead up if this thread has it, however it came to have it."""
+    def release_lead(self) -> None:
+        """Releases the lead if this thread has it, however it came to have it."""
         if self._lead._is_owned():  # type: ignore[attr-defined]
             self._leader = None
             self._lead.release()
@@ -452,7 +452,7 @@ class Exclusive:
     def release(self) -> None:
         if self._held:
             self._held = False
-            self._writer.let_go()
+            self._writer.release_lead()
 
 
 # ── What is asked of the writer, and how those who asked are told: values, errors, wake-ups ──
