@@ -40,8 +40,8 @@ def store_option(text: str) -> tuple[str, str]:
     return name, value
 
 
-class BufferPlace:
-    """Where a command's buffer is: `named` are the arguments of a producer or consumer there."""
+class NamedBuffer:
+    """The buffer that a command names: `named` are the arguments of a producer or consumer there."""
 
     def __init__(self, url: str, manifest: str, options: Iterable[tuple[str, str]], **named: Any) -> None:
         self.url, self.options = url, dict(options)
@@ -89,14 +89,14 @@ OPTION = several(
 
 
 def in_store(*parameters: Callable[[Any], Any]) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
-    """Gives a command a `BufferPlace`, and the parameters that say where it is."""
+    """Gives a command a `NamedBuffer`, and the parameters that name it."""
 
     def declare(function: Callable[..., int | None]) -> Callable[..., int | None]:
         @functools.wraps(function)
         def run(**given: Any) -> int | None:
             names = ("url", "manifest", "options", "prefix", "shards", "shard")
-            place = BufferPlace(**{name: given.pop(name) for name in names if name in given})
-            return function(place, **given)
+            buffer = NamedBuffer(**{name: given.pop(name) for name in names if name in given})
+            return function(buffer, **given)
 
         made: Callable[..., int | None] = run
         url = click.argument("url", help="the store: s3://bucket/prefix, gs://…, az://…, file:///dir")
@@ -112,13 +112,13 @@ with_null = click.option("--null", "-0", is_flag=True, help="entries end with a 
 
 @buffer.command()
 @in_store(SHARDS, SHARD)
-def dump(place: BufferPlace) -> None:
+def dump(buffer: NamedBuffer) -> None:
     """Prints a manifest as JSON: version, epoch, next sequence, and every entry with its metadata."""
     import base64
 
     from penstock.buffer.format import MANIFEST_VERSION
 
-    found = place.read()
+    found = buffer.read()
     entries = [
         {
             "sequence": each.sequence,
@@ -141,12 +141,12 @@ def dump(place: BufferPlace) -> None:
 @buffer.command()
 @in_store(SHARDS)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object per manifest")
-def status(place: BufferPlace, as_json: bool) -> None:
+def status(buffer: NamedBuffer, as_json: bool) -> None:
     """Shows how long the queue is, how old its oldest batch is, and who owns it; every shard's with --shards."""
     from penstock.buffer.format import parse_manifest
 
-    for where in place.every():
-        data = place.store.get(where.manifest)
+    for where in buffer.every():
+        data = buffer.store.get(where.manifest)
         answer = _status(parse_manifest(data), where)
         if as_json:
             click.echo(json.dumps(answer))
@@ -184,12 +184,12 @@ def _status(found: Manifest, where: BufferPaths) -> dict[str, object]:
 @click.option("--metadata", default="", help="travels with the entries")
 @choice("--compression", "none zstd", default="none", help="how batches are packed")
 @with_null
-def produce(place: BufferPlace, metadata: str, compression: Literal["none", "zstd"], null: bool) -> None:
+def produce(buffer: NamedBuffer, metadata: str, compression: Literal["none", "zstd"], null: bool) -> None:
     """Produces every line of standard input as an entry; ends when the manifest holds them all."""
     from penstock.buffer import Producer
 
     entries = 0
-    with Producer(place.url, compression=compression, **place.named) as producer:
+    with Producer(buffer.url, compression=compression, **buffer.named) as producer:
         for call in _calls(cast(BufferedIOBase, sys.stdin.buffer), b"\0" if null else b"\n"):
             producer.produce(call, os.fsencode(metadata))
             entries += len(call)
@@ -215,7 +215,7 @@ def _calls(source: BufferedIOBase, end: bytes) -> Iterator[list[bytes]]:
 @click.option("--peek", is_flag=True, help="only look: fence no consumer, acknowledge nothing")
 @click.option("--limit", "-n", type=click.IntRange(0), help="batches to consume at most")
 @with_null
-def consume(place: BufferPlace, follow: bool, peek: bool, limit: int | None, null: bool) -> int | None:
+def consume(buffer: NamedBuffer, follow: bool, peek: bool, limit: int | None, null: bool) -> int | None:
     """Writes every entry to standard output and acknowledges it. Takes the buffer over from any other consumer."""
     from penstock.buffer import Consumer, Fetcher
 
@@ -229,12 +229,12 @@ def consume(place: BufferPlace, follow: bool, peek: bool, limit: int | None, nul
         out.flush()
 
     if peek:
-        found = place.read()
-        fetcher = Fetcher(place.store, place.paths().manifest)
+        found = buffer.read()
+        fetcher = Fetcher(buffer.store, buffer.paths().manifest)
         for descriptor in found.after(None, found.count if limit is None else limit):
             write(fetcher.fetch(descriptor))
         return None
-    with Consumer(place.url, gc_interval=None, **place.named) as consumer:
+    with Consumer(buffer.url, gc_interval=None, **buffer.named) as consumer:
         return _consume(consumer, write, follow=follow, limit=limit)
 
 
@@ -261,14 +261,14 @@ def _consume(consumer: Consumer, write: Callable[[Batch], None], *, follow: bool
 @in_store(PREFIX, SHARDS)
 @click.option("--grace", type=click.FloatRange(0), default=600, help="seconds a batch is kept at least")
 @click.option("--dry-run", is_flag=True, help="only say how many would go")
-def gc(place: BufferPlace, grace: float, dry_run: bool) -> None:
+def gc(buffer: NamedBuffer, grace: float, dry_run: bool) -> None:
     """Deletes batch objects that no manifest names and no consumer can need. A running consumer does this by itself."""
     from penstock.buffer.collector import collect
     from penstock.clock import SystemClock
 
-    for where in place.every():
+    for where in buffer.every():
         now, grace_ms = SystemClock().now_ms(), int(grace * 1000)
-        done = collect(place.store, where, now_ms=now, grace_ms=grace_ms, dry_run=dry_run)
+        done = collect(buffer.store, where, now_ms=now, grace_ms=grace_ms, dry_run=dry_run)
         verb = "would delete" if dry_run else "deleted"
         failed = f", {done.failed} could not be deleted" if done.failed else ""
         click.echo(f"{where.prefix}: {verb} {done.deleted}, kept {done.kept}{failed}")

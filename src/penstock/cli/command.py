@@ -112,40 +112,45 @@ class CommandContext:
 
         takeover = self.takeover and not read_only
         try:
-            if not read_only and not self.create and not is_served(self.place) and not self.place.startswith("memory:"):
-                open(self.place, read_only=True).close()
-            opened = open(self.place, read_only=read_only, token=self.token, takeover=takeover, standby=standby)
+            if (
+                not read_only
+                and not self.create
+                and not is_served(self.journal_url)
+                and not self.journal_url.startswith("memory:")
+            ):
+                open(self.journal_url, read_only=True).close()
+            opened = open(self.journal_url, read_only=read_only, token=self.token, takeover=takeover, standby=standby)
         except NoStore:
             ctx = click.get_current_context(silent=True)  # none while a shell completes names
             creates = ctx is not None and any(one.name == "create" for one in ctx.command.params)
             how = "--create makes one" if creates else "is --url right? `penstock append --create` makes one"
-            raise NoStore(f"there is no journal at {self.shown_place}; {how}") from None
+            raise NoStore(f"there is no journal at {self.shown_journal}; {how}") from None
         try:
             if self.err.isatty() and not self.json:
-                self.note(paint(self.shown_place, "dim", on=colored(self.err)))
+                self.note(paint(self.shown_journal, "dim", on=colored(self.err)))
             yield opened
         finally:
             opened.close()
 
     @property
-    def place(self) -> str:
+    def journal_url(self) -> str:
         """Where the journal is that the command is about, whether it is there or not."""
         from penstock.limits import DEFAULT_URL
 
         return self.url or os.environ.get("PENSTOCK_URL", "").strip() or DEFAULT_URL
 
     @property
-    def shown_place(self) -> str:
+    def shown_journal(self) -> str:
         """The same for people: a path from the root, a url without its secrets."""
         from penstock.names import shown_url
 
-        return shown_url(self.place) if ":" in self.place else str(Path(self.place).absolute())
+        return shown_url(self.journal_url) if ":" in self.journal_url else str(Path(self.journal_url).absolute())
 
     def existing_topic(self, journal: Journal, name: str) -> Topic:
         """A topic that is there; Nothing when it is not."""
         topic = journal.topic(name)
         if topic.latest == 0 and name not in journal.topics():
-            raise Nothing(f"there is no topic {name!r} in {self.shown_place}{did_you_mean(name, journal.topics())}")
+            raise Nothing(f"there is no topic {name!r} in {self.shown_journal}{did_you_mean(name, journal.topics())}")
         return topic
 
     def existing_queue(self, journal: Journal, name: str) -> Queue:
@@ -156,7 +161,7 @@ class CommandContext:
             return journal.queue(name, create=self.create)
         except UnknownQueue:
             meant = did_you_mean(name, journal.queues()) or "; `penstock push` or `penstock configure` makes one"
-            raise Nothing(f"there is no queue {name!r} in {self.shown_place}{meant}") from None
+            raise Nothing(f"there is no queue {name!r} in {self.shown_journal}{meant}") from None
 
     # ── saying something ─────────────────────────────────────────────────────────────────────────────────────────────
     def line(self, text: str, style: str | None = None) -> None:
@@ -186,7 +191,7 @@ class CommandContext:
         if text:
             self.line(text)
         elif otherwise:
-            self.note(f"{otherwise} ({self.shown_place})")
+            self.note(f"{otherwise} ({self.shown_journal})")
 
     def record(self, values: dict[str, object]) -> None:
         """A record, one field a line; with --json one object."""

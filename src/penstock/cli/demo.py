@@ -111,13 +111,13 @@ def _tell(context: CommandContext, shop: DemoShop, url: str, seconds: float, sto
     """The story: what happens when, and where to look."""
     began = time.monotonic()
 
-    def say(text: str, place: str, look: str) -> None:
+    def say(text: str, path: str, look: str) -> None:
         passed = time.monotonic() - began
         if context.json:
-            context.document({"seconds": round(passed, 1), "says": text, "url": url + place, "look": look})
+            context.document({"seconds": round(passed, 1), "says": text, "url": url + path, "look": look})
         else:
             context.line(f"{passed:5.1f} s  {text}")
-            context.line(f"         → {url}{place}  {look}", "dim")
+            context.line(f"         → {url}{path}  {look}", "dim")
         context.flush()
 
     say(f"a shop opens for {seconds:g} seconds, and its console with it", "/", "rates, backlogs, lags, live")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @command("info", "penstock info --url shop.db")
 def info(context: CommandContext) -> None:
-    """Shows what the journal is: engine, place, size, durability."""
+    """Shows what the journal is: engine, location, size, durability."""
     with context.journal(read_only=True) as journal:
         described = journal.describe()
         pressure = journal.pressure()
@@ -70,7 +70,7 @@ format_option = choice("--format", " ".join(FORMATS), help="the format; without 
     "penstock export /backups/shop --format parquet",
 )
 @some_topics("[TOPIC]...", help="all, if none is named")
-@click.argument("place", type=click.Path(), help="a file for one topic, a folder for several; - for standard output")
+@click.argument("target", type=click.Path(), help="a file for one topic, a folder for several; - for standard output")
 @format_option
 @click.option("--after", type=position, help="start after this position")
 @click.option("--through", type=position, help="stop after this position")
@@ -79,7 +79,7 @@ format_option = choice("--format", " ".join(FORMATS), help="the format; without 
 def export(
     context: CommandContext,
     topics: tuple[str, ...],
-    place: str,
+    target: str,
     format: CopyFormat | None,
     after: int | None,
     through: int | None,
@@ -88,20 +88,20 @@ def export(
 ) -> None:
     """Writes a topic's events to a file (JSON Lines, Parquet, Arrow, CSV), or topics to a folder.
 
-    A file is written beside its place and moved there when it is complete. A folder takes JSON Lines or Parquet of
+    A file is written under another name and moved when it is complete. A folder takes JSON Lines or Parquet of
     whole topics, and what the topics' settings are; run again, an export to a folder goes on where the last one ended.
     `import` reads both, except CSV, with all positions, ids and times.
     """
     from penstock.entity.copying import file_format, write_events, write_file
 
-    path = Path(place)
-    kind = format or ("jsonl" if place == "-" else file_format(path))
-    if place != "-" and (path.is_dir() or not path.suffix):
+    path = Path(target)
+    kind = format or ("jsonl" if target == "-" else file_format(path))
+    if target != "-" and (path.is_dir() or not path.suffix):
         if replace or after is not None or through is not None or any(selection.values()):
             raise click.UsageError(
                 "a folder takes whole topics: name a file, like orders.jsonl, to choose among events"
             )
-        _export_folder(context, topics, place, format)
+        _export_folder(context, topics, target, format)
         return
     if kind is None:
         raise click.UsageError(
@@ -109,27 +109,27 @@ def export(
         )
     if len(topics) != 1:
         raise click.UsageError("a file takes one topic: name one topic and the file, or a folder for several topics")
-    if place == "-" and kind not in ("jsonl", "csv"):
+    if target == "-" and kind not in ("jsonl", "csv"):
         raise click.UsageError("standard output takes JSON Lines or CSV")
     if path.exists() and not replace:
-        raise click.UsageError(f"{place} is there already: choose another name, or --replace it")
+        raise click.UsageError(f"{target} is there already: choose another name, or --replace it")
     with context.journal(read_only=True) as journal:
         events = context.existing_topic(journal, topics[0]).read(after or 0, through=through, **selection)
-        if place == "-":
+        if target == "-":
             write_events(events, context.out.buffer, kind)
             return
         count = write_file(events, path, kind)
-    context.record({"topic": topics[0], "events": count, "file": place, "size": path.stat().st_size})
+    context.record({"topic": topics[0], "events": count, "file": target, "size": path.stat().st_size})
 
 
-def _export_folder(context: CommandContext, topics: tuple[str, ...], place: str, format: CopyFormat | None) -> None:
+def _export_folder(context: CommandContext, topics: tuple[str, ...], target: str, format: CopyFormat | None) -> None:
     from penstock.api import local
 
     with context.journal(read_only=True) as opened, ProgressBar(context, "exported") as progress:
         journal = local(opened, "exporting to a folder")
         names = [context.existing_topic(opened, name).name for name in topics] or None
-        report = journal.export(place, topics=names, format=format, progress=progress)
-    context.record({"topics": report.topics, "events": report.events, "folder": place})
+        report = journal.export(target, topics=names, format=format, progress=progress)
+    context.record({"topics": report.topics, "events": report.events, "folder": target})
 
 
 @command(
@@ -140,11 +140,11 @@ def _export_folder(context: CommandContext, topics: tuple[str, ...], place: str,
     also="create",
 )
 @some_topics("[TOPIC]...", help="all, if none is named")
-@click.argument("place", type=click.Path(), help="the file or folder that `export` wrote; - for standard input")
+@click.argument("origin", type=click.Path(), help="the file or folder that `export` wrote; - for standard input")
 @format_option
 @click.option("--start-over", is_flag=True, help="give out again the positions of a name whose topic was dropped")
 def import_(
-    context: CommandContext, topics: tuple[str, ...], place: str, format: CopyFormat | None, start_over: bool
+    context: CommandContext, topics: tuple[str, ...], origin: str, format: CopyFormat | None, start_over: bool
 ) -> None:
     """Reads what `export` wrote, with all positions, ids, times and causes.
 
@@ -155,27 +155,27 @@ def import_(
     from penstock.api import local
     from penstock.entity.copying import file_format, import_file
 
-    path = Path(place)
-    if place != "-" and not path.exists():
-        raise FileNotFoundError(2, "No such file or directory", place)
-    if (place == "-" or path.is_file()) and len(topics) != 1:
+    path = Path(origin)
+    if origin != "-" and not path.exists():
+        raise FileNotFoundError(2, "No such file or directory", origin)
+    if (origin == "-" or path.is_file()) and len(topics) != 1:
         raise click.UsageError("a file's events go to one topic: name it before the file")
     with context.journal() as opened, ProgressBar(context, "imported") as progress:
         journal = local(opened, "importing")
         core = journal._core
-        if place == "-":
+        if origin == "-":
             source, named = context.input.buffer, "standard input"
             report = import_file(core, source, topics[0], format or "jsonl", name=named, start_over=start_over)
         elif path.is_file():
             with path.open("rb") as source:
                 kind = format or file_format(path)
-                report = import_file(core, source, topics[0], kind, name=place, start_over=start_over)
+                report = import_file(core, source, topics[0], kind, name=origin, start_over=start_over)
         else:
-            report = journal.import_(place, topics=topics or None, progress=progress, start_over=start_over)
+            report = journal.import_(origin, topics=topics or None, progress=progress, start_over=start_over)
     context.record({"topics": report.topics, "imported": report.imported, "known_before": report.present})
 
 
-# ── A whole journal from one place to another ──
+# ── A whole journal from one url to another ──
 
 
 @command(
@@ -184,11 +184,11 @@ def import_(
     "penstock copy s3://bucket/shop sqlite:shop.db",
 )
 @click.argument("source", help="the journal to copy: a path or an engine's url")
-@click.argument("target", help="a new place, on any engine")
+@click.argument("target", help="a new url, on any engine")
 def copy(context: CommandContext, source: str, target: str) -> None:
-    """Copies a whole journal to a new place on any engine, while it is in use, and compares every row.
+    """Copies a whole journal to a new url on any engine, while it is in use, and compares every row.
 
-    Positions, ids, cursors, queues, snapshots and marks come along. Until the copy is complete its place cannot be
+    Positions, ids, cursors, queues, snapshots and marks come along. Until the copy is complete it cannot be
     opened; one that was interrupted goes on when the same command is run again.
     """
     from penstock.api import copy as copy_journal
@@ -222,7 +222,7 @@ def restore(context: CommandContext, backup: str) -> int:
     from penstock.cli.keeping import read_through
 
     with ProgressBar(context, "restored", unit="bytes") as progress:
-        report = copy_journal(backup, context.place, progress=progress)
+        report = copy_journal(backup, context.journal_url, progress=progress)
     events, damaged = 0, {}
     with context.journal(read_only=True) as journal:
         for name in journal.topics():
@@ -234,7 +234,7 @@ def restore(context: CommandContext, backup: str) -> int:
         topics = len(journal.topics())
     context.record(
         {
-            "restored to": context.place,
+            "restored to": context.journal_url,
             "topics": topics,
             "queues": queues,
             "events": events,
@@ -269,7 +269,7 @@ def _named_url(text: str) -> tuple[str, str]:
 @several("--buffer", metavar="NAME=URL", type=_named_url, help="an object-storage buffer to show on the page")
 @click.option("--max-body", type=size, default="32MiB", help="how large a request may be")
 @click.option("--max-staged", type=size, default="16GiB", help="how much one token may stage without committing it")
-@several("--staging", metavar="URL", help="a place in an object store where Spark's tasks may leave what they write")
+@several("--staging", metavar="URL", help="a url in an object store where Spark's tasks may leave what they write")
 @several("--lake", "lakes", metavar="PLACE", help="where clients may seal history to: a folder of this machine, s3://…")
 @several("--gates", metavar="MODULE:NAME", help="a gate that sees what is written: a function under @penstock.gate(…)")
 @click.option("--read-only", is_flag=True, help="open the journal for reading only")
@@ -288,7 +288,7 @@ def serve(
     allow_host: tuple[str, ...],
     read_only: bool,
     standby: bool,
-    **places: Any,
+    **areas: Any,
 ) -> None:
     """Serves the journal over HTTP: the API under /v1, the page, and metrics for Prometheus.
 
@@ -313,15 +313,15 @@ def serve(
         add_gates(journal._entities.gates, declared)
         limits, hosts = Limits(max_body=max_body, max_staged=max_staged), allow_host or None
         server = make_server(
-            journal, host=host, port=port, tokens=tokens, hosts=hosts, limits=limits, buffers=dict(buffer), **places
+            journal, host=host, port=port, tokens=tokens, hosts=hosts, limits=limits, buffers=dict(buffer), **areas
         )
         listening = bind(host, port)
         shown = f"[{host}]" if ":" in host else host
-        place = f"http://{shown}:{listening.getsockname()[1]}"
+        served_at = f"http://{shown}:{listening.getsockname()[1]}"
         if context.json:
-            context.document({"url": place, "tokens": len(tokens)})
+            context.document({"url": served_at, "tokens": len(tokens)})
         else:
-            context.line(f"serving {journal.describe().location or 'a journal in memory'} at {place}")
+            context.line(f"serving {journal.describe().location or 'a journal in memory'} at {served_at}")
         context.flush()
         try:
             server.run(sockets=[listening])

@@ -463,7 +463,7 @@ def configure(context: CommandContext, name: str, **_: object) -> None:
         settings = {field: value for field, value in changes.items() if field not in policy}
         if not changes and not is_queue and name not in journal.topics():
             meant = did_you_mean(name, journal.topics())
-            raise Nothing(f"there is no topic or queue {name!r} in {context.shown_place}{meant}")
+            raise Nothing(f"there is no topic or queue {name!r} in {context.shown_journal}{meant}")
         topic = journal.topic(name)
         kept = msgspec.structs.asdict(topic.configure(**settings) if settings else topic.settings)
         if not policy and not is_queue:

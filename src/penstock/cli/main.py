@@ -140,8 +140,8 @@ def _plain(error: click.UsageError, words: Sequence[str]) -> str:
     """A sentence of ours as it is; Click's own as one that follows `penstock: `, without the secrets of its urls."""
     from penstock.names import shown_url
 
-    first, *place = error.format_message().split("\n")
-    message = "\n".join((" ".join(first.split()), *place))  # below it, a caret stands under its place
+    first, *rest = error.format_message().split("\n")
+    message = "\n".join((" ".join(first.split()), *rest))  # below it, a caret stands under what is wrong
     for word in words:
         message = message.replace(word, shown_url(word)) if "://" in word else message
     ours = type(error) is click.UsageError and not message.startswith("Got ")
@@ -167,8 +167,8 @@ def _explain(error: Exception, *, json: bool) -> int:
     if isinstance(error, PenstockError):
         return _complain(type(error).__name__, message, commands.FAILED, json=json)
     if isinstance(error, OSError):
-        place = f"{error.filename}: " if error.filename else ""
-        return _complain("OSError", f"{place}{error.strerror or error}", commands.FAILED, json=json)
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain("OSError", f"{where}{error.strerror or error}", commands.FAILED, json=json)
     if isinstance(error, ModuleNotFoundError) and (extra := commands.extra_for(error.name)):
         message = f'this needs the package {error.name!r}, which is not installed: pip install "penstock[{extra}]"'
         return _complain("ConfigError", message, commands.USAGE, json=json)

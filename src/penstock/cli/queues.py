@@ -202,8 +202,8 @@ def _say_failures(
             context.line(heading, "bold")
             context.line(safe_lines(failure.traceback or "no traceback: it was not given up for an exception"))
         cells = _cut(safe(failure.error or "–")), _cut(payload_text(event))
-        place = (was, letter) if was != letter else (was, None)
-        rows.append((*place, failure.attempts, failure.reason, failure.at, *cells))
+        positions = (was, letter) if was != letter else (was, None)
+        rows.append((*positions, failure.attempts, failure.reason, failure.at, *cells))
     if not context.json and not ((traceback or attempts) and number_ >= 0):
         columns = ("Message", "Dead letter", "Attempts", "Reason", "At", "Error", "Payload")
         context.rows(columns, rows, otherwise=otherwise)

@@ -448,8 +448,8 @@ def _journal(context: CommandContext) -> list[Diagnosis]:
 def _disk(folder: Path) -> Diagnosis:
     """How long the disk takes to keep something."""
     try:
-        with tempfile.TemporaryDirectory(prefix=".penstock-doctor-", dir=folder) as place:
-            descriptor = os.open(Path(place) / "sync", os.O_CREAT | os.O_WRONLY)
+        with tempfile.TemporaryDirectory(prefix=".penstock-doctor-", dir=folder) as made:
+            descriptor = os.open(Path(made) / "sync", os.O_CREAT | os.O_WRONLY)
             try:
                 waits = []
                 for _ in range(50):
