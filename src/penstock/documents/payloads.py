@@ -180,19 +180,19 @@ def _gathered(schema: pa.Schema, parsed: Iterable[_Piece], count: int, nulls: _M
     if not pieces:
         return ParsedColumns([pa.nulls(0, field.type) for field in schema], None, [])
     order = np.concatenate([piece.rows for piece in pieces])
-    places = None if (np.diff(order) == 1).all() else pa.array(np.argsort(order))
+    back = None if (np.diff(order) == 1).all() else pa.array(np.argsort(order))
     columns = []
     for at in range(len(schema)):
         whole = pa.concat_arrays([piece.columns[at] for piece in pieces])
-        columns.append(whole if places is None else whole.take(places))
+        columns.append(whole if back is None else whole.take(back))
     return ParsedColumns(columns, absent, misfits)
 
 
-def _at(data: NDArray[np.uint8], places: _Rows, lengths: _Rows) -> NDArray[np.uint8]:
+def _at(data: NDArray[np.uint8], offsets: _Rows, lengths: _Rows) -> NDArray[np.uint8]:
     """A byte of each row; 0 for an empty one."""
     if not data.size:
-        return np.zeros(len(places), np.uint8)
-    return np.where(lengths > 0, data[np.clip(places, 0, data.size - 1)], 0)
+        return np.zeros(len(offsets), np.uint8)
+    return np.where(lengths > 0, data[np.clip(offsets, 0, data.size - 1)], 0)
 
 
 def _check_names(field: pa.Field) -> None:

@@ -222,13 +222,13 @@ def list_dead_letters(at: LocalBackend, name: str, query: DeadLetterQuery) -> De
 
 
 def _page(found: Iterable[tuple[FailedMessage, P]], limit: int | None) -> tuple[list[FailedMessage], P | None]:
-    """Messages given up, bounded in number and bytes, and the place behind which there are more."""
+    """Messages given up, bounded in number and bytes, and the cursor behind which there are more."""
     page: list[FailedMessage] = []
     size, last = 0, None
-    for one, place in found:
+    for one, cursor in found:
         if len(page) == limit or size >= PAGE_BYTES:
             return page, last
-        last = place
+        last = cursor
         page.append(one)
         size += len(one.event.raw) + len(one.traceback or "")
     return page, None

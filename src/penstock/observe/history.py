@@ -182,8 +182,8 @@ def combined(rows: Iterable[HistoryRow], at: float, seconds: float) -> HistoryRo
         cut = cut or row.cut
         for name, values in row.values.items():
             kept = found.setdefault(name, [0] * len(values))
-            for place, field in enumerate(FIELDS[_kind(name)]):
-                kept[place] = kept[place] + values[place] if field in COUNTS else max(kept[place], values[place])
+            for index, field in enumerate(FIELDS[_kind(name)]):
+                kept[index] = kept[index] + values[index] if field in COUNTS else max(kept[index], values[index])
     return HistoryRow(at, seconds, {name: tuple(values) for name, values in found.items()}, cut)
 
 

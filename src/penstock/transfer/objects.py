@@ -58,12 +58,12 @@ def decode_piece(body: bytes | memoryview) -> list[tuple[str, bytes]]:
 
 
 def own_area(url: str) -> str | None:
-    """The area inside a journal's own place, when that is in an object store (an absolute url); else None."""
+    """The area beside a journal's own objects, when it is in an object store (an absolute url); else None."""
     scheme, path = parse_url(url)
     if scheme not in OBJECT_SCHEMES:
         return None
-    place = f"file://{path}" if scheme == "slatedb" else f"{scheme}:{path}"
-    return f"{place.rstrip('/')}/penstock/staging"
+    url = f"file://{path}" if scheme == "slatedb" else f"{scheme}:{path}"
+    return f"{url.rstrip('/')}/penstock/staging"
 
 
 def area_of(url: str) -> StagingArea:
@@ -99,17 +99,17 @@ class _Files:
         self._root = Path(root)
 
     def put(self, path: str, data: bytes) -> None:
-        place = self._root / path
+        target = self._root / path
         for tries in range(_TRIES):
             try:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_bytes(data)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
                 return
             except FileNotFoundError as error:  # removed by a job that found it empty
                 if tries == _TRIES - 1:
-                    raise StorageError(f"cannot stage in {place.parent}: {error}", retryable=True) from error
+                    raise StorageError(f"cannot stage in {target.parent}: {error}", retryable=True) from error
             except OSError as error:
-                raise StorageError(f"cannot stage in {place.parent}: {error}") from error
+                raise StorageError(f"cannot stage in {target.parent}: {error}") from error
 
     def get(self, path: str, *, most: int) -> bytes | None:
         try:

@@ -326,13 +326,13 @@ def correlations_of(snap: Snapshot, ids: Iterable[str]) -> dict[str, str | None]
     at_hand: dict[str, Block] = {}
     views = [view for name in topic_names(snap) if (view := TopicView.open(snap, name)) is not None]
     for number, id in wanted:
-        block, row = _place(views, at_hand, number)
+        block, row = _locate(views, at_hand, number)
         if block is not None and row is not None:
             found[id] = block.correlation(row)
     return found
 
 
-def _place(views: list[TopicView], at_hand: dict[str, Block], number: int) -> tuple[Block | None, int | None]:
+def _locate(views: list[TopicView], at_hand: dict[str, Block], number: int) -> tuple[Block | None, int | None]:
     """The block and row of an id; blocks found before are asked first."""
     for block in at_hand.values():
         row = block.row_of_id(number)
