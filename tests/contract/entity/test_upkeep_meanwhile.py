@@ -129,7 +129,7 @@ def test_a_root_stays_published_when_its_last_segment_has_lost_events(
 # ── imports ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
     """Ends an import after some commits, as a Ctrl-C does."""
-    add = copying._Import.add
+    add = copying._Import._add
     left = batches
 
     def then(self: copying._Import, rows: Any) -> None:
@@ -139,7 +139,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
         left -= 1
         add(self, rows)
 
-    monkeypatch.setattr(copying._Import, "add", then)
+    monkeypatch.setattr(copying._Import, "_add", then)
 
 
 @pytest.mark.parametrize("everything", [False, True])

@@ -45,8 +45,8 @@ _IMPORTED = (
 
 
 def serve(path: str) -> None:
-    """Forks a process for each that asks at a socket, until the input ends: whoever started this is gone."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that are forked
+    """Forks a process for each that asks at a socket, until the input ends with the process that started this."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for those that are forked
     os.register_at_fork(after_in_child=_draw_anew)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
