@@ -26,6 +26,7 @@ CHOSEN = {
     "queue": ("push,", "take + ack", "push_many of 100", "take_many + ack_many of 100"),
     "entity": ("append with expect=", "read an entity of 100 events", "project an entity"),
     "buffer": ("produce 100-byte entries", "consume and ack_through"),
+    "sql": ("count by kind", "sum of a payload field", "one key"),
     "spark": ("read a hot topic", "read a sealed topic", "write to a topic", "project", "seal"),
     "spark_buffer": ("write to the buffer",),
     "server": ("append batches of 100 from 8 connections, HTTP",),

@@ -9,7 +9,7 @@ from pathlib import Path
 PROGRAM = """
 import sys
 for missing in ["ulid", "obstore", "zstandard", "starlette", "uvicorn", "jinja2", "pyspark", "pyarrow",
-                "rocksdict", "slatedb"]:
+                "rocksdict", "slatedb", "duckdb"]:
     sys.modules[missing] = None
 import penstock
 
@@ -36,6 +36,7 @@ for extra, use in [
     ("server", server),
     ("spark", spark),
     ("arrow", lambda: list(journal.topic("orders").read_arrow())),
+    ("sql", lambda: journal.sql("select 1")),
     ("rocksdb", lambda: penstock.open("rocksdb:x")),
     ("object", lambda: penstock.open("s3://bucket/x")),
 ]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import penstock
-from cli.commandline import Cli
+from cli.commandline import Cli, Start
 from penstock.clock import ManualClock
 from server.serving import Served, serving
 from waiting import eventually
@@ -314,3 +314,32 @@ def test_read_says_that_it_stopped_at_its_limit(cli: Cli) -> None:
     assert newest.out.startswith("#1003") and "--through 1001 goes on" in newest.err
     assert len(cli("read", "many", "--limit", "none").out.splitlines()) == 1003
     assert cli("read", "many", "-n", "1003").err == ""
+
+
+def test_sql_shows_a_table_or_lines_of_json_or_csv(cli: Cli, orders: str) -> None:
+    query = "select kind, count(*) as events, sum(seq) * 1000 as total, 2.5 as half from orders group by 1 order by 1"
+    assert cli("sql", query).out.splitlines() == [
+        "kind    events   total  half",
+        "paid         5  30,000   2.5",
+        "placed       5  25,000   2.5",
+    ]
+    first, _ = cli("sql", query, "--json").documents
+    assert first == {"kind": "paid", "events": 5, "total": 30_000, "half": 2.5}
+    assert cli("sql", query, "--csv").out == "kind,events,total,half\npaid,5,30000,2.5\nplaced,5,25000,2.5\n"
+    assert "no rows" in cli("sql", "select 1 where false").err
+
+
+def test_sql_says_what_is_wrong_with_a_query_and_where(cli: Cli, orders: str) -> None:
+    assert "there is no topic 'oders'; did you mean 'orders'?" in cli("sql", "from oders", code=3).err
+    said = cli("sql", "select kind form orders where key= 'x'", code=2).err.splitlines()
+    place = said.index("LINE 1: select kind form orders where key= 'x'")
+    assert said[place + 1].strip() == "^" * len("orders")
+    assert "usage" in cli("sql", "selec", "--json", code=2).err
+    assert "QUERY" in cli("sql", code=2).err.upper()
+
+
+def test_sql_ends_without_a_word_beside_its_answer(start: Start, url: str) -> None:
+    with penstock.open(url) as journal:
+        journal.topic("orders").append("placed", {"total": 1})
+    out, err = start("sql", "select payload->>'total' as total from orders").communicate(timeout=60)
+    assert (out.split(), err) == (["total", "1"], "")

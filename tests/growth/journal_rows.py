@@ -35,6 +35,11 @@ def fence(w: World) -> None:
         held.submit("written", "placed", {"n": 1})
 
 
+def sql(w: World, query: str, *parameters: object) -> Any:
+    """A query in this thread alone: what others do is not counted."""
+    return w.journal.sql(f"set threads = 1; {query}", parameters)
+
+
 def outbox(w: World) -> Outbox:
     made = w.journal.outbox()
     for _ in range(5):
@@ -158,6 +163,9 @@ JOURNALS = [
     Row("Journal.correlated", lambda w: size(w.journal.correlated(w.chain))),
     Row("Journal.correlated(none)", lambda w: size(w.journal.correlated("no chain"))),
     Row("Journal.graph", lambda w: w.journal.graph(w.chain)),
+    Row("Journal.sql", lambda w: Many(sql(w, "from log").num_rows)),
+    Row("Journal.sql(key)", lambda w: sql(w, "select max(seq) from log where key = ?", w.middle)),
+    Row("Journal.sql(seq)", lambda w: sql(w, "select kind from log where seq = ?", w.size // 2)),
     Row("Journal.pressure", lambda w: w.journal.pressure()),
     Row("Journal.describe", lambda w: size(w.journal.describe().topics)),
     Row("Journal.stats", lambda w: everything(w, w.journal.stats())),

@@ -12,10 +12,10 @@ from penstock import Draft
 from penstock.api import local
 from penstock.journal import keys
 from penstock.journal.blocks import Block
+from penstock.protocol.bulk import blocks_of, message_of, values_of
 from penstock.server.application import make_app
 from penstock.server.limits import BLOCKS_BYTES, Limits
 from penstock.spark.sealing import seal
-from penstock.transfer.reading import blocks_of, message_of, values_of
 from server.serving import READ, Answer, Served, serving
 from waiting import eventually
 

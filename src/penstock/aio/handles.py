@@ -87,6 +87,7 @@ class AsyncJournal(AsyncHandle[Journal]):
     mark = threaded(Journal.mark)
     correlated = streamed(Journal.correlated)
     graph = threaded(Journal.graph)
+    sql = threaded(Journal.sql)
     pressure = threaded(Journal.pressure)
     describe = threaded(Journal.describe)
     stats = threaded(Journal.stats)

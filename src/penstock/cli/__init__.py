@@ -33,7 +33,8 @@ def main() -> None:
     try:
         sys.exit(run(sys.argv[1:]))
     finally:
-        gc.freeze()  # and so it is at the end, where the interpreter would look through them several times
+        if "duckdb" not in sys.modules:  # which lists, on the error stream, what of it is left at the end
+            gc.freeze()  # and so it is at the end, where the interpreter would look through them several times
 
 
 def _import_msgspec() -> None:

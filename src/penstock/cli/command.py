@@ -52,6 +52,7 @@ EXTRAS: Final = {
     "rocksdb": ("rocksdict",),
     "object": ("slatedb",),
     "arrow": ("pyarrow", "numpy"),
+    "sql": ("duckdb",),
     "buffer": ("obstore", "zstandard", "ulid"),
     "delta": ("deltalake",),
     "iceberg": ("pyiceberg",),

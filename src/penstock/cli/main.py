@@ -24,7 +24,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "journals": "serve",
     },
     "Topics": {
-        "topics": "show cursors lag seek forget",
+        "topics": "show sql cursors lag seek forget",
         "keeping": "compact verify graph rebuild seal lake root proof check-proof",
     },
     "Queues": {

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, nullcontext
 from datetime import datetime
+from decimal import Decimal
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
@@ -16,7 +17,7 @@ import click
 from penstock.cli import values
 from penstock.cli.command import DONE, FAILED, CommandContext, Nothing, Record, command, topic_command
 from penstock.cli.output import event_record, pretty_payload
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, UnknownTopic
 from penstock.names import is_pattern
 
 if TYPE_CHECKING:
@@ -84,6 +85,40 @@ def _topic_row(topic: Topic) -> tuple[object, ...]:
     newest = topic.get(latest) if latest else None
     recorded = newest.recorded_at if newest else None
     return topic.name, len(topic), topic.oldest, latest, recorded, len(topic.cursors())
+
+
+@command(
+    "sql",
+    'penstock sql "select kind, count(*) from orders group by 1"',
+    "penstock sql \"select key, payload->>'total' as total from orders where seq > 1000\" --csv > totals.csv",
+)
+@click.argument("query", help="topics are its tables; one with a dash or dot in its name needs quotes")
+@click.option("--csv", "as_csv", is_flag=True, help="comma-separated values, with a heading")
+def sql(context: CommandContext, query: str, as_csv: bool) -> None:
+    """Runs an SQL query over topics, with DuckDB."""
+    with context.journal(read_only=True) as journal:
+        try:
+            found = journal.sql(query)
+        except UnknownTopic as error:
+            raise Nothing(str(error)) from error
+        except ConfigError as error:  # with the place of a mistake below it, as it is
+            raise click.UsageError(str(error)) from error
+    rows = zip(*(column.to_pylist() for column in found.columns), strict=True)
+    if as_csv:
+        import csv
+
+        writer = csv.writer(context.out, lineterminator="\n")
+        writer.writerow(found.column_names)
+        writer.writerows(rows)
+    else:
+        context.rows(found.column_names, [tuple(map(_number, row)) for row in rows], otherwise="no rows")
+
+
+def _number(value: object) -> object:
+    """What is shown as a number: sums are decimals."""
+    if isinstance(value, Decimal):
+        return int(value) if value == int(value) else float(value)
+    return value
 
 
 READ_LIMIT = 1000

@@ -93,6 +93,11 @@ def read_batches(
                 return
 
 
+def arrow_stream(batches: Iterator[pa.RecordBatch], requested_schema: object = None) -> object:
+    """Record batches of events as a capsule of Arrow's C stream interface."""
+    return pa.RecordBatchReader.from_batches(arrow_schema(), batches).__arrow_c_stream__(requested_schema)
+
+
 def joined(blocks: Iterator[Block], batch_rows: int) -> Iterator[Block]:
     """The same events in fewer, larger blocks where blocks are small."""
     small: list[Block] = []

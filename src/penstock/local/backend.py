@@ -7,6 +7,7 @@ those who ask over HTTP run the same one. What is hot, streams or waits are meth
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from sys import modules
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.protocol.operation import Operation
     from penstock.queue.queue import LocalQueue
     from penstock.surface.arguments import DraftArguments
+    from penstock.surface.backend import TopicScan
     from penstock.surface.journal import Journal
     from penstock.surface.queue import Queue
     from penstock.surface.subscription import OnLag
@@ -162,6 +164,11 @@ class LocalBackend:
         from penstock.entity.causality import correlated
 
         return correlated(self.core, correlation_id)
+
+    def scans(self, names: Iterable[str]) -> AbstractContextManager[dict[str, TopicScan]]:
+        from penstock.local.scanning import open_scans
+
+        return open_scans(self.open_core(), names)
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def pressure(self) -> Pressure:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from penstock.entity.states import FiledStates, StreamedState
-from penstock.errors import Conflict, FenceActive, PositionTrimmed, QueueFull, UnknownTopic
+from penstock.errors import Conflict, Corrupt, FenceActive, PositionTrimmed, QueueFull, UnknownTopic
+from penstock.journal.blocks import Block, read_block
 from penstock.journal.sealed.report import FILE_EVENTS, LakeSummary, SealReport
 from penstock.limits import MAX_KEY_BYTES
 from penstock.names import TableFormat
@@ -398,3 +401,35 @@ OPERATIONS: tuple[Operation[object], ...] = (
     FOLD_TOPIC,
     REPLACE_STATES,
 )
+
+
+# ── Blocks as one message: one after the other, each with its length (4 bytes, big-endian) before it ──
+#
+# The reader of a block checks its checksum, so that the sender need not.
+
+_LENGTH = 4
+
+
+def message_of(values: Iterable[bytes]) -> bytes:
+    """Blocks as one message."""
+    return b"".join(chain.from_iterable((len(value).to_bytes(_LENGTH), value) for value in values))
+
+
+def values_of(message: bytes | memoryview) -> Iterator[memoryview]:
+    """The blocks in a message; ValueError when it ends in the middle of one."""
+    view = memoryview(message)
+    at = 0
+    while at < len(view):
+        start = at + _LENGTH
+        at = start + int.from_bytes(view[at:start])
+        if start > len(view) or at > len(view):
+            raise ValueError(f"a message of {len(view)} bytes ends in the middle of a block")
+        yield view[start:at]
+
+
+def blocks_of(message: bytes, topic: str) -> list[Block]:
+    """The blocks in a message, opened; Corrupt when one was damaged on its way, or before."""
+    try:
+        return [read_block(value, topic) for value in values_of(message)]
+    except ValueError as error:
+        raise Corrupt(str(error), topic=topic) from error

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from penstock.journal.across import AcrossQuery
     from penstock.remote.subscription import RemoteFollower, RemoteJournalSubscription
+    from penstock.surface.backend import TopicScan
     from penstock.surface.journal import Journal
     from penstock.surface.queue import Queue
     from penstock.surface.worker import Worker
@@ -146,6 +148,11 @@ class RemoteBackend:
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
         return self.causes(operations.READ_CORRELATED, correlation_id)
+
+    def scans(self, names: Iterable[str]) -> AbstractContextManager[dict[str, TopicScan]]:
+        from penstock.remote.scanning import open_scans
+
+        return open_scans(self, names)
 
     def causes(self, operation: Operation[EventList[Event]], name: str) -> Iterator[Event]:
         """The events of an answer that comes in pages."""

@@ -33,14 +33,13 @@ from penstock.journal.blocks import Block, may_hold
 from penstock.journal.reading import Bounds
 from penstock.journal.to_arrow import arrow_schema, joined, record_batch
 from penstock.names import is_whole
-from penstock.protocol.bulk import Wanted
+from penstock.protocol.bulk import Wanted, blocks_of
 from penstock.spark.journals import SourceJournal, writing
 from penstock.spark.options import EVENT_COLUMNS, JournalPlace, Mode, PayloadForm, ReadOptions
 from penstock.spark.payload import check_form, decoding
 from penstock.spark.versions import arrow_schema_of
 from penstock.surface.journal import Journal
 from penstock.surface.queue import Queue
-from penstock.transfer.reading import blocks_of
 
 _TEXTS = {"kind": "kinds", "key": "keys", "scope": "scopes", "id": "ids", "correlation_id": "correlations"}
 """Columns of text that a journal looks up, and what `Wanted` calls their values."""

@@ -44,6 +44,7 @@ from penstock.protocol.bulk import (
     StageQuery,
     TopicEnds,
     Wanted,
+    blocks_of,
 )
 from penstock.protocol.journal import DESCRIBE_JOURNAL, JournalDocument
 from penstock.protocol.operation import BLOCKS, ROLES, Role
@@ -51,7 +52,6 @@ from penstock.protocol.topics import FIND_POSITION, LIST_TOPICS, MOVE_CURSOR, Cu
 from penstock.remote.client import Client
 from penstock.spark.journals import JournalState, PlannedTopic, check_kept, dropped, patiently
 from penstock.spark.options import JournalPlace
-from penstock.transfer.reading import blocks_of
 
 TIMEOUT = 60.0
 """Seconds for a server to accept a connection, and to answer."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
     from datetime import datetime
     from typing import Literal
     from weakref import WeakSet
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     from penstock.entity.states import Freshness, Progress, RebuildReport
     from penstock.events import Draft, Event, Receipt
     from penstock.journal.across import AcrossQuery
+    from penstock.journal.blocks import Block
     from penstock.journal.catalog import Settings
     from penstock.journal.description import Description, Pressure
-    from penstock.journal.reading import EventQuery
+    from penstock.journal.reading import Bounds, EventQuery
     from penstock.local.backend import LocalBackend
     from penstock.observe.sample import Sample
     from penstock.protocol.operation import Operation
@@ -91,6 +93,9 @@ class Backend(Protocol):
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
         """Every event of a correlation, in the order they were recorded."""
+
+    def scans(self, names: Iterable[str]) -> AbstractContextManager[dict[str, TopicScan]]:
+        """Those of the topics that are there, in one state, by name."""
 
     def pressure(self) -> Pressure:
         """How many submissions wait for the writer."""
@@ -187,6 +192,32 @@ class TopicBackend(Protocol):
 
     def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
         """What an event caused directly."""
+
+
+class TopicScan(Protocol):
+    """A topic in one state, for a query over many of its events. Any one thread at a time may use it."""
+
+    after: int
+    """Up to here nothing is stored any more."""
+    through: int
+    """The newest position."""
+    columns: str
+    """The typed columns of its sealed history."""
+
+    def files(self) -> tuple[list[str], int]:
+        """The Parquet files on this machine's disk that hold the oldest events, and through which position."""
+
+    def position_before(self, ms: int) -> int:
+        """The last position recorded before a time; 0 for none."""
+
+    def spans(self, after: int, through: int, kinds: frozenset[str]) -> Iterable[Bounds]:
+        """Where events of some kinds may be: elsewhere in after < position ≤ through there is none."""
+
+    def blocks(self, after: int, through: int) -> Iterator[Block]:
+        """The blocks with events in after < position ≤ through."""
+
+    def events(self, query: EventQuery) -> Iterator[Event]:
+        """The events of a key between two positions."""
 
 
 class QueueBackend(Protocol):

@@ -23,6 +23,8 @@ from penstock.surface.topic import Topic
 if TYPE_CHECKING:
     from types import UnionType
 
+    import pyarrow as pa
+
     from penstock.entity.copying import CopyFormat, ExportReport, ImportReport
     from penstock.entity.fence import Fence
     from penstock.events import Event
@@ -207,6 +209,16 @@ class Journal:
     def correlated(self, correlation_id: str) -> Iterator[Event]:
         """Every event of a correlation, of all topics, in the order they were recorded."""
         return self._backend.correlated(correlation_id)
+
+    def sql(self, query: str, parameters: Sequence[object] | Mapping[str, object] = ()) -> pa.Table:
+        """What an SQL query over topics answers, as an Arrow table: `select kind, count(*) from orders group by 1`.
+
+        Topics are views by name (`"shop.orders"`), `parameters` are its `?`, or by name its `$key`. DuckDB runs it, in
+        this process. All of it sees one state of the journal, and the table is the caller's: nothing of it stays open.
+        """
+        from penstock.sql import run_sql
+
+        return run_sql(self._backend, query, parameters)
 
     def graph(self, correlation_id: str) -> str:
         """What caused what within a correlation, as a Mermaid flowchart."""

@@ -162,6 +162,15 @@ class Topic(Generic[PayloadT]):
             raise ConfigError(f'payload is "string" or "binary", not {payload!r}')
         return iter(()) if limit == 0 else self._at.read_arrow(after, limit, through, batch_rows, payload)
 
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The topic as Arrow's stream interface hands it over: `polars.DataFrame(topic)`, `pyarrow.table(topic)`.
+
+        The columns of `read_arrow`, from one snapshot, cast to the requested types where a reader asks for some.
+        """
+        from penstock.journal.to_arrow import arrow_stream
+
+        return arrow_stream(self.read_arrow(), requested_schema)
+
     def get(self, seq: int) -> Event[PayloadT] | None:
         """The event at a position, or None."""
         found = self._at.get(check_position(seq, "seq"))

@@ -1,8 +1,5 @@
 """What a reader of very many events asks of a topic: its stored blocks, how large ranges are and where they are best
 parted, where wanted events are, the correlation ids of many events at once.
-
-Several blocks are sent as one message: one after the other, each with its length (4 bytes, big-endian) before it. The
-reader of a block checks its checksum, so that the sender need not.
 """
 
 from __future__ import annotations
@@ -23,7 +20,6 @@ from penstock.journal.blocks import (
     Columns,
     build_wire,
     pack_seqs,
-    read_block,
     seal,
     set_runs_of,
     stored_size,
@@ -37,11 +33,9 @@ from penstock.journal.log import TopicLog
 from penstock.journal.reading import Bounds, EventQuery, TopicView
 from penstock.journal.sealed.files import sealed_blocks, sealed_start
 from penstock.journal.sealed.segments import load_segments
-from penstock.protocol.bulk import SpansDocument, TopicEnds, Wanted
+from penstock.protocol.bulk import SpansDocument, TopicEnds, Wanted, message_of
 
 T = TypeVar("T")
-
-_LENGTH = 4
 
 
 def topic_names(snap: Snapshot) -> list[str]:
@@ -101,31 +95,6 @@ def _stored(snap: Snapshot, key: bytes, value: bytes, topic: str) -> StoredBlock
     except (msgspec.DecodeError, Corrupt, IndexError) as error:
         raise Corrupt(f"a block does not decode: {error}", topic=topic) from error
     return StoredBlock(found.first, last, value)
-
-
-def message_of(values: Iterable[bytes]) -> bytes:
-    """Blocks as one message."""
-    return b"".join(chain.from_iterable((len(value).to_bytes(_LENGTH), value) for value in values))
-
-
-def values_of(message: bytes | memoryview) -> Iterator[memoryview]:
-    """The blocks in a message; ValueError when it ends in the middle of one."""
-    view = memoryview(message)
-    at = 0
-    while at < len(view):
-        start = at + _LENGTH
-        at = start + int.from_bytes(view[at:start])
-        if start > len(view) or at > len(view):
-            raise ValueError(f"a message of {len(view)} bytes ends in the middle of a block")
-        yield view[start:at]
-
-
-def blocks_of(message: bytes, topic: str) -> list[Block]:
-    """The blocks in a message, opened; Corrupt when one was damaged on its way, or before."""
-    try:
-        return [read_block(value, topic) for value in values_of(message)]
-    except ValueError as error:
-        raise Corrupt(str(error), topic=topic) from error
 
 
 # ── ranges ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -20,8 +20,8 @@ from penstock.journal.index.runs import load_directory
 from penstock.journal.log import TopicLog
 from penstock.journal.reading import EventQuery, TopicView
 from penstock.journal.summaries import stored_hashes
-from penstock.protocol.bulk import Wanted
-from penstock.transfer.reading import blocks_of, places_of
+from penstock.protocol.bulk import Wanted, blocks_of
+from penstock.transfer.reading import places_of
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 KINDS, SCOPES = ["placed", "paid", "sent", "rare"], [None, "eu", "us"]

@@ -113,6 +113,15 @@ class TypedColumns:
         return parsed.columns
 
 
+def text_and_bytes(payload: pa.BinaryArray, binary: NDArray[np.bool_] | None) -> tuple[pa.Array, pa.Array]:
+    """Payloads as the columns `payload` and `payload_bytes`, of which each row has one; `binary` as for `of`."""
+    if binary is None:
+        text = pa.Array.from_buffers(pa.string(), len(payload), payload.buffers(), offset=payload.offset)
+        return text, pa.nulls(len(payload), pa.binary())
+    are_bytes = pa.array(binary)
+    return pc.if_else(are_bytes, None, payload).cast(pa.string()), pc.if_else(are_bytes, payload, None)
+
+
 def _arrow_type(name: str, kind: str) -> pa.DataType:
     known = _TYPES.get(kind)
     if known is not None:

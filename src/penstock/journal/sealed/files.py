@@ -46,7 +46,7 @@ def sealed_blocks(snap: Snapshot, topic: int, name: str, after: int, through: in
         found = _open_segment(segment, name)
         for group, (first, last) in enumerate(found.groups):
             if last > after and first <= through:
-                yield _without(found.block(group), trimmed)
+                yield without(found.block(group), trimmed)
 
 
 def sealed_blocks_back(
@@ -59,7 +59,7 @@ def sealed_blocks_back(
         for group in range(len(found.groups) - 1, -1, -1):
             first, last = found.groups[group]
             if last > after and first <= through:
-                yield _without(found.block(group), trimmed)
+                yield without(found.block(group), trimmed)
 
 
 def sealed_block_holding(snap: Snapshot, topic: int, name: str, seq: int, trimmed: int) -> Block | None:
@@ -84,8 +84,8 @@ def check_sealed(snap: Snapshot, topic: int, name: str) -> None:
         SealedSegment(segment, name).check()
 
 
-def _without(block: Block, trimmed: int) -> Block:
-    """A block without what was compacted away."""
+def without(block: Block, trimmed: int) -> Block:
+    """A block without the positions through one."""
     if block.first > trimmed:
         return block
     return read_block(select(block, range(block.row_after(trimmed), block.count)), block.topic)

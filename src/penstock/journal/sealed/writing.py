@@ -11,7 +11,6 @@ from typing import NamedTuple, Self
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 from pyarrow import fs
@@ -23,7 +22,7 @@ from penstock.errors import ConfigError, Corrupt, StorageError, UnknownTopic
 from penstock.journal.blocks import Block
 from penstock.journal.catalog import load_state
 from penstock.journal.reading import TopicView
-from penstock.journal.sealed.columns import Partition, TypedColumns
+from penstock.journal.sealed.columns import Partition, TypedColumns, text_and_bytes
 from penstock.journal.sealed.files import open_lake
 from penstock.journal.sealed.segments import Pieces, Segment, SegmentPart
 from penstock.journal.to_arrow import arrow_schema, joined, record_batch
@@ -200,16 +199,8 @@ def _sealed_batch(
 ) -> pa.RecordBatch:
     whole = record_batch(block, "binary")
     payload = whole.column("payload")
-    binary = None
-    if block.wire.binary is None:
-        text, raw = (
-            pa.Array.from_buffers(pa.string(), block.count, payload.buffers()),
-            pa.nulls(block.count, pa.binary()),
-        )
-    else:
-        binary = np.frombuffer(block.wire.binary, dtype=np.uint8) != 0
-        raw = pc.if_else(pa.array(binary), payload, None)
-        text = pc.if_else(pa.array(binary), None, payload).cast(pa.string())
+    binary = None if block.wire.binary is None else np.frombuffer(block.wire.binary, dtype=np.uint8) != 0
+    text, raw = text_and_bytes(payload, binary)
     columns = [text if name == "payload" else whole.column(name) for name in whole.schema.names]
     batch = pa.RecordBatch.from_arrays([*columns, raw], schema=sealed_schema()).slice(start, stop - start)
     if not len(typed.schema):

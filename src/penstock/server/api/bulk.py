@@ -25,6 +25,7 @@ from penstock.limits import MAX_KEY_BYTES
 from penstock.local.journal import LocalJournal
 from penstock.names import check_name, shown_url
 from penstock.protocol import bulk as operations
+from penstock.protocol.bulk import message_of
 from penstock.protocol.operation import BLOCKS
 from penstock.server.api.binding import Call, serves
 from penstock.server.limits import BLOCKS_BYTES
@@ -34,7 +35,6 @@ from penstock.transfer.publishing import BulkCommit, publish_staged, stage_step
 from penstock.transfer.reading import (
     correlations_of,
     ends_of,
-    message_of,
     places_of,
     range_cuts,
     range_size,

@@ -1,0 +1,76 @@
+"""A topic of a store in this process as a query reads it: blocks, events and sealed files of one snapshot."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+
+from penstock.events import Event
+from penstock.journal.blocks import Block
+from penstock.journal.catalog import load_record, load_state
+from penstock.journal.index.index import Lookup, entity_events
+from penstock.journal.reading import Bounds, EventQuery, TopicView
+from penstock.journal.sealed.columns import columns_schema
+from penstock.journal.sealed.segments import load_seals, load_segments
+
+if TYPE_CHECKING:
+    from penstock.journal.core import JournalCore
+    from penstock.surface.backend import TopicScan
+
+_NO_PATH = re.compile(r"://|[*?\[]")
+"""What makes a url of a path, or a pattern."""
+
+
+@contextmanager
+def open_scans(core: JournalCore, names: Iterable[str]) -> Iterator[dict[str, TopicScan]]:
+    """Those of the topics that are there, in one snapshot."""
+    with core.engine.read() as snap:
+        there = [name for name in names if load_record(snap, name) is not None]
+    lookups = {name: core.index.lookup(name) for name in there}  # before the snapshot that they look at
+    with core.engine.read() as snap:
+        views = [TopicView.open(snap, name, core.clock.now_ms()) for name in there]
+        yield {view.name: LocalScan(view, lookups[view.name]) for view in views if view is not None}
+
+
+class LocalScan:
+    """One topic in one snapshot."""
+
+    def __init__(self, view: TopicView, lookup: Lookup) -> None:
+        self._view = view
+        self._lookup = lookup
+        self._opened: Lookup | None = None
+        state = load_state(view.snap, view.topic_id, view.name)
+        self._sealed = state.sealed
+        self.after = max(view.hidden, state.trimmed)
+        self.through = view.latest()
+        tables = load_seals(view.snap, view.topic_id).tables if state.sealed else {}
+        self.columns = next((table.columns for table in reversed(tables.values()) if table.columns), "")
+
+    def files(self) -> tuple[list[str], int]:
+        view = self._view
+        segments = list(load_segments(view.snap, view.topic_id, self.after, self._sealed))
+        paths = [f"{segment.lake}/{file.path}" for segment in segments for file in segment.files]
+        typed = set(columns_schema(self.columns).names)
+        if any(_NO_PATH.search(path) for path in paths) or (
+            typed and not all(typed <= set(pq.read_schema(path).names) for path in paths)
+        ):
+            return [], self.after
+        return paths, max(self.after, self._sealed)
+
+    def position_before(self, ms: int) -> int:
+        return self._view.position_before(ms)
+
+    def spans(self, after: int, through: int, kinds: frozenset[str]) -> Iterator[Bounds]:
+        return self._view.spans(after, through, EventQuery(kinds=kinds))
+
+    def blocks(self, after: int, through: int) -> Iterator[Block]:
+        return self._view.blocks(after, through)
+
+    def events(self, query: EventQuery) -> Iterator[Event]:
+        if self._opened is None:
+            self._opened = self._lookup.open(self._view)
+        return entity_events(self._opened, query, query.after, None, query.through, reverse=False)

@@ -1,0 +1,65 @@
+"""A topic at the other end of a url as a query reads it: its blocks travel as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from penstock.clock import from_ms
+from penstock.events import Event
+from penstock.journal.blocks import Block
+from penstock.journal.reading import Bounds, EventQuery
+from penstock.journal.sealed.files import without
+from penstock.protocol import bulk
+from penstock.protocol.bulk import BlocksQuery, EndsQuery, LakesQuery, SpansRequest, TopicEnds, Wanted, blocks_of
+from penstock.protocol.operation import BLOCKS
+from penstock.protocol.topics import FIND_POSITION, LIST_TOPICS, READ_TOPIC, PositionQuery
+from penstock.remote.reading import read_events
+
+if TYPE_CHECKING:
+    from penstock.remote.backend import RemoteBackend
+    from penstock.surface.backend import TopicScan
+
+
+@contextmanager
+def open_scans(backend: RemoteBackend, wanted: Iterable[str]) -> Iterator[dict[str, TopicScan]]:
+    """Those of the topics that are there, each up to where it ends in one state of the journal."""
+    names = sorted({*wanted} & {*backend.call(LIST_TOPICS).topics})
+    ends = backend.call(bulk.READ_ENDS, request=EndsQuery(names)).ends if names else {}  # no name would be all
+    lakes = backend.call(bulk.LIST_LAKES, request=LakesQuery(names)).lakes if names else []
+    columns = {lake.topic: lake.columns for lake in lakes if lake.columns}
+    yield {name: RemoteScan(backend, name, found, columns.get(name, "")) for name, found in ends.items()}
+
+
+class RemoteScan:
+    """One topic of a served journal, up to where it ended when the query began."""
+
+    def __init__(self, backend: RemoteBackend, name: str, ends: TopicEnds, columns: str) -> None:
+        self._backend = backend
+        self._name = name
+        self.columns = columns
+        self.through = ends.latest
+        oldest = backend.call(READ_TOPIC, name).oldest  # without what is older than the topic's `max_age`
+        self.after = max(ends.trimmed, oldest - 1) if oldest else ends.latest
+
+    def files(self) -> tuple[list[str], int]:
+        return [], self.after
+
+    def position_before(self, ms: int) -> int:
+        return self._backend.call(FIND_POSITION, self._name, request=PositionQuery(from_ms(ms).isoformat())).position
+
+    def spans(self, after: int, through: int, kinds: frozenset[str]) -> list[Bounds]:
+        request = SpansRequest(Wanted(kinds=tuple(sorted(kinds))), through, after)
+        return self._backend.call(bulk.READ_SPANS, self._name, request=request).spans
+
+    def blocks(self, after: int, through: int) -> Iterator[Block]:
+        while after < through:
+            query = BlocksQuery(after, through, strict=False)
+            message, headers = self._backend.client.download(bulk.READ_BLOCKS, self._name, query=query, accept=BLOCKS)
+            for block in blocks_of(message, self._name):
+                yield without(block, after)  # blocks that were merged since the last answer begin before its end
+            after = int(headers[bulk.REACHED_HEADER])
+
+    def events(self, query: EventQuery) -> Iterator[Event]:
+        return read_events(self._backend, self._name, query)

@@ -1,0 +1,281 @@
+"""SQL over topics: DuckDB runs the query, this hands it the events it asks for.
+
+Each topic that a query names is a view with the columns of sealed history: those of `read_arrow`, `payload_bytes` for
+payloads that are no text, and the typed columns that the topic was sealed with. Sealed files on a disk are read by
+DuckDB itself. Everything else comes from a `TopicTable`, which DuckDB takes for one of Arrow's datasets: it says which
+columns it needs and which rows. Positions, recording times, keys and kinds of that filter are looked up in the journal;
+the filter itself is Arrow's, so that a look-up has to leave nothing out, and may leave too much in.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.clock import FIRST_MS, LAST_MS
+from penstock.documents.decoding import nearest
+from penstock.errors import ConfigError, StorageError, UnknownTopic
+from penstock.events import Event
+from penstock.journal.blocks import Block
+from penstock.journal.reading import Bounds, EventQuery
+from penstock.limits import ARROW_BATCH_ROWS, MAX_KEY_BYTES
+from penstock.protocol.topics import LIST_TOPICS
+
+try:
+    import duckdb
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.dataset as ds
+except ImportError as error:
+    raise ConfigError('SQL needs the extra: pip install "penstock[sql]"') from error
+
+from penstock.journal.sealed.columns import TypedColumns, text_and_bytes
+from penstock.journal.sealed.writing import sealed_schema
+from penstock.journal.to_arrow import arrow_schema, joined, record_batch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from penstock.surface.backend import Backend, TopicScan
+
+_SETTINGS = "SET TimeZone = 'UTC'; SET python_enable_replacements = false; SET autoinstall_known_extensions = false"
+"""Times are shown as they are stored; a name is a topic and no variable of the caller's; nothing is downloaded."""
+_LOOKED_UP = 20_000
+"""Events of a key that are read one by one through the index; whatever follows them is read by the block."""
+_NAMES = re.compile(r'"([A-Za-z0-9._-]{1,255})"|([A-Za-z0-9._]{1,255})')
+"""What may be a topic's name in a query."""
+_BY_KEY = re.compile(r"""\bkey"?\s*(==?|in)\s*\(?\s*['?$]""", re.IGNORECASE)
+"""What a query looks like that may look for a key. A hint: taken or not, the answer is the same."""
+_NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
+
+
+def run_sql(backend: Backend, query: str, parameters: Sequence[object] | Mapping[str, object]) -> pa.Table:
+    """What a query answers, all of it, from one state of the journal."""
+    if not isinstance(query, str) or not query.strip():
+        raise ConfigError(f"a query is text like 'select kind, count(*) from orders group by 1', not {query!r:.80}")
+    failures: list[Exception] = []
+    names = {quoted or plain for quoted, plain in _NAMES.findall(query)}
+    with backend.scans(names) as scans, duckdb.connect() as connection:
+        if len(scans) > len({name.lower() for name in scans}):
+            raise ConfigError(f"some of {', '.join(sorted(scans))} are one name in SQL: query one of them at a time")
+        connection.execute(_SETTINGS)
+        turn = threading.Lock()
+        try:
+            for name, scan in scans.items():
+                _create_view(connection, name, TopicTable(scan, turn, failures), _BY_KEY.search(query) is None)
+            answer = connection.sql(query, params=parameters)
+            return pa.table({}) if answer is None else answer.to_arrow_table()
+        except duckdb.Error as error:
+            raise (failures[0] if failures else _explained(error, backend)) from error
+
+
+def _create_view(connection: duckdb.DuckDBPyConnection, name: str, table: TopicTable, direct: bool) -> None:
+    """Makes a topic a view.
+
+    `direct`: DuckDB reads sealed files on a disk itself, which is the fastest way to read many events. A query that
+    may look for a key is better off with the index.
+    """
+    files, through = table.scan.files() if direct else ([], table.scan.after)
+    connection.register(f"penstock {name}", table)
+    columns = ", ".join(f'"{column}"' for column in table.schema.names)
+    source = f'SELECT {columns} FROM "penstock {name}"'
+    if files:
+        table.after = through
+        quoted = ", ".join("'" + path.replace("'", "''") + "'" for path in files)
+        source += f" UNION ALL SELECT {columns} FROM read_parquet([{quoted}], hive_partitioning = false)"
+        source += f" WHERE seq > {table.scan.after}" if table.scan.after else ""
+    connection.execute(f'CREATE TEMP VIEW "{name}" AS {source}')
+
+
+def _explained(error: duckdb.Error, backend: Backend) -> Exception:
+    """What is wrong with a query, in DuckDB's words, with the place; a topic that is not there in ours."""
+    missing = _NO_TABLE.search(str(error))
+    if missing is not None:
+        return UnknownTopic(f"there is no topic {missing[1]!r}{nearest(missing[1], backend.call(LIST_TOPICS).topics)}")
+    if isinstance(error, duckdb.OperationalError):
+        return StorageError(f"the query failed: {error}")
+    return ConfigError(f"the query cannot be run: {error}")
+
+
+class TopicTable(ds.Dataset):  # type: ignore[misc]
+    """A topic as DuckDB reads a dataset of Arrow's: it asks for `schema`, then for a `scanner`."""
+
+    def __init__(self, scan: TopicScan, turn: threading.Lock, failures: list[Exception]) -> None:
+        self.scan = scan
+        self.after = scan.after
+        self._turn = turn
+        self._failures = failures
+        self._typed = TypedColumns(scan.columns)
+        self._schema = pa.schema([*sealed_schema(), *self._typed.schema])
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The topic's columns."""
+        return self._schema
+
+    def scanner(
+        self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_: object
+    ) -> Scanner:
+        """The wanted columns of the rows that pass."""
+        schema = self._schema if columns is None else pa.schema([self._schema.field(name) for name in columns])
+        batches = self._one_by_one(self._passing(schema, filter))
+        return Scanner(pa.RecordBatchReader.from_batches(schema, batches))
+
+    def _one_by_one(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """DuckDB's threads take turns, since all of a query reads one snapshot; its errors would hide ours."""
+        try:
+            while True:
+                with self._turn:
+                    batch = next(batches, None)
+                if batch is None:
+                    return
+                yield batch
+        except Exception as error:
+            self._failures.append(error)
+            raise
+
+    def _passing(self, schema: pa.Schema, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+        text = "" if filter is None else str(filter)
+        needed = list(dict.fromkeys([*schema.names, *(name for name in self._schema.names if name in text)]))
+        for batch in self._batches(needed, [] if filter is None else certain(filter)):
+            found = pa.Table.from_batches([batch])
+            yield from (found if filter is None else found.filter(filter).select(schema.names)).to_batches()
+
+    def _batches(self, names: Sequence[str], conditions: list[Condition]) -> Iterator[pa.RecordBatch]:
+        """The events for which conditions hold, and perhaps others."""
+        scan = self.scan
+        after, through = self._between(conditions)
+        keys, kinds = _among(conditions, "key"), _among(conditions, "kind")
+        if keys is not None:
+            possible = [key for key in sorted(keys) if 0 < len(key.encode()) <= MAX_KEY_BYTES]
+            queries = (EventQuery(key=key, after=after, through=through) for key in possible)
+            found = list(islice(chain.from_iterable(map(scan.events, queries)), _LOOKED_UP + 1))
+            if len(found) <= _LOOKED_UP:
+                if found:
+                    yield self._batch_of_events(names, found)
+                return
+        for low, high in [(after, through)] if kinds is None else scan.spans(after, through, kinds):
+            blocks = scan.blocks(low, high)
+            if kinds is not None:
+                blocks = (block for block in blocks if not kinds.isdisjoint(block.wire.kinds))
+            for block in joined(blocks, ARROW_BATCH_ROWS):
+                start = block.row_after(low) if block.first <= low else 0
+                stop = block.row_after(high) if block.last > high else block.count
+                if stop > start:
+                    yield self._batch_of_block(names, block).slice(start, stop - start)
+
+    def _between(self, conditions: list[Condition]) -> Bounds:
+        """The positions that conditions leave, and perhaps one more at either end."""
+        after, through = self.after, self.scan.through
+        for column, compare, values in conditions:
+            if column == "seq":
+                low, high = min(values) - 1, max(values)
+            elif column == "recorded_at" and isinstance(values[0], int):
+                first, last = (max(FIRST_MS, min(one // 1000, LAST_MS - 1)) for one in (min(values), max(values)))
+                low, high = self.scan.position_before(first), self.scan.position_before(last + 1)
+            else:
+                continue
+            if compare != "to":
+                after = max(after, low)
+            if compare != "from":
+                through = min(through, high)
+        return after, max(after, through)
+
+    def _batch_of_block(self, names: Sequence[str], block: Block) -> pa.RecordBatch:
+        own = [name for name in names if name in arrow_schema().names and name != "payload"]
+        columns = dict(zip(own, record_batch(block, "binary", own).columns, strict=True))
+        if len(own) < len(names):
+            binary = None if block.wire.binary is None else np.frombuffer(block.wire.binary, dtype=np.uint8) != 0
+            columns |= self._of_payloads(names, record_batch(block, "binary", ["payload"]).column(0), binary)
+        return pa.RecordBatch.from_arrays([columns[name] for name in names], names)
+
+    def _batch_of_events(self, names: Sequence[str], events: list[Event]) -> pa.RecordBatch:
+        payloads = pa.array([event.raw for event in events], pa.binary())
+        columns = self._of_payloads(names, payloads, np.array([event.binary for event in events]))
+        for name in names:
+            if name not in columns:
+                values = [list(one.headers.items()) if name == "headers" else getattr(one, name) for one in events]
+                columns[name] = pa.array(values, self._schema.field(name).type)
+        return pa.RecordBatch.from_arrays([columns[name] for name in names], names)
+
+    def _of_payloads(
+        self, names: Sequence[str], payloads: pa.BinaryArray, binary: NDArray[np.bool_] | None
+    ) -> dict[str, pa.Array]:
+        """The columns that are made of payloads."""
+        columns = dict(zip(("payload", "payload_bytes"), text_and_bytes(payloads, binary), strict=True))
+        if set(self._typed.schema.names).isdisjoint(names):
+            return columns
+        return columns | dict(zip(self._typed.schema.names, self._typed.of(payloads, binary), strict=True))
+
+
+class Scanner(NamedTuple):
+    """What DuckDB asks a dataset for."""
+
+    reader: pa.RecordBatchReader
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """The rows, some at a time."""
+        return self.reader
+
+
+# ── What a filter says of the rows that pass ──
+
+
+Condition = tuple[str, str, list[Any]]
+"""A column, `is_in`, `from` or `to`, and the values that it compares with. Times are microseconds since 1970."""
+_COMPARISONS = {"equal": "is_in", "greater": "from", "greater_equal": "from", "less": "to", "less_equal": "to"}
+_PART = re.compile(r"(call|end|field_ref|nested_field_ref|literal|options): '(.*)'")
+_Tree = tuple[str, Any]
+"""What an expression is, and its name, its value, or the function and its arguments."""
+
+
+def certain(filter: pc.Expression) -> list[Condition]:
+    """Conditions that hold of every row that passes a filter; there may be more.
+
+    Arrow shows no caller what an expression is made of. Its serialised form is a file of Arrow's: the values that it
+    compares with are its columns, and its calls are lines of metadata, `call: 'equal'`, each before its arguments.
+    """
+    (serialised,) = filter.__reduce__()[1]
+    with pa.ipc.open_file(serialised) as file:
+        scalars = [column[0] for column in file.get_batch(0).columns]
+        lines = file.schema.to_string(truncate_metadata=False, show_field_metadata=False).splitlines()
+    try:
+        values = [one.value if isinstance(one, pa.TimestampScalar) else one.as_py() for one in scalars]
+    except (OverflowError, ValueError):  # among them is a time that Python has no date for
+        return []
+    parts = iter([(found[1], found[2]) for line in lines if (found := _PART.fullmatch(line))])
+    return list(_certain(_tree(parts, values)))
+
+
+def _tree(parts: Iterator[tuple[str, str]], values: Sequence[object]) -> _Tree:
+    part, text = next(parts)
+    if part in ("literal", "options"):
+        return part, values[int(text)]
+    if part != "call":
+        return part, text
+    return "call", (text, list(iter(lambda: _tree(parts, values), ("end", text))))
+
+
+def _certain(tree: _Tree) -> Iterator[Condition]:
+    match tree:
+        case "call", ("and_kleene", [one, other]):
+            yield from _certain(one)
+            yield from _certain(other)
+        case "call", ("if_else", [("call", ("is_valid", _)), found, ("literal", None)]):  # how DuckDB writes `in`
+            yield from _certain(found)
+        case "call", ("is_in", [("field_ref", column), ("options", {"value_set": [_, *_] as values})]):
+            if None not in values:
+                yield column, "is_in", values
+        case "call", (compare, [("field_ref", column), ("literal", value)]) if compare in _COMPARISONS:
+            if value is not None:
+                yield column, _COMPARISONS[compare], [value]
+
+
+def _among(conditions: list[Condition], column: str) -> frozenset[str] | None:
+    """The values that a column may have; None when that is not known."""
+    sets = [frozenset(values) for name, compare, values in conditions if (name, compare) == (column, "is_in")]
+    return frozenset.intersection(*sets) if sets else None
