@@ -14,8 +14,8 @@ SIZES = [
     (indexer, "INDEX_STEP_BYTES", 1500),
     (runs, "INDEX_CHUNK_BYTES", 600),
     (runs, "INDEX_LARGE_CHUNK_BYTES", 1500),
-    (runs, "STEP_ROWS", 5),
-    (runs, "WINDOW_ROWS", 9),
+    (runs, "STEP_ROWS", 40),
+    (runs, "WINDOW_ROWS", 60),
     (indexer, "_READ_CHUNKS", 2),
 ]
 

@@ -216,6 +216,7 @@ def test_ids_given_elsewhere_are_found(journal: Journal, tmp_path: Path) -> None
 
 
 def test_a_topic_that_cannot_be_read_is_asked(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Indexer, "request_fold", lambda self: None)
     cause = fill(journal)
     for number in range(10):
         journal.topic(f"topic-{number}").append("sent", cause=cause)
@@ -223,6 +224,7 @@ def test_a_topic_that_cannot_be_read_is_asked(journal: Journal, monkeypatch: pyt
     def damaged(*_: object) -> None:
         raise penstock.errors.Corrupt("damaged")
 
+    assert len(rows(journal, keys.UNFOLDED)) == 10
     monkeypatch.setattr(locating, "load_head", damaged)
     assert isinstance(journal, LocalJournal)
     journal._core.indexer.notes.fold()
