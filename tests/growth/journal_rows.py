@@ -78,6 +78,18 @@ def subscribed_across(w: World) -> EventFollower:
     return w.journal.subscribe(["log", "rebuilt"], {"log": w.log.latest - 5, "rebuilt": w.size - 5})
 
 
+def following_all(w: World) -> EventFollower:
+    events = w.journal.subscribe(after="latest")
+    assert events.next(0) is None
+    return events
+
+
+def told_of_one(w: World, events: EventFollower) -> None:
+    w.written.append("placed", {"n": 1})
+    event = events.next(0)
+    assert event is not None and event.topic == "written"
+
+
 def follow(w: World, events: EventFollower) -> Many:
     found = size(iter(lambda: events.next(0), None))
     events.close()
@@ -363,6 +375,7 @@ HANDLES = [
     Row("Subscription.close", lambda w, events: events.close(), subscribed),
     Row("Subscription.__iter__", lambda w, events: next(iter(events)), subscribed),
     Row("JournalSubscription.next", lambda w, events: events.next(0), subscribed_across),
+    Row("JournalSubscription.next(of all topics)", told_of_one, following_all),
     Row("JournalSubscription.next_async", lambda w, events: asyncio.run(events.next_async(0)), subscribed_across),
     Row("JournalSubscription.positions", lambda w, events: events.positions, subscribed_across),
     Row("JournalSubscription.close", lambda w, events: events.close(), subscribed_across),

@@ -83,8 +83,8 @@ def check_positions(positions: Mapping[str, int], what: str) -> dict[str, int]:
     return {check_name(name): check_position(seq, f"{what}[{name!r}]") for name, seq in positions.items()}
 
 
-def matching(core: JournalCore, snap: Snapshot, topics: tuple[str, ...]) -> list[str]:
-    """The topics of a snapshot that names and patterns stand for, sorted.
+def matching(core: JournalCore, snap: Snapshot, topics: tuple[str, ...], among: set[str] | None = None) -> list[str]:
+    """The topics of a snapshot, or those `among` them, that names and patterns stand for, sorted.
 
     A pattern stands for no topic that penstock writes for itself, unless its beginning says so: penstock.*, and for
     those of a queue its name: emails.*.
@@ -92,13 +92,20 @@ def matching(core: JournalCore, snap: Snapshot, topics: tuple[str, ...]) -> list
     found: dict[str, None] = {}
     for one in topics or ("*",):
         wild = WILD.search(one)
-        beginning = keys.TOPIC + (one if wild is None else one[: wild.start()]).encode()
-        stop = beginning + b"\0" if wild is None else keys.prefix_end(beginning)
-        for key, _ in snap.scan(beginning, stop):
-            name = keys.stored_name(key[1:])
-            if wild is None or (fnmatchcase(name, one) and not _is_internal(core, snap, name, one[: wild.start()])):
+        if wild is None:
+            found |= dict.fromkeys([one] if among is None or one in among else ())
+            continue
+        beginning = one[: wild.start()]
+        for name in _beginning(snap, beginning) if among is None else among:
+            if fnmatchcase(name, one) and not _is_internal(core, snap, name, beginning):
                 found[name] = None
     return sorted(found)
+
+
+def _beginning(snap: Snapshot, text: str) -> Iterator[str]:
+    """The names of topics that begin with a text."""
+    first = keys.TOPIC + text.encode()
+    return (keys.stored_name(key[1:]) for key, _ in snap.scan(first, keys.prefix_end(first)))
 
 
 def _is_internal(core: JournalCore, snap: Snapshot, name: str, beginning: str) -> bool:
@@ -118,8 +125,13 @@ def read_across(core: JournalCore, query: AcrossQuery) -> Iterator[Event]:
         yield from islice(merge(*streams, key=_recorded, reverse=query.events.reverse), query.events.limit)
 
 
-def read_step(core: JournalCore, query: AcrossQuery, limit: int, most_bytes: int) -> AcrossStep:
-    """The next of the wanted events, bounded in number and bytes, and in what is looked at for them."""
+def read_step(
+    core: JournalCore, query: AcrossQuery, limit: int, most_bytes: int, among: set[str] | None = None
+) -> AcrossStep:
+    """The next of the wanted events, bounded in number and bytes, and in what is looked at for them.
+
+    `among`: the topics that may have any.
+    """
     begun, reverse = _lookups(core, query), query.events.reverse
     reached, ends = dict((query.through if reverse else query.after) or {}), {}
     found: list[Event] = []
@@ -139,7 +151,7 @@ def read_step(core: JournalCore, query: AcrossQuery, limit: int, most_bytes: int
 
     with core.engine.read() as snap:
         streams = []
-        for view in _views(core, snap, query.topics):
+        for view in _views(core, snap, query.topics, among):
             ends[view.name] = view.latest()
             low, high = _bounds(view, query)
             if reverse:
@@ -156,9 +168,11 @@ def read_step(core: JournalCore, query: AcrossQuery, limit: int, most_bytes: int
     return AcrossStep(found, reached, ends, not more and not cut)
 
 
-def _views(core: JournalCore, snap: Snapshot, topics: tuple[str, ...]) -> Iterator[TopicView]:
+def _views(
+    core: JournalCore, snap: Snapshot, topics: tuple[str, ...], among: set[str] | None = None
+) -> Iterator[TopicView]:
     now = core.clock.now_ms()
-    for name in matching(core, snap, topics):
+    for name in matching(core, snap, topics, among):
         view = TopicView.open(snap, name, now)
         if view is not None:
             yield view
@@ -198,18 +212,42 @@ def _lookup(core: JournalCore, begun: dict[str, Lookup], query: AcrossQuery, nam
     return begun.get(name) or Lookup(core.index, name, None, None)
 
 
+class AcrossReader:
+    """Reads several topics step by step: what is there, then what comes. It looks only where something was written."""
+
+    def __init__(self, core: JournalCore, query: AcrossQuery) -> None:
+        self._core = core
+        self._query = query
+        self.signal = core.hub.follow_all()
+        self.seen = 0
+        """The signal's version before the last step: what comes later was perhaps not read."""
+        self.reached = dict(query.after)
+        """How far the topics were read: past what was not chosen."""
+        self._among: set[str] | None = None
+        """The topics that may have more; None: all of them."""
+
+    def step(self, limit: int, most_bytes: int = keys.MAX_SEQ) -> AcrossStep:
+        """The next events."""
+        self.seen = self.signal.version
+        touched = self.signal.taken()
+        self._among = None if touched is None or self._among is None else self._among | touched
+        step = read_step(self._core, replace(self._query, after=self.reached), limit, most_bytes, self._among)
+        self.reached = step.reached
+        if step.done:
+            self._among = set()
+        return step
+
+
 class LocalJournalSubscription(JournalSubscription):
     """Events of several topics after positions, as they come."""
 
     def __init__(self, core: JournalCore, query: AcrossQuery, buffer: int) -> None:
         self._core = core
-        self._query = query
+        self._reader = AcrossReader(core, query)
         self._buffer = check_whole(buffer, "buffer")
-        self._signal = core.hub.signal_of_all()
+        self._signal = self._reader.signal
         self._ahead: deque[Event] = deque()
-        self._given = dict(query.after)
-        self._read = self._given
-        """How far the topics were read: past what was not chosen."""
+        self._given = self._reader.reached
         self._closed = False
         self._turn = threading.Lock()
 
@@ -242,13 +280,13 @@ class LocalJournalSubscription(JournalSubscription):
             while not self._ahead and not done and not self._closed:
                 if self._core.closed:
                     raise Closed("the journal was closed under this subscription")
-                step = read_step(self._core, replace(self._query, after=self._read), self._buffer, keys.MAX_SEQ)
+                step = self._reader.step(self._buffer)
                 self._ahead.extend(step.events)
-                self._read, done = step.reached, step.done
+                done = step.done
                 if not step.events:
-                    self._given = self._read
+                    self._given = step.reached
             if not self._ahead or self._closed:
                 return None
             event = self._ahead.popleft()
-            self._given = {**self._given, event.topic: event.seq} if self._ahead else self._read
+            self._given = {**self._given, event.topic: event.seq} if self._ahead else self._reader.reached
             return event

@@ -249,8 +249,8 @@ class JournalCore:
         try:
             self.indexer.commits += 1
             signals = self.hub.signals
-            if self.hub.every is not None:
-                self.hub.every.notify()
+            if self.hub.followers:
+                self.hub.tell_followers(touched)
             for name, count in touched.items():
                 if (signal := signals.get(name)) is not None:
                     signal.notify()

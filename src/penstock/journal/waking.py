@@ -11,11 +11,12 @@ import select
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from penstock.limits import POLL_BLIND, POLL_FIRST, POLL_IDLE
 from penstock.ticket import wake_waiters
@@ -77,14 +78,43 @@ class Signal:
             self._waiters.remove(waiter)
 
 
+class TopicChanges(Signal):
+    """A signal of all topics, which tells of each commit what it has touched."""
+
+    __slots__ = ("_all", "_noted")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._all = True
+        self._noted: deque[Iterable[str]] = deque(maxlen=1024)
+
+    def note(self, names: Iterable[str] | None) -> None:
+        """Topics were touched; None: any may have been."""
+        if names is None or len(self._noted) == self._noted.maxlen:
+            self._all = True  # before the oldest names are lost
+        if names is not None:
+            self._noted.append(names)
+        self.notify()
+
+    def taken(self) -> set[str] | None:
+        """The topics that were touched since this was asked last; None: any may have been."""
+        names: set[str] = set()
+        while self._noted:
+            names.update(self._noted.popleft())
+        if self._all:
+            self._all = False
+            return None
+        return names
+
+
 class Hub:
     """One signal per topic, and a watcher that looks for other processes' commits while there are waiters."""
 
     def __init__(self, changes: Callable[[], int] | None, location: str | None = None) -> None:
         self.signals: WeakValueDictionary[str, Signal] = WeakValueDictionary()
         """By topic, those that a caller holds: a name that was waited for once leaves nothing."""
-        self.every: Signal | None = None
-        """Of all topics, once it was asked for."""
+        self.followers: tuple[ref[TopicChanges], ...] = ()
+        """Those who follow all topics; replaced, never changed: a commit may be going through them."""
         self._changes = changes
         self._location = location
         self._files: FileWatch | None = None
@@ -98,17 +128,26 @@ class Hub:
         with self._lock:  # of two that are made for one name, one would never be told
             return self.signals.setdefault(topic, Signal())
 
-    def signal_of_all(self) -> Signal:
-        """Told of every commit that touches a topic."""
+    def follow_all(self) -> TopicChanges:
+        """Told of every commit that touches a topic, for as long as it is held."""
         with self._lock:
-            self.every = self.every or Signal()
-            return self.every
+            changes = TopicChanges()
+            held = [one for one in self.followers if one() is not None]
+            self.followers = (*held, ref(changes))
+        return changes
+
+    def tell_followers(self, names: Iterable[str] | None) -> None:
+        """Tells those who follow all topics what was touched; None: any may have been."""
+        for one in self.followers:
+            if (follower := one()) is not None:
+                follower.note(names)
 
     def notify_all(self) -> None:
         with self._lock:
-            held = [*self.signals.values(), *([] if self.every is None else [self.every])]
+            held = list(self.signals.values())
         for signal in held:
             signal.notify()
+        self.tell_followers(None)
 
     def close(self) -> None:
         """Wakes all waiters for good."""

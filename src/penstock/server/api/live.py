@@ -26,7 +26,7 @@ from starlette.responses import Response
 from penstock.documents.events import event_json
 from penstock.errors import Closed, ConfigError, PositionTrimmed
 from penstock.events import Event
-from penstock.journal.across import AcrossQuery, AcrossStep, across_query, read_step
+from penstock.journal.across import AcrossReader, AcrossStep, across_query, read_step
 from penstock.journal.keys import MAX_SEQ
 from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import EventQuery, TopicView
@@ -207,7 +207,7 @@ class LiveTopics:
         """Wakes every listener, to see that the server stops."""
         for live in self._topics.values():
             live._wake()
-        self._journal._core.hub.signal_of_all().notify()
+        self._journal._core.hub.tell_followers(())
 
     def leave(self, live: LiveTopic) -> None:
         live.listeners -= 1
@@ -281,37 +281,33 @@ async def follow_across(call: Call[None, AcrossFollow]) -> Response:
     service, core = call.service, call.service.journal._core
     query = across_query(call.body.topics or None, call.body.after, None, requested_events(call.body))
     if call.body.latest:
-        ends = await run_in_threadpool(read_step, core, query, 0, 0)
-        query = replace(query, after=ends.ends)
-    first = await run_in_threadpool(read_step, core, query, STREAM_EVENTS, STREAM_BYTES)  # its error is an answer
-    return EventStream(service, _across(service, core, query, first))
+        now = await run_in_threadpool(read_step, core, query, 0, 0)
+        query = replace(query, after=now.ends)
+    reader = AcrossReader(core, query)
+    first = await run_in_threadpool(reader.step, STREAM_EVENTS, STREAM_BYTES)  # its error is an answer
+    return EventStream(service, _across(service, core, reader, first))
 
 
 async def _across(
-    service: Service, core: JournalCore, query: AcrossQuery, step: AcrossStep
+    service: Service, core: JournalCore, reader: AcrossReader, step: AcrossStep
 ) -> AsyncGenerator[bytes, None]:
     """The frames of several topics, for as long as they are read."""
-    signal = core.hub.signal_of_all()
-    told = dict(query.after)
+    told: dict[str, int] = {}
     try:
         yield b"retry: 1000\n: following\n\n"
         with core.hub:
-            while not service.closing.is_set():
-                seen, reached = signal.version, step.reached
+            while not service.closing.is_set() and not core.closed:
+                done = step.done
                 if step.events:
                     told |= {event.topic: event.seq for event in step.events}
                     yield b"".join(b"data: %b\n\n" % event_json(event) for event in step.events)
-                done, step = step.done, AcrossStep([], reached, {}, True)  # a listener that waits holds no events
-                if done and not await signal.wait_async(seen, PING_SECONDS if told == reached else PASS_SECONDS):
-                    passed = {name: seq for name, seq in reached.items() if told.get(name) != seq}
+                passed = {name: seq for name, seq in reader.reached.items() if told.get(name) != seq}
+                step = AcrossStep([], {}, {}, done)  # a listener that waits holds no events
+                if done and not await reader.signal.wait_async(reader.seen, PASS_SECONDS if passed else PING_SECONDS):
                     told |= passed
                     yield b"event: passed\ndata: %b\n\n" % encode(passed) if passed else b": still here\n\n"
                     continue
-                if core.closed:
-                    return
-                step = await run_in_threadpool(
-                    read_step, core, replace(query, after=reached), STREAM_EVENTS, STREAM_BYTES
-                )
+                step = await run_in_threadpool(reader.step, STREAM_EVENTS, STREAM_BYTES)
     except (PositionTrimmed, Closed):
         return  # the client asks again, and is told
 
