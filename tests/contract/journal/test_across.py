@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from journals import DEADLINE, Place, on
 
 import penstock
 from penstock import Draft, Event, Journal, ManualClock
+from penstock.api import local
 from penstock.errors import Closed, ConfigError, InvalidName, PositionTrimmed
 from penstock.journal import across
+from penstock.journal.sealed.sealing import seal_topic
 
 InThreads = Callable[..., threading.Thread]
 
@@ -113,6 +116,36 @@ def test_a_trimmed_position_names_its_topic_and_where_to_go_on(journal: Journal)
         list(journal.read(after={"other": 1}))
     assert raised.value.oldest == 4
     assert payloads(journal.read(after={"other": 3, "shop.east": 4, "shop.west": 4})) == [11]
+
+
+def test_what_is_too_old_is_left_out_and_passed(journal: Journal, clock: ManualClock) -> None:
+    fill(journal, 6)
+    journal.topic("other").configure(max_age=60)
+    clock.advance(120)
+    fill(journal, 3, 6)
+    assert payloads(journal.read()) == [0, 1, 3, 4, 6, 7, 8]
+    with pytest.raises(PositionTrimmed, match="'other'"):
+        list(journal.read(after={"other": 1}))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_sealed_history_is_read_along(place: Place, tmp_path: Path, reverse: bool) -> None:
+    journal = place.open()
+    for start in (0, 12):
+        fill(journal, 12, start)
+    seal_topic(local(journal, "sealing")._core, "other", lake=str(tmp_path / "lake"), through=6)
+    expected = list(range(24))
+    assert payloads(journal.read(reverse=reverse)) == expected[:: -1 if reverse else 1]
+
+
+def test_what_a_fence_hides_is_not_read(journal: Journal) -> None:
+    fill(journal, 3)
+    with journal.subscribe() as subscription:
+        with journal.fence(exclusive=False) as fence:
+            fence.submit("other", "placed", "hidden")
+            assert payloads(journal.read()) == [0, 1, 2] == take(subscription, 3)
+            assert subscription.next(0) is None
+        assert take(subscription, 1) == ["hidden"]
 
 
 def test_topics_may_be_dropped_and_missing(journal: Journal) -> None:
@@ -221,11 +254,13 @@ def test_closing_the_journal_wakes_followers_of_all(place: Place, in_threads: In
 
 @on("sqlite")
 def test_commits_of_another_process_wake_a_follower_of_all(place: Place) -> None:
-    reader, writer = place.open(read_only=False), place.open()
+    writer = place.open()
+    writer.topic("t0").append("k", 0)
+    reader = place.open(read_only=True)
     with reader.subscribe("t*") as subscription:
-        assert subscription.next(0) is None
+        assert take(subscription, 1) == [0] and subscription.next(0) is None
         writer.topic("t1").append("k", 1)
-        assert take(subscription, 1) == [1]
+        assert take(subscription, 1) == [1] and payloads(reader.read()) == [0, 1]
 
 
 # cursors
