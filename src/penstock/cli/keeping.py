@@ -205,8 +205,7 @@ def lake(context: CommandContext, topic: str | None) -> None:
 
 def _lakes(journal: Journal, topics: list[str]) -> list[LakeSummary]:
     from penstock.api import local
-    from penstock.remote.journal import RemoteJournal
-    from penstock.remote.sealing import lakes_served
+    from penstock.remote.journal import RemoteJournal, lakes_served
 
     if isinstance(journal, RemoteJournal):
         return lakes_served(journal, topics)

@@ -4,9 +4,9 @@
     backend       operations as requests; submissions in the background
     topic, queues                the hot paths of topics and queues as requests
     reading, subscription        reading in pages, lines or Arrow batches; following, resumed where it broke off
-    worker, rebuilding, sealing  handlers over topics; states folded here; sealing step by step
+    worker, rebuilding           handlers over topics; states folded here
     events        events, receipts and drafts out of documents, and into them
-    journal       the journal that a server serves
+    journal       the journal that a server serves; sealing it step by step
 
 Everything is bounded by a timeout; a request that may or may not have been done says so.
 """

@@ -24,8 +24,7 @@ from penstock.journal.to_arrow import arrow_schema
 from penstock.local.journal import LocalJournal
 from penstock.names import TableFormat, check_name, split_url
 from penstock.protocol.bulk import SealRequest
-from penstock.remote.journal import RemoteJournal
-from penstock.remote.sealing import seal_served
+from penstock.remote.journal import RemoteJournal, seal_served
 from penstock.spark.journals import check_reach, reading
 from penstock.spark.options import EVENT_COLUMNS, JournalPlace, absolute_url, is_served, place_of_journal
 from penstock.spark.served import served_journal
