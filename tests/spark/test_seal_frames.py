@@ -25,6 +25,7 @@ from penstock.errors import ConfigError, StorageError
 from penstock.journal.sealed.sealing import seal_topic
 from penstock.journal.sealed.tables import TableRequest
 from penstock.spark import lake, seal
+from penstock.spark import source as sources
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -178,6 +179,25 @@ def test_the_source_reads_across_the_seam(url: str, journal: penstock.Journal, t
     assert some == [row for row in before[700:900] if row["kind"] == "placed"]
     parsed = read_plainly(url, "seq BIGINT, n BIGINT", topic="orders", payloadSchema="n BIGINT")
     assert parsed == [{"seq": n + 1, "n": n} for n in range(EVENTS)]
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_wanted_events_are_looked_up_across_the_seam(
+    url: str, journal: penstock.Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indexed: bool
+) -> None:
+    monkeypatch.setattr(sources, "_LOOK_UP", 1)
+    before = read_plainly(url, topic="orders")
+    if indexed:
+        journal.maintain()
+    seal(journal, "orders", lake=str(tmp_path / "lake"), through=800, file_events=300)
+    for where, wanted in (
+        ("key = 'k3'", lambda row: row["key"] == "k3"),
+        ("key startswith 'k3' and kind = 'paid'", lambda row: row["key"] == "k3" and row["kind"] == "paid"),
+        ("seq in (5, 799, 801, 1200)", lambda row: row["seq"] in (5, 799, 801, 1200)),
+        (f"id = '{before[10]['id']}'", lambda row: row["seq"] == 11),
+    ):
+        found = read_plainly(url, topic="orders", where=where)
+        assert sorted(found, key=lambda row: row["seq"]) == [row for row in before if wanted(row)]
 
 
 @needs_limits
