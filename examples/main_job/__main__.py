@@ -20,12 +20,15 @@ from typing import Any
 import penstock
 from examples.main_job import chart, proof
 from examples.main_job.desk import POLICY, Desk
+from penstock.observe.pipelines import status
 from penstock.spark import seal
 
 PIPELINE = Path(__file__).with_name("pipeline.py")
 FLOWS = ("revenue", "customers", "alerts")
 PATIENCE = 300.0
 """Seconds to wait for anything; on two cores nothing takes longer than twenty."""
+SILENCE = 4.0
+"""Seconds after which a story that waits says what it waits for."""
 
 
 class Story:
@@ -38,7 +41,7 @@ class Story:
         self.master = master
         self.url = str(folder / "shop.db")
         self.buffer = f"file://{(folder / 'buffer').resolve()}"
-        self.began = time.monotonic()
+        self.began = self.said = time.monotonic()
         self.moments: list[chart.Moment] = []
         self.events: list[tuple[float, str]] = []
         self.lines: list[str] = []
@@ -48,7 +51,17 @@ class Story:
     def say(self, text: str = "") -> None:
         line = f"{time.monotonic() - self.began:6.1f} s  {text}" if text else ""
         self.lines.append(line)
+        self.said = time.monotonic()
         print(line, flush=True)
+
+    def tell_progress(self, journal: penstock.Journal, pid: int) -> None:
+        """What Spark is doing; on the screen only."""
+        flows = [flow for flow in status(journal) if flow.pid == pid]
+        doing = [f"{one.flow} {one.state}" + ("" if one.batch is None else f" (batch {one.batch})") for one in flows]
+        orders = f"{journal.topic('orders').latest:,} orders stored, {counted(journal):,} counted"
+        spark = ", ".join(doing) if flows else "Spark's JVM is starting"
+        self.said = time.monotonic()
+        print(f"{self.said - self.began:6.1f} s    … {orders}: {spark}", flush=True)
 
     def mark(self, what: str) -> None:
         self.events.append((time.monotonic() - self.began, what))
@@ -108,9 +121,13 @@ class Story:
                 at = time.monotonic() - self.began
                 self.moments.append(chart.Moment(at, orders.latest, counted(journal), handled.latest))
 
-    def wait(self, until: Callable[[], bool], *alive: subprocess.Popen[bytes]) -> None:
+    def wait(
+        self, until: Callable[[], bool], *alive: subprocess.Popen[bytes], journal: penstock.Journal | None = None
+    ) -> None:
         deadline = time.monotonic() + PATIENCE
         while not until():
+            if journal is not None and time.monotonic() - self.said > SILENCE:
+                self.tell_progress(journal, alive[0].pid)
             for process in alive:
                 if process.poll():
                     log = (self.folder / "pipeline.log").read_text(errors="replace")
@@ -142,7 +159,7 @@ def tell(story: Story, journal: penstock.Journal) -> bool:
     watcher.start()
     worker = desk.queue.worker(desk.handle, concurrency=2).start()
 
-    story.wait(lambda: counted(journal) > 0, pipeline, *producers)
+    story.wait(lambda: counted(journal) > 0, pipeline, *producers, journal=journal)
     pipeline.kill()
     pipeline.wait()
     behind = orders.latest - counted(journal)
@@ -152,11 +169,11 @@ def tell(story: Story, journal: penstock.Journal) -> bool:
     story.say(f"Spark is killed (kill -9) in the middle of it: {counted(journal):,} orders behind it, work in hand")
     pipeline = story.start_pipeline()
     story.mark("Spark is started again: it takes up the batch that the kill broke off")
-    story.wait(lambda: all(process.poll() == 0 for process in producers), pipeline, *producers)
-    story.wait(lambda: orders.latest >= total, pipeline)
+    story.wait(lambda: all(process.poll() == 0 for process in producers), pipeline, *producers, journal=journal)
+    story.wait(lambda: orders.latest >= total, pipeline, journal=journal)
     story.mark(f"all sold: {orders.latest:,} orders stored, a quarter of them through the buffer")
     story.say(f"all sold: {orders.latest:,} orders stored")
-    story.wait(lambda: counted(journal) >= total, pipeline)
+    story.wait(lambda: counted(journal) >= total, pipeline, journal=journal)
     story.mark(f"Spark has caught up: {counted(journal):,} orders counted, each once")
     pipeline.terminate()
     if pipeline.wait(PATIENCE):
