@@ -35,9 +35,8 @@ class Busy:
         return {
             "timestamp": f"2026-01-01T00:00:0{batch}.000Z",
             "batchId": batch,
-            "numInputRows": ROWS,
             "sink": {},
-            "sources": [],
+            "sources": [{"numInputRows": ROWS, "endOffset": "{}"}],
             "durationMs": {"addBatch": 1, "triggerExecution": 5},
         }
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ import pytest
 
 import penstock
 from buffer.emulator import Emulator
-from penstock.errors import Locked
 from penstock.spark.pipeline.alone import alone, checkpoint_root, forget_checkpoints
 from penstock.spark.pipeline.flows import FlowGraph, Pipeline, flow, topic
 from penstock.spark.pipeline.running import Runner
@@ -37,27 +34,6 @@ def checkpoint(url: str) -> Path:
         (made / name / "0").write_text("v1")
     (made / "metadata").write_text('{"id":"0b5c8d0e-3f63-4f0c-8f3a-6a3b1f0c9d11"}')
     return made
-
-
-def test_a_lock_that_was_forgotten_between_opening_and_locking_it_locks_nothing(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with alone(url, "shop"):
-        pass
-    lock = fcntl.flock
-    forgotten: list[bool] = []
-
-    def flock(file: int, how: int) -> None:
-        if not forgotten:
-            forgotten.append(True)
-            assert forget_checkpoints(url, "shop")
-        lock(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with alone(url, "shop"):
-        assert forgotten
-        with pytest.raises(Locked, match=f"process {os.getpid()}"), alone(url, "shop"):
-            pytest.fail("the pipeline runs twice")
 
 
 @pytest.mark.parametrize("way", ["reset", "forget"])

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -70,6 +69,7 @@ def run(
     flow: tuple[str, ...],
     name: str | None,
     conf: tuple[tuple[str, str], ...],
+    ui: bool,
     log: str,
     **given: Any,
 ) -> None:
@@ -95,8 +95,14 @@ def run(
     if flow:
         pipeline = pipeline.only(list(flow))
     with _view(context) as watch:
-        url, say = journal_url(context.url), partial(_say_ui, context)
-        runner = Runner(pipeline, url, conf=dict(conf), log=log.upper(), watch=watch, at=say, **given)
+
+        def say(address: str) -> None:
+            context.note(f"Spark's pages: {address}")
+
+        settings = {**({"spark.ui.enabled": "true"} if ui else {}), **dict(conf)}
+        runner = Runner(
+            pipeline, journal_url(context.url), conf=settings, log=log.upper(), watch=watch, at=say, **given
+        )
         if dry:
             _say_graph(context, runner)
             return
@@ -106,10 +112,6 @@ def run(
             how = "once" if given["once"] else "until stopped (Ctrl-C)"
             context.note(f"running {pipeline.name} over {runner.url} {how}")
         runner.run()
-
-
-def _say_ui(context: CommandContext, address: str) -> None:
-    context.note(f"Spark's pages: {address}")
 
 
 def _reset(context: CommandContext, runner: Runner, yes: bool) -> None:

@@ -44,27 +44,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "SealReport": "journal.sealed.report",
-    "buffer_at": "spark.pipeline.flows",
-    "external": "spark.pipeline.flows",
-    "flow": "spark.pipeline.flows",
-    "into": "spark.pipeline.flows",
-    "lake": "spark.sealing",
-    "project": "spark.projection.projecting",
-    "queue": "spark.pipeline.flows",
-    "rebuild": "spark.projection.projecting",
-    "run": "spark.pipeline.running",
-    "seal": "spark.sealing",
-    "session": "spark.startup.sessions",
-    "stop": "spark.startup.sessions",
-    "topic": "spark.pipeline.flows",
+    "journal.sealed.report": ("SealReport",),
+    "spark.pipeline.flows": ("buffer_at", "external", "flow", "into", "queue", "topic"),
+    "spark.pipeline.running": ("run",),
+    "spark.projection.projecting": ("project", "rebuild"),
+    "spark.sealing": ("lake", "seal"),
+    "spark.startup.sessions": ("session", "stop"),
 }
-"""Where each public name lives, below `penstock`."""
+"""Where the public names live, below `penstock`."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"penstock.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"penstock.{home}"), name)
     globals()[name] = value
     return value

@@ -62,20 +62,6 @@ def query_at(checkpoint: str, spark: SparkSession) -> str | None:
 def alone(url: str, pipeline: str) -> Iterator[None]:
     """Holds the lock of a pipeline over a journal; Locked when another process has it."""
     file = Path(checkpoint_root(url)) / f"{pipeline}.lock"
-    lock = _locked(file, pipeline)
-    while lock is None:
-        lock = _locked(file, pipeline)
-    try:
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"process {os.getpid()}\n".encode(), 0)
-        yield
-        os.ftruncate(lock, 0)
-    finally:
-        os.close(lock)
-
-
-def _locked(file: Path, pipeline: str) -> int | None:
-    """The lock file, opened and locked; None when it was removed meanwhile: the next caller makes another."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -84,18 +70,20 @@ def _locked(file: Path, pipeline: str) -> int | None:
             f"a pipeline keeps its progress beside the journal, and cannot write there: {file.parent}: {error.strerror}"
         ) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(lock).st_nlink:
-            return lock
-    except OSError:
-        owner = os.pread(lock, 100, 0).decode(errors="replace").strip()
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.pread(lock, 100, 0).decode(errors="replace").strip()
+            raise Locked(
+                f"pipeline {pipeline!r} runs already over this journal{f' ({owner})' if owner else ''}; "
+                "stop that one first, or give this one another --name"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"process {os.getpid()}\n".encode(), 0)
+        yield
+        os.ftruncate(lock, 0)
+    finally:
         os.close(lock)
-        raise Locked(
-            f"pipeline {pipeline!r} runs already over this journal{f' ({owner})' if owner else ''}; "
-            "stop that one first, or give this one another --name"
-        ) from None
-    os.close(lock)
-    return None
 
 
 def remove_checkpoint(checkpoint: Path) -> None:
@@ -111,15 +99,14 @@ def remove_checkpoint(checkpoint: Path) -> None:
 def forget_checkpoints(url: str, pipeline: str) -> bool:
     """Removes a pipeline's checkpoints beside a journal; whether there were any. Locked when it runs.
 
-    Those that `--checkpoints` put elsewhere are the user's.
+    Those that `--checkpoints` put elsewhere are the user's; the lock's file, which is empty, stays.
     """
-    check_name(pipeline, "pipeline")
-    root = Path(checkpoint_root(url))
-    if not (root / pipeline).exists() and not (root / f"{pipeline}.lock").exists():
+    folder = Path(checkpoint_root(url)) / check_name(pipeline, "pipeline")
+    if not folder.parent.exists():
         return False
     with alone(url, pipeline):
-        for checkpoint in (root / pipeline).glob("*/"):
+        there = folder.exists()
+        for checkpoint in folder.glob("*/"):
             remove_checkpoint(checkpoint)
-        shutil.rmtree(root / pipeline, ignore_errors=True)
-        (root / f"{pipeline}.lock").unlink(missing_ok=True)
-    return True
+        shutil.rmtree(folder, ignore_errors=True)
+    return there

@@ -531,18 +531,11 @@ def _complaint(check: Any) -> Iterable[str]:
 
 def _check_policy(target: Endpoint) -> None:
     """PolicyMismatch when a queue is there with another policy than the flow's."""
-    if target.kind != "queue" or not target.policy or target.url is None:
+    if target.kind != "queue" or not target.policy or target.url is None or not _topics_in(target.url):
         return
-    if target.names[0] in _queues_in(target.url):
-        with penstock.open(target.url, read_only=True) as journal:
+    with penstock.open(target.url, read_only=True) as journal:
+        if target.names[0] in journal.queues():
             journal.queue(target.names[0], **target.policy)
-
-
-def _queues_in(url: str) -> list[str]:
-    if not _topics_in(url):
-        return []
-    with penstock.open(url, read_only=True) as journal:
-        return journal.queues()
 
 
 def _topics_in(url: str) -> list[Node]:
@@ -578,7 +571,6 @@ def check_frame(flow: BoundFlow, frame: DataFrame, spark: SparkSession) -> None:
     target = flow.target
     if target.in_journal:
         from penstock.spark.layout import SinkLayout
-        from penstock.spark.options import resolved, write_options
 
         SinkLayout.of(frame.schema, write_options(resolved(target.write_options())))
     else:

@@ -232,7 +232,7 @@ class Reporter:
             report(journal, changed)
             self._written += len(changed)
             for status in changed:
-                self._said[status.key] = moment, _content(status)
+                self._said[status.key] = moment, msgspec.json.encode(status)
             if self._written // self.COMPACT != (self._written - len(changed)) // self.COMPACT:
                 with suppress(Denied):
                     topic.compact_keys()
@@ -242,8 +242,4 @@ class Reporter:
 
     def _is_news(self, status: FlowStatus, moment: float) -> bool:
         said = self._said.get(status.key)
-        return said is None or moment - said[0] > HEARTBEAT or said[1] != _content(status)
-
-
-def _content(status: FlowStatus) -> bytes:
-    return msgspec.json.encode(status)
+        return said is None or moment - said[0] > HEARTBEAT or said[1] != msgspec.json.encode(status)

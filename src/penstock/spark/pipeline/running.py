@@ -22,7 +22,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -46,6 +46,7 @@ from penstock.spark.pipeline.flows import (
 )
 from penstock.spark.pipeline.progress import Reporter, RunningFlow
 from penstock.spark.startup import sessions
+from penstock.spark.startup.launch import variables
 from penstock.spark.versions import AVAILABLE_NOW_IS_ONE_BATCH
 
 if TYPE_CHECKING:
@@ -78,25 +79,21 @@ def reaching_spark() -> Iterator[None]:
         raise Gone(_in_short(str(error))) from error
 
 
-class _Hushed(logging.Filter):
-    """Keeps py4j from printing a page for every call to a JVM that is gone: the flows' states say so."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "py4j" not in record.pathname
+def _is_not_py4j(record: logging.LogRecord) -> bool:
+    return "py4j" not in record.pathname
 
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """While it is open, only the flows' states speak of a JVM that is gone."""
-    hush = _Hushed()
+    """Keeps py4j from printing a page for every call to a JVM that is gone: the flows' states say so."""
     loggers = [logging.getLogger(name) for name in (None, "py4j", "py4j.clientserver", "py4j.java_gateway")]
     for logger in loggers:
-        logger.addFilter(hush)
+        logger.addFilter(_is_not_py4j)
     try:
         yield
     finally:
         for logger in loggers:
-            logger.removeFilter(hush)
+            logger.removeFilter(_is_not_py4j)
 
 
 _PASSING = frozenset(
@@ -270,7 +267,6 @@ class Runner:
         restarts: int = 5,
         log: str = "OFF",
         keep_going: bool = False,
-        ui: bool = False,
         watch: Watcher | None = None,
         at: Callable[[str], None] | None = None,
     ) -> None:
@@ -279,8 +275,6 @@ class Runner:
         self.once = once
         self.master = master
         self.conf = dict(conf or {})
-        if ui:
-            self.conf.setdefault("spark.ui.enabled", "true")
         self.keep_going = keep_going
         self.restarts = restarts
         self.log = log
@@ -557,21 +551,12 @@ def _activate(spark: Any) -> None:
         spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
 
 
-@contextmanager
-def _folder_for_workers(file: str | None) -> Iterator[None]:
+def _folder_for_workers(file: str | None) -> AbstractContextManager[None]:
     """While Spark starts, the pipeline's folder is on PYTHONPATH: workers import what lies beside the file."""
     if file is None:
-        yield
-        return
-    folder, before = str(Path(file).resolve().parent), os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = folder if not before else f"{folder}{os.pathsep}{before}"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+        return nullcontext()
+    paths = [str(Path(file).resolve().parent), os.environ.get("PYTHONPATH", "")]
+    return variables({"PYTHONPATH": os.pathsep.join(filter(None, paths))})
 
 
 def journal_url(url: str | os.PathLike[str] | None) -> str:

@@ -7,17 +7,19 @@ payloads together, and runs the handlers in one loop; what a stream remembers be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from itertools import islice, pairwise
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import types as T
 from pyspark.sql.types import StructType
 
 from penstock.clock import to_ms
 from penstock.entity.projection import folder_of
+from penstock.entity.states import pack_state
 from penstock.errors import ConfigError
 from penstock.events import parse_id
 from penstock.spark.layout import plain
@@ -171,24 +173,47 @@ def _runs(keys: Any) -> list[int]:
     return [0, *starts.tolist(), count]
 
 
-def emit(folded: Iterator[Folded], states: StateRows) -> Iterator[pa.RecordBatch]:
+def emit(folded: Iterator[Folded], make: Callable[[list[Folded]], pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Entities as record batches."""
-    held: list[Folded] = []
-    for one in folded:
-        held.append(one)
-        if len(held) == _EMIT:
-            yield _batch(held, states)
-            held = []
-    if held:
-        yield _batch(held, states)
+    while held := list(islice(folded, _EMIT)):
+        yield make(held)
 
 
-def _batch(held: list[Folded], states: StateRows) -> pa.RecordBatch:
-    return states.batch([one.key for one in held], [one.generation for one in held], [one.state for one in held])
+def in_columns(schema: StructType) -> Callable[[list[Folded]], pa.RecordBatch]:
+    """Makes rows whose states are structs."""
+    states = StateRows(schema)
+
+    def make(held: list[Folded]) -> pa.RecordBatch:
+        return states.batch([one.key for one in held], [one.generation for one in held], [one.state for one in held])
+
+    return make
+
+
+STORED = T.StructType(
+    [
+        T.StructField("key", T.StringType()),
+        T.StructField("generation", T.LongType()),
+        T.StructField("first", T.LongType()),
+        T.StructField("state", T.BinaryType()),
+    ]
+)
+"""The columns of states as they are stored."""
+
+
+def as_stored(held: list[Folded]) -> pa.RecordBatch:
+    """Makes rows of `STORED`."""
+    return pa.RecordBatch.from_pydict(
+        {
+            "key": pa.array([one.key for one in held], pa.string()),
+            "generation": pa.array([one.generation for one in held], pa.int64()),
+            "first": pa.array([one.first for one in held], pa.int64()),
+            "state": pa.array([pack_state(one.state) for one in held], pa.binary()),
+        }
+    )
 
 
 class BatchFold:
-    """The task of a batch projection: rows come sorted, every entity begins with the defaults."""
+    """The task of a batch projection, or of a rebuild: rows come sorted, every entity begins with the defaults."""
 
     def __init__(self, shipped: Shipped, schema: StructType) -> None:
         self.shipped = shipped
@@ -197,4 +222,4 @@ class BatchFold:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         projection = self.shipped.projection
         folded = fold_sorted(batches, self.shipped, lambda key: Folded(key, projection()))
-        yield from emit(folded, StateRows(self.schema))
+        yield from emit(folded, as_stored if self.schema == STORED else in_columns(self.schema))

@@ -44,8 +44,8 @@ from penstock.remote.journal import RemoteJournal
 from penstock.remote.rebuilding import shares
 from penstock.spark.journals import check_reach, journal_id, patiently, reading, writing
 from penstock.spark.options import JournalPlace, place_of_journal, read_options, resolved
-from penstock.spark.projection.fold import NEEDED, Folded, emit, fold_sorted
-from penstock.spark.projection.shipping import Shipped, StateRows
+from penstock.spark.projection.fold import NEEDED, Folded, emit, fold_sorted, in_columns
+from penstock.spark.projection.shipping import Shipped
 from penstock.spark.served import check_may_write, check_same, client_of
 from penstock.surface.journal import Journal
 
@@ -184,7 +184,7 @@ class StreamFold:
             StreamedState(one.key, fingerprint, one.generation, one.first, pack_state(one.state)) for one in folded
         ]
         self.keeper.save(wanted, states, whole=self.whole)
-        yield from emit(iter(folded), StateRows(self.schema))
+        yield from emit(iter(folded), in_columns(self.schema))
 
     def wanted(self, query: str) -> StreamedStates:
         """The states of a query."""
@@ -308,9 +308,8 @@ def _source_here(top: Any) -> tuple[dict[str, str], bool] | None:
         return None
     if node.sourceName() != "penstock":
         return None
-    attributes = {_name(attribute): attribute.exprId().id() for attribute in _each(node.output())}
-    kept = {_name(attribute): attribute.exprId().id() for attribute in _each(top.output())}
-    same = same and all(kept.get(name) == attributes.get(name) for name in NEEDED)
+    known, kept = _columns(node.output()), _columns(top.output())
+    same = same and all(kept.get(name) == known.get(name) for name in NEEDED)
     given = node.extraOptions()
     return {str(name): str(given.get(name)) for name in given.keySet().toArray()}, same
 
@@ -333,9 +332,7 @@ def _source_over_connect(events: Any) -> tuple[dict[str, str], bool] | None:
     return (dict(source.options), same) if source.format == "penstock" else None
 
 
-def _each(sequence: Any) -> list[Any]:
-    return [sequence.apply(at) for at in range(sequence.size())]
-
-
-def _name(attribute: Any) -> str:
-    return str(attribute.name())
+def _columns(output: Any) -> dict[str, int]:
+    """Columns of a plan, by which Spark tells one from another."""
+    attributes = [output.apply(at) for at in range(output.size())]
+    return {str(attribute.name()): attribute.exprId().id() for attribute in attributes}

@@ -7,19 +7,16 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import pyarrow as pa
-from pyspark.sql import types as T
-
 from penstock.api import local, open_local
 from penstock.entity.projection import EVENT, Projection, check_projection, folder_of
-from penstock.entity.states import RebuildReport, StateSaving, pack_state
+from penstock.entity.states import RebuildReport, StateSaving
 from penstock.errors import ConfigError
 from penstock.local.journal import LocalJournal
 from penstock.names import check_name
 from penstock.remote.rebuilding import RemoteStateSaving
 from penstock.spark.journals import check_reach, patiently
 from penstock.spark.options import JournalPlace, place_of_journal
-from penstock.spark.projection.fold import NEEDED, OPTIONAL, BatchFold, Folded, fold_sorted
+from penstock.spark.projection.fold import NEEDED, OPTIONAL, STORED, BatchFold
 from penstock.spark.projection.shipping import Shipped, result_schema
 from penstock.spark.served import check_may_write, client_of
 
@@ -87,18 +84,6 @@ def _columns(events: DataFrame, projection: type[Projection]) -> list[str]:
 
 R = TypeVar("R")
 
-_SCHEMA = T.StructType(
-    [
-        T.StructField("key", T.StringType()),
-        T.StructField("generation", T.LongType()),
-        T.StructField("first", T.LongType()),
-        T.StructField("state", T.BinaryType()),
-    ]
-)
-_ARROW = pa.schema([("key", pa.string()), ("generation", pa.int64()), ("first", pa.int64()), ("state", pa.binary())])
-_EMIT = 8192
-"""States in one record batch."""
-
 
 def rebuild(
     journal: Journal | str,
@@ -127,7 +112,9 @@ def rebuild(
         if place.token is not None:
             asked["token"] = place.token.reveal()
         events = spark.read.format("penstock").options(**asked).load()
-        folded = map_in_arrow(ordered_events(events, projection), StateFold(Shipped(projection)), _SCHEMA).cache()
+        folded = map_in_arrow(
+            ordered_events(events, projection), BatchFold(Shipped(projection), STORED), STORED
+        ).cache()
         try:
             total = folded.count()  # a handler that fails does so before anything is removed
             saving.begin()
@@ -143,36 +130,6 @@ def _told(rows: Iterator[R], total: int, progress: Callable[[int, int], None]) -
         yield row
         if count % 1000 == 0 or count == total:
             progress(count, total)
-
-
-class StateFold:
-    """The task of a rebuild: rows come sorted, states go out as they are stored."""
-
-    def __init__(self, shipped: Shipped) -> None:
-        self.shipped = shipped
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        projection = self.shipped.projection
-        held: list[Folded] = []
-        for one in fold_sorted(batches, self.shipped, lambda key: Folded(key, projection())):
-            held.append(one)
-            if len(held) == _EMIT:
-                yield _packed(held)
-                held = []
-        if held:
-            yield _packed(held)
-
-
-def _packed(held: list[Folded]) -> pa.RecordBatch:
-    columns = [
-        [one.key for one in held],
-        [one.generation for one in held],
-        [one.first for one in held],
-        [pack_state(one.state) for one in held],
-    ]
-    return pa.RecordBatch.from_arrays(
-        [pa.array(c, f.type) for c, f in zip(columns, _ARROW, strict=True)], schema=_ARROW
-    )
 
 
 @contextmanager

@@ -1,9 +1,7 @@
 """Sending a projection class to Spark's workers, together with the event types it handles.
 
 A class that workers can import is sent by name, and the import declares its event types there as it did here. A class
-of the program itself (a script, a notebook, a test) has to be sent as what it is made of. pickle's usual way, an empty
-class that is filled later, does not work for classes that check themselves when they are made; so its parts are sent,
-and the class is made from them anew.
+of the program itself (a script, a notebook, a test) is sent as what it is made of, and so are its event types.
 
 States come back as a struct with the projection's fields.
 """
@@ -13,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import io
 import subprocess
 import sys
 import types
@@ -21,19 +20,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime
 from decimal import Decimal
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from penstock.entity.projection import _KINDS as KINDS
-from penstock.entity.projection import Projection, check_projection, folder_of
+from penstock.entity.projection import Projection, check_projection, folder_of, on
 from penstock.errors import ConfigError
-from penstock.schema import Schema, event, schema_of, schema_of_type, upcast
+from penstock.schema import event, schema_of, schema_of_type, upcast
 from penstock.spark.versions import arrow_schema_of
 
 _PLAIN: dict[object, T.DataType] = {
@@ -210,38 +208,6 @@ def _members(members: list[tuple[str, _Convert | None]]) -> _Convert:
 
 cloudpickle: Any = importlib.import_module("pyspark.cloudpickle.cloudpickle")  # has no types
 
-_GENERATED = frozenset({"__eq__", "__init__", "__replace__", "__repr__"})
-"""Methods that dataclasses add to a class."""
-
-
-class _FieldParts(NamedTuple):
-    annotation: object
-    default: object = None
-    factory: Callable[[], object] | None = None
-
-
-class _ClassParts(NamedTuple):
-    """What a projection class is made of."""
-
-    name: str
-    qualname: str
-    bases: list[type[Any] | _ClassParts]
-    version: int
-    filed: str
-    """The name its snapshots are kept under."""
-    fingerprint: str
-    fields: dict[str, _FieldParts]
-    namespace: dict[str, object]
-
-
-class _SchemaParts(NamedTuple):
-    """What an event type is made of: a struct's name, fields and options, or a type that is sent as it is."""
-
-    kind: str
-    version: int
-    type: type[object] | tuple[str, list[tuple[Any, ...]], dict[str, Any]] | None
-    upcasters: dict[int, Callable[[Any], object]]
-
 
 class Shipped:
     """A projection class on its way; `projection` is the class on either side."""
@@ -251,10 +217,72 @@ class Shipped:
         self.projection = projection
 
     def __reduce__(self) -> tuple[Callable[[bytes], Shipped], tuple[bytes]]:
-        kinds = sorted(folder_of(self.projection).kinds)
-        schemas = [parts for kind in kinds if (parts := _parts_of_schema(kind)) is not None]
-        with _by_value([*self.projection.__mro__, *(made for schema in schemas for made in _makers(schema))]):
-            return _arrive, (cloudpickle.dumps((_parts_of(self.projection), schemas)),)
+        schemas = [
+            schema for kind in sorted(folder_of(self.projection).kinds) if (schema := schema_of(kind)) is not None
+        ]
+        upcasters = {(schema.kind, step): function for schema in schemas for step, function in schema.upcasters.items()}
+        types_ = [schema.type for schema in schemas if schema.type is not None]
+        with _by_value([*self.projection.__mro__, *types_, *upcasters.values()]):
+            return _arrive, (_packed((self.projection, types_, upcasters)),)
+
+
+def _packed(things: object, declared: type[object] | None = None) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file, declared).dump(things)
+        return file.getvalue()
+
+
+def _arrive(packed: bytes) -> Shipped:
+    projection, _, upcasters = cloudpickle.loads(packed)
+    for (kind, step), function in upcasters.items():
+        known = schema_of(kind)
+        if known is None or step not in known.upcasters:
+            upcast(kind, version=step)(function)
+    return Shipped(projection)
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """Sends a class that workers cannot import as what it is made of; an event type is declared where it arrives."""
+
+    def __init__(self, file: io.BytesIO, declared: type[object] | None) -> None:
+        super().__init__(file)
+        self._declared = declared
+        """The event type that is sent, where it is its declaration's turn."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if thing is dataclasses.MISSING:
+            return getattr, (dataclasses, "MISSING")  # others ask whether it is this one
+        if not isinstance(thing, type) or importable(thing):
+            return super().reducer_override(thing)
+        schema = schema_of_type(thing)
+        if issubclass(thing, msgspec.Struct):
+            fields = [_field_parts(field) for field in msgspec.structs.fields(thing)]
+            making = partial(msgspec.defstruct, thing.__name__, fields, frozen=thing.__struct_config__.frozen)
+        elif schema is not None and thing is not self._declared:
+            making = partial(cloudpickle.loads, _packed(thing, thing))
+        else:
+            reduced = super().reducer_override(thing)
+            if reduced is NotImplemented or not dataclasses.is_dataclass(thing):
+                return reduced
+            make, (kind, name, bases, body, *more), (state, slots), *rest = reduced
+            state.pop("__msgspec_cache__", None)  # made anew when it is wanted
+            if issubclass(thing, Projection):  # made empty, and filled then; but a projection refuses to handle nothing
+                body = {**body, "_at_first": _at_first}
+            return make, (kind, name, bases, body, *more), (state, slots), *rest
+        return _made, (making, *(("", 0) if schema is None else (schema.kind, schema.version)))
+
+
+@on("penstock.none")
+def _at_first(self: Projection) -> None:
+    """The handler of a projection that is not filled yet."""
+
+
+def _made(making: Callable[[], type[object]], kind: str, version: int) -> type[object]:
+    """A class from its parts; of an event type that was declared here before, the one that was."""
+    known = schema_of(kind) if kind else None
+    if known is not None and known.type is not None:
+        return known.type
+    return event(kind, version=version)(making()) if kind else making()
 
 
 def importable(cls: type[object] | FunctionType) -> bool:
@@ -280,92 +308,6 @@ def _fresh_path() -> frozenset[str]:
     return frozenset(str(Path(entry).resolve()) for entry in found if entry) | frozenset(found)
 
 
-def _parts_of(cls: type[Any]) -> type[Any] | _ClassParts:
-    if cls is Projection or importable(cls):
-        return cls
-    own = {field.name: field for field in dataclasses.fields(cls)}
-    namespace = {name: _plain(value) for name, value in vars(cls).items() if name not in own and _is_own(name, value)}
-    fields: dict[str, _FieldParts] = {}
-    known = field_types(cls)
-    for name, written in cls.__annotations__.items():
-        annotation = known.get(name, written)
-        field = own.get(name)
-        if field is None:
-            fields[name] = _FieldParts(annotation)
-        elif field.default_factory is not dataclasses.MISSING:
-            fields[name] = _FieldParts(annotation, factory=field.default_factory)
-        else:
-            fields[name] = _FieldParts(annotation, field.default)
-    declared = cls.__projection__
-    bases = [_parts_of(base) for base in cls.__bases__]
-    return _ClassParts(
-        cls.__name__, cls.__qualname__, bases, declared.version, declared.name, declared.fingerprint, fields, namespace
-    )
-
-
-def _is_own(name: str, value: object) -> bool:
-    """Whether the class's author wrote it: not what dataclasses, typing or msgspec leave on a class."""
-    if name in _GENERATED:
-        return False
-    return not (name.startswith("__") and name.endswith("__")) or isinstance(value, types.FunctionType)
-
-
-def _plain(value: object) -> object:
-    """A handler that names the types it asks for instead of holding them: those are made anew where it arrives."""
-    if not isinstance(value, types.FunctionType):
-        return value
-    copy = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, value.__closure__)
-    copy.__kwdefaults__ = value.__kwdefaults__
-    copy.__qualname__ = value.__qualname__
-    copy.__module__ = value.__module__
-    copy.__annotations__ = {
-        name: annotation.__name__ if _schema(annotation) else annotation
-        for name, annotation in value.__annotations__.items()
-    }
-    for name, held in vars(value).items():
-        setattr(copy, name, tuple(map(_kind_of, held)) if name == KINDS else held)
-    return copy
-
-
-def _kind_of(kind: object) -> object:
-    schema = _schema(kind)
-    return kind if schema is None else schema.kind
-
-
-def _schema(annotation: object) -> Schema | None:
-    return schema_of_type(annotation) if isinstance(annotation, type) else None
-
-
-def _made_of(parts: type[Any] | _ClassParts) -> type[Any]:
-    if isinstance(parts, type):
-        return parts
-
-    def fill(body: dict[str, object]) -> None:
-        body.update(parts.namespace)
-        body["__qualname__"] = parts.qualname
-        body["__annotations__"] = {name: field.annotation for name, field in parts.fields.items()}
-        for name, field in parts.fields.items():
-            if name not in parts.namespace:
-                made = field.factory
-                body[name] = field.default if made is None else dataclasses.field(default_factory=made)
-
-    options = {"version": parts.version, "name": parts.filed}
-    made: type[Any] = types.new_class(parts.name, tuple(map(_made_of, parts.bases)), options, fill)
-    made.__projection__.fingerprint = parts.fingerprint  # of the annotations as they were written
-    return made
-
-
-def _parts_of_schema(kind: str) -> _SchemaParts | None:
-    schema = schema_of(kind)
-    if schema is None or (schema.type is not None and importable(schema.type)):
-        return None
-    if schema.type is not None and issubclass(schema.type, msgspec.Struct):
-        options = {"frozen": schema.type.__struct_config__.frozen, "rename": None}
-        fields = [_field_parts(field) for field in msgspec.structs.fields(schema.type)]
-        return _SchemaParts(kind, schema.version, (schema.type.__name__, fields, options), dict(schema.upcasters))
-    return _SchemaParts(kind, schema.version, schema.type, dict(schema.upcasters))
-
-
 def _field_parts(field: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
     if field.default is not msgspec.NODEFAULT:
         return field.name, field.type, field.default
@@ -375,7 +317,7 @@ def _field_parts(field: msgspec.structs.FieldInfo) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _by_value(things: list[type[object] | FunctionType]) -> Iterator[None]:
+def _by_value(things: Iterable[Any]) -> Iterator[None]:
     """Functions of modules that workers cannot import travel as what they are, not by name."""
     names = {thing.__module__ for thing in things if not importable(thing)} - {"__main__", "builtins"}
     already = cloudpickle.list_registry_pickle_by_value()
@@ -387,20 +329,3 @@ def _by_value(things: list[type[object] | FunctionType]) -> Iterator[None]:
     finally:
         for module in added:
             cloudpickle.unregister_pickle_by_value(module)
-
-
-def _makers(schema: _SchemaParts) -> list[Any]:
-    return [*schema.upcasters.values(), *([schema.type] if isinstance(schema.type, type) else [])]
-
-
-def _arrive(packed: bytes) -> Shipped:
-    parts, schemas = cloudpickle.loads(packed)
-    for kind, version, type_, upcasters in schemas:
-        known = schema_of(kind)
-        if type_ is not None and (known is None or known.type is None):
-            made = type_ if isinstance(type_, type) else msgspec.defstruct(type_[0], type_[1], **type_[2])
-            event(kind, version=version)(made)
-        for step, function in upcasters.items():
-            if known is None or step not in known.upcasters:
-                upcast(kind, version=step)(function)
-    return Shipped(_made_of(parts))

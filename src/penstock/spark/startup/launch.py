@@ -19,7 +19,6 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -86,13 +85,11 @@ _QUIET_LOG += "".join(
 _EXIT_SECONDS = 20.0
 
 
-@dataclass
 class Jvm:
-    """A running Spark JVM and where Python reaches it."""
+    """A running Spark JVM, to which pyspark is connected."""
 
-    process: subprocess.Popen[bytes]
-    port: int
-    secret: str
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
 
     @property
     def alive(self) -> bool:
@@ -152,7 +149,9 @@ def _virtual_machine_flags(java: Java) -> list[str]:
 
 
 def launch(java: Java, conf: Mapping[str, str], scratch: Scratch) -> Jvm:
-    """Starts the JVM directly and waits until Python can connect to it."""
+    """Starts the JVM directly, and points pyspark at it when it is there: the next session uses it."""
+    from pyspark.core.context import SparkContext
+
     connection = scratch.path / "connection"
     connection.unlink(missing_ok=True)
     log = scratch.path / "log4j2.properties"
@@ -177,11 +176,13 @@ def launch(java: Java, conf: Mapping[str, str], scratch: Scratch) -> Jvm:
     )
     try:
         port, secret = _wait_for(connection, process)
+        with variables({"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}):
+            SparkContext._ensure_initialized()
     except BaseException:
         process.kill()
         process.communicate()
         raise
-    return Jvm(process, port, secret)
+    return Jvm(process)
 
 
 def heap(conf: Mapping[str, str]) -> str:
@@ -239,14 +240,6 @@ def _wait_for(connection: Path, process: subprocess.Popen[bytes]) -> tuple[int, 
     return port, content[8 : 8 + length].decode()
 
 
-def connect(jvm: Jvm) -> None:
-    """Points pyspark at the JVM, so that the next session uses it."""
-    from pyspark.core.context import SparkContext
-
-    with _variables({"PYSPARK_GATEWAY_PORT": str(jvm.port), "PYSPARK_GATEWAY_SECRET": jvm.secret}):
-        SparkContext._ensure_initialized()
-
-
 def launch_by_scripts(java: Java, conf: Mapping[str, str], scratch: Scratch) -> Jvm:
     """Starts the JVM as pyspark itself does, through bin/spark-submit, with only the caller's own settings."""
     from pyspark import SparkConf
@@ -256,11 +249,10 @@ def launch_by_scripts(java: Java, conf: Mapping[str, str], scratch: Scratch) -> 
     for name, value in conf.items():
         settings.set(name, value)
     home = home_for_scripts(java, scratch.path)
-    with _variables({"JAVA_HOME": str(home), **local_address(conf.get("spark.master", ""))}):
+    with variables({"JAVA_HOME": str(home), **local_address(conf.get("spark.master", ""))}):
         SparkContext._ensure_initialized(conf=settings)
     gateway: Any = SparkContext._gateway
-    parameters = gateway.java_parameters if hasattr(gateway, "java_parameters") else gateway.gateway_parameters
-    return Jvm(gateway.proc, parameters.port, parameters.auth_token)
+    return Jvm(gateway.proc)
 
 
 def forget_gateway() -> None:
@@ -290,7 +282,7 @@ def worker_variables(master: str, forks: ForkServer | None) -> contextlib.Abstra
     told = {MASTER_VARIABLE: master}
     if "PYSPARK_PYTHON" not in os.environ and master.startswith(("local", "spark://")):
         told["PYSPARK_PYTHON"] = sys.executable if forks is None else forks.program
-    return _variables(told)
+    return variables(told)
 
 
 class ForkServer:
@@ -341,7 +333,7 @@ class ForkServer:
 
 
 @contextlib.contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
+def variables(values: Mapping[str, str]) -> Iterator[None]:
     """Sets environment variables for a moment: pyspark reads these from nowhere else."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)

@@ -18,7 +18,6 @@ from penstock.spark.startup import java as javas
 from penstock.spark.startup.launch import (
     ForkServer,
     Jvm,
-    connect,
     forget_gateway,
     goes_direct,
     launch,
@@ -126,7 +125,6 @@ def _start(wanted: dict[str, str], given: dict[str, str], scratch: Scratch) -> N
         _running.local = wanted["spark.master"].startswith("local")
         if goes_direct(wanted["spark.master"], wanted):
             _running.jvm = launch(java, wanted, scratch)
-            connect(_running.jvm)
         else:
             _running.jvm = launch_by_scripts(java, given, scratch)
     except BaseException:
