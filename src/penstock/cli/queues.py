@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from penstock.cli import values
 from penstock.cli.command import NOTHING, CommandContext, Nothing, Record, command, did_you_mean, queue_command
 from penstock.cli.output import event_record, payload_text, pretty_payload, safe, safe_lines
 from penstock.errors import StaleDelivery
-from penstock.units import counted, show_duration
+from penstock.units import counted, in_parts, show_duration
 
 if TYPE_CHECKING:
     from penstock.documents.conditions import Where
@@ -177,23 +178,20 @@ def _say_failures(
     traceback: bool,
     attempts: bool,
 ) -> None:
+    import msgspec
+
     from penstock.documents.events import event_document
 
     rows: list[tuple[object, ...]] = []
-    number_ = -1
-    for number_, failure in enumerate(found):
-        if number_ >= limit:
-            context.note(f"… and more; --limit shows more than {limit}")
-            break
+    shown = list(islice(found, limit + 1))
+    for failure in shown[:limit]:
         event = failure.event
-        letter = f"{event.topic}#{event.seq}"
-        was = f"{failure.queue}#{event.headers.get('dead-seq', '?')}" if event.topic != failure.queue else letter
-        about = {"queue": failure.queue, "attempts": failure.attempts, "reason": failure.reason}
+        was, letter = f"{event.topic}#{event.seq}", None
+        if event.topic != failure.queue:
+            was, letter = f"{failure.queue}#{event.headers.get('dead-seq', '?')}", was
         if context.json:
-            why = {"error": failure.error, "at": failure.at, "traceback": failure.traceback}
-            about |= {"message": was, "letter": None if was == letter else letter}
-            event_of = {"failed_attempts": failure.failed_attempts, "event": event_document(event)}
-            context.document({**about, **why, **event_of})
+            own = {"message": was, "letter": letter, "event": event_document(event)}
+            context.document({**msgspec.structs.asdict(failure), **own})
             continue
         heading = safe(f"{was}: {failure.error or failure.reason}")
         if attempts:
@@ -202,11 +200,12 @@ def _say_failures(
             context.line(heading, "bold")
             context.line(safe_lines(failure.traceback or "no traceback: it was not given up for an exception"))
         cells = _cut(safe(failure.error or "–")), _cut(payload_text(event))
-        positions = (was, letter) if was != letter else (was, None)
-        rows.append((*positions, failure.attempts, failure.reason, failure.at, *cells))
-    if not context.json and not ((traceback or attempts) and number_ >= 0):
+        rows.append((was, letter, failure.attempts, failure.reason, failure.at, *cells))
+    if not context.json and not (shown and (traceback or attempts)):
         columns = ("Message", "Dead letter", "Attempts", "Reason", "At", "Error", "Payload")
         context.rows(columns, rows, otherwise=otherwise)
+    if len(shown) > limit:
+        context.note(f"… and more; --limit shows more than {limit}")
 
 
 def _cut(text: str) -> str:
@@ -739,21 +738,20 @@ def push(context: CommandContext, queue: str, payload: str | None, text: bool, h
         raise click.UsageError("--dedup is for one message")
     with context.journal() as journal:
         handle = journal.queue(queue)
-        total = 0
-        lines: list[Any] = []
-        for at, line in enumerate(context.lines("message"), 1):
-            if not line.strip():
-                continue
+        parts = in_parts(_payloads(context, text), lambda _: 1, BATCH)
+        total = sum(len(handle.push_many(part, **given)) for part in parts)
+    context.record({"queue": queue, "pushed": total})
+
+
+def _payloads(context: CommandContext, text: bool) -> Iterator[object]:
+    """The payloads on the lines of standard input."""
+    for at, line in enumerate(context.lines("message"), 1):
+        if line.strip():
             try:
                 decoded = line.decode().rstrip("\r\n")
-                lines.append(decoded if text else values.json_value(decoded))
+                yield decoded if text else values.json_value(decoded)
             except ValueError as error:
                 raise click.UsageError(f"line {at}: {error}") from None
-            if len(lines) >= BATCH:
-                total += len(handle.push_many(lines, **given))
-                lines = []
-        total += len(handle.push_many(lines, **given)) if lines else 0
-    context.record({"queue": queue, "pushed": total})
 
 
 # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -19,6 +19,7 @@ from penstock.cli.command import DONE, FAILED, CommandContext, Nothing, Record, 
 from penstock.cli.output import event_record, pretty_payload
 from penstock.errors import ConfigError, UnknownTopic
 from penstock.names import is_pattern
+from penstock.units import in_parts
 
 if TYPE_CHECKING:
     from penstock.events import Draft, Event, Receipt
@@ -464,21 +465,17 @@ class EventLines:
 
     def batches(self, source: Iterable[bytes], size: int) -> Iterator[tuple[list[Draft], int]]:
         """Drafts by the commit, with the bytes their lines were."""
-        drafts: list[Draft] = []
-        read = 0
+        for part in in_parts(self._drafts(source), lambda one: one[1], BATCH_BYTES, size):
+            yield [draft for draft, _ in part], sum(read for _, read in part)
+
+    def _drafts(self, source: Iterable[bytes]) -> Iterator[tuple[Draft, int]]:
         for at, line in enumerate(source, 1):
-            read += len(line)
             try:
                 draft = self._draft(line.strip(b"\r\n") if self._text else line.strip())
             except ValueError as error:
                 raise click.UsageError(f"line {at}: {error}") from None
             if draft is not None:
-                drafts.append(draft)
-            if drafts and (len(drafts) >= size or read > BATCH_BYTES):
-                yield drafts, read
-                drafts, read = [], 0
-        if drafts:
-            yield drafts, read
+                yield draft, len(line)
 
     def _draft(self, line: bytes) -> Draft | None:
         """The draft of one line; None for an empty one."""
