@@ -217,15 +217,10 @@ def _cut(text: str) -> str:
 
 def rate(text: str) -> float:
     """Messages a second: 100, 100/s, 20/m."""
-    amount, _, unit = text.partition("/")
-    per = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}.get(unit)
-    try:
-        found = float(amount) / per if per else 0.0
-    except ValueError:
-        found = 0.0
-    if found <= 0:
-        raise ValueError(f"a rate is messages a second, like 100/s or 30/m, not {text!r}")
-    return found
+    from penstock.queue.flow import read_rate
+
+    found = read_rate(text if "/" in text else f"{text}/s")
+    return found.count / found.period_ms * 1000
 
 
 @queue_command(

@@ -15,7 +15,6 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec.json import encode
 from msgspec.structs import replace
@@ -26,10 +25,12 @@ from starlette.responses import Response
 from penstock.documents.events import event_json
 from penstock.errors import Closed, ConfigError, PositionTrimmed
 from penstock.events import Event
-from penstock.journal.across import AcrossReader, AcrossStep, across_query, read_step
+from penstock.journal.across import AcrossQuery, AcrossStep, across_query, read_step
+from penstock.journal.core import JournalCore
 from penstock.journal.keys import MAX_SEQ
 from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import EventQuery, TopicView
+from penstock.local.journal import LocalJournal
 from penstock.local.topics import requested_events
 from penstock.protocol.journal import FOLLOW_ACROSS, AcrossFollow
 from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
@@ -37,10 +38,6 @@ from penstock.server.api.binding import Call, serves
 from penstock.server.api.topics import topic_of
 from penstock.server.limits import LIVE_BUFFER, LIVE_BYTES, PING_SECONDS, STREAM_BYTES, STREAM_EVENTS
 from penstock.server.service import EventStream, Service
-
-if TYPE_CHECKING:
-    from penstock.journal.core import JournalCore
-    from penstock.local.journal import LocalJournal
 
 PASS_SECONDS = 1.0
 """After how long without an event that it chose a listener is told how far the topic was read for it."""
