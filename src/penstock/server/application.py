@@ -26,8 +26,8 @@ from penstock.server.api import bulk, live, queues, topics
 from penstock.server.api import journal as whole_journal
 from penstock.server.api.binding import api_routes
 from penstock.server.limits import Limits
+from penstock.server.pages.overview import Buffers
 from penstock.server.pages.parts import base_of, problem_page
-from penstock.server.pages.pipelines import Buffers
 from penstock.server.pages.routes import page_routes
 from penstock.server.service import Refused, Service, error_problem, problem_answer
 from penstock.surface.journal import Journal

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.observe.collect import Sampler
     from penstock.server.access import Access
     from penstock.server.api.live import LiveTopics
-    from penstock.server.pages.pipelines import Buffers
+    from penstock.server.pages.overview import Buffers
     from penstock.transfer.objects import StagingArea
 
 

@@ -16,9 +16,8 @@ from penstock.queue.letters import DeadLetterCursor
 from penstock.server.api.queues import groups_of, queue_of
 from penstock.server.forms import policy_form
 from penstock.server.pages import charts, parts
-from penstock.server.pages.overview import STATE_COLUMNS, queue_row
+from penstock.server.pages.overview import STATE_COLUMNS, queue_row, schedule_table
 from penstock.server.pages.parts import ActButton, Content, ListColumn, Row, Table, Tile, count_tile
-from penstock.server.pages.pipelines import schedule_table
 from penstock.server.service import Service
 
 SHOWN_GROUPS: Final = 8

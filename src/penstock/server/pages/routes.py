@@ -18,7 +18,7 @@ from penstock.protocol import bulk, deliveries, journal, messages, queues, topic
 from penstock.protocol.openapi import document
 from penstock.protocol.operation import PREFIX, Operation
 from penstock.server.access import COOKIE, SESSION_SECONDS, address_of
-from penstock.server.pages import charts, overview, parts, pipelines, queue, topic
+from penstock.server.pages import charts, overview, parts, queue, topic
 from penstock.server.service import Service, guarded, read_form
 
 # ── files of the page itself ─────────────────────────────────────────────────────────────────────────────────────────
@@ -139,9 +139,9 @@ PAGES: Final[dict[str, parts.Show]] = {
     "/health": overview.health_page,
     "/topics/{topic}": topic.topic_page,
     "/queues/{queue}": queue.queue_page,
-    "/schedules": pipelines.schedules_page,
-    "/pipelines": pipelines.pipelines_page,
-    "/buffers": pipelines.buffers_page,
+    "/schedules": overview.schedules_page,
+    "/pipelines": overview.pipelines_page,
+    "/buffers": overview.buffers_page,
 }
 """Those that a stream keeps fresh."""
 
