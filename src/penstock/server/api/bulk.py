@@ -344,10 +344,10 @@ def _save(asked: operations.SaveStatesRequest, wanted: states.StreamedStates, co
 # a catalog a name in the server's own configuration. A step is what `seal` does: killed or asked for twice, it goes on.
 def lakes_by_name(urls: Iterable[str]) -> dict[str, str]:
     """The lakes a server seals to, by what clients call them: their urls without options and credentials."""
-    return {shown_url(place): place for place in (_place(url) for url in urls)}
+    return {shown_url(lake): lake for lake in (_absolute_lake(url) for url in urls)}
 
 
-def _place(url: str) -> str:
+def _absolute_lake(url: str) -> str:
     return url.rstrip("/") if "://" in url else os.path.abspath(url)  # noqa: PTH100
 
 

@@ -210,7 +210,9 @@ def health_page(request: Request, service: Service, sample: Sample) -> Content:
     base, may_admin = parts.base_of(request), parts.can(request, "admin")
 
     def finding(one: Finding, cells: list[str]) -> Row:
-        return Row(f"{one.kind}/{one.subject}/{one.detail}", cells, base + parts.place_of(one), parts.level_of(one))
+        return Row(
+            f"{one.kind}/{one.subject}/{one.detail}", cells, base + parts.page_of_finding(one), parts.level_of(one)
+        )
 
     def worker(one: WorkerFailure, cells: list[str]) -> Row:
         href = f"{base}/topics/{parts.segment(WORKERS)}?{urlencode({'key': one.worker})}"
@@ -275,16 +277,16 @@ def pipelines_page(request: Request, service: Service, sample: Sample) -> Conten
     `consumer` option is one."""
     base, found = parts.base_of(request), status(service.journal)
 
-    def place(name: str) -> str:
+    def page_of(name: str) -> str:
         """The page of a topic or queue that a flow reads or writes; nothing when it is no name of this journal's."""
         page = "queues" if name in sample.queues else "topics" if name in sample.topics else ""
         return page and f"{base}/{page}/{parts.segment(name)}"
 
     def row(flow: FlowStatus, cells: list[str]) -> Row:
         level: parts.Level = "alert" if flow.error is not None or cells[1] in ("failed", "silent") else ""
-        links = {} if len(cells) == 2 else {3: place(flow.target)}
+        links = {} if len(cells) == 2 else {3: page_of(flow.target)}
         if links and len(flow.sources) == 1:
-            links[2] = place(flow.sources[0])
+            links[2] = page_of(flow.sources[0])
         href = f"{base}/topics/{parts.segment(PIPELINES)}?{urlencode({'key': flow.key})}"
         return Row(flow.key, cells, href, level, links=links)
 

@@ -280,12 +280,12 @@ TRAIL: Final = 20
 
 def turned(request: Request, name: str, behind: Callable[[str], Iterable[FailedMessage]]) -> Turning:
     """The page of a long list that a request asks for, of those for which `NAME-where` holds. `NAME-after` has the
-    places where this page and those before it begin; `behind` reads on from a place: no page costs more than the first.
+    cursors at which this page and those before it begin; `behind` reads on from one: no page costs more than the first.
     """
     query = dict(request.query_params)
     own, chosen_by = f"{name}-after", f"{name}-where"
     where = query.get(chosen_by, "").strip()
-    trail = [place for place in query.get(own, "").split(" ") if place][-TRAIL:]
+    trail = [cursor for cursor in query.get(own, "").split(" ") if cursor][-TRAIL:]
     kept = [(key, value) for key, value in query.items() if key not in (own, chosen_by)]
     try:
         condition = Where(where) if where else None
@@ -294,8 +294,8 @@ def turned(request: Request, name: str, behind: Callable[[str], Iterable[FailedM
     chosen = (one for one in behind(trail[-1] if trail else "") if condition is None or condition.matches(one.event))
     items = list(islice(chosen, ROWS + 1))
 
-    def to(places: list[str]) -> str:
-        return urlencode({**query, own: " ".join(places)})
+    def to(cursors: list[str]) -> str:
+        return urlencode({**query, own: " ".join(cursors)})
 
     after = to([*trail, str(DeadLetterCursor.of(items[ROWS - 1].event))]) if len(items) > ROWS else None
     first = to([]) if len(trail) > 1 else None
@@ -337,18 +337,18 @@ def level_of(finding: Finding) -> Level:
 
 def health(findings: Sequence[Finding], base: str) -> list[HealthLink]:
     """What is wrong, as the first line of a page says it."""
-    links = [HealthLink(one.says, base + place_of(one), level_of(one)) for one in findings[:SHOWN_FINDINGS]]
+    links = [HealthLink(one.says, base + page_of_finding(one), level_of(one)) for one in findings[:SHOWN_FINDINGS]]
     if len(findings) > SHOWN_FINDINGS:
         more = len(findings) - SHOWN_FINDINGS
         links.append(HealthLink(f"and {more:,} more", f"{base}/health", level_of(findings[SHOWN_FINDINGS])))
     return links
 
 
-def place_of(finding: Finding) -> str:
+def page_of_finding(finding: Finding) -> str:
     """The page, and the part of it, that a finding is about."""
     name = segment(finding.subject)
     queue = f"/queues/{name}?{urlencode({'group': finding.detail})}"
-    places = {
+    pages = {
         "disk": "/health",
         "unreadable": f"/topics/{name}",
         "pipeline": "/pipelines",
@@ -359,7 +359,7 @@ def place_of(finding: Finding) -> str:
         "oldest": queue,
         "lag": f"/topics/{name}?tab=consumers",
     }
-    return places[finding.kind]
+    return pages[finding.kind]
 
 
 # ── whole pages ──────────────────────────────────────────────────────────────────────────────────────────────────────

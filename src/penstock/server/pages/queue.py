@@ -141,11 +141,11 @@ class QueueView:
             return {}
         backend = self.service.journal._backend.queue(self.name)
 
-        def dead(place: str) -> Iterator[FailedMessage]:
-            return inspect.dead_letters(backend, DeadLetterCursor.read(place))
+        def dead(after: str) -> Iterator[FailedMessage]:
+            return inspect.dead_letters(backend, DeadLetterCursor.read(after))
 
-        def failed(place: str) -> Iterator[FailedMessage]:
-            cursor = DeadLetterCursor.read(place)
+        def failed(after: str) -> Iterator[FailedMessage]:
+            cursor = DeadLetterCursor.read(after)
             return inspect.failures(backend, self.group, 0 if cursor is None else cursor.seq)
 
         return {
