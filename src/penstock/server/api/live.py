@@ -25,7 +25,7 @@ from starlette.responses import Response
 from penstock.documents.events import event_json
 from penstock.errors import Closed, ConfigError, PositionTrimmed
 from penstock.events import Event
-from penstock.journal.across import AcrossQuery, AcrossStep, across_query, read_step
+from penstock.journal.across import AcrossReader, AcrossStep, across_query, read_step
 from penstock.journal.core import JournalCore
 from penstock.journal.keys import MAX_SEQ
 from penstock.journal.log import TopicLog, read_view
