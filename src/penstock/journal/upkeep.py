@@ -111,35 +111,27 @@ class Housekeeper:
 
     def request(self, topic: str) -> None:
         """Asks for a topic's housekeeping soon."""
-        with self._lock:
-            if self._closed:
-                return
-            self._due.add(topic)
-            self._start()
-        self._wanted.set()
+        self._due.add(topic)
+        self._wake()
 
     def request_clearing(self) -> None:
         """Asks for the rows of dropped topics to be cleared away soon."""
-        with self._lock:
-            if self._closed:
-                return
-            self._clearing = True
-            self._start()
-        self._wanted.set()
+        self._clearing = True
+        self._wake()
 
     def request_reclaim(self) -> None:
         """Asks for freed space to be given back soon."""
+        self._reclaiming = True
+        self._wake()
+
+    def _wake(self) -> None:
         with self._lock:
             if self._closed:
                 return
-            self._reclaiming = True
-            self._start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="penstock-housekeeper", daemon=True)
+                self._thread.start()
         self._wanted.set()
-
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="penstock-housekeeper", daemon=True)
-            self._thread.start()
 
     def clear_dropped(self) -> None:
         """Clears the rows of dropped topics away now."""

@@ -113,41 +113,34 @@ class Indexer:
             self._left = next(iter(snap.scan(keys.HASHES, keys.prefix_end(keys.HASHES))), None) is not None
             crowded = is_crowded(snap)
         if self._left:
-            with self._lock:
-                self._start()
+            self._wake()
         if crowded:
             self.request_fold()
 
     def request(self, topic: str) -> None:
         """Asks for a look at a topic soon."""
-        self._ask(self._due, topic)
+        self._due.add(topic)
+        self._wake()
 
     def request_merge(self, topic: str) -> None:
         """Asks for few runs when the journal is calm: a look-up had to ask many."""
         if topic not in self._to_merge and not self._engine.read_only:
-            self._ask(self._to_merge, topic)
+            self._to_merge.add(topic)
+            self._wake()
 
     def request_fold(self) -> None:
         """Asks for topics to be folded (see `journal.locating`): many are not."""
+        self._folding = True
+        self._wake()
+
+    def _wake(self) -> None:
         with self._lock:
             if self._closed:
                 return
-            self._folding = True
-            self._start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="penstock-indexer", daemon=True)
+                self._thread.start()
         self._wanted.set()
-
-    def _ask(self, options: set[str], topic: str) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            options.add(topic)
-            self._start()
-        self._wanted.set()
-
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="penstock-indexer", daemon=True)
-            self._thread.start()
 
     def at_rest(self, topic: str) -> bool:
         """Whether everything is indexed, in as few runs as it will be without further events."""

@@ -1,0 +1,60 @@
+"""No commit does work in proportion to the store: what must touch many rows goes in steps. Counted, not timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from unittest.mock import patch
+
+import pytest
+
+import penstock
+from growth import world
+from growth.counting import Counter, _Counted
+from growth.world import LARGE, SMALL, build, in_memory, small_parts
+from penstock import Journal, ManualClock
+from penstock.engine.memory import MemoryEngine
+from penstock.journal import dropping, locating
+
+ACTS: dict[str, Callable[[Journal], object]] = {
+    "maintain": lambda journal: journal.maintain(),
+    "configure": lambda journal: journal.topic("window").configure(dedup_window=30 * 86_400),
+    "drop_topic": lambda journal: (journal.drop_topic("log", force=True), journal.maintain()),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_a_commit_asks_as_much_of_a_large_store(act: str) -> None:
+    small, large = largest_commit(SMALL, ACTS[act]), largest_commit(LARGE, ACTS[act])
+    assert 0 < large <= 3 * small + 32, f"{small} calls and rows in the small store, {large} in the large one"
+
+
+def largest_commit(size: int, act: Callable[[Journal], object]) -> int:
+    """The engine calls and rows of the commit that makes the most of them."""
+    most = 0
+    write = MemoryEngine.write
+
+    class Noted(_Counted):
+        def __exit__(self, *exc: object) -> object:
+            nonlocal most
+            most = max(most, self._counter.calls + self._counter.rows)
+            return super().__exit__(*exc)
+
+        def delete_range(self, start: bytes, stop: bytes) -> None:
+            self._counter.rows += sum(1 for _ in self._tx.scan(start, stop))
+            self._tx.delete_range(start, stop)
+
+    def noted(engine: MemoryEngine, *, sync: bool = True) -> Noted:
+        return Noted(write(engine, sync=sync), Counter())
+
+    clock = ManualClock()
+    with (
+        small_parts(),
+        patch.object(world, "fill_queues", lambda *_: None),  # a queue's groups are asked together
+        patch.object(dropping, "_STEP_ROWS", 32),
+        patch.object(locating, "_STEP_ROWS", 16),
+        penstock.open(in_memory(), clock=clock) as journal,
+    ):
+        build(journal, size, clock)
+        with patch.object(MemoryEngine, "write", noted):
+            act(journal)
+    return most
