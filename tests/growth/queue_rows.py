@@ -12,6 +12,7 @@ from growth.world import World
 from penstock import Delivery, ResultTicket, Task
 from penstock.local.journal import LocalJournal
 
+MEMTABLE = "looks through all of the key's newest events, which the index has in memory, up to its bound"
 GROUPS = "asks every group what it has left"
 
 
@@ -75,6 +76,10 @@ QUEUES = [
     Row("Queue.receive", lambda w: next(iter(w.queue("settled").receive()))),
     Row("Queue.take", lambda w: w.queue("settled").take()),
     Row("Queue.take(newest=)", lambda w: w.queue("settled").take(newest=True)),
+    Row("Queue.take(seq=)", lambda w: w.queue("settled").take(seq=w.queue("settled").peek(9)[-1].seq)),
+    Row("Queue.take(seq= of one key)", lambda w: w.queue("hot").take(seq=w.size - 5)),
+    Row("Queue.take(key=)", lambda w: w.queue("hot").take(key="hot")),
+    Row("Queue.take(key= of none)", lambda w: w.queue("settled").take(key="none")),
     Row("Queue.take(priorities)", lambda w: w.queue("ranked").take()),
     Row("Queue.take(behind failed)", lambda w: w.queue("failing").take()),
     Row("Queue.take(group=)", lambda w: w.queue("groups").take(group="group 1")),
@@ -91,6 +96,8 @@ QUEUES = [
     Row("Queue.get(behind many in flight)", lambda w: w.queue("flying").get(w.size + 30)),
     Row("Queue.get(in flight)", lambda w: w.queue("flying").get(w.size // 2)),
     Row("Queue.get(none)", lambda w: w.queue("flying").get(w.size + 300)),
+    Row("Queue.get(key=)", lambda w: w.queue("settled").get(key="none")),
+    Row("Queue.get(key= of one key)", lambda w: w.queue("hot").get(key="hot"), grows=MEMTABLE),
     Row("Queue.peek", lambda w: size(w.queue("jobs").peek(5))),
     Row("Queue.peek(priorities)", lambda w: size(w.queue("ranked").peek(5))),
     Row("Queue.__iter__", lambda w: size(w.queue("jobs"))),
@@ -106,6 +113,7 @@ QUEUES = [
     Row("Queue.dead_letters(none)", lambda w: size(w.queue("jobs").dead_letters())),
     Row("Queue.dead_letters(of few)", lambda w: size(w.queue("rarely-lost").dead_letters())),
     Row("Queue.messages", lambda w: size(w.queue("jobs").messages(limit=5))),
+    Row("Queue.messages(key=)", lambda w: size(w.queue("hot").messages(key="hot", limit=5))),
     Row("Queue.messages(after=)", lambda w: size(w.queue("jobs").messages(after=w.size // 2, limit=5))),
     Row("Queue.messages(delayed)", lambda w: size(w.queue("jobs").messages("delayed", limit=5))),
     Row("Queue.messages(in_flight)", lambda w: size(w.queue("jobs").messages("in_flight", limit=5))),

@@ -93,7 +93,7 @@ class World:
         self.log = journal.topic("log")
         """Read by the rows of the table, and never written."""
         self.written = journal.topic("written")
-        for name in LOGS:
+        for name in (*LOGS, "hot", "settled"):
             list(journal.topic(name).read(key="none"))  # the first look-up after opening has a row of its own
         self.middle = f"key {size // EACH // 2}"
         """A key with a few events in the middle of every log."""

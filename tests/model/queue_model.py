@@ -299,8 +299,8 @@ class Model:
             limit = min(limit, count - len(recent(self.delivered.get(name, []), self.now, period)))
         return max(0, limit)
 
-    def take(self, name: str, limit: int, newest: bool) -> list[int]:
-        """What a take should find, in that order; counts it."""
+    def take(self, name: str, limit: int, newest: bool, only: int | str | None = None) -> list[int]:
+        """What a take should find, in that order; counts it. `only`: the message with that position or key."""
         limit = self.room(name, limit)
         found: list[int] = []
         for seq, one in sorted(self.views[name].items(), key=lambda item: (item[1].due, item[0])):
@@ -309,11 +309,17 @@ class Model:
                 self.give_turn(seq, one)
         while len(found) < limit:
             order = self.eligible_beside(name, found)
+            if only is not None:
+                key = only if isinstance(only, str) else self.messages[only].key if only in self.messages else None
+                order = sorted(seq for seq in order if key in (None, self.messages[seq].key))[: 1 if key else None]
+                order = [seq for seq in order if only in (seq, self.messages[seq].key)]  # a key's begin in order
             if not order:
                 break
             seq = order[-1] if newest else order[0]
             status, lane = self.views[name][seq], self.messages[seq].lane
-            if status.in_lane:
+            if only is not None:
+                status.in_lane = False  # another one has its lane's turn
+            elif status.in_lane:
                 status.turn, status.in_lane = self.lanes[lane], False
                 self.lanes[lane] += 1
             due = self.key_due(name, self.messages[seq].key)

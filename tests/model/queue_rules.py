@@ -251,19 +251,35 @@ class QueueRules(TopicRules):
         lease=st.sampled_from([None, None, 10, 100]),
         consumer=st.sampled_from([None, "w1"]),
         tx=IN_TRANSACTION,
+        only=st.sampled_from([None, None, None, "seq", "key"]),
+        pick=PICK,
     )
     def take(
-        self, which: int, limit: int, group: int, newest: bool, lease: int | None, consumer: str | None, tx: bool
+        self,
+        which: int,
+        limit: int,
+        group: int,
+        newest: bool,
+        lease: int | None,
+        consumer: str | None,
+        tx: bool,
+        only: str | None,
+        pick: int,
     ) -> None:
-        newest = newest and not self.keyed and not self.policy.get("fair_by")
         label, jobs = self.group(group), self.jobs
+        unsettled = jobs.unsettled() or [jobs.latest + 1]
+        wanted = {"seq": unsettled[pick % len(unsettled)], "key": "ab"[pick % 2]}.get(only or "")
+        newest = newest and not self.keyed and not self.policy.get("fair_by") and wanted is None
+        limit = limit if wanted is None else 1
         name = jobs.name_of(label)
         expected: list[int] = []
         if not jobs.is_paused(label):
             jobs.reclaim(name)
             jobs.expire()
-            expected = jobs.take(name, limit, newest)
+            expected = jobs.take(name, limit, newest, wanted)
         options: Any = {"group": label, "newest": newest, "lease": lease, "consumer": consumer}
+        if only is not None:
+            options[only] = wanted
         if limit > 1:
             found = self.change_queue(which, False, "take_many", limit, **options)
         else:
@@ -495,6 +511,14 @@ class QueueRules(TopicRules):
         failed = {seq for view in jobs.views.values() for seq, one in view.items() if one.state == "failed"}
         chosen = sorted(failed)[:limit]
         left = None if limit is None else limit - len(chosen)
+        # Leases that end at the same time end in an order of their own, and the first letters go back first.
+        order = self.ask(
+            lambda home: [
+                [letter.event.payload, letter.event.headers.get("dead-group")]
+                for letter in home.journal(which).queue("grave").dead_letters()
+            ]
+        )
+        jobs.dead.sort(key=lambda letter: order.index(list(letter)))
         letters = (
             [letter for letter in jobs.dead if self.has_a_home(letter)][:left] if self.policy["dead_letter"] else []
         )
@@ -635,6 +659,10 @@ class QueueRules(TopicRules):
         seq = pick % (jobs.latest + 2)
         event = self.ask_queue(which, lambda queue: queue.get(seq))
         assert (event and event["payload"]) == (jobs.messages[seq].payload if seq in jobs.unsettled() else None)
+        found = self.ask_queue(which, lambda queue: [one.seq for one in queue.messages(key="a", limit=None)])
+        assert sorted(set(found)) == [seq for seq in jobs.unsettled() if jobs.messages[seq].key == "a"]
+        event = self.ask_queue(which, lambda queue: queue.get(key="a"))
+        assert (event and event["seq"]) == (found[0] if found else None)
         page = self.ask_queue(which, lambda queue: queue.messages(state, after=seq, limit=limit))
         positions = list(dict.fromkeys(one["event"]["seq"] for one in page))
         assert len(positions) <= limit and all(one["state"] == (state or one["state"]) for one in page)
@@ -731,13 +759,14 @@ class QueueRules(TopicRules):
 
     def replies_agree(self, homes: list[Home], which: int) -> None:
         """Whoever waits for an outcome was told what the model says; what its ttl took, once somebody looked."""
-        told = {
-            event["key"]: (
-                event["kind"],
-                event["payload"]["reason"] if event["kind"] == "failure" else event["payload"],
-            )
-            for event in self.ask(lambda home: home.journal(which).topic("jobs.results").read(), homes)
-        }
+        answers = self.ask(
+            lambda home: [
+                [event.key, event.kind, event.payload["reason"] if event.kind == "failure" else event.payload]
+                for event in home.journal(which).topic("jobs.results").read()
+            ],
+            homes,
+        )
+        told = {token: (kind, outcome) for token, kind, outcome in answers}
         for payload, token in self.tokens.items():
             expected = self.jobs.outcomes.get(payload)
             if expected is None or expected[0] != "expired":

@@ -43,7 +43,13 @@ if TYPE_CHECKING:
     from penstock.events import Draft
     from penstock.queue.operations.repair import Redriven
     from penstock.queue.results.ticket import ResultTicket
-    from penstock.surface.arguments import DraftArguments, PolicyArguments, PushArguments, TakeArguments
+    from penstock.surface.arguments import (
+        DraftArguments,
+        PolicyArguments,
+        PushArguments,
+        TakeArguments,
+        TakeManyArguments,
+    )
 
 
 class AsyncJournal(AsyncHandle[Journal]):
@@ -208,7 +214,7 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
         return None if found is None else AsyncDelivery(found)
 
     async def take_many(
-        self, limit: int, *, wait: Seconds = 0, **options: Unpack[TakeArguments]
+        self, limit: int, *, wait: Seconds = 0, **options: Unpack[TakeManyArguments]
     ) -> list[AsyncDelivery[PayloadT]]:
         """Up to `limit` messages, as many as there are; `wait`: how long to wait for the first."""
         return [AsyncDelivery(one) for one in await self._sync.take_many_async(limit, wait=wait, **options)]

@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal.commit import Commit
 from penstock.local.backend import LocalBackend, implements
-from penstock.names import check_consumer
+from penstock.names import check_consumer, check_text
 from penstock.observe.sample import FailedMessage
 from penstock.protocol import deliveries, messages
 from penstock.protocol import queues as operations
@@ -195,7 +195,8 @@ def peek_messages(at: LocalBackend, name: str, query: PeekQuery) -> EventList[Ev
 def list_messages(at: LocalBackend, name: str, query: MessageQuery) -> MessagePage[QueueMessage]:
     found: list[QueueMessage] = []
     last = seen = size = 0
-    for one in inspect.messages(at.queue(name), inspect.check_state(query.state), query.group, query.after):
+    state, key = inspect.check_state(query.state), None if query.key is None else check_text(query.key, "key")
+    for one in inspect.messages(at.queue(name), state, query.group, query.after, key):
         if one.seq != last:
             if seen == query.limit or size >= PAGE_BYTES:
                 return MessagePage(found, last)

@@ -25,6 +25,7 @@ M = TypeVar("M")
 class MessageQuery(msgspec.Struct, omit_defaults=True):
     state: Annotated[MessageState | None, Meta(description="only messages in this state")] = None
     group: Annotated[str | None, Meta(description="as this group has them")] = None
+    key: Annotated[str | None, Meta(description="only messages of this ordering key")] = None
     after: After = 0
     limit: Limit = None
 

@@ -21,6 +21,7 @@ from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, StaleDelivery
 from penstock.events import Event
 from penstock.journal.catalog import TopicRecord, load_state
+from penstock.journal.index.index import Lookup
 from penstock.journal.reading import TopicView
 from penstock.observe.sample import FailedMessage
 from penstock.queue import metrics
@@ -28,6 +29,7 @@ from penstock.queue.delivery import LeaseHandle
 from penstock.queue.flow import BreakerState, breaker_state
 from penstock.queue.letters import DeadLetterCursor, letter, origin
 from penstock.queue.operations.settle import EXHAUSTED, REJECTED, stale
+from penstock.queue.operations.take import keyed_positions
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState, presences, unknown_queue
 from penstock.queue.state.group import Group, HeldMessage
@@ -192,6 +194,35 @@ class View:
         walks = [self._walk_group(group, wanted, after) for group in chosen]
         return heapq.merge(*walks, key=lambda one: (one.seq, one.label or "")) if len(walks) > 1 else walks[0]
 
+    def of_key(
+        self, lookup: Lookup, key: str, *states: MessageState, after: int, groups: list[Group]
+    ) -> Iterator[Entry]:
+        """The same, of one ordering key."""
+        after = max(after, min(group.floor(self.snap) for group in groups))
+        for seq in keyed_positions(self.snap, self.state, lookup, key, after):
+            found = [self._entry(group, seq) for group in groups]
+            yield from (entry for entry in found if entry is not None and entry.state in (states or STATES))
+
+    def _entry(self, group: Group, seq: int) -> Entry | None:
+        """The message at a position, unless a group has settled it."""
+        message, label = group.find(self.snap, seq), self._label(group)
+        if message is None:
+            held = group.lease_of(self.snap, seq)
+            return None if held is None else self._flying(held)
+        if message.state == FAILED:
+            return Entry(seq, "failed", group, label, message)
+        if message.state == UNTOUCHED and (special := self.state.special(self.snap, group, seq)) is not None:
+            message = special.row(seq)
+        late: MessageState = "delayed" if message.due > self.now else "ready"
+        return Entry(seq, late, group, label, message) if seq > self.overdue else None
+
+    def _label(self, group: Group) -> str | None:
+        return group.name if group.group_id else None if self.state.fanout else "default"
+
+    def _flying(self, held: HeldMessage) -> Entry:
+        message = held.lease.message(held.index)
+        return Entry(held.seq, "in_flight", held.group, held.lease.label, message, None, held)
+
     def held(self, label: str | None) -> Iterator[HeldMessage]:
         """The messages in flight, by position; those taken in the name of one group, or all."""
         held = [group.in_flight(self.snap) for group in self.named(label)]
@@ -247,10 +278,10 @@ class View:
         return (event for event in events if origin(event) and of in (None, origin(event)))
 
     def _walk_group(self, group: Group, wanted: Collection[str], after: int) -> Iterator[Entry]:
-        label = group.name if group.group_id else None if self.state.fanout else "default"
+        label = self._label(group)
         sources: list[Iterator[Entry]] = []
         if "in_flight" in wanted:
-            sources.append(self._in_flight(group, after))
+            sources.append(map(self._flying, group.in_flight(self.snap, after)))
         if "failed" in wanted:
             failed = group.parked(self.snap, None, after, [FAILED])
             sources.append(Entry(one.seq, "failed", group, label, one) for one in failed)
@@ -258,11 +289,6 @@ class View:
             sources.append(self._parked(group, label, wanted, max(after, self.overdue)))
             sources.append(self._untouched(group, label, wanted, max(after, self.overdue)))
         return heapq.merge(*sources, key=lambda one: one.seq)
-
-    def _in_flight(self, group: Group, after: int) -> Iterator[Entry]:
-        for held in group.in_flight(self.snap, after):
-            message = held.lease.message(held.index)
-            yield Entry(held.seq, "in_flight", group, held.lease.label, message, None, held)
 
     def _parked(self, group: Group, label: str | None, wanted: Collection[str], after: int) -> Iterator[Entry]:
         """Messages that are ready or delayed, and have a row of their own or are in a run."""
@@ -415,26 +441,23 @@ def check_state(state: str | None) -> MessageState | None:
 
 
 def messages(
-    queue: LocalQueue, state: MessageState | None, group: str | None, after: int, limit: int | None = None
+    queue: LocalQueue, state: MessageState | None, group: str | None, after: int, key: str | None = None
 ) -> Iterator[QueueMessage]:
-    """Entries in order of position, then group, from one snapshot; `limit` counts positions."""
+    """Entries in order of position, then group, from one snapshot; those of one ordering key, or all."""
     with viewing(queue) as view:
         fanout, named = view.state.fanout, view.state.record.groups
         if fanout and named and group is not None and group not in named:
             raise ConfigError(f"queue {queue.name!r} has no group {group!r}; there are: {', '.join(sorted(named))}")
         groups = view.named(group if named else None)
-        previous = 0
-        for entry in view.walk(*(() if state is None else (state,)), after=after, groups=groups):
+        states = () if state is None else (state,)
+        if key is None:
+            found = view.walk(*states, after=after, groups=groups)
+        else:
+            found = view.of_key(queue._core.index.lookup(queue.name), key, *states, after=after, groups=groups)
+        for entry in found:
             event = view.event(entry)
-            if event is None or (entry.held is not None and group not in (None, entry.label)):
-                continue
-            if entry.seq != previous:
-                if limit is not None:
-                    if not limit:
-                        return
-                    limit -= 1
-                previous = entry.seq
-            yield _listed(view, entry, event)
+            if event is not None and (entry.held is None or group in (None, entry.label)):
+                yield _listed(view, entry, event)
 
 
 def _listed(view: View, entry: Entry, event: Event) -> QueueMessage:

@@ -30,7 +30,7 @@ from penstock.queue.operations import groups, repair
 from penstock.queue.operations.groups import Pause
 from penstock.queue.operations.push import push
 from penstock.queue.operations.settle import ack, ack_mask, find_held
-from penstock.queue.operations.take import Request
+from penstock.queue.operations.take import Request, name_message
 from penstock.queue.options import DeliveryOptions, read_delivery_options
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.results.reply import NOTHING, StoredResult, answer_of
@@ -215,6 +215,8 @@ class LocalQueue:
         lease_ms = None if wanted.lease is None else round(wanted.lease * 1000)
         owner = self._registry.owner
         request = Request(wanted.limit, wanted.group, wanted.consumer, lease_ms, wanted.newest, owner, wanted.host)
+        if wanted.seq is not None or wanted.key is not None:
+            name_message(request, wanted)
         if wanted.host is not None and wanted.since is not None:  # of a consumer elsewhere; of this process it is known
             request.since_ms = max(0, to_ms(wanted.since, "since"))
         return request

@@ -86,13 +86,20 @@ class PushArguments(TypedDict, total=False):
     cause: Event | Receipt | Delivery | str | int | None
 
 
-class TakeArguments(TypedDict, total=False):
-    """For whom messages are taken, and for how long; see `Queue.take`."""
+class TakeManyArguments(TypedDict, total=False):
+    """For whom messages are taken, and for how long; see `Queue.take_many`."""
 
     group: str
     consumer: str | None
     lease: Seconds | None
     newest: bool
+
+
+class TakeArguments(TakeManyArguments, total=False):
+    """The same for one message, which may be named; see `Queue.take`."""
+
+    seq: int | None
+    key: str | None
 
 
 class PolicyArguments(TypedDict, total=False):

@@ -37,6 +37,10 @@ class TakeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     wait: float = 0
     lease: float | None = None
     newest: bool = False
+    seq: int | None = None
+    """Only the message at this position."""
+    key: str | None = None
+    """Only the next message of this ordering key."""
     host: str | None = None
     """The consumer's machine, for those who look; the address that the request comes from, if not said."""
     since: datetime | None = None

@@ -180,16 +180,20 @@ class Queue(Generic[PayloadT]):
         wait: Seconds = 0,
         lease: Seconds | None = None,
         newest: bool = False,
+        seq: int | None = None,
+        key: str | None = None,
     ) -> Delivery[PayloadT] | None:
         """The next message, for this consumer until it is settled or its lease ends; None when there is none.
 
-        `wait`: how long to wait for one. `newest`: from the other end.
+        `wait`: how long to wait for one. `newest`: from the other end. `seq`: just the message at that position, before
+        others that come earlier; None when it is not to be had: in flight, delayed, failed, settled, or behind another
+        of its ordering key. `key`: the next message of that key. Pauses, rates and limits hold for these as well.
         """
         if group != DEFAULT_GROUP or consumer is not None:
             check_taker(group, consumer)
         patience = seconds(wait, "wait") if wait else 0.0
         hold = None if lease is None else seconds(lease, "lease")
-        found = self._backend.take(TakeRequest(1, group, consumer, patience, hold, newest))
+        found = self._backend.take(TakeRequest(1, group, consumer, patience, hold, newest, seq, key))
         if self._payload is not None:
             self._typed(found)
         return found[0] if found else None
@@ -218,9 +222,14 @@ class Queue(Generic[PayloadT]):
         wait: Seconds = 0,
         lease: Seconds | None = None,
         newest: bool = False,
+        seq: int | None = None,
+        key: str | None = None,
     ) -> Delivery[PayloadT] | None:
         """`take` for an event loop."""
-        found = await self.take_many_async(1, group=group, consumer=consumer, wait=wait, lease=lease, newest=newest)
+        check_taker(group, consumer)
+        hold = None if lease is None else seconds(lease, "lease")
+        wanted = TakeRequest(1, group, consumer, seconds(wait, "wait"), hold, newest, seq, key)
+        found = self._typed(await self._backend.take_async(wanted))
         return found[0] if found else None
 
     async def take_many_async(
@@ -263,9 +272,15 @@ class Queue(Generic[PayloadT]):
         return self._typed([self._backend.delivery(token)])[0]
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def get(self, seq: int) -> Event[PayloadT] | None:
-        """The message at a position, without taking it; None when it is settled or never was."""
-        found = self.journal._backend.find(messages.READ_MESSAGE, self.name, str(check_position(seq, "seq")))
+    def get(self, seq: int | None = None, *, key: str | None = None) -> Event[PayloadT] | None:
+        """The message at a position, or the first of an ordering key, without taking it; None when it is settled or
+        never was."""
+        if (seq is None) == (key is None):
+            raise ConfigError("get a message by its position, or by its key: give one of them")
+        if seq is None:
+            found = next((one.event for one in self.messages(key=key, limit=1)), None)
+        else:
+            found = self.journal._backend.find(messages.READ_MESSAGE, self.name, str(check_position(seq, "seq")))
         return found if self._payload is None or found is None else self._payload.typed(found)
 
     def peek(self, limit: int = 1, *, group: str = DEFAULT_GROUP) -> list[Event[PayloadT]]:
@@ -336,17 +351,18 @@ class Queue(Generic[PayloadT]):
         state: MessageState | None = None,
         *,
         group: str | None = None,
+        key: str | None = None,
         after: int = 0,
         limit: int = MESSAGES_LISTED,
     ) -> list[QueueMessage]:
         """Messages that are not settled, with their state, attempts, last error, due time, priority and group.
 
-        `state`: only those that are ready, delayed, in_flight or failed. In order of position, `limit` positions from
-        `after` on: the next page begins after the last one's `seq`. In fanout mode each group that has not settled a
-        message has an entry of its own; `group` asks for one group's.
+        `state`: only those that are ready, delayed, in_flight or failed. `key`: only those of one ordering key.
+        In order of position, `limit` positions from `after` on: the next page begins after the last one's `seq`. In
+        fanout mode each group that has not settled a message has an entry of its own; `group` asks for one group's.
         """
         name = None if group is None else check_group(group)
-        query = MessageQuery(check_state(state), name, check_position(after, "after"))
+        query = MessageQuery(check_state(state), name, key, check_position(after, "after"))
         left: int | None = check_limit(limit)
         found: list[QueueMessage] = []
         while left is None or left > 0:

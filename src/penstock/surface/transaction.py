@@ -141,7 +141,8 @@ class Transaction:
         check_taking(limit, group, consumer, "take_many")
         lease = options.get("lease")
         hold = None if lease is None else seconds(lease, "lease")
-        wanted = TakeRequest(limit, group, consumer, 0.0, hold, options.get("newest", False))
+        one = options.get("seq"), options.get("key")
+        wanted = TakeRequest(limit, group, consumer, 0.0, hold, options.get("newest", False), *one)
         found = self._queues.take(self._queue(queue), wanted) if limit else []
         return found if isinstance(queue, str) else queue._typed(found)
 

@@ -279,3 +279,57 @@ def test_what_outlived_its_ttl_keeps_none_of_its_key_waiting(journal: Journal, c
     assert [event.payload for event in queue.peek(3)] == ["second"]
     assert [(one.seq, one.blocked) for one in queue.messages()] == [(2, False), (3, True)]
     assert seqs(queue) == [2] and queue.peek(3) == []
+
+
+# ── one message by its name ──────────────────────────────────────────────────────────────────────────────────────────
+def test_a_take_may_name_its_message(journal: Journal, clock: ManualClock) -> None:
+    queue = journal.queue("jobs", lease=30)
+    queue.push_many(["a", "b", "c"])
+    queue.push("later", delay=10)
+    named = queue.take(seq=3)
+    assert named is not None and (named.payload, named.attempt) == ("c", 1)
+    assert queue.take(seq=3) is None and queue.take(seq=4) is None and queue.take(seq=99) is None
+    clock.advance(30)
+    named = queue.take(seq=3, wait=1)
+    assert named is not None and named.attempt == 2
+    assert seqs(queue) == [1, 2, 4]
+
+
+def test_the_next_message_of_a_key_is_found_and_taken_by_the_key(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(range(20))
+    for payload in ("first", "second"):
+        queue.push(payload, key="k")
+    assert queue.take(seq=22) is None  # the first of its key has to be settled before
+    event = queue.get(key="k")
+    assert event is not None and event.payload == "first" and queue.get(key="other") is None
+    for payload in ("first", "second"):
+        delivery = queue.take(key="k")
+        assert delivery is not None and delivery.payload == payload
+        assert queue.take(key="k") is None and queue.messages(key="k")[0].state == "in_flight"
+        delivery.ack()
+    assert queue.messages(key="k") == [] and len(queue) == 20
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seq": 1, "key": "k"},
+        {"seq": 1, "newest": True},
+        {"seq": 0},
+        {"seq": -1},
+        {"seq": "1"},
+        {"key": ""},
+        {"key": 1},
+    ],
+)
+def test_a_take_that_names_no_message_is_refused(journal: Journal, options: dict[str, Any]) -> None:
+    queue = journal.queue("jobs")
+    queue.push(1)
+    with pytest.raises(ConfigError):
+        queue.take(**options)
+    with pytest.raises(ConfigError, match="one of them"):
+        queue.get()
+    with pytest.raises(ConfigError), journal.transaction() as tx:
+        tx.take_many(queue, 2, seq=1)
+    assert len(queue.take_many(5)) == 1

@@ -206,14 +206,7 @@ def _sort_in_all(commit: Commit, queue: QueueState, group: Group, latest: int) -
     """Gives every message that waits, or did, a row: of a key's messages, older ones go before one that runs now."""
     while wake_due(commit, group, STEP):
         pass
-    if queue.traits.special <= group.record.absorbed:
-        return
-    first = keys.special_key(group.topic, group.record.absorbed + 1)
-    for row, value in list(commit.tx.scan(first, keys.special_key(group.topic, latest + 1))):
-        seq, special = keys.tail_seq(row), read_special(value, queue.name)
-        if special.key is not None and special.due <= commit.now_ms and group.is_untouched(commit.tx, seq):
-            group.requeue(commit, special.row(seq))
-    while absorb(commit, queue, group, latest, STEP):
+    while queue.traits.special > group.record.absorbed and absorb(commit, queue, group, latest, STEP):
         pass
 
 

@@ -7,6 +7,7 @@ ones above the frontier: by priority, then by position.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 
 import msgspec
@@ -16,9 +17,13 @@ from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
 from penstock.events import Event, EventRows
 from penstock.journal.blocks import Block
-from penstock.journal.catalog import TopicRecord
+from penstock.journal.catalog import TopicRecord, load_state
 from penstock.journal.commit import Commit
+from penstock.journal.following import event_query
+from penstock.journal.index.index import Lookup
+from penstock.journal.log import read_view
 from penstock.journal.reading import TopicView
+from penstock.names import check_position, check_text, check_whole
 from penstock.queue.delivery import LeaseHandle
 from penstock.queue.flow import limiter_for
 from penstock.queue.operations.settle import EXPIRED, expire, give_up, give_up_dead_owners
@@ -39,7 +44,7 @@ from penstock.queue.state.records import (
     read_special,
 )
 from penstock.queue.token import new_secret
-from penstock.surface.delivery import Delivery
+from penstock.surface.delivery import Delivery, TakeRequest
 
 STEP = 256
 """How many messages one commit sorts in, walks past or takes back before it lets others have their turn."""
@@ -64,6 +69,19 @@ class Request(msgspec.Struct, eq=False):
     """The consumer's machine, where it is not this one."""
     since_ms: int = 0
     """When the consumer began, where this process cannot tell."""
+    seq: int = 0
+    """The position of the one message that is wanted; 0: any."""
+    key: str | None = None
+    """The ordering key of the one message that is wanted."""
+
+
+def name_message(request: Request, wanted: TakeRequest) -> None:
+    """Notes that one message is asked for by its position or key; ConfigError when nothing can be that."""
+    if wanted.limit != 1 or wanted.newest or (wanted.seq is not None and wanted.key is not None):
+        raise ConfigError("a take names one message by seq= or by key=, not both, and without newest= or a limit")
+    if wanted.seq is not None:
+        request.seq = check_position(check_whole(wanted.seq, "seq"), "seq")
+    request.key = None if wanted.key is None else check_text(wanted.key, "key")
 
 
 class Taken(msgspec.Struct, eq=False):
@@ -98,7 +116,9 @@ def take(commit: Commit, queue: QueueState, group: Group, request: Request, hold
     if taking.limiter is not None and not behind:
         limit = taking.limiter.room(limit)
     if limit > 0 and not behind:
-        if request.newest:
+        if request.seq or request.key is not None:
+            taking.named()
+        elif request.newest:
             taking.newest(limit)
         else:
             taking.oldest(limit)
@@ -114,6 +134,8 @@ def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Requ
     record, policy, now = group.record, queue.record.policy, commit.now_ms
     if (
         request.newest
+        or request.seq
+        or request.key is not None
         or record.ready
         or record.taken
         or record.endless
@@ -265,6 +287,47 @@ class TakeOperation:
                 break
         self.lease_messages()
 
+    def named(self) -> None:
+        """Takes the one message that is asked for, where no other of its key has to be settled first."""
+        group, tx, seq, key = self.group, self.commit.tx, self.request.seq, self.request.key
+        while self.walked < STEP:
+            if self.request.seq:
+                event = self.blocks.event(tx, seq) if seq <= self.latest else None
+                key = None if event is None else event.key
+            if key is not None:
+                seq = self._next_of_key(key)
+            message = group.find(tx, seq) if 0 < seq <= self.latest else None
+            if message is None or message.state not in (READY, UNTOUCHED) or self.request.seq not in (0, seq):
+                return
+            event = self.blocks.event(tx, seq)
+            if event is None or self._is_over(event._rows, event._row):
+                self.walked += 1
+                message.key = key
+                self._drop(message, event)
+                continue
+            if key is not None and message.state == UNTOUCHED:
+                group.occupy(self.commit, key, [*group.occupants(tx, key), seq])
+            group.move(self.commit, message, TAKEN)
+            message.key, message.lane = key, None  # it leaves its lane's turn to the next one
+            if not self._must_wait(message):
+                self.messages.append((message, event))
+                self.lease_messages()
+            return
+
+    def _next_of_key(self, key: str) -> int:
+        """The position of a key's message that may be taken next; 0: none."""
+        group, tx = self.group, self.commit.tx
+        most = self.queue.record.policy.max_in_flight_per_key
+        if group.record.held and len(group.occupants(tx, key)) < most:
+            group.unblock_key(self.commit, key)  # more may be in flight now than when it was blocked
+        occupants = sorted(group.occupants(tx, key))
+        ready = next((seq for seq in occupants if group.placed(tx, READY, seq) is not None), 0)
+        if ready or len(occupants) >= most:
+            return ready
+        lookup = self.hold.queue._core.index.lookup_within(self.queue.name)
+        later = keyed_positions(tx, self.queue, lookup, key, group.record.frontier)
+        return next((seq for seq in later if group.is_untouched(tx, seq)), 0)
+
     def _ready(self, limit: int, *, reverse: bool) -> list[tuple[int, int]]:
         """Priorities and positions of the ready messages at one end, the next one last."""
         group = self.group
@@ -310,13 +373,9 @@ class TakeOperation:
         message = group.placed(tx, READY, seq)
         assert message is not None
         event = self.blocks.event(tx, seq)
-        if event is None:
+        if event is None or self._is_over(event._rows, event._row):
             self.walked += 1
-            group.move(self.commit, message, None)  # retention or a forced compaction has removed its event
-            return 0
-        if self._is_over(event._rows, event._row):
-            self.walked += 1
-            give_up(self.commit, self.queue, group, message, EXPIRED, None)
+            self._drop(message, event)
             return 0
         group.dequeue(self.commit, message)
         if self._must_wait(message):
@@ -469,6 +528,13 @@ class TakeOperation:
             return False
         return rows.recorded_ms(row) <= self.ttl_bound
 
+    def _drop(self, message: MessageRow, event: Event | None) -> None:
+        """Ends a message that has outlived its ttl, or whose event retention or a forced compaction has removed."""
+        if event is None:
+            self.group.move(self.commit, message, None)
+        else:
+            give_up(self.commit, self.queue, self.group, message, EXPIRED, None)
+
     def _give_up_waiting(self) -> bool:
         """Gives up messages that outlive their ttl while they wait, so that others of their keys go; True: not all."""
         overdue = self.queue.overdue_through(self.commit.tx, self.now)
@@ -537,6 +603,14 @@ class _HeldRun:
         return len(self.firsts) >= LONGEST_SCAN
 
 
+def keyed_positions(snap: Snapshot, queue: QueueState, lookup: Lookup, key: str, after: int) -> Iterator[int]:
+    """The positions of messages with a key that are stored beyond another, settled or not, through the topic's
+    index."""
+    view = TopicView(snap, queue.name, TopicRecord(queue.topic))
+    after = max(after, load_state(snap, queue.topic, queue.name).trimmed)
+    return (event.seq for event in read_view(view, event_query(after, key=key), lookup))
+
+
 # ── before a take ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def wake_due(commit: Commit, group: Group, step: int) -> bool:
     """Makes messages ready whose time has come, `step` of them; True when there may be more."""
@@ -564,13 +638,17 @@ def absorb(commit: Commit, queue: QueueState, group: Group, latest: int, step: i
         seq, special = keys.tail_seq(row), read_special(value, queue.name)
         back = set_back_ms(special.since_ms, now)
         due = special.due - back if special.due - back > now else 0
-        # One may be late enough to be like any other, or discarded, or another group's.
-        if (due or special.priority) and group.is_untouched(tx, seq):
+        # One may be late enough to be like any other, or discarded, or another group's. What a debounce has held back
+        # gets a row all the same: no later one of its key, which is due soon, may pass it.
+        if (due or special.priority or special.key is not None) and group.is_untouched(tx, seq):
             since = special.since_ms - back
             messages.append(MessageRow(seq, TAKEN, 0, special.priority, special.key, due, since_ms=since))
     group.mark_all_taken(commit, [message.seq for message in messages])
     for message in messages:
-        group.move(commit, message, WAITING if message.due else READY)
+        if message.key is not None and not message.due:
+            group.requeue(commit, message)
+        else:
+            group.move(commit, message, WAITING if message.due else READY)
     commit.touch(group)
     full = len(rows) == step
     group.record.absorbed = keys.tail_seq(rows[-1][0]) if full else latest
