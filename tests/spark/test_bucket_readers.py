@@ -14,11 +14,11 @@ import penstock
 from buffer.emulator import Emulator
 from penstock.engine.slatedb.engine import SlatedbEngine
 from penstock.entity.states import StreamedStates
-from penstock.journal.sealed.writing import SealPlace
+from penstock.journal.sealed.writing import SealTarget
 from penstock.local.journal import LocalJournal
 from penstock.spark import journals as stores
 from penstock.spark.journals import correlations, open_source, reading
-from penstock.spark.options import JournalPlace
+from penstock.spark.options import JournalLocation
 from penstock.spark.projection.keeping import keeper_of
 from penstock.spark.sealing import _SegmentTask
 from penstock.spark.source import PenstockSource, Range, StreamReader
@@ -124,19 +124,19 @@ def test_a_stream_that_waits_asks_the_store_no_more_often(url: str, journal: Loc
 def test_an_effect_has_the_correlation_of_a_cause_that_was_just_appended(url: str, journal: LocalJournal) -> None:
     """The task that writes it finds the cause with a reader of its own; it gave the cause's id instead."""
     cause = journal.topic("orders").append("placed", 4, correlation="trip-7")
-    found = correlations(JournalPlace(url), pa.array([cause.id]), journal.id)
+    found = correlations(JournalLocation(url), pa.array([cause.id]), journal.id)
     assert found.to_pylist() == ["trip-7"]
 
 
 def test_a_task_seals_what_the_writer_has_just_appended(url: str, journal: LocalJournal, tmp_path: Path) -> None:
     """It said that events are missing, and that the journal is damaged."""
     fill(journal, 2)
-    task = _SegmentTask(url, journal.id, SealPlace("orders", str(tmp_path / "lake"), "token"))
+    task = _SegmentTask(url, journal.id, SealTarget("orders", str(tmp_path / "lake"), "token"))
     assert task((0, 5)).count == 5
 
 
 def test_a_projected_stream_knows_the_topic_that_was_just_made(url: str, journal: LocalJournal) -> None:
-    keeper, wanted = keeper_of(JournalPlace(url)), StreamedStates("states-new", "Total", 1, "query-1")
+    keeper, wanted = keeper_of(JournalLocation(url)), StreamedStates("states-new", "Total", 1, "query-1")
     journal.topic("states-new").configure()
     fall_behind(url)
     assert keeper.load(wanted, ["a"]).states == {}
@@ -150,5 +150,5 @@ def test_a_kept_reader_of_a_journal_that_was_replaced_is_opened_anew(url: str, j
     with penstock.open(url) as second:
         second.topic("orders").append("placed", 1)
         assert reading(url, second.id).id == second.id
-        assert open_source(JournalPlace(url), newest=True).id == second.id
+        assert open_source(JournalLocation(url), newest=True).id == second.id
         assert ranges(PenstockSource({"url": url, "topic": "orders"}).reader(COLUMNS).partitions()) == [(0, 1)]

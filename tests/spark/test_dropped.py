@@ -23,7 +23,7 @@ from penstock.spark import journals
 from penstock.spark import rows as spark_rows
 from penstock.spark import served as served_journal_module
 from penstock.spark.journals import LocalSource, reading
-from penstock.spark.options import JournalPlace
+from penstock.spark.options import JournalLocation
 from penstock.spark.source import PenstockSource
 from server.serving import serving
 
@@ -229,7 +229,7 @@ def behind(
     held = []
 
     def behind(words: int) -> LocalSource:
-        place = LocalSource(reading(url), JournalPlace(url))
+        place = LocalSource(reading(url), JournalLocation(url))
         late: Any = Behind(place._engine, words)
         held.append(late.old)
         place._engine = late

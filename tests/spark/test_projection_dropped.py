@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock import Draft, Projection, on
 from penstock.errors import PositionTrimmed
-from penstock.spark.options import JournalPlace
+from penstock.spark.options import JournalLocation
 from penstock.spark.projection import keeping
 from penstock.spark.projection import keeping as follow
 from penstock.spark.projection.keeping import StateKeeper, StreamFold, _source_of, keeper_of
@@ -77,7 +77,7 @@ def total(journal: penstock.Journal, key: str) -> int:
 def test_states_folded_from_a_dropped_topic_are_not_kept_with_the_one_made_anew(
     url: str, journal: penstock.Journal
 ) -> None:
-    fold = planned(keeper_of(JournalPlace(url)))
+    fold = planned(keeper_of(JournalLocation(url)))
     read = rows(journal)
     make_anew(journal)
     with pytest.raises(PositionTrimmed, match="of a topic that was dropped: the one made anew begins after 2"):
@@ -90,7 +90,7 @@ def test_states_folded_from_a_dropped_topic_are_not_kept_with_the_one_made_anew(
 
 def test_a_stream_may_be_planned_before_its_topic_is_there(url: str, journal: penstock.Journal) -> None:
     journal.drop_topic("sums")
-    fold = planned(keeper_of(JournalPlace(url)))
+    fold = planned(keeper_of(JournalLocation(url)))
     add(journal, "a", 5)
     assert [batch.num_rows for batch in fold(iter(rows(journal)))] == [1]
 
@@ -99,14 +99,14 @@ def test_states_that_are_asked_for_in_parts_of_two_topics_are_not_gone_on_with(
     journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(journal) as served:
-        fold = planned(keeper_of(JournalPlace(served.url)))
+        fold = planned(keeper_of(JournalLocation(served.url)))
         list(fold(iter(rows(journal))))
         add(journal, "ab", 1)
         read = rows(journal)
         monkeypatch.setattr(keeping, "MOST_STATES", 1)
         client, asked = keeping.client_of, []
 
-        def dropped_after_the_first(place: JournalPlace) -> Any:
+        def dropped_after_the_first(place: JournalLocation) -> Any:
             asked.append(place)
             if len(asked) == 2:
                 make_anew(journal)

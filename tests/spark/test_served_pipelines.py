@@ -19,7 +19,7 @@ from penstock.observe.pipelines import status
 from penstock.remote import rebuilding
 from penstock.server.api import bulk as served_states
 from penstock.spark import flow, lake, project, queue, seal, topic
-from penstock.spark.options import JournalPlace
+from penstock.spark.options import JournalLocation
 from penstock.spark.pipeline.alone import checkpoint_root
 from penstock.spark.pipeline.flows import Pipeline
 from penstock.spark.pipeline.running import Runner, run
@@ -167,7 +167,7 @@ def test_states_travel_in_several_requests_and_an_older_one_takes_no_newer_ones_
 ) -> None:
     monkeypatch.setattr(rebuilding, "_SAVE_BYTES", 200)
     monkeypatch.setattr(served_states, "BLOCKS_BYTES", 300)
-    keeper = keeping.keeper_of(JournalPlace(served.url))
+    keeper = keeping.keeper_of(JournalLocation(served.url))
     wanted = StreamedStates("orders", "Total", 1, "query")
 
     def states(generation: int) -> list[StreamedState]:
@@ -185,7 +185,7 @@ def test_states_travel_in_several_requests_and_an_older_one_takes_no_newer_ones_
     assert keeper.load(StreamedStates("orders", "Total", 1, "other"), keys).states == {}
 
     with pytest.raises(ConfigError, match="another journal is served here"):
-        keeping.ServedKeeper(JournalPlace(served.url), "0" * 32).save(wanted, states(30), whole=False)
+        keeping.ServedKeeper(JournalLocation(served.url), "0" * 32).save(wanted, states(30), whole=False)
     with pytest.raises(ConfigError, match="there is no topic 'nowhere'"):
         keeper.load(StreamedStates("nowhere", "Total", 1, "query"), keys)
     with pytest.raises(ConfigError, match="begins at 9 and ends at 3"):

@@ -19,7 +19,7 @@ from penstock import Draft
 from penstock.errors import ConfigError, Denied, PenstockError, PositionTrimmed
 from penstock.server.api import bulk as served_blocks
 from penstock.spark import served as served_journal_module
-from penstock.spark.options import JournalPlace, Token, absolute_url, read_options, resolved
+from penstock.spark.options import JournalLocation, Token, absolute_url, read_options, resolved
 from penstock.spark.sealing import seal
 from penstock.spark.source import PenstockSource
 from server.cutting import CuttingProxy
@@ -121,7 +121,7 @@ def test_a_range_of_many_answers_is_asked_for_ahead_and_comes_in_order(
     many = journal.topic("many")
     for first in range(0, 600, 20):
         many.append_many([Draft("n", {"n": n, "text": "x" * 40}) for n in range(first, first + 20)])
-    place = served_journal_module.served_journal(JournalPlace(served.url, Token(READ)), None)
+    place = served_journal_module.served_journal(JournalLocation(served.url, Token(READ)), None)
 
     def seqs(after: int, through: int) -> list[int]:
         found = (block for blocks in place.blocks("many", after, through, strict=True) for block in blocks)
@@ -212,9 +212,9 @@ def test_a_wrong_token_is_an_error_that_does_not_show_it(served: Served, journal
 
 def test_options_carry_a_token_and_do_not_show_it() -> None:
     options = read_options(resolved({"url": "http://host:1/", "topic": "orders", "token": READ}))
-    assert READ not in repr(options) and READ not in str(options.place)
+    assert READ not in repr(options) and READ not in str(options.location)
     again = pickle.loads(pickle.dumps(options))
-    assert again == options and again.place.token.reveal() == READ and again.place.url == "http://host:1"
+    assert again == options and again.location.token.reveal() == READ and again.location.url == "http://host:1"
 
 
 # ── with Spark ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -262,7 +262,7 @@ def test_only_where_wanted_events_may_be_is_read(
         place, topic="orders", **{name: text.replace("{id}", orders.get(77).id) for name, text in options.items()}
     )
     reader = given.reader(schema_of(given))
-    opened = open_source(reader.options.place)
+    opened = open_source(reader.options.location)
     shares = reader.partitions()
     blocks = [
         block

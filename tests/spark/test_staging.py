@@ -29,7 +29,7 @@ from penstock.errors import ConfigError, Locked, PenstockError, StorageError
 from penstock.journal.bulk import staged_batches
 from penstock.limits import STAGED_SECONDS
 from penstock.protocol.bulk import COMMIT_STAGED, CommitRequest
-from penstock.spark.options import JournalPlace
+from penstock.spark.options import JournalLocation
 from penstock.spark.projection.keeping import keeper_of
 from penstock.spark.served import client_of
 from penstock.spark.sink import mark_name
@@ -260,7 +260,7 @@ def test_states_that_a_batch_has_saved_are_what_the_next_one_finds(home: str) ->
     events."""
     with penstock.open(home) as journal:
         journal.topic("sums").append("added", 1, key="a")
-    keeper, wanted = keeper_of(JournalPlace(home)), StreamedStates("sums", "Total", 1, "query-1")
+    keeper, wanted = keeper_of(JournalLocation(home)), StreamedStates("sums", "Total", 1, "query-1")
     for generation in range(1, 5):
         keeper.save(wanted, [StreamedState("a", 7, generation, 1, b"state")], whole=False)
         assert keeper.load(wanted, ["a"]).states["a"].generation == generation
@@ -274,7 +274,7 @@ def test_tasks_leave_objects_and_the_server_publishes_them(home: str) -> None:
         assert len(objects(home)) == 2 * len(shares[0].pieces) and journal.topics() == []
         frame.commit(shares)
         again = CommitRequest(journal.id, [share.batch for share in shares])  # the answer was lost
-        assert not client_of(frame.target.options.place.server).call(COMMIT_STAGED, body=again).committed
+        assert not client_of(frame.target.options.location.server).call(COMMIT_STAGED, body=again).committed
         assert [event.payload["n"] for event in journal.topic("orders").read()] == list(range(4_000))
     assert numbers(home) == list(range(4_000)) and objects(home) == []
 

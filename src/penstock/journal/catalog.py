@@ -287,7 +287,7 @@ def create_topic(tx: WriteTx, name: str, settings: Settings | None = None) -> He
     tx.put(keys.NEXT_TOPIC, keys.pack_seq(topic_id + 1))
     record = TopicRecord(topic_id, settings or Settings())
     save_record(tx, name, record)
-    tx.put(keys.NAME + keys.place_of(name, topic_id), name.encode())
+    tx.put(keys.NAME + keys.hashed_topic(name, topic_id), name.encode())
     if value is None:  # a new store: every topic will have such a row
         tx.put(keys.NAME, b"")
     bits = keys.id_bits(name)

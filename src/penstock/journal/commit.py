@@ -380,7 +380,7 @@ class Commit:
 
     def note_causes(self, head: Head) -> bool:
         """Says in the store that causes and correlations of a topic are to be noted, from where it ends."""
-        key = keys.UNFOLDED + keys.place_of(head.name, head.topic_id)
+        key = keys.UNFOLDED + keys.hashed_topic(head.name, head.topic_id)
         if not head.unfolded and self.tx.get(key) is None:
             self.tx.put(key, keys.pack_seq(head.latest))
             self.catalog.unfolded += 1
@@ -756,7 +756,7 @@ def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
     causal = rows.columns.correlation is not None or rows.columns.causation is not None
     unfolded = commit.note_causes(head) if causal else head.unfolded
     if any(id & keys.ID_BITS != head.id_bits for id in rows.ids):
-        commit.tx.put(keys.OTHER_IDS + keys.place_of(name, head.topic_id), b"")
+        commit.tx.put(keys.OTHER_IDS + keys.hashed_topic(name, head.topic_id), b"")
     commit._new_heads[name] = head.ended(last, rows.times[-1], rows.ids[-1], unfolded=unfolded)
     commit.touched[name] = commit.touched.get(name, 0) + len(rows)
 

@@ -121,7 +121,7 @@ def drop_topic(commit: Commit, topic: str, force: bool, rules: DropRules) -> Dro
     commit.tx.delete(keys.topic_key(topic))
     commit.tx.delete(keys.aged_key(topic))
     for prefix in (keys.NAME, keys.OTHER_IDS, keys.UNFOLDED):
-        commit.tx.delete(prefix + keys.place_of(topic, head.topic_id))
+        commit.tx.delete(prefix + keys.hashed_topic(topic, head.topic_id))
     commit.tx.put(keys.dropped_key(head.topic_id), _encode(DroppedTopic(topic, commit.now_ms)))
     save_end(commit.tx, head)
     commit.forget_topic(topic)

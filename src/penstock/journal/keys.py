@@ -17,10 +17,10 @@
     w batch                   a large batch that is being staged (journal.bulk.staging, msgpack)
     v batch                   one that is published, with blocks that are stored apart (msgpack)
     x batch piece index       a block that is stored apart
-    N place                   a topic's name; N alone: every topic has one (journal.locating)
-    A place                   a topic with events whose ids were given elsewhere (journal.locating)
-    C hash place              a topic with events of a correlation or of a cause (journal.locating)
-    U place                   a topic of which C says nothing after a position (journal.locating)
+    N hashed topic            a topic's name; N alone: every topic has one (journal.locating)
+    A hashed topic            a topic with events whose ids were given elsewhere (journal.locating)
+    C hash hashed-topic       a topic with events of a correlation or of a cause (journal.locating)
+    U hashed topic            a topic of which C says nothing after a position (journal.locating)
     e name                    where a dropped topic of this name ended: one made later begins after it (msgpack)
     g topic                   a dropped topic whose rows are not all cleared yet (journal.upkeep.dropping, msgpack)
     f owner                   an exclusive fence that is open: in which file (entity.staging.holders)
@@ -31,8 +31,8 @@
     r …                       published Merkle roots  (entity layer)
     q …                       queues                  (queue layer)
 
-`topic` is its id, 4 bytes; positions are 8 bytes; both big-endian, so that byte order is numeric order. `place` is two
-bytes of a hash of a topic's name, and its id.
+`topic` is its id, 4 bytes; positions are 8 bytes; both big-endian, so that byte order is numeric order. `hashed
+topic` is two bytes of a hash of a topic's name, and its id.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _topic = struct.Struct(">cI")
 _dedup = struct.Struct(">cII")
 _seq = struct.Struct(">Q")
 _piece = struct.Struct(">II")
-_place = struct.Struct(">HI")
+_hashed_topic = struct.Struct(">HI")
 
 MAX_SEQ = MAX_POSITION
 MAX_BUCKET = (1 << 32) - 1
@@ -161,14 +161,14 @@ def id_bits(name: str) -> int:
     return zlib.crc32(name.encode()) >> 20 << 32
 
 
-def place_of(name: str, topic: int) -> bytes:
-    """Where, among the topics whose events have the same bits in their ids, a topic is listed."""
-    return _place.pack(id_bits(name) >> 32, topic)
+def hashed_topic(name: str, topic: int) -> bytes:
+    """Two bytes of a hash of a topic's name, which the ids of its events carry too, and its id."""
+    return _hashed_topic.pack(id_bits(name) >> 32, topic)
 
 
-def place_id(place: bytes) -> int:
-    """The id of the topic at a place."""
-    return int.from_bytes(place[-4:])
+def hashed_topic_id(topic: bytes) -> int:
+    """The id in a hashed topic."""
+    return int.from_bytes(topic[-4:])
 
 
 def aged_key(name: str) -> bytes:

@@ -1,12 +1,12 @@
 """Which topics may hold an event, or events of a cause or correlation: found without asking each of them.
 
-    N place                   a topic's name; N alone: every topic has such a row
-    A place                   a topic with events whose ids were given elsewhere: copies
-    C hash place              a topic with events whose cause or correlation has this hash, up to the position here
-    U place                   a topic of which C says nothing after the position that lies here
+    N hashed topic            a topic's name; N alone: every topic has such a row
+    A hashed topic            a topic with events whose ids were given elsewhere: copies
+    C hash hashed-topic       a topic with events whose cause or correlation has this hash, up to the position here
+    U hashed topic            a topic of which C says nothing after the position that lies here
 
-An id carries twelve bits of a hash of its topic's name, which a place begins with. Of causes and correlations a commit
-says only that a topic has some that are not noted yet (U): once, and nothing when there are none. When many topics are
+An id carries twelve bits of a hash of its topic's name, which a hashed topic begins with. Of causes and correlations a
+commit says only that a topic has some that are not noted yet (U): once, and nothing when there are none. When many topics are
 said to, their events are read and what they name is noted (C) in the background: the topic is *folded*. Until then it
 is asked. Notes of events that were trimmed are forgotten while others are made. So a topic may be asked in vain,
 because its events are gone or two texts have one hash, and is never missed.
@@ -60,7 +60,7 @@ def _topics_of_id(snap: Snapshot, number: int) -> Iterator[str]:
     begin = keys.NAME + ((number & keys.ID_BITS) >> 32).to_bytes(2)
     for _, name in snap.scan(begin, begin + b"\xff" * 5):
         yield keys.stored_name(name)
-    yield from _named(snap, _places(snap, keys.OTHER_IDS))
+    yield from _named(snap, _topics(snap, keys.OTHER_IDS))
 
 
 def topics_naming(snap: Snapshot, id: str) -> list[str]:
@@ -68,19 +68,19 @@ def topics_naming(snap: Snapshot, id: str) -> list[str]:
     if snap.get(keys.NAME) is None:
         return list(_all_topics(snap))
     begin = keys.CAUSAL + _hash(id)
-    return list(_named(snap, {*_places(snap, begin), *_places(snap, keys.UNFOLDED)}))
+    return list(_named(snap, {*_topics(snap, begin), *_topics(snap, keys.UNFOLDED)}))
 
 
-def _places(snap: Snapshot, prefix: bytes) -> Iterator[bytes]:
-    """The places under a prefix."""
+def _topics(snap: Snapshot, prefix: bytes) -> Iterator[bytes]:
+    """The topics under a prefix."""
     for key, _ in snap.scan(prefix, prefix + b"\xff" * 7):
         yield key[len(prefix) :]
 
 
-def _named(snap: Snapshot, places: Iterable[bytes]) -> Iterator[str]:
-    """The names of the topics at places, as far as they are still there."""
-    for place in places:
-        name = snap.get(keys.NAME + place)
+def _named(snap: Snapshot, topics: Iterable[bytes]) -> Iterator[str]:
+    """The names of topics, as far as they are still there."""
+    for topic in topics:
+        name = snap.get(keys.NAME + topic)
         if name is not None:
             yield keys.stored_name(name)
 
@@ -96,13 +96,13 @@ def _hash(text: str) -> bytes:
 # ── folding ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def is_crowded(snap: Snapshot) -> bool:
     """Whether so many topics are unfolded that asking each of them would be felt."""
-    return sum(1 for _ in _places(snap, keys.UNFOLDED)) > UNFOLDED_TOPICS
+    return sum(1 for _ in _topics(snap, keys.UNFOLDED)) > UNFOLDED_TOPICS
 
 
 class _Unfolded(NamedTuple):
     """What some events of a topic name, which were not noted yet."""
 
-    place: bytes
+    topic: bytes
     name: str
     last: int
     """The position of the last of them."""
@@ -125,26 +125,26 @@ class CausalNotes:
     def fold(self) -> None:
         """Notes what unfolded topics name, if they are many, and forgets notes of events that are gone."""
         with self._engine.read() as snap:
-            places = list(_places(snap, keys.UNFOLDED)) if is_crowded(snap) else []
-        while places and not self._stopped():
-            found = self._read(places)
+            topics = list(_topics(snap, keys.UNFOLDED)) if is_crowded(snap) else []
+        while topics and not self._stopped():
+            found = self._read(topics)
             notes = [
-                (keys.CAUSAL + one + some.place, keys.pack_seq(some.last)) for some in found for one in some.hashes
+                (keys.CAUSAL + one + some.topic, keys.pack_seq(some.last)) for some in found for one in some.hashes
             ]
             for start in range(0, len(notes), _STEP_ROWS):
                 self._writer.run(WriteRequest(partial(_put, notes[start : start + _STEP_ROWS]), relaxed=True))
                 self._sweep(2 * _STEP_ROWS)
             if found:
                 self._writer.run(WriteRequest(partial(_advance, found), relaxed=True))
-            places[:0] = [some.place for some in found if some.more]
+            topics[:0] = [some.topic for some in found if some.more]
 
-    def _read(self, places: list[bytes]) -> list[_Unfolded]:
+    def _read(self, topics: list[bytes]) -> list[_Unfolded]:
         """Reads the next events of topics, which it takes off the list, until there are hashes for a commit."""
         found: list[_Unfolded] = []
         with self._engine.read() as snap:
-            while places and sum(len(one.hashes) for one in found) < _STEP_ROWS:
+            while topics and sum(len(one.hashes) for one in found) < _STEP_ROWS:
                 with suppress(Corrupt):  # it stays unfolded: a reader finds the damage
-                    found += _unfolded(snap, places.pop(0))
+                    found += _unfolded(snap, topics.pop(0))
                 self._breathe()
         return found
 
@@ -155,21 +155,21 @@ class CausalNotes:
         with self._engine.read() as snap:
             rows = list(islice(snap.scan(self._swept, keys.prefix_end(keys.CAUSAL)), count))
             for key, value in rows:
-                place = key[-6:]
-                if place not in trimmed:
-                    named = snap.get(keys.NAME + place)
-                    state = load_state(snap, keys.place_id(place), "") if named is not None else None
-                    trimmed[place] = keys.MAX_SEQ if state is None else state.trimmed
-                if keys.unpack_seq(value) <= trimmed[place]:
+                topic = key[-6:]
+                if topic not in trimmed:
+                    named = snap.get(keys.NAME + topic)
+                    state = load_state(snap, keys.hashed_topic_id(topic), "") if named is not None else None
+                    trimmed[topic] = keys.MAX_SEQ if state is None else state.trimmed
+                if keys.unpack_seq(value) <= trimmed[topic]:
                     gone.append((key, value))
         self._swept = rows[-1][0] + b"\0" if len(rows) == count else keys.CAUSAL
         if gone:
             self._writer.run(WriteRequest(partial(_forget, gone), relaxed=True))
 
 
-def _unfolded(snap: Snapshot, place: bytes) -> Iterator[_Unfolded]:
+def _unfolded(snap: Snapshot, topic: bytes) -> Iterator[_Unfolded]:
     """What the next events of a topic name; nothing of a topic that is not to be folded."""
-    name, since = next(_named(snap, [place]), ""), snap.get(keys.UNFOLDED + place)
+    name, since = next(_named(snap, [topic]), ""), snap.get(keys.UNFOLDED + topic)
     view = TopicView.open(snap, name)
     # Where compaction removes single events no note could ever be forgotten: such a topic is always asked.
     if view is None or since is None or view.record.settings.by_key:
@@ -184,7 +184,7 @@ def _unfolded(snap: Snapshot, place: bytes) -> Iterator[_Unfolded]:
         if size >= _STEP_BYTES and block.last < last:
             last, more = block.last, True
             break
-    yield _Unfolded(place, name, last, more, sorted(hashes))
+    yield _Unfolded(topic, name, last, more, sorted(hashes))
 
 
 def _hashes(column: Text | None, count: int) -> Iterator[bytes]:
@@ -206,8 +206,8 @@ def _forget(notes: Sequence[tuple[bytes, bytes]], commit: Commit) -> None:
 def _advance(found: Sequence[_Unfolded], commit: Commit) -> None:
     """Says through which positions topics are folded."""
     for some in found:
-        head, key = commit.head(some.name), keys.UNFOLDED + some.place
-        if head is None or head.topic_id != keys.place_id(some.place):
+        head, key = commit.head(some.name), keys.UNFOLDED + some.topic
+        if head is None or head.topic_id != keys.hashed_topic_id(some.topic):
             continue
         if commit.latest(some.name) > some.last:
             commit.tx.put(key, keys.pack_seq(some.last))
@@ -230,8 +230,8 @@ def list_topics(engine: Engine, writer: Writer) -> None:
 def _list(names: Sequence[str], commit: Commit) -> None:
     for name in names:
         head = commit.head(name)
-        place = b"" if head is None else keys.place_of(name, head.topic_id)
-        if place and commit.tx.get(keys.NAME + place) is None:
-            commit.tx.put(keys.NAME + place, name.encode())
-            commit.tx.put(keys.OTHER_IDS + place, b"")
-            commit.tx.put(keys.UNFOLDED + place, keys.pack_seq(0))
+        topic = b"" if head is None else keys.hashed_topic(name, head.topic_id)
+        if topic and commit.tx.get(keys.NAME + topic) is None:
+            commit.tx.put(keys.NAME + topic, name.encode())
+            commit.tx.put(keys.OTHER_IDS + topic, b"")
+            commit.tx.put(keys.UNFOLDED + topic, keys.pack_seq(0))

@@ -35,9 +35,9 @@ from penstock.journal.reading import TopicView
 from penstock.limits import SPARK_HOLD_SECONDS
 from penstock.local.journal import LocalJournal
 from penstock.protocol.bulk import SpansDocument, TopicEnds, Wanted
-from penstock.spark.options import JournalPlace, ReadOptions, is_served
+from penstock.spark.options import JournalLocation, ReadOptions, is_served
 from penstock.spark.startup.settings import MASTER_VARIABLE
-from penstock.transfer.reading import correlations_of, ends_of, places_of, range_cuts, range_size, topic_names
+from penstock.transfer.reading import correlations_of, ends_of, range_cuts, range_size, spans_of, topic_names
 
 if TYPE_CHECKING:
     from penstock.engine.slatedb.database import ObjectOptions
@@ -229,7 +229,7 @@ class PlannedTopic(NamedTuple):
     """About how many bytes a range has."""
     cuts: Callable[[int, int, int, bool], list[int]]
     """The bounds of so many pieces of a range, of about equal size, or exactly so many."""
-    places: Callable[[int, int, Wanted], SpansDocument]
+    spans: Callable[[int, int, Wanted], SpansDocument]
     """Where in a range wanted events may be."""
 
 
@@ -295,35 +295,35 @@ def check_kept(topic: str, after: int, through: int, trimmed: int) -> None:
         )
 
 
-def open_source(place: JournalPlace, id: str | None = None, *, newest: bool = False) -> SourceJournal:
+def open_source(location: JournalLocation, id: str | None = None, *, newest: bool = False) -> SourceJournal:
     """The journal that a place names. `id` is its own where the work was planned; ConfigError when it is another.
 
     `newest`: everything that was committed before is seen. This process's reader of a bucket may be a moment behind
     others, and planning with it takes offsets of theirs: those in a checkpoint, or of events that were just appended.
     """
-    if place.served:
+    if location.served:
         from penstock.spark.served import served_journal
 
-        return served_journal(place, id)
-    return LocalSource(reading(place.url, id, newest=newest), place)
+        return served_journal(location, id)
+    return LocalSource(reading(location.url, id, newest=newest), location)
 
 
 def check_rights(options: ReadOptions) -> None:
     """ConfigError when a read changes something at a server (a cursor, bad records) that its token may not."""
-    if options.place.server is not None and (options.consumer is not None or options.bad_records is not None):
+    if options.location.server is not None and (options.consumer is not None or options.bad_records is not None):
         from penstock.spark.served import check_may_write
 
         doing = "the cursor of option consumer" if options.consumer is not None else "option badRecords"
-        check_may_write(options.place.server, doing)
+        check_may_write(options.location.server, doing)
 
 
 class LocalSource:
     """A journal whose store this process opens itself."""
 
-    def __init__(self, journal: LocalJournal, place: JournalPlace) -> None:
+    def __init__(self, journal: LocalJournal, location: JournalLocation) -> None:
         self._journal = journal
         self._engine = journal._engine
-        self._place = place
+        self._location = location
         self.id = journal.id
 
     def changes(self) -> int | None:
@@ -369,10 +369,10 @@ class LocalSource:
             return correlations_of(snap, ids)
 
     def follow(self, consumer: str, reached: Mapping[str, int], *, back: bool) -> None:
-        if self._place.server is not None:
+        if self._location.server is not None:
             from penstock.spark.served import served_journal
 
-            served_journal(self._place.server, self.id).follow(consumer, reached, back=back)
+            served_journal(self._location.server, self.id).follow(consumer, reached, back=back)
             return
 
         def move(commit: Commit) -> None:
@@ -380,7 +380,7 @@ class LocalSource:
                 if commit.head(name) is not None and commit.latest(name) >= position:
                     move_cursor(commit, name, consumer, position, back=back)
 
-        with writing(self._place.url) as journal:
+        with writing(self._location.url) as journal:
             journal._core.run(move, relaxed=True)
 
 
@@ -406,13 +406,13 @@ def _planned(journal: LocalJournal, view: TopicView) -> PlannedTopic:
     def cuts(after: int, through: int, pieces: int, exactly: bool) -> list[int]:
         return range_cuts(view, after, through, pieces, exactly=exactly)
 
-    places = partial(places_of, journal._backend.log(view.name))
-    return PlannedTopic(view.name, ends_of(view), view.position_before, partial(range_size, view), cuts, places)
+    spans = partial(spans_of, journal._backend.log(view.name))
+    return PlannedTopic(view.name, ends_of(view), view.position_before, partial(range_size, view), cuts, spans)
 
 
-def correlations(place: JournalPlace, ids: pa.StringArray, journal: str | None = None) -> pa.StringArray:
+def correlations(location: JournalLocation, ids: pa.StringArray, journal: str | None = None) -> pa.StringArray:
     """The correlation id of each event named by its id, as a column; null where there is none, or no such event."""
     distinct = [id for id in pc.unique(ids).to_pylist() if id is not None]
-    found = open_source(place, journal).correlations(distinct) if distinct else {}
+    found = open_source(location, journal).correlations(distinct) if distinct else {}
     values = pa.array([found.get(id) for id in distinct], pa.string())
     return values.take(pc.index_in(ids, value_set=pa.array(distinct, pa.string())))

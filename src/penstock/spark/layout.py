@@ -29,7 +29,7 @@ from penstock.errors import ConfigError
 from penstock.queue.policy import duration_ms
 from penstock.queue.state.keys import FRONT
 from penstock.spark.journals import correlations
-from penstock.spark.options import JournalPlace, WriteOptions
+from penstock.spark.options import JournalLocation, WriteOptions
 from penstock.spark.payload import check_form, json_text
 from penstock.spark.versions import arrow_schema_of
 
@@ -107,7 +107,7 @@ _LATEST = pa.scalar(datetime.max.replace(tzinfo=UTC), _TIME)
 class SinkLayout(msgspec.Struct, frozen=True):
     """How the rows of one frame become events."""
 
-    place: JournalPlace
+    location: JournalLocation
     topic: str | None
     kind: str | None
     columns: frozenset[str]
@@ -144,7 +144,7 @@ class SinkLayout(msgspec.Struct, frozen=True):
         columns = frozenset(found.names) - set(_IGNORED)
         if options.topic is not None:
             columns -= {"topic"}
-        return cls(options.place, options.topic, kind, columns, options.journal)
+        return cls(options.location, options.topic, kind, columns, options.journal)
 
     def events(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows as the columns that blocks are made of: topic, kind, payload, binary, key, scope, headers, …"""
@@ -193,7 +193,7 @@ class SinkLayout(msgspec.Struct, frozen=True):
         else:
             ids = cause
             open_ = ids if correlation is None else pc.if_else(pc.is_null(correlation), ids, None)
-            inherited = correlations(self.place, open_, self.journal)
+            inherited = correlations(self.location, open_, self.journal)
         known = [column for column in (correlation, inherited, ids) if column is not None]
         made["causation"] = ids
         made["correlation"] = pc.coalesce(*known)

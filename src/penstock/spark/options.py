@@ -82,7 +82,7 @@ class Token:
         return hash(self._text)
 
 
-class JournalPlace(msgspec.Struct, frozen=True):
+class JournalLocation(msgspec.Struct, frozen=True):
     """Which journal, and how it is reached."""
 
     url: str
@@ -99,10 +99,10 @@ class JournalPlace(msgspec.Struct, frozen=True):
         return is_served(self.url)
 
     @property
-    def server(self) -> JournalPlace | None:
+    def server(self) -> JournalLocation | None:
         """Where changes are asked for: a server; None when this process makes them itself."""
         if self.writer is not None:
-            return JournalPlace(self.writer, self.token, self.compression)
+            return JournalLocation(self.writer, self.token, self.compression)
         return self if self.served else None
 
 
@@ -111,20 +111,20 @@ def is_served(url: str) -> bool:
     return url.lower().startswith(("http://", "https://"))
 
 
-def place_of_journal(journal: Journal | str, what: str) -> JournalPlace:
+def location_of_journal(journal: Journal | str, what: str) -> JournalLocation:
     """Where a journal that a program names, or has open, is for tasks. `what` needs one that they can open."""
     if isinstance(journal, str):
-        return JournalPlace(absolute_url(journal))
+        return JournalLocation(absolute_url(journal))
     from penstock.remote.journal import RemoteJournal  # takes longer to load than Spark's worker itself
 
     if isinstance(journal, RemoteJournal):
         token = journal._client.token
-        return JournalPlace(journal._client.url, None if token is None else Token(token))
+        return JournalLocation(journal._client.url, None if token is None else Token(token))
     engine = local(journal, what)._engine
-    return JournalPlace(absolute_url(f"{engine.scheme}:{engine.location}"))
+    return JournalLocation(absolute_url(f"{engine.scheme}:{engine.location}"))
 
 
-def place_of(given: Mapping[str, str]) -> JournalPlace:
+def location_of(given: Mapping[str, str]) -> JournalLocation:
     """The journal that options name."""
     url, writer = given["url"], given.get("writer")
     if writer is not None:
@@ -137,7 +137,7 @@ def place_of(given: Mapping[str, str]) -> JournalPlace:
             raise ConfigError(f"compression is for a journal at a server (http://…, https://…), not for {url}")
     match compression:
         case None | "none" | "gzip":
-            return JournalPlace(url, None if token is None else Token(token), compression or "none", writer)
+            return JournalLocation(url, None if token is None else Token(token), compression or "none", writer)
         case _:
             raise ConfigError(f'compression is "none" or "gzip", not {compression!r}')
 
@@ -229,7 +229,7 @@ Mode = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
 class ReadOptions(msgspec.Struct, frozen=True):
     """What a read was asked for."""
 
-    place: JournalPlace
+    location: JournalLocation
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     start: Offset | dict[str, Offset] = "earliest"
@@ -260,7 +260,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
 class WriteOptions(msgspec.Struct, frozen=True):
     """What a write was asked for."""
 
-    place: JournalPlace
+    location: JournalLocation
     topic: str | None = None
     queue: bool = False
     kind: str | None = None
@@ -312,7 +312,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         schema = _BOUNDED_TEXT.sub("STRING", schema)
     consumer = given.get("consumer")
     return ReadOptions(
-        place_of(given),
+        location_of(given),
         topics,
         pattern,
         _offsets(given, "startingoffsets", "earliest", topics),
@@ -404,7 +404,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         check_consumer(app, "txnAppId")
     kind = given.get("kind")
     return WriteOptions(
-        place_of(given),
+        location_of(given),
         target,
         "queue" in given,
         None if kind is None else check_kind(kind),

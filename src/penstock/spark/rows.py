@@ -35,7 +35,7 @@ from penstock.journal.to_arrow import arrow_schema, joined, record_batch
 from penstock.names import is_whole
 from penstock.protocol.bulk import Wanted, blocks_of
 from penstock.spark.journals import SourceJournal, writing
-from penstock.spark.options import EVENT_COLUMNS, JournalPlace, Mode, PayloadForm, ReadOptions
+from penstock.spark.options import EVENT_COLUMNS, JournalLocation, Mode, PayloadForm, ReadOptions
 from penstock.spark.payload import check_form, decoding
 from penstock.spark.versions import arrow_schema_of
 from penstock.surface.journal import Journal
@@ -189,14 +189,14 @@ class BadRecords(msgspec.Struct, frozen=True):
     its dedup key.
     """
 
-    place: JournalPlace
+    location: JournalLocation
     name: str
     schema: str
 
     @classmethod
     def of(cls, options: ReadOptions) -> BadRecords:
         assert options.bad_records is not None
-        return cls(options.place, options.bad_records, options.payload_schema or "")
+        return cls(options.location, options.bad_records, options.payload_schema or "")
 
     def put(self, events: Sequence[tuple[Event, str]]) -> None:
         """Puts events there, with the reasons; those that are there already are left alone."""
@@ -227,9 +227,9 @@ class BadRecords(msgspec.Struct, frozen=True):
         )
 
     def _journal(self) -> AbstractContextManager[Journal]:
-        server = self.place.server
+        server = self.location.server
         if server is None:
-            return writing(self.place.url)
+            return writing(self.location.url)
         from penstock.remote import connect
 
         return connect(server.url, token=None if server.token is None else server.token.reveal())

@@ -19,14 +19,14 @@ from penstock.journal.sealed.report import FILE_EVENTS, Progress, SealReport
 from penstock.journal.sealed.sealing import Range, WriteSegments, seal_topic
 from penstock.journal.sealed.segments import Segment, load_segments
 from penstock.journal.sealed.tables import TableRequest
-from penstock.journal.sealed.writing import SealPlace, write_segment
+from penstock.journal.sealed.writing import SealTarget, write_segment
 from penstock.journal.to_arrow import arrow_schema
 from penstock.local.journal import LocalJournal
 from penstock.names import TableFormat, check_name, split_url
 from penstock.protocol.bulk import SealRequest
 from penstock.remote.journal import RemoteJournal, seal_served
 from penstock.spark.journals import check_reach, reading
-from penstock.spark.options import EVENT_COLUMNS, JournalPlace, absolute_url, is_served, place_of_journal
+from penstock.spark.options import EVENT_COLUMNS, JournalLocation, absolute_url, is_served, location_of_journal
 from penstock.spark.served import served_journal
 from penstock.surface.journal import Journal
 
@@ -126,7 +126,7 @@ def _url_of(journal: LocalJournal) -> str:
 def _on_spark(journal: LocalJournal, master: str | None) -> WriteSegments:
     url = _url_of(journal)
 
-    def write(place: SealPlace, ranges: list[Range]) -> Iterator[Segment]:
+    def write(target: SealTarget, ranges: list[Range]) -> Iterator[Segment]:
         from penstock.spark.startup.sessions import session
 
         if not ranges:
@@ -134,7 +134,7 @@ def _on_spark(journal: LocalJournal, master: str | None) -> WriteSegments:
         running = session("penstock seal") if master is None else session("penstock seal", master=master)
         context = running.sparkContext
         check_reach(url, context.master)
-        task = _SegmentTask(url, journal.id, place)
+        task = _SegmentTask(url, journal.id, target)
         step = max(1, context.defaultParallelism)
         for start in range(0, len(ranges), step):
             some = ranges[start : start + step]
@@ -146,13 +146,13 @@ def _on_spark(journal: LocalJournal, master: str | None) -> WriteSegments:
 class _SegmentTask:
     """The work of a Spark task: one file."""
 
-    def __init__(self, url: str, journal: str, place: SealPlace) -> None:
+    def __init__(self, url: str, journal: str, target: SealTarget) -> None:
         self.url = url
         self.journal = journal
-        self.place = place
+        self.target = target
 
     def __call__(self, bounds: Range) -> Segment:
-        return write_segment(reading(self.url, self.journal)._engine, self.place, *bounds)
+        return write_segment(reading(self.url, self.journal)._engine, self.target, *bounds)
 
 
 _DDL = ", ".join(f"{name} {type_}" for name, type_ in {**EVENT_COLUMNS, "payload_bytes": "BINARY"}.items())
@@ -173,10 +173,10 @@ def lake(
     check_name(topic)
     if payload not in ("json", "binary"):
         raise ConfigError(f'payload is "json" or "binary", not {payload!r}')
-    place = place_of_journal(journal, "a lake frame")
-    if place.served:
-        return _served_lake(spark, place, topic, payload)
-    url = place.url
+    location = location_of_journal(journal, "a lake frame")
+    if location.served:
+        return _served_lake(spark, location, topic, payload)
+    url = location.url
     opening: AbstractContextManager[LocalJournal] = (
         nullcontext(journal) if isinstance(journal, LocalJournal) else open_local(url, read_only=True)
     )
@@ -200,14 +200,14 @@ def lake(
     return sealed if after == latest else sealed.unionAll(tail)
 
 
-def _served_lake(spark: SparkSession, place: JournalPlace, topic: str, payload: str) -> DataFrame:
+def _served_lake(spark: SparkSession, location: JournalLocation, topic: str, payload: str) -> DataFrame:
     """A topic of a served journal, all of it through the server: the lake's files are the server's to reach."""
-    ends = served_journal(place, None).ends([topic]).ends.get(topic)
+    ends = served_journal(location, None).ends([topic]).ends.get(topic)
     if ends is None:
-        raise ConfigError(f"there is no topic {topic!r} in {place.url}")
-    source = spark.read.format("penstock").options(url=place.url, topic=topic, payloadFormat=payload)
-    if place.token is not None:
-        source = source.option("token", place.token.reveal())
+        raise ConfigError(f"there is no topic {topic!r} in {location.url}")
+    source = spark.read.format("penstock").options(url=location.url, topic=topic, payloadFormat=payload)
+    if location.token is not None:
+        source = source.option("token", location.token.reveal())
     return source.options(startingOffsets=str(ends.trimmed), endingOffsets=str(ends.latest)).load()
 
 

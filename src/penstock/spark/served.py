@@ -51,7 +51,7 @@ from penstock.protocol.operation import BLOCKS, ROLES, Role
 from penstock.protocol.topics import FIND_POSITION, LIST_TOPICS, MOVE_CURSOR, CursorChange, PositionQuery
 from penstock.remote.client import Client
 from penstock.spark.journals import JournalState, PlannedTopic, check_kept, dropped, patiently
-from penstock.spark.options import JournalPlace
+from penstock.spark.options import JournalLocation
 
 TIMEOUT = 60.0
 """Seconds for a server to accept a connection, and to answer."""
@@ -60,54 +60,57 @@ FIRST_PATIENCE = 10.0
 _KEPT = 8
 """Servers a worker process stays connected with."""
 
-_kept: dict[tuple[int, JournalPlace], Client] = {}
+_kept: dict[tuple[int, JournalLocation], Client] = {}
 
 
-def client_of(place: JournalPlace) -> Client:
+def client_of(location: JournalLocation) -> Client:
     """The connections to a server; they are kept for the next task of this process, and never used by a child."""
-    slot = (os.getpid(), place)
+    slot = (os.getpid(), location)
     client = _kept.get(slot)
     if client is None:
         for other in [other for other in _kept if other[0] != slot[0]]:
             del _kept[other]  # the parent's: not ours to close
         while len(_kept) >= _KEPT:
             _kept.pop(next(iter(_kept))).close()
-        token = None if place.token is None else place.token.reveal()
-        client = _kept[slot] = Client(place.url, token, TIMEOUT)
+        token = None if location.token is None else location.token.reveal()
+        client = _kept[slot] = Client(location.url, token, TIMEOUT)
     return client
 
 
-def describe(place: JournalPlace, *, known: bool = False) -> JournalDocument:
+def describe(location: JournalLocation, *, known: bool = False) -> JournalDocument:
     """What is served at a place; `known`: a server was there when the work was planned."""
-    return patiently(lambda: client_of(place).call(DESCRIBE_JOURNAL), None if known else FIRST_PATIENCE)
+    return patiently(lambda: client_of(location).call(DESCRIBE_JOURNAL), None if known else FIRST_PATIENCE)
 
 
-def check_may_write(place: JournalPlace, doing: str, *, role: Role = "write", known: bool = False) -> JournalDocument:
+def check_may_write(
+    location: JournalLocation, doing: str, *, role: Role = "write", known: bool = False
+) -> JournalDocument:
     """What is served at a place; ConfigError when nothing can be written there with this token, or its role is less.
 
     `known`: a server was there when the work was planned, or may have been.
     """
-    about = describe(place, known=known)
+    about = describe(location, known=known)
     if about.read_only:
-        raise ConfigError(f"{place.url} serves its journal for reading only, and {doing} writes to it")
+        raise ConfigError(f"{location.url} serves its journal for reading only, and {doing} writes to it")
     if ROLES.index(about.role) < ROLES.index(role):
         raise ConfigError(
-            f"{doing} writes to {place.url}, which needs a token with the role {role}; this one's role is {about.role}"
+            f"{doing} writes to {location.url}, which needs a token with the role {role}; this one's role is "
+            f"{about.role}"
         )
     return about
 
 
-def check_same(place: JournalPlace, found: str, id: str | None) -> None:
+def check_same(location: JournalLocation, found: str, id: str | None) -> None:
     """ConfigError when a server's journal is another than the one that work was planned for."""
     if id is not None and found != id:
         raise ConfigError(
-            f"there is another journal at {place.url} than where this query was planned: it was replaced meanwhile, or "
+            f"there is another journal at {location.url} than where this query was planned: it was replaced, or "
             "the address leads to another server from here"
         )
 
 
 # ── staging ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def send_piece(server: JournalPlace, job: str, batch: str, at: int, body: bytes | ObjectRequest) -> None:
+def send_piece(server: JournalLocation, job: str, batch: str, at: int, body: bytes | ObjectRequest) -> None:
     """Has a server keep a piece until the commit: this one, or one in an area that it fetches itself."""
     client, query = client_of(server), StageQuery(job)
     if isinstance(body, bytes):
@@ -116,12 +119,12 @@ def send_piece(server: JournalPlace, job: str, batch: str, at: int, body: bytes 
         patiently(lambda: client.call(STAGE_OBJECT, batch, str(at), query=query, body=body))
 
 
-def commit_staged(server: JournalPlace, request: CommitRequest) -> bool:
+def commit_staged(server: JournalLocation, request: CommitRequest) -> bool:
     """Publishes what a server keeps, in one transaction of its own; False when that was done before."""
     return patiently(lambda: client_of(server).call(COMMIT_STAGED, body=request)).committed
 
 
-def drop_staged(server: JournalPlace, job: str) -> None:
+def drop_staged(server: JournalLocation, job: str) -> None:
     """Has a server forget what a job has staged and not published."""
     client_of(server).call(DROP_STAGED, query=DropQuery(job))
 
@@ -131,20 +134,20 @@ _MOST_NAMED = 100
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def served_journal(place: JournalPlace, id: str | None) -> ServedJournal:
+def served_journal(location: JournalLocation, id: str | None) -> ServedJournal:
     """The journal at a server; one that was planned with is waited for, a new one must be there."""
-    found = describe(place, known=id is not None).id
-    check_same(place, found, id)
-    return ServedJournal(place, found)
+    found = describe(location, known=id is not None).id
+    check_same(location, found, id)
+    return ServedJournal(location, found)
 
 
 class ServedJournal:
     """A journal behind a server."""
 
-    def __init__(self, place: JournalPlace, id: str) -> None:
-        self.place = place
+    def __init__(self, location: JournalLocation, id: str) -> None:
+        self.location = location
         self.id = id
-        self._client = client_of(place)
+        self._client = client_of(location)
 
     def changes(self) -> int | None:
         return None
@@ -173,17 +176,17 @@ class ServedJournal:
         def cuts(after: int, through: int, pieces: int, exactly: bool) -> list[int]:
             return self.cuts(name, CutsQuery(after, through, pieces, exactly)).bounds
 
-        def places(after: int, through: int, wanted: Wanted) -> SpansDocument:
+        def spans(after: int, through: int, wanted: Wanted) -> SpansDocument:
             asked = SpansRequest(wanted, through, after)
             return patiently(lambda: self._client.call(READ_SPANS, name, body=asked))
 
-        return PlannedTopic(name, ends, position_before, size, cuts, places)
+        return PlannedTopic(name, ends, position_before, size, cuts, spans)
 
     def ends(self, names: Sequence[str]) -> EndsDocument:
         """Where topics begin and end; those that are not there are left out."""
         query = EndsQuery(list(names) if len(names) <= _MOST_NAMED else [])
         found = patiently(lambda: self._client.call(READ_ENDS, query=query))
-        check_same(self.place, found.journal, self.id)
+        check_same(self.location, found.journal, self.id)
         return found
 
     # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -216,7 +219,7 @@ class ServedJournal:
     def _fetch(self, topic: str, strict: bool, after: int, through: int) -> tuple[bytes, int]:
         """Some blocks from a position on, and how far they reach."""
         query = BlocksQuery(after, through, strict)
-        packed = self.place.compression == "gzip"
+        packed = self.location.compression == "gzip"
 
         def ask() -> tuple[bytes, Mapping[str, str]]:
             return self._client.download(READ_BLOCKS, topic, query=query, accept=BLOCKS, packed=packed)
@@ -227,7 +230,7 @@ class ServedJournal:
             if error.oldest is not None:
                 check_kept(topic, after, through, error.oldest - 1)
             raise
-        check_same(self.place, headers.get(JOURNAL_HEADER, ""), self.id)
+        check_same(self.location, headers.get(JOURNAL_HEADER, ""), self.id)
         return message, int(headers[REACHED_HEADER])
 
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────────

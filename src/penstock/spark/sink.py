@@ -236,23 +236,23 @@ def _planned(options: WriteOptions, area: StagingArea | None, *, again: bool) ->
 
     ConfigError when it cannot be written so. `again`: it may have been planned before, by another process.
     """
-    place = options.place
-    if place.server is None:
-        return journal_id(place.url), _own_gates(options)
+    location = options.location
+    if location.server is None:
+        return journal_id(location.url), _own_gates(options)
     from penstock.spark.served import check_may_write, check_same
 
-    about = check_may_write(place.server, "this query", known=again)
-    if place.writer is not None:
-        check_same(place.server, about.id, journal_id(place.url))
+    about = check_may_write(location.server, "this query", known=again)
+    if location.writer is not None:
+        check_same(location.server, about.id, journal_id(location.url))
     if area is not None and area.url not in about.staging:
         raise ConfigError(
-            f"{place.server.url} fetches nothing from {area.url}, where this query would leave its blocks, but "
+            f"{location.server.url} fetches nothing from {area.url}, where this query would leave its blocks, but "
             f"from {', '.join(about.staging) or 'nowhere'}: start it with `penstock serve --staging {area.url}`"
         )
     unknown = next((name for name in options.gates if name not in names_in(about.gates)), None)
     if unknown is not None:
         raise ConfigError(
-            f"{place.server.url} does not ask the gate {unknown}, and gates are asked where a journal is written: "
+            f"{location.server.url} does not ask the gate {unknown}, and gates are asked where a journal is written: "
             f"start it with `penstock serve --gates {unknown}`"
         )
     return about.id, ()
@@ -278,10 +278,10 @@ class TopicTarget:
         """ConfigError when the frame cannot be written. `again`: as for `_planned`."""
         options = write_options(given)
         self.app, self.version = options.app, options.version
-        self.place = place = options.place
+        self.location = location = options.location
         self.area = None
-        if options.staging is not None or not place.served:
-            self.area = area_of(place.url) if options.staging is None else StagingArea(options.staging)
+        if options.staging is not None or not location.served:
+            self.area = area_of(location.url) if options.staging is None else StagingArea(options.staging)
         journal, gates = _planned(options, self.area, again=again)
         self.options = msgspec.structs.replace(options, journal=journal, gates=gates)
         self.layout = SinkLayout.of(schema, self.options)
@@ -304,8 +304,8 @@ class TopicTarget:
         if self.area is None:
             from penstock.spark.served import send_piece
 
-            assert self.place.server is not None
-            send_piece(self.place.server, share.job, share.batch, at, body)
+            assert self.location.server is not None
+            send_piece(self.location.server, share.job, share.batch, at, body)
         else:
             path = patiently(partial(self.area.put, share.job, number, share.batch, at, body))
         share.pieces.append(_StagedPiece(path, len(body), _hash(body)))
@@ -318,14 +318,14 @@ class TopicTarget:
         mark = None if by is None else mark_name(*by, options.topic or "")
         queue = options.topic if options.queue else None
         staged = [share for share in events if share.size]
-        if self.place.server is None:
+        if self.location.server is None:
             blocks = Blocks(
                 self._wires(staged),
                 sum(share.size for share in staged),
                 sum(share.events for share in staged),
                 any(share.keyed for share in staged),
             )
-            with writing(self.place.url, options.journal, options.gates) as opened:
+            with writing(self.location.url, options.journal, options.gates) as opened:
                 return publish_blocks(opened, blocks, mark, version, queue)
         from penstock.protocol.bulk import CommitRequest
         from penstock.spark.served import commit_staged
@@ -334,15 +334,15 @@ class TopicTarget:
             for done in [pool.submit(self._take_in, share) for share in staged]:
                 done.result()
         batches = [share.batch for share in staged]
-        return commit_staged(self.place.server, CommitRequest(options.journal or "", batches, mark, version, queue))
+        return commit_staged(self.location.server, CommitRequest(options.journal or "", batches, mark, version, queue))
 
     def _take_in(self, share: StagedShare) -> None:
         """Gives the server what of a share it does not have yet."""
         from penstock.protocol.bulk import ObjectRequest
         from penstock.spark.served import send_piece
 
-        assert self.place.server is not None
-        send = partial(send_piece, self.place.server, share.job, share.batch)
+        assert self.location.server is not None
+        send = partial(send_piece, self.location.server, share.job, share.batch)
         if share.carried:
             send(0, share.carried)
         if self.area is not None:
@@ -374,9 +374,9 @@ class TopicTarget:
         try:
             if self.area is not None:
                 self.area.sweep(job, through)
-            if self.place.server is not None:
+            if self.location.server is not None:
                 from penstock.spark.served import drop_staged
 
-                drop_staged(self.place.server, job)
+                drop_staged(self.location.server, job)
         except PenstockError as error:
             log.info("what was staged for %s is left for later: %s", job, error)

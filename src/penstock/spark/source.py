@@ -70,7 +70,7 @@ class Topics:
         for name in names:
             if name not in self.views:
                 there = ", ".join(found.names()) or "none yet"
-                raise ConfigError(f"there is no topic {name!r} in {options.place.url}; topics: {there}")
+                raise ConfigError(f"there is no topic {name!r} in {options.location.url}; topics: {there}")
 
     def starts(self) -> Offsets:
         """Where a query begins that has not read anything yet."""
@@ -141,7 +141,7 @@ def narrowed(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int],
         if wanted is None or end - start < _LOOK_UP:
             ranges.append(Range(name, [(start, end)]))
             continue
-        found = view.places(start, end, wanted)
+        found = view.spans(start, end, wanted)
         if found.spans or found.found:
             ranges.append(Range(name, found.spans, found.found))
     return ranges
@@ -287,7 +287,7 @@ class BatchReader(DataSourceReader):
         self.filter = option_filter(options)
 
     def partitions(self) -> Sequence[InputPartition]:
-        journal = open_source(self.options.place, newest=True)
+        journal = open_source(self.options.location, newest=True)
         check_rights(self.options)
         with journal.state() as found:
             topics = Topics(found, self.options)
@@ -296,7 +296,7 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Range):  # Spark makes one of its own when there are none
             return iter(())
-        journal = open_source(self.options.place, partition.journal)
+        journal = open_source(self.options.location, partition.journal)
         return read_range(journal, partition, self.layout, self.filter, strict=self.options.fail_on_data_loss)
 
 
@@ -426,13 +426,13 @@ class StreamReader(LimitedReader):
 
     def _opened(self) -> SourceJournal:
         """The journal; at a server, the one that this query began with."""
-        if not self.options.place.served:
+        if not self.options.location.served:
             # Kept by the process, and opened anew when it was replaced.
-            journal = open_source(self.options.place, newest=self._behind)
+            journal = open_source(self.options.location, newest=self._behind)
             self._behind = False
             return journal
         if self._served is None:
-            self._served = open_source(self.options.place)
+            self._served = open_source(self.options.location)
         return self._served
 
     def _check_ahead(self, start: Offsets, end: Offsets) -> None:
@@ -440,7 +440,7 @@ class StreamReader(LimitedReader):
             if self.options.fail_on_data_loss and latest < start.get(name, 0):
                 raise ConfigError(
                     f"this query has read topic {name!r} through {start[name]}, and the topic ends at {latest}: "
-                    f"{self.options.place.url} is another journal, or was restored from a backup. Start with a new "
+                    f"{self.options.location.url} is another journal, or was restored from a backup. Start with a new "
                     "checkpoint, or set failOnDataLoss=false to wait until the topic has grown again"
                 )
 
@@ -460,7 +460,7 @@ class StreamReader(LimitedReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
-        journal = open_source(self.options.place, partition.journal)
+        journal = open_source(self.options.location, partition.journal)
         return read_range(journal, partition, self.layout, self._filter, strict=self.options.fail_on_data_loss)
 
     def stop(self) -> None:

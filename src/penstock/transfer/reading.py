@@ -165,7 +165,7 @@ _NEAR = 8_192
 """Positions between two events that are read along: a block is read as a whole."""
 
 
-def places_of(log: TopicLog, after: int, through: int, wanted: Wanted) -> SpansDocument:
+def spans_of(log: TopicLog, after: int, through: int, wanted: Wanted) -> SpansDocument:
     """Where, in after < position ≤ through, wanted events may be: some that were found, and bounds of all others.
 
     What an index finds may be more than is wanted: one field is looked up in it.

@@ -14,7 +14,7 @@ from penstock.journal.sealed import sealing
 from penstock.journal.sealed.report import SealReport
 from penstock.journal.sealed.sealing import Range, seal_topic
 from penstock.journal.sealed.segments import Segment
-from penstock.journal.sealed.writing import SealPlace, write_segment
+from penstock.journal.sealed.writing import SealTarget, write_segment
 from penstock.local.journal import LocalJournal
 
 Act = Callable[[], object]
@@ -92,7 +92,7 @@ def test_files_of_a_dropped_topic_go_whatever_the_error_was(journal: Journal, la
     fill(journal)
     core = local(journal)._core
 
-    def write(place: SealPlace, ranges: list[Range]) -> Iterator[Segment]:
+    def write(place: SealTarget, ranges: list[Range]) -> Iterator[Segment]:
         write_segment(core.engine, place, *ranges[0])
         assert files(lake)
         journal.drop_topic("orders")

@@ -56,7 +56,7 @@ from penstock.journal.sealed.writing import (
     MARKER,
     LakeFolder,
     SealMarker,
-    SealPlace,
+    SealTarget,
     compacted,
     day_of,
     dropped,
@@ -67,7 +67,7 @@ from penstock.journal.upkeep import held_back, remove_blocks
 from penstock.limits import MAX_PARTITION_VALUES
 from penstock.names import check_name, check_position, check_whole, shown_url
 
-WriteSegments: TypeAlias = "Callable[[SealPlace, list[Range]], Iterator[Segment]]"
+WriteSegments: TypeAlias = "Callable[[SealTarget, list[Range]], Iterator[Segment]]"
 """Writes the files of a topic's ranges, and hands them over in order."""
 
 
@@ -274,13 +274,13 @@ class _Sealing:
 
     # ── the work ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _segments(self, ranges: list[Range]) -> Generator[Segment]:
-        yield from self.write(self._place(), ranges)
+        yield from self.write(self._target(), ranges)
 
-    def _place(self) -> SealPlace:
+    def _target(self) -> SealTarget:
         columns, partition_by = self.settings.columns, self.settings.partition_by
-        return SealPlace(self.topic, self.lake, self.token, columns, partition_by)
+        return SealTarget(self.topic, self.lake, self.token, columns, partition_by)
 
-    def _write(self, place: SealPlace, ranges: list[Range]) -> Iterator[Segment]:
+    def _write(self, target: SealTarget, ranges: list[Range]) -> Iterator[Segment]:
         """Writes the files, several at once, and hands them over in order."""
         engine = self.core.engine
         workers = min(os.cpu_count() or 1, 4)
@@ -288,7 +288,7 @@ class _Sealing:
             waiting: deque[Future[Segment]] = deque()
             try:
                 for after, stop in ranges:
-                    waiting.append(pool.submit(write_segment, engine, place, after, stop))
+                    waiting.append(pool.submit(write_segment, engine, target, after, stop))
                     if len(waiting) > workers:  # more would only fill the disk before anything is dropped
                         yield waiting.popleft().result()
                 while waiting:
@@ -336,7 +336,7 @@ class _Sealing:
             trimmed = load_state(snap, view.topic_id, self.topic).trimmed
         if trimmed >= old[0].last:
             return  # compacted meanwhile: the rest waits for the next seal
-        new = write_segment(self.core.engine, self._place(), max(old[0].first - 1, trimmed), old[-1].last)
+        new = write_segment(self.core.engine, self._target(), max(old[0].first - 1, trimmed), old[-1].last)
         self.core.run(partial(self._swap, old, new))
 
     def _swap(self, old: list[Segment], new: Segment, commit: Commit) -> None:

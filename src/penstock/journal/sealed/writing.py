@@ -38,7 +38,7 @@ def sealed_schema() -> pa.Schema:
     return arrow_schema().append(pa.field("payload_bytes", pa.binary()))
 
 
-class SealPlace(NamedTuple):
+class SealTarget(NamedTuple):
     """Where a seal's files go, and how they look."""
 
     topic: str
@@ -68,9 +68,9 @@ def compacted(topic: str) -> ConfigError:
     return ConfigError(f"topic {topic!r} was compacted meanwhile, or dropped and made anew: seal it again")
 
 
-def write_segment(engine: Engine, place: SealPlace, after: int, through: int) -> Segment:
+def write_segment(engine: Engine, target: SealTarget, after: int, through: int) -> Segment:
     """Writes the events of a range into one file or one per value, reads them back, and gives them their names."""
-    topic = place.topic
+    topic = target.topic
     with engine.read() as snap:
         view = topic_to_seal(snap, topic)
         state = load_state(snap, view.topic_id, topic)
@@ -78,10 +78,10 @@ def write_segment(engine: Engine, place: SealPlace, after: int, through: int) ->
         if day is None:
             raise compacted(topic)
         folder = f"{topic}/date={day:%Y-%m-%d}"
-        file = f"{after + 1:020d}-{through:020d}-{place.token}.parquet"
-        typed = TypedColumns(place.columns)
-        partition = Partition(place.partition_by, topic, place.lake) if place.partition_by else None
-        with _SegmentWriter(place.lake, folder, file, pa.schema([*sealed_schema(), *typed.schema])) as writer:
+        file = f"{after + 1:020d}-{through:020d}-{target.token}.parquet"
+        typed = TypedColumns(target.columns)
+        partition = Partition(target.partition_by, topic, target.lake) if target.partition_by else None
+        with _SegmentWriter(target.lake, folder, file, pa.schema([*sealed_schema(), *typed.schema])) as writer:
             for group in _grouped(_batches(view, after, through, typed, partition)):
                 writer.add(pa.Table.from_batches(group), partition)
     tally = writer.total
@@ -93,7 +93,7 @@ def write_segment(engine: Engine, place: SealPlace, after: int, through: int) ->
     path = f"{folder}/{file}"
     pieces = () if partition else parts[0].pieces
     return Segment(
-        after + 1, through, tally.count, place.lake, path, size, crc, tally.binary, typed.unfit, kept, pieces
+        after + 1, through, tally.count, target.lake, path, size, crc, tally.binary, typed.unfit, kept, pieces
     )
 
 

@@ -35,9 +35,9 @@ from penstock.transfer.publishing import BulkCommit, publish_staged, stage_step
 from penstock.transfer.reading import (
     correlations_of,
     ends_of,
-    places_of,
     range_cuts,
     range_size,
+    spans_of,
     stored_blocks,
     topic_names,
 )
@@ -76,7 +76,7 @@ def read_spans(call: Call[None, operations.SpansRequest]) -> operations.SpansDoc
     asked = call.body
     with _topic(call.service, call.name("topic")) as view:
         log = call.service.journal._backend.log(view.name)
-    return places_of(log, asked.after, asked.through, asked.wanted)
+    return spans_of(log, asked.after, asked.through, asked.wanted)
 
 
 @serves(operations.READ_BLOCKS)

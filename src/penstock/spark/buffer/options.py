@@ -40,7 +40,7 @@ class BufferOptions(msgspec.Struct, frozen=True):
     """Which buffer it is."""
 
     url: str
-    places: tuple[BufferPaths, ...]
+    shard_paths: tuple[BufferPaths, ...]
     gc_grace: float
     store: tuple[tuple[str, str], ...]
     """Options of the object store."""
@@ -153,7 +153,7 @@ def _where(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> tu
     whole = buffer_paths(given.get("manifest", BUFFER_MANIFEST), given.get("prefix"))
     where = {
         "url": given["url"],
-        "places": tuple(shard_paths(whole, shard, shards) for shard in range(shards)),
+        "shard_paths": tuple(shard_paths(whole, shard, shards) for shard in range(shards)),
         "gc_grace": _seconds(given, "gcGrace", 600),
         "store": tuple(sorted(rest.items())),
         "given": frozenset(given),

@@ -209,7 +209,7 @@ class BufferBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         store = self.options.open()
-        manifests = [place.manifest for place in self.options.places]
+        manifests = [paths.manifest for paths in self.options.shard_paths]
         return cut([(path, list(parse_manifest(store.get(path)))) for path in manifests], self.options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -281,7 +281,7 @@ class BufferStreamReader(LimitedReader):
         return {path: _end(seen) for path, seen in self._seen.items()}
 
     def _check_manifests(self, offsets: Offsets) -> None:
-        known = [place.manifest for place in self.options.places]
+        known = [paths.manifest for paths in self.options.shard_paths]
         if sorted(offsets) != sorted(known):
             raise ConfigError(
                 f"the checkpoint is of a query that reads {', '.join(sorted(offsets))}; the options name "
@@ -306,12 +306,12 @@ class BufferStreamReader(LimitedReader):
 
     def _owned(self) -> dict[str, Consumer]:
         options = self.options
-        for place in options.places:
-            if place.manifest not in self._consumers:
-                self._consumers[place.manifest] = Consumer(
+        for paths in options.shard_paths:
+            if paths.manifest not in self._consumers:
+                self._consumers[paths.manifest] = Consumer(
                     options.open(),
-                    manifest=place.manifest,
-                    prefix=place.prefix,
+                    manifest=paths.manifest,
+                    prefix=paths.prefix,
                     gc_interval=options.gc_interval,
                     gc_grace=options.gc_grace,
                 )
@@ -397,7 +397,7 @@ class BufferTarget:
     """A buffer that a frame is written to."""
 
     def __init__(self, options: BufferWriteOptions, schema: StructType) -> None:
-        _check_columns(arrow_schema_of(schema), len(options.places))
+        _check_columns(arrow_schema_of(schema), len(options.shard_paths))
         self.options = options
         self.app, self.version = options.app, options.version
 
@@ -406,7 +406,7 @@ class BufferTarget:
         share = Uploaded(job)
         coming: deque[tuple[int, Future[StagedObject]]] = deque()
         with ThreadPoolExecutor(_UPLOADS, thread_name_prefix="penstock-upload") as pool:
-            for shard, rows in _gathered(batches, len(self.options.places), self.options.flush_bytes):
+            for shard, rows in _gathered(batches, len(self.options.shard_paths), self.options.flush_bytes):
                 while len(coming) >= _UPLOADS:
                     done, staged = coming.popleft()
                     share.objects.append((done, staged.result()))
@@ -423,7 +423,7 @@ class BufferTarget:
     def publish(self, shares: Sequence[TaskShare], by: tuple[str, str] | None, version: int) -> bool:
         mark = None if by is None else Mark(":".join(by), version)
         written = True
-        for shard in range(len(self.options.places)):
+        for shard in range(len(self.options.shard_paths)):
             uploaded = (share for share in shares if isinstance(share, Uploaded))
             staged = [one for share in uploaded for which, one in share.objects if which == shard]
             if staged:
@@ -435,7 +435,7 @@ class BufferTarget:
 
     def _publisher(self, shard: int) -> Publisher:
         options = self.options
-        return Publisher(options.open(), options.places[shard], gc_grace=options.gc_grace)
+        return Publisher(options.open(), options.shard_paths[shard], gc_grace=options.gc_grace)
 
 
 def _check_columns(schema: pa.Schema, shards: int) -> None:

@@ -114,7 +114,7 @@ class Endpoint:
             raise ConfigError(f"a flow writes to one topic, not to {self.label}")
         options = {"url": self.url or "", **self.options, **self._naming()}
         made = write_options(resolved(options))
-        if made.place.server is None:
+        if made.location.server is None:
             load_gates(made.gates)
         return options
 
@@ -369,7 +369,7 @@ def load_pipeline(path: str | Path, *, name: str | None = None) -> Pipeline:
     try:
         exec(code, vars(module))
     except Exception as error:
-        raise ConfigError(f"{place_of(error, str(file)) or path}: {error_line(error)}{_advice(error)}") from error
+        raise ConfigError(f"{line_of(error, str(file)) or path}: {error_line(error)}{_advice(error)}") from error
     if is_connect():
         _send_by_value(file.resolve().parent)
     flows = {id(value): value for value in vars(module).values() if isinstance(value, Flow)}
@@ -395,7 +395,7 @@ def _advice(error: Exception) -> str:
     )
 
 
-def place_of(error: BaseException, file: str) -> str | None:
+def line_of(error: BaseException, file: str) -> str | None:
     """The innermost line of a file that an error came through: `pipeline.py, line 12`."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"{file}, line {lines[-1]}" if lines else None
@@ -462,7 +462,7 @@ class FlowGraph:
     def __init__(self, pipeline: Pipeline, url: str) -> None:
         self.pipeline = pipeline
         self.flows = [BoundFlow(flow, pipeline.name, url) for flow in pipeline.flows]
-        self.urls = {place.url for flow in self.flows for place in (*flow.sources, flow.target) if place.url}
+        self.urls = {end.url for flow in self.flows for end in (*flow.sources, flow.target) if end.url}
         self.existing = {node for url in self.urls for node in _topics_in(url)}
         self.made = {node for flow in self.flows for node in flow.target.nodes()}
         self.feeders = {flow.name: self._feeders(flow) for flow in self.flows}
@@ -555,8 +555,8 @@ def frame_of(flow: BoundFlow, spark: SparkSession, file: str | None, hold: str |
     try:
         result: object = flow.flow(*frames)
     except Exception as error:
-        place = place_of(error, file) if file else None
-        raise ConfigError(f"{place + ': ' if place else ''}{error_line(error)}") from error
+        line = line_of(error, file) if file else None
+        raise ConfigError(f"{line + ': ' if line else ''}{error_line(error)}") from error
     if not isinstance(result, DataFrame):
         raise ConfigError(f"the function must return a DataFrame, and returned {type(result).__name__}")
     if not result.isStreaming:

@@ -108,10 +108,10 @@ def _bounds(source: Endpoint) -> dict[str, tuple[int, int]]:
     options = read_options(resolved(source.options))
     store = options.open()
     found = {}
-    for place in options.places:
-        manifest = parse_manifest(store.get(place.manifest))
+    for paths in options.shard_paths:
+        manifest = parse_manifest(store.get(paths.manifest))
         first = manifest.first_sequence()
-        found[place.manifest] = (manifest.next_sequence if first is None else first, manifest.next_sequence)
+        found[paths.manifest] = (manifest.next_sequence if first is None else first, manifest.next_sequence)
     return found
 
 

@@ -185,8 +185,8 @@ def _python_fault(frames: str, last: str, file: str | None) -> Fault:
     own = getattr(__import__("penstock.errors", fromlist=[name]), name, None)
     text = message.strip() if own is not None and message else f"{name}: {message}".rstrip(": ")
     lines = [line for where, line in _FRAME.findall(frames) if where == file]
-    place = f" ({file}, line {lines[-1]})" if lines else ""
-    return Fault(text + place, _passes(name, message, None))
+    line = f" ({file}, line {lines[-1]})" if lines else ""
+    return Fault(text + line, _passes(name, message, None))
 
 
 def _passes(name: str, message: str, error: PenstockError | None) -> bool:

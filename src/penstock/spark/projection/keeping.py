@@ -43,7 +43,7 @@ from penstock.protocol.bulk import (
 from penstock.remote.journal import RemoteJournal
 from penstock.remote.rebuilding import shares
 from penstock.spark.journals import check_reach, journal_id, patiently, reading, writing
-from penstock.spark.options import JournalPlace, place_of_journal, read_options, resolved
+from penstock.spark.options import JournalLocation, location_of_journal, read_options, resolved
 from penstock.spark.projection.fold import NEEDED, Folded, emit, fold_sorted, in_columns
 from penstock.spark.projection.shipping import Shipped
 from penstock.spark.served import check_may_write, check_same, client_of
@@ -73,15 +73,15 @@ class StateKeeper(Protocol):
         """Keeps states; PositionTrimmed when they were folded from a topic that was dropped."""
 
 
-def keeper_of(place: JournalPlace) -> StateKeeper:
+def keeper_of(location: JournalLocation) -> StateKeeper:
     """The keeper of a journal's states; ConfigError when they cannot be kept there.
 
     Where a server writes the journal, it is asked for what it has written as well: a reader of its own may be behind.
     """
-    if place.server is None:
-        return OpenedKeeper(place.url, journal_id(place.url))
-    about = check_may_write(place.server, "a projected stream, which keeps its states,", role="admin")
-    return ServedKeeper(place.server, about.id)
+    if location.server is None:
+        return OpenedKeeper(location.url, journal_id(location.url))
+    about = check_may_write(location.server, "a projected stream, which keeps its states,", role="admin")
+    return ServedKeeper(location.server, about.id)
 
 
 class OpenedKeeper:
@@ -114,13 +114,13 @@ class OpenedKeeper:
 class ServedKeeper:
     """A journal at a server. Every request may be repeated."""
 
-    def __init__(self, place: JournalPlace, id: str) -> None:
-        self.place = place
+    def __init__(self, location: JournalLocation, id: str) -> None:
+        self.location = location
         self.id = id
 
     def make_topic(self, name: str) -> None:
-        token = None if self.place.token is None else self.place.token.reveal()
-        with RemoteJournal(self.place.url, token=token) as journal:
+        token = None if self.location.token is None else self.location.token.reveal()
+        with RemoteJournal(self.location.url, token=token) as journal:
             if name not in journal.topics():
                 journal.topic(name).configure()
 
@@ -129,8 +129,8 @@ class ServedKeeper:
         found: dict[str, StreamedState] = {}
         while True:
             asked = StatesRequest(wanted.name, wanted.version, wanted.query, list(keys[at : at + MOST_STATES]))
-            answer = patiently(partial(client_of(self.place).call, FIND_STATES, wanted.topic, body=asked))
-            check_same(self.place, answer.journal, self.id)
+            answer = patiently(partial(client_of(self.location).call, FIND_STATES, wanted.topic, body=asked))
+            check_same(self.location, answer.journal, self.id)
             at += answer.found
             found.update((one.key, one) for one in answer.states)
             if at >= len(keys):
@@ -139,7 +139,7 @@ class ServedKeeper:
     def save(self, wanted: StreamedStates, states: Sequence[StreamedState], *, whole: bool) -> None:
         for some in shares(states):
             asked = SaveStatesRequest(self.id, wanted.name, wanted.version, wanted.query, some, whole)
-            patiently(partial(client_of(self.place).call, SAVE_STATES, wanted.topic, body=asked))
+            patiently(partial(client_of(self.location).call, SAVE_STATES, wanted.topic, body=asked))
 
 
 _planned: ContextVar[list[StreamFold] | None] = ContextVar("projected streams that are planned", default=None)
@@ -247,18 +247,18 @@ def stream_fold(events: DataFrame, shipped: Shipped, schema: StructType, journal
 
 def _fold_of(events: DataFrame, shipped: Shipped, schema: StructType, journal: Journal | str | None) -> StreamFold:
     source = _source_of(events)
-    place = source.place if source is not None else None
+    location = source.location if source is not None else None
     if journal is not None:
-        named = place_of_journal(journal, "a projected stream")
-        place = place if place is not None and named.url == place.url and named.token is None else named
-    if place is None:
+        named = location_of_journal(journal, "a projected stream")
+        location = location if location is not None and named.url == location.url and named.token is None else named
+    if location is None:
         raise ConfigError(
             "a projected stream remembers its states in a journal: this frame does not read one directly, "
             "so name it: project(events, Projection, journal=…)"
         )
-    check_reach(place.url)
-    keeper = keeper_of(place)
-    if source is not None and source.place.url == place.url:
+    check_reach(location.url)
+    keeper = keeper_of(location)
+    if source is not None and source.location.url == location.url:
         topic, whole = source.topic, source.whole
     else:
         topic, whole = _states_name(shipped.projection.__projection__.name), False
@@ -278,7 +278,7 @@ def _states_name(projection: str) -> str:
 class FollowedTopic(NamedTuple):
     """What a stream reads: a topic, and whether the frame is that topic, whole and from its beginning."""
 
-    place: JournalPlace
+    location: JournalLocation
     topic: str
     whole: bool
 
@@ -295,7 +295,7 @@ def _source_of(events: DataFrame) -> FollowedTopic | None:
         raise ConfigError("project one topic at a time: positions of several topics are not in one order")
     whole = same and options.start == "earliest" and options.start_ms is None
     whole = whole and options.fail_on_data_loss  # else it may leave events out, of a restored backup
-    return FollowedTopic(options.place, options.topics[0], whole)
+    return FollowedTopic(options.location, options.topics[0], whole)
 
 
 def _source_here(top: Any) -> tuple[dict[str, str], bool] | None:

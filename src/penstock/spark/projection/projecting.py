@@ -15,7 +15,7 @@ from penstock.local.journal import LocalJournal
 from penstock.names import check_name
 from penstock.remote.rebuilding import RemoteStateSaving
 from penstock.spark.journals import check_reach, patiently
-from penstock.spark.options import JournalPlace, place_of_journal
+from penstock.spark.options import JournalLocation, location_of_journal
 from penstock.spark.projection.fold import NEEDED, OPTIONAL, STORED, BatchFold
 from penstock.spark.projection.shipping import Shipped, result_schema
 from penstock.spark.served import check_may_write, client_of
@@ -103,14 +103,14 @@ def rebuild(
 
     check_name(topic)
     check_projection(projection)
-    with _opened(journal, topic, projection) as (place, saving):
+    with _opened(journal, topic, projection) as (location, saving):
         if not saving.of.through:
             return RebuildReport(0, 0, 0)
         spark = session("penstock rebuild") if master is None else session("penstock rebuild", master=master)
-        check_reach(place.url, spark.conf.get("spark.master"))
-        asked = {"url": place.url, "topic": topic, "endingOffsets": str(saving.of.through)}
-        if place.token is not None:
-            asked["token"] = place.token.reveal()
+        check_reach(location.url, spark.conf.get("spark.master"))
+        asked = {"url": location.url, "topic": topic, "endingOffsets": str(saving.of.through)}
+        if location.token is not None:
+            asked["token"] = location.token.reveal()
         events = spark.read.format("penstock").options(**asked).load()
         folded = map_in_arrow(
             ordered_events(events, projection), BatchFold(Shipped(projection), STORED), STORED
@@ -135,19 +135,19 @@ def _told(rows: Iterator[R], total: int, progress: Callable[[int, int], None]) -
 @contextmanager
 def _opened(
     journal: Journal | str, topic: str, projection: type[Projection]
-) -> Iterator[tuple[JournalPlace, StateSaving | RemoteStateSaving]]:
+) -> Iterator[tuple[JournalLocation, StateSaving | RemoteStateSaving]]:
     """Where the events are read, and where the states go."""
-    place = place_of_journal(journal, "rebuilding states on Spark")
-    if place.served:
-        check_may_write(place, "a rebuild, which saves states,", role="admin")
-        yield place, RemoteStateSaving(client_of(place), topic, projection, patiently)
+    location = location_of_journal(journal, "rebuilding states on Spark")
+    if location.served:
+        check_may_write(location, "a rebuild, which saves states,", role="admin")
+        yield location, RemoteStateSaving(client_of(location), topic, projection, patiently)
         return
     if isinstance(journal, str):
         open_local(journal, read_only=True).close()  # a mistyped name makes no journal
         with open_local(journal) as opened:
-            yield place, _saving(opened, topic, projection)
+            yield location, _saving(opened, topic, projection)
     else:
-        yield place, _saving(local(journal, "rebuilding states on Spark"), topic, projection)
+        yield location, _saving(local(journal, "rebuilding states on Spark"), topic, projection)
 
 
 def _saving(journal: LocalJournal, topic: str, projection: type[Projection]) -> StateSaving:
