@@ -6,10 +6,10 @@
     U hashed topic            a topic of which C says nothing after the position that lies here
 
 An id carries twelve bits of a hash of its topic's name, which a hashed topic begins with. Of causes and correlations a
-commit says only that a topic has some that are not noted yet (U): once, and nothing when there are none. When many topics are
-said to, their events are read and what they name is noted (C) in the background: the topic is *folded*. Until then it
-is asked. Notes of events that were trimmed are forgotten while others are made. So a topic may be asked in vain,
-because its events are gone or two texts have one hash, and is never missed.
+commit says only that a topic has some that are not noted yet (U): once, and nothing when there are none. When many
+topics are said to, their events are read and what they name is noted (C) in the background: the topic is *folded*.
+Until then it is asked. Notes of events that were trimmed are forgotten while others are made. So a topic may be asked
+in vain, because its events are gone or two texts have one hash, and is never missed.
 """
 
 from __future__ import annotations
