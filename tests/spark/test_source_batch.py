@@ -324,7 +324,6 @@ def test_positions_alone_are_known_without_reading_events(
 ) -> None:
     orders = journal.topic("orders")
     orders.append_many([Draft("placed", n, key=f"k{n % 7}") for n in range(100)])
-    orders.configure(by_key=True)
     orders.compact_keys()
     orders.append_many([Draft("placed", n, key=f"k{n % 9}") for n in range(100)])
     kept = [event.seq for event in orders.read()]
