@@ -9,6 +9,7 @@ fetching the same events as table rows (rows), measured in the same run, next to
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import statistics
@@ -21,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import penstock
+import penstock.aio
 from benchmarks.harness import Table, median_ratio, percentile, rate, raw_rate
 
 PAYLOAD = {"x": "y" * 92}  # 100 bytes of JSON
@@ -71,6 +72,24 @@ def append_threads(topic: penstock.Topic, threads: int, each: int) -> tuple[floa
     return threads * each / (time.perf_counter() - start), waits
 
 
+def append_tasks(url: str, tasks: int, each: int) -> float:
+    """Events a second that tasks of one event loop append, each waiting for its own."""
+
+    async def work() -> float:
+        async with await penstock.aio.open(url) as opened:
+            topic = opened.topic("tasks")
+
+            async def one() -> None:
+                for _ in range(each):
+                    await topic.append("k", PAYLOAD)
+
+            start = time.perf_counter()
+            await asyncio.gather(*(one() for _ in range(tasks)))
+            return tasks * each / (time.perf_counter() - start)
+
+    return asyncio.run(work())
+
+
 def single_waits(topic: penstock.Topic, count: int) -> list[float]:
     waits = []
     for _ in range(count):
@@ -110,6 +129,15 @@ def appends(table: Table, folder: Path) -> None:
                 f"{ratio:.1f} x raw, p99 {tail:.1f} x the single p50",
                 "≥ 3.5 x, p99 < 10 x",
                 ratio >= 3.5 and tail < 10,
+            )
+
+            def threads(topic: penstock.Topic = topic) -> float:
+                return append_threads(topic, 64, 100)[0]
+
+            loops = (f"{scheme}:{folder / f'tasks-{number}'}" for number in range(ROUNDS))
+            got = median_ratio(ROUNDS, threads, lambda loops=loops: append_tasks(next(loops), 1_000, 10))  # type: ignore[misc]
+            table.row(
+                f"append, 1,000 tasks of an event loop, {scheme}", f"{got:.2f} x 64 threads", "≥ 0.8 x", got >= 0.8
             )
     for scheme in ("sqlite", "file"):
         for durability, goal in (("disk", 60), ("process", 80)):
