@@ -257,7 +257,7 @@ class Queue(Generic[PayloadT]):
         handles = list(deliveries)
         for one in handles:
             if isinstance(one, Delivery):
-                if one._hold.queue is not self._backend:
+                if one.queue.name != self.name or one.queue.journal is not self.journal:
                     raise ConfigError(f"a delivery of queue {one.queue.name!r} was given to queue {self.name!r}")
             elif not isinstance(one, str):
                 raise ConfigError(f"ack_many takes deliveries or their tokens, not {one!r:.80}")
