@@ -13,11 +13,14 @@ from growth.counting import Counter, _Counted
 from growth.world import LARGE, SMALL, build, in_memory, small_parts
 from penstock import Journal, ManualClock
 from penstock.engine.memory import MemoryEngine
-from penstock.journal import dropping, locating
+from penstock.journal import dropping, locating, upkeep
 
 ACTS: dict[str, Callable[[Journal], object]] = {
     "maintain": lambda journal: journal.maintain(),
     "configure": lambda journal: journal.topic("window").configure(dedup_window=30 * 86_400),
+    "compact": lambda journal: journal.topic("compact").compact(journal.topic("compact").latest),
+    "compact(force)": lambda journal: journal.topic("compact").compact(journal.topic("compact").latest, force=True),
+    "reindex": lambda journal: journal.topic("reindex").reindex(),
     "drop_topic": lambda journal: (journal.drop_topic("log", force=True), journal.maintain()),
 }
 
@@ -51,6 +54,7 @@ def largest_commit(size: int, act: Callable[[Journal], object]) -> int:
         small_parts(),
         patch.object(world, "fill_queues", lambda *_: None),  # a queue's groups are asked together
         patch.object(dropping, "_STEP_ROWS", 32),
+        patch.object(upkeep, "RETENTION_BLOCKS", 8),
         patch.object(locating, "_STEP_ROWS", 16),
         penstock.open(in_memory(), clock=clock) as journal,
     ):

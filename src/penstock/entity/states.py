@@ -21,12 +21,12 @@ from penstock.journal import keys
 from penstock.journal.blocks import Block, text_values
 from penstock.journal.catalog import TopicState, load_record, load_state
 from penstock.journal.commit import Commit
+from penstock.journal.dropping import clear_rows
 from penstock.journal.index.index import Lookup, Piece
 from penstock.journal.index.runs import drop_index
 from penstock.journal.keys import MAX_SEQ, prefix_end
 from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import EventQuery, TopicView
-from penstock.journal.summaries import forget_summaries
 from penstock.journal.writer import WriteRequest
 from penstock.names import check_position, check_text
 from penstock.surface.subscription import LiveIterator
@@ -396,17 +396,19 @@ def entities(log: TopicLog) -> Iterator[str]:
 
 
 def reindex(log: TopicLog) -> None:
-    """Throws a topic's index away and has it built anew, beside everything else."""
-    name = log.name
+    """Throws a topic's index and summaries away and has them built anew, beside everything else."""
+    name, core = log.name, log.core
+    core.writer.check_idle_here()
+    topic_id = log.ask(lambda view: view.topic_id, 0)  # no topic has that one
+    for prefix in (keys.SUMMARY, keys.HASHES):
+        clear_rows(core.engine, core.writer, *keys.topic_range(prefix, topic_id))
 
     def drop(commit: Commit) -> None:
-        head = commit.head(name)
-        if head is not None:
-            drop_index(commit.tx, head.topic_id, name)
-            forget_summaries(commit.tx, head.topic_id)
+        if commit.is_current(name, topic_id):
+            drop_index(commit.tx, topic_id, name)
 
-    log.core.run(drop)
-    log.core.indexer.request(name)
+    core.run(drop)  # the rows of its runs go later, and what was cleared is on disk with it
+    core.indexer.request(name)
 
 
 # ── Checking saved states against the events they say they were folded from ──

@@ -151,7 +151,7 @@ def clear_dropped(engine: Engine, writer: Writer, rules: DropRules, stopped: Cal
     for topic_id in topic_ids:
         ranges = rules.ranges(topic_id)
         for low, high in ranges:
-            if not _clear(engine, writer, low, high, stopped):
+            if not clear_rows(engine, writer, low, high, stopped):
                 return True
         from penstock.journal.bulk import sweep_staged
 
@@ -162,8 +162,10 @@ def clear_dropped(engine: Engine, writer: Writer, rules: DropRules, stopped: Cal
     return bool(topic_ids)
 
 
-def _clear(engine: Engine, writer: Writer, low: bytes, high: bytes, stopped: Callable[[], bool]) -> bool:
-    """Removes the rows between two keys; False when it was stopped before the end."""
+def clear_rows(
+    engine: Engine, writer: Writer, low: bytes, high: bytes, stopped: Callable[[], bool] = lambda: False
+) -> bool:
+    """Removes the rows between two keys, in small commits; False when it was stopped before the end."""
     while not stopped():
         with engine.read() as snap:
             upto = _some(snap, low, high)

@@ -170,12 +170,6 @@ def trim_summaries(tx: WriteTx, topic: int, through: int) -> None:
         break
 
 
-def forget_summaries(tx: WriteTx, topic: int) -> None:
-    """Removes everything that is said of a topic's ranges."""
-    for prefix in (keys.SUMMARY, keys.HASHES):
-        tx.delete_range(*keys.topic_range(prefix, topic))
-
-
 def pack_summaries(summaries: Sequence[Summary]) -> bytes:
     """Neighbouring summaries as one row."""
     return _sealed(summaries)

@@ -247,19 +247,15 @@ class Housekeeper:
         limited = settings.max_age is not None or settings.max_events is not None or settings.max_bytes is not None
         (self._demanding.add if limited or settings.by_key else self._demanding.discard)(topic)
         (self._aged.discard if settings.max_age is None else self._aged.add)(topic)
-        freed = False
         forget_expired(commit.tx, head.topic_id, settings.dedup_window, max(commit.now_ms, head.recorded_ms))
         if limited:
             bound = retention_bound(commit, topic, settings, commit.now_ms)
             if bound:
                 if any(prepare(commit, topic, bound) for prepare in self.before_retention):
                     return False, True
-                step = one_step(commit, topic, bound)
-                report = compact(commit, topic, step, self.holds)
-                freed = report.removed > 0
-                if step < bound and report.stopped_at is None:
-                    return freed, True
-        return freed, False
+                report, more = compact_some(commit, topic, bound, self.holds)
+                return report.removed > 0, more
+        return False, False
 
     def _wants_newest_only(self, commit: Commit, topic: str) -> bool:
         """Whether a topic that keeps the newest event of every key has enough others."""
@@ -382,6 +378,17 @@ def cursor_holds(commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
     """Every named cursor holds what it has not passed."""
     head = commit.head(topic)
     return read_cursors(commit.tx, head.topic_id).items() if head else ()
+
+
+def compact_some(
+    commit: Commit, topic: str, through: int, holds: Iterable[Hold], trims: Iterable[Trim] = ()
+) -> tuple[CompactReport, bool]:
+    """Compacts as far towards `through` as one commit should, and says whether there is more; `trims` hear of it."""
+    step = one_step(commit, topic, through)
+    for trim in trims:
+        trim(commit, topic, step)
+    report = compact(commit, topic, step, holds)
+    return report, step < through and report.stopped_at is None
 
 
 def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> CompactReport:

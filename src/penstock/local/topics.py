@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from penstock.clock import from_ms, to_ms
 from penstock.engine.contract import Snapshot
 from penstock.entity.causality import ancestors, correlated, effects
@@ -21,8 +23,7 @@ from penstock.journal.following import event_query
 from penstock.journal.log import TopicLog
 from penstock.journal.reading import EventQuery, TopicView
 from penstock.journal.settings import change_settings, checked_settings
-from penstock.journal.upkeep import CompactReport, compact, compact_by_key
-from penstock.journal.writer import WriteRequest
+from penstock.journal.upkeep import CompactReport, compact_by_key, compact_some
 from penstock.local.backend import LocalBackend, implements
 from penstock.names import check_consumer
 from penstock.protocol import journal as whole
@@ -196,14 +197,18 @@ def compact_topic(at: LocalBackend, name: str, wanted: CompactRequest) -> Compac
 
 
 def _compact(log: TopicLog, through: int, force: bool) -> CompactReport:
+    """Removes events in small commits; the last of them, or all that there is, is on disk when this returns."""
     core, name = log.core, log.name
-
-    def apply(commit: Commit) -> CompactReport:
-        for discard in core.trims if force else ():
-            discard(commit, name, through)
-        return compact(commit, name, through, () if force else core.holds)
-
-    return core.writer.run(WriteRequest(apply))
+    holds, trims = ((), core.trims) if force else (core.holds, ())
+    report, more = core.run(lambda commit: compact_some(commit, name, through, holds, trims))
+    if not more:
+        return report
+    through, removed = min(through, report.latest), report.removed  # what is appended meanwhile stays
+    while more:
+        report, more = core.run(lambda commit: compact_some(commit, name, through, holds, trims), relaxed=True)
+        removed += report.removed
+    core.flush()
+    return replace(report, removed=removed)
 
 
 def _compact_keys(log: TopicLog) -> CompactReport:

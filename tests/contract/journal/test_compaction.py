@@ -13,6 +13,7 @@ from journals import Place, eventually, on, only, payloads, seen, seqs
 
 from penstock import CompactReport, Draft, Journal, ManualClock, Settings, Topic
 from penstock.errors import ConfigError
+from penstock.journal import upkeep
 
 Reopen = Callable[[Journal], Journal]
 
@@ -41,6 +42,62 @@ def test_a_bad_position_is_refused(topic: Topic, through: Any) -> None:
     with pytest.raises(ConfigError):
         topic.compact(through)
     assert len(topic) == 1
+
+
+def in_small_steps(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty events, ten a block; compaction removes one block in a commit."""
+    monkeypatch.setattr(upkeep, "RETENTION_BLOCKS", 1)
+    for n in range(4):
+        topic.append_many([Draft("k", bytes(10_000) + bytes([10 * n + i])) for i in range(10)])
+
+
+def test_compaction_in_several_commits_reports_them_together(
+    topic: Topic, reopen: Reopen, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_small_steps(topic, monkeypatch)
+    topic.commit("slow", 25)
+    assert topic.compact(38) == CompactReport(removed=25, remaining=15, latest=40, stopped_at="slow")
+    assert topic.compact(38, force=True) == CompactReport(removed=13, remaining=2, latest=40)
+    topic = reopen(journal).topic(topic.name)
+    assert seqs(topic.read()) == [39, 40]
+    assert topic.compact(2**62) == CompactReport(removed=0, remaining=2, latest=40, stopped_at="slow")
+
+
+def test_what_is_appended_while_a_topic_is_compacted_stays(
+    topic: Topic, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_small_steps(topic, monkeypatch)
+    run = journal._core.run
+
+    def run_and_append(*arguments: Any, **options: Any) -> Any:
+        done = run(*arguments, **options)
+        topic.append("k", "new")
+        return done
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal._core, "run", run_and_append)
+        assert topic.compact(1000).removed == 40
+    assert set(payloads(topic.read())) == {"new"}
+    assert seqs(topic.read())[0] == 41
+
+
+def test_a_compaction_that_ends_in_the_middle_has_removed_a_prefix(
+    topic: Topic, reopen: Reopen, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_small_steps(topic, monkeypatch)
+    run = journal._core.run
+
+    def fail_later(*arguments: Any, relaxed: bool = False) -> Any:
+        if relaxed:
+            raise OSError("the disk is gone")
+        return run(*arguments)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="gone"):
+        patched.setattr(journal._core, "run", fail_later)
+        topic.compact(30)
+    topic = reopen(journal).topic(topic.name)
+    assert seqs(topic.read()) == list(range(11, 41))
+    assert topic.compact(30) == CompactReport(removed=20, remaining=10, latest=40)
 
 
 @only(shrinks=True)
