@@ -27,6 +27,7 @@ from penstock.journal.index.runs import drop_index
 from penstock.journal.keys import MAX_SEQ, prefix_end
 from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import EventQuery, TopicView
+from penstock.journal.waking import Signalled
 from penstock.journal.writer import WriteRequest
 from penstock.names import check_position, check_text
 from penstock.surface.subscription import LiveIterator
@@ -326,7 +327,7 @@ def unpack_state(projection: type[P], state: bytes) -> P:
 # ── States as they change: the newest one at once, then another whenever the entity has new events ──
 
 
-class Watch(LiveIterator[P]):
+class Watch(Signalled, LiveIterator[P]):
     """A projection's states as they come: iterate it (also with `async for`), or ask for the `next` one.
 
     States that were overtaken before the watcher looked are skipped: what comes is always the newest.
@@ -337,24 +338,15 @@ class Watch(LiveIterator[P]):
         self._states = states
         self._projection = projection
         self._key = key
-        self._signal = log.core.hub.signal(log.name)
-        self._closed = False
+        super().__init__(log.core.hub, log.core.hub.signal(log.name))
         self.generation = 0
         """The generation of the last state handed out."""
         check_projection(projection)
-
-    def close(self) -> None:
-        """Ends the watch; threads that wait in it get nothing more."""
-        self._closed = True
-        self._signal.notify()
 
     def _is_closed(self) -> bool:
         if self._log.core.closed and not self._closed:
             raise Closed("the journal was closed under this watch")
         return self._closed
-
-    def _version(self) -> int:
-        return self._signal.version
 
     def _ready(self, *, ask: bool) -> P | None:
         generation, state = project(self._log, self._states, self._projection, self._key, "consistent")
@@ -362,14 +354,6 @@ class Watch(LiveIterator[P]):
             return None
         self.generation = generation
         return state
-
-    def _wait(self, seen: int, left: float | None) -> None:
-        with self._log.core.hub:
-            self._signal.wait(seen, left)
-
-    async def _wait_async(self, seen: int, left: float | None) -> None:
-        with self._log.core.hub:
-            await self._signal.wait_async(seen, left)
 
 
 # ── Entities of a topic: how far one has come, which there are, and the index they are found by ──

@@ -27,6 +27,7 @@ from penstock.journal.following import STEP
 from penstock.journal.index.index import Lookup
 from penstock.journal.log import read_view
 from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
+from penstock.journal.waking import Signalled
 from penstock.names import SYSTEM, WILD, check_name, check_position, check_topics, check_whole, is_system
 from penstock.surface.subscription import JournalSubscription
 
@@ -238,41 +239,22 @@ class AcrossReader:
         return step
 
 
-class LocalJournalSubscription(JournalSubscription):
+class LocalJournalSubscription(Signalled, JournalSubscription):
     """Events of several topics after positions, as they come."""
 
     def __init__(self, core: JournalCore, query: AcrossQuery, buffer: int) -> None:
         self._core = core
         self._reader = AcrossReader(core, query)
         self._buffer = check_whole(buffer, "buffer")
-        self._signal = self._reader.signal
+        super().__init__(core.hub, self._reader.signal)
         self._ahead: deque[Event] = deque()
         self._given = self._reader.reached
-        self._closed = False
         self._turn = threading.Lock()
 
     @property
     def positions(self) -> dict[str, int]:
         with self._turn:
             return dict(self._given)
-
-    def close(self) -> None:
-        self._closed = True
-        self._signal.notify()
-
-    def _is_closed(self) -> bool:
-        return self._closed
-
-    def _version(self) -> int:
-        return self._signal.version
-
-    def _wait(self, seen: int, left: float | None) -> None:
-        with self._core.hub:
-            self._signal.wait(seen, left)
-
-    async def _wait_async(self, seen: int, left: float | None) -> None:
-        with self._core.hub:
-            await self._signal.wait_async(seen, left)
 
     def _ready(self, *, ask: bool) -> Event | None:
         with self._turn:

@@ -21,6 +21,7 @@ from penstock.events import Event
 from penstock.journal import keys
 from penstock.journal.index.index import entity_events
 from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
+from penstock.journal.waking import Signalled
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.names import check_limit, check_position, check_whole
 from penstock.surface.subscription import OnLag, Subscription
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _READ_AHEAD = 1024
 
 
-class LocalSubscription(Subscription):
+class LocalSubscription(Signalled, Subscription):
     """Events after a position as they come: iterate it (also with `async for`), or ask for the `next` one."""
 
     def __init__(
@@ -51,7 +52,7 @@ class LocalSubscription(Subscription):
         check_whole(buffer, "buffer")
         self._log = log
         self._core = log.core
-        self._signal = log.core.hub.signal(log.name)
+        super().__init__(log.core.hub, log.core.hub.signal(log.name))
         self._buffer = buffer
         self._on_lag: OnLag = on_lag
         self._ahead: deque[Event] = deque()
@@ -60,7 +61,6 @@ class LocalSubscription(Subscription):
         self._wanted = wanted
         self._read_through = self._position
         """How far the topic was read; events in between that were not chosen are behind."""
-        self._closed = False
         self._turn = threading.Lock()
         self.missed = 0
         """Events skipped so far, with on_lag="drop"."""
@@ -70,26 +70,7 @@ class LocalSubscription(Subscription):
         """The position of the last event handed out (or skipped): subscribe after it to go on elsewhere."""
         return self._position
 
-    def close(self) -> None:
-        """Ends the subscription; threads that wait in it get nothing more."""
-        self._closed = True
-        self._signal.notify()
-
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _is_closed(self) -> bool:
-        return self._closed
-
-    def _version(self) -> int:
-        return self._signal.version
-
-    def _wait(self, seen: int, left: float | None) -> None:
-        with self._core.hub:
-            self._signal.wait(seen, left)
-
-    async def _wait_async(self, seen: int, left: float | None) -> None:
-        with self._core.hub:
-            await self._signal.wait_async(seen, left)
-
     def _ready(self, *, ask: bool) -> Event | None:
         """The next event that is already stored. Threads that share a subscription take turns, each event to one."""
         with self._turn:

@@ -107,6 +107,34 @@ class TopicChanges(Signal):
         return names
 
 
+class Signalled:
+    """What waits in this process's journal: the half of a `LiveIterator` that a signal tells when there may be more."""
+
+    def __init__(self, hub: Hub, signal: Signal) -> None:
+        self._hub = hub
+        self._signal = signal
+        self._closed = False
+
+    def close(self) -> None:
+        """Ends it; every thread that waits in it gets None."""
+        self._closed = True
+        self._signal.notify()
+
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def _version(self) -> int:
+        return self._signal.version
+
+    def _wait(self, seen: int, left: float | None) -> None:
+        with self._hub:
+            self._signal.wait(seen, left)
+
+    async def _wait_async(self, seen: int, left: float | None) -> None:
+        with self._hub:
+            await self._signal.wait_async(seen, left)
+
+
 class Hub:
     """One signal per topic, and a watcher that looks for other processes' commits while there are waiters."""
 
