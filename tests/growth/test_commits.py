@@ -8,7 +8,6 @@ from unittest.mock import patch
 import pytest
 
 import penstock
-from growth import world
 from growth.counting import Counter, _Counted
 from growth.world import LARGE, SMALL, build, in_memory, small_parts
 from penstock import Journal, ManualClock
@@ -52,7 +51,6 @@ def largest_commit(size: int, act: Callable[[Journal], object]) -> int:
     clock = ManualClock()
     with (
         small_parts(),
-        patch.object(world, "fill_queues", lambda *_: None),  # a queue's groups are asked together
         patch.object(dropping, "_STEP_ROWS", 32),
         patch.object(upkeep, "RETENTION_BLOCKS", 8),
         patch.object(locating, "_STEP_ROWS", 16),

@@ -41,7 +41,6 @@ Rows (`t`: the topic's id, `g`: a group's; everything big-endian):
     qg t g k seq    a message that is held behind an unsettled one of its key; beside it
     qg t g h key seq  by that key
     qg t g f seq    a message that has failed
-    qg t g e seq    a message in any of these four states, as older stores have it until upkeep comes by
     qg t g t seq    a message's failed attempts, and the traceback of the last; see `FailureTrail`
     qg t g p from   a run of held messages without rows of their own: its end and how many are left; see `state/group`
     qg t g b key    an ordering key that is busy

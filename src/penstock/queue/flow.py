@@ -6,7 +6,7 @@ take, so that they hold for every process that has the queue open.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -244,12 +244,18 @@ read_window = keys.reader(Window)
 read_breaker = keys.reader(Breaker)
 
 
-def forget_rows(commit: Commit, rows: tuple[bytes, bytes], after: bytes, is_over: Callable[[bytes], bool]) -> bytes:
-    """Removes some rows that do not count any more; returns where the next call goes on."""
+IsOver = Callable[[bytes], bool]
+"""Whether a row of flow control does not count any more."""
+
+
+def forget_rows(commit: Commit, queue: QueueState, after: bytes, over_by_tag: Mapping[bytes, IsOver]) -> bytes:
+    """Removes some rows, of any group, that do not count any more; returns where the next call goes on."""
     seen, last = 0, b""
     over: list[bytes] = []
-    for key, value in commit.tx.scan(max(rows[0], after), rows[1]):
-        if is_over(value):
+    low, high = keys.flow_of_queue(queue.topic)
+    for key, value in commit.tx.scan(max(low, after), high):
+        is_over = over_by_tag.get(keys.flow_tag(key))
+        if is_over is not None and is_over(value):
             over.append(key)
         seen, last = seen + 1, key
         if seen == FORGET_STEP:
@@ -361,12 +367,12 @@ def limiter_for(commit: Commit, queue: QueueState, group: Group) -> Limiter | No
     return None if unlimited else Limiter(commit, queue, group)
 
 
-def forget_windows(commit: Commit, queue: QueueState, group: Group, after: bytes) -> bytes:
-    """Removes windows of keys in which nothing counts any more, some at a time; returns where to go on."""
+def windows_over(commit: Commit, queue: QueueState) -> dict[bytes, IsOver]:
+    """Says of a key's window whether nothing in it counts any more."""
     text = queue.record.policy.rate_per_key
     rate: Rate | None = None if text is None else read_rate(text)
 
     def is_over(value: bytes) -> bool:
         return rate is None or read_window(value, queue.name).is_over(rate, commit.now_ms)
 
-    return forget_rows(commit, keys.flow_rows(queue.topic, group.group_id, b"r"), after, is_over)
+    return {b"r": is_over}

@@ -151,38 +151,6 @@ def test_a_group_that_was_never_added_has_given_nothing_up(journal: Journal) -> 
     assert list(queue.failures("nobody")) == list(queue.failed("nobody")) == []
 
 
-def test_messages_of_an_older_store_are_found_and_put_by_their_state_in_passing(journal: Journal, queue: Queue) -> None:
-    own = queue._backend
-    assert isinstance(own, LocalQueue)
-
-    def make_older(commit: Commit, state: QueueState) -> None:
-        group = state.group(commit.tx, 0)
-        for message in list(group.parked(commit.tx)):
-            commit.tx.delete(group.row(keys.PLACES[message.state], message.seq))
-            commit.tx.put(group.row(keys.UNSORTED, message.seq), encode(message))
-            if message.state == FAILED:
-                commit.tx.put(group.row(keys.PLACES[FAILED], message.seq), b"")
-        group.record.sorted = 0
-        commit.touch(group)
-
-    states = {one.seq: one.state for one in queue.messages()}
-    own.change(make_older)
-    assert {one.seq: one.state for one in queue.messages()} == states and problems(queue) == []
-    assert [one.event.seq for one in queue.failures()] == [3] and [event.seq for event in queue.peek(3)] == [5, 6]
-    front = queue.take()
-    assert front is not None and front.event.seq == 5
-    front.release()
-    assert queue.discard([4]) == 1 and queue.redrive() == 1
-    journal.maintain()
-    with inspecting(own) as (snap, state):
-        assert state.group(snap, 0).record.sorted
-        assert not any(snap.scan(*state.group(snap, 0).rows(keys.UNSORTED)))
-    assert problems(queue) == []
-    assert {one.seq: one.state for one in queue.messages()} == {
-        1: "in_flight", 2: "ready", 3: "ready", 5: "ready", 6: "ready",
-    }  # fmt: skip
-
-
 def test_leases_of_an_older_store_hold_their_messages(journal: Journal, queue: Queue) -> None:
     own = queue._backend
     assert isinstance(own, LocalQueue)

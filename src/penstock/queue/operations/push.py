@@ -12,7 +12,7 @@ from penstock.events import Receipt
 from penstock.journal.blocks import Columns
 from penstock.journal.commit import Commit, find_duplicates, remember_dedup
 from penstock.journal.prepare import PreparedBatch
-from penstock.queue.flow import forget_rows
+from penstock.queue.flow import IsOver
 from penstock.queue.options import DeliveryOptions, check_rank
 from penstock.queue.results.reply import answer_failure, note_replies
 from penstock.queue.state import keys
@@ -303,8 +303,8 @@ def forget_debounced(commit: Commit, queue: QueueState, key: str, seq: int) -> N
         commit.tx.delete(row)
 
 
-def forget_pushes(commit: Commit, queue: QueueState, after: dict[bytes, bytes]) -> None:
-    """Removes what throttles and debounces do not need any more, some rows at a time; notes where to go on."""
+def pushes_over(commit: Commit, queue: QueueState) -> dict[bytes, IsOver]:
+    """Says of what throttles and debounces remember whether they do not need it any more."""
     throttle = queue.policy.throttle
     bound = None if throttle is None else commit.now_ms - round(throttle * 1000)
 
@@ -314,9 +314,7 @@ def forget_pushes(commit: Commit, queue: QueueState, after: dict[bytes, bytes]) 
     def held_is_over(value: bytes) -> bool:
         return _read_debounced(value, queue.name).due <= commit.now_ms
 
-    for tag, is_over in ((b"o", passed_is_over), (b"u", held_is_over)):
-        rows = keys.flow_rows(queue.topic, keys.ALL_GROUPS, tag)
-        after[tag] = forget_rows(commit, rows, after.get(tag, b""), is_over)
+    return {b"o": passed_is_over, b"u": held_is_over}
 
 
 def _throttle_key(queue: QueueState, key: str) -> bytes:

@@ -65,10 +65,8 @@ class QueueUpkeep:
         self._thinned: dict[int, int] = {}
         self._thinning: set[int] = set()
         """Topics whose pass over settled blocks has begun."""
-        self._forgotten: dict[tuple[int, int], bytes] = {}
-        """How far the windows of keys were looked through, by topic and group."""
-        self._pushes: dict[int, dict[bytes, bytes]] = {}
-        """The same for what throttles and debounces remember, by topic."""
+        self._forgotten: dict[int, bytes] = {}
+        """How far the rows of flow control were looked through, by topic."""
 
     def holds(self, commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
         """For compaction on request: unsettled messages stay."""
@@ -128,7 +126,6 @@ class QueueUpkeep:
             if snap.get(keys.queue_key(topic)) is None:
                 return
         looked: Looked = {}
-        self._repeat(lambda commit: self._sort_rows(commit, topic))
         self._add_rows(topic)
         self._repeat(lambda commit: self._expire(commit, topic, looked))
         standing = self._find_standing(topic)
@@ -137,18 +134,12 @@ class QueueUpkeep:
         while self._thin(topic):
             pass
         self._forget_consumers(topic)
-        self._repeat(lambda commit: self._forget_windows(commit, topic))
+        self._core.run(lambda commit: self._forget_flow(commit, topic), relaxed=True)
 
     def _repeat(self, step: Callable[[Commit], bool]) -> None:
         """Commits a step again and again, until it says that there is no more to do."""
         while self._core.writer.run(WriteRequest(step, relaxed=True)):
             pass
-
-    def _sort_rows(self, commit: Commit, topic: str) -> bool:
-        """Puts some messages of an older store where they are found by their state; True when there are more."""
-        queue = self._cache.find(commit, topic)
-        groups = () if queue is None else queue.all_groups(commit.tx)
-        return any(group.sort_rows(commit, CLEAR_ROWS) for group in groups)
 
     def _add_rows(self, topic: str) -> None:
         """Gives the dead letters and periodic messages of an older store their rows."""
@@ -274,18 +265,18 @@ class QueueUpkeep:
         if gone:
             self._repeat(delete)
 
-    def _forget_windows(self, commit: Commit, topic: str) -> bool:
-        """Rates of keys that have had no delivery for a period, some of them each time."""
-        from penstock.queue.flow import forget_windows
-        from penstock.queue.operations.push import forget_pushes
+    def _forget_flow(self, commit: Commit, topic: str) -> None:
+        """Removes some rates of keys without a delivery for a period, and some of what was remembered of pushes."""
+        from penstock.queue.flow import forget_rows, windows_over
+        from penstock.queue.operations.push import pushes_over
 
         queue = self._cache.find(commit, topic)
-        for group in () if queue is None else queue.all_groups(commit.tx):
-            which = (group.topic, group.group_id)
-            self._forgotten[which] = forget_windows(commit, group.queue, group, self._forgotten.get(which, b""))
         if queue is not None:
-            forget_pushes(commit, queue, self._pushes.setdefault(queue.topic, {}))
-        return False
+            over, after = (
+                windows_over(commit, queue) | pushes_over(commit, queue),
+                self._forgotten.get(queue.topic, b""),
+            )
+            self._forgotten[queue.topic] = forget_rows(commit, queue, after, over)
 
 
 def remove_through(commit: Commit, queue: QueueState, through: int, core: JournalCore) -> None:

@@ -74,8 +74,8 @@ class _GroupCheck:
         yield from self._trails()
 
     def _own_rows(self) -> Iterator[MessageRow]:
-        for kind in (*keys.PLACES, *(() if self._record.sorted else (keys.UNSORTED,))):
-            yield from (read_message(value, self._group.queue.name) for _, value in self._scan(kind) if value)
+        for kind in keys.PLACES:
+            yield from (read_message(value, self._group.queue.name) for _, value in self._scan(kind))
 
     def _scan(self, tag: bytes) -> Iterator[tuple[bytes, bytes]]:
         return iter(self._snap.scan(*self._group.rows(tag)))
@@ -128,7 +128,7 @@ class _GroupCheck:
                 expected[keys.lane_key(self._group.prefix, message.lane, message.seq)] = b""
             elif message.state != FAILED:
                 expected[self._group.order_key(message)] = b""
-            if self._record.sorted and self._group.placed(self._snap, message.state, message.seq) != message:
+            if self._group.placed(self._snap, message.state, message.seq) != message:
                 yield f"message {message.seq} does not lie where its state {message.state} says"
         firsts = {first for _, (_, first) in self._lane_rows()}
         stored = {row: value for tag in _ORDERS for row, value in self._scan(tag)}

@@ -288,12 +288,7 @@ class Group:
     def placed(self, snap: Snapshot, state: int, seq: int) -> MessageRow | None:
         """The message at a position that has a row of its own in a state."""
         value = snap.get(self.prefix + keys.PLACES[state] + seq.to_bytes(8))
-        if value:
-            return read_message(value, self.queue.name)
-        if self.record.sorted or not (value := snap.get(self.row(keys.UNSORTED, seq))):
-            return None
-        message = read_message(value, self.queue.name)
-        return message if message.state == state else None
+        return read_message(value, self.queue.name) if value else None
 
     def parked(
         self, snap: Snapshot, through: int | None = None, after: int = 0, states: Collection[int] = PARKED
@@ -306,29 +301,8 @@ class Group:
 
     def _rows_of(self, snap: Snapshot, state: int, through: int | None, after: int) -> Iterator[MessageRow]:
         """Messages that have a row of their own in a state."""
-
-        def read(kind: bytes) -> Iterator[MessageRow]:
-            scan = snap.scan(*self.rows(kind, after, through))
-            return (read_message(value, self.queue.name) for _, value in scan if value)
-
-        if self.record.sorted:
-            return read(keys.PLACES[state])
-        unsorted = (message for message in read(keys.UNSORTED) if message.state == state)
-        return heapq.merge(read(keys.PLACES[state]), unsorted, key=lambda message: message.seq)
-
-    def sort_rows(self, commit: Commit, step: int) -> bool:
-        """Puts some messages of an older store by their state; True when there are more."""
-        if self.record.sorted:
-            return False
-        some = list(islice(commit.tx.scan(*self.rows(keys.UNSORTED)), step))
-        for key, value in some:
-            message = read_message(value, self.queue.name)
-            commit.tx.delete(key)
-            commit.tx.put(self.row(keys.PLACES[message.state], message.seq), value)
-        if len(some) < step:
-            commit.touch(self)
-            self.record.sorted = 1
-        return not self.record.sorted
+        scan = snap.scan(*self.rows(keys.PLACES[state], after, through))
+        return (read_message(value, self.queue.name) for _, value in scan)
 
     def is_untouched(self, snap: Snapshot, seq: int) -> bool:
         """Whether a position waits untouched for this group."""
@@ -484,8 +458,6 @@ class Group:
             self._leave_run(commit, message.seq, *stretch)
         else:
             commit.tx.delete(self.row(keys.PLACES[state], message.seq))
-            if not record.sorted:
-                commit.tx.delete(self.row(keys.UNSORTED, message.seq))
             if message.lane is not None:
                 self._leave_lane(commit, message.lane, message.seq)
             elif state != FAILED:
@@ -820,7 +792,7 @@ class Group:
     def floor(self, snap: Snapshot) -> int:
         """Every position up to here is settled for this group."""
         floor = self.passed()
-        for kind in (*keys.PLACES, keys.UNSORTED, keys.RUN):
+        for kind in (*keys.PLACES, keys.RUN):
             for key, _ in snap.scan(*self.rows(kind)):
                 floor = min(floor, keys.tail_seq(key) - 1)
                 break

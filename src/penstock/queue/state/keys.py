@@ -34,8 +34,6 @@ _FLOW = b"qf"
 RECORD, LEASE, BATCH, TRAIL, RUN, TAKEN, BUSY = b"g", b"l", b"i", b"t", b"p", b"v", b"b"
 PLACES = b"r", b"s", b"k", b"f"
 """Messages with a row of their own, by state: ready, waiting, held, failed."""
-UNSORTED = b"e"
-"""The same without regard to their state, as stores had them."""
 READY, LANE, TURN, WAITING, HELD = b"y", b"u", b"z", b"w", b"h"
 """The kinds of a group's rows; those of the last line order messages of one state."""
 
@@ -237,6 +235,11 @@ def flow_key(topic: int, group: int, tag: bytes, name: str = "") -> bytes:
 def flow_rows(topic: int, group: int, tag: bytes) -> tuple[bytes, bytes]:
     """All of a group's rows of one kind."""
     return _row.pack(_FLOW, topic, group, tag), _row.pack(_FLOW, topic, group, bytes([tag[0] + 1]))
+
+
+def flow_tag(key: bytes) -> bytes:
+    """The kind of a row."""
+    return key[_group.size : _row.size]
 
 
 def flow_of_group(topic: int, group: int) -> tuple[bytes, bytes]:

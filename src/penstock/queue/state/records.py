@@ -97,8 +97,6 @@ class GroupRecord(msgspec.Struct, array_like=True):
     """No lease ends before this; 0: there is none that ends."""
     endless: int = 0
     """Leases that last as long as their owner's process."""
-    sorted: int = 1
-    """Whether all messages with a row lie by their state; 0: the store is older, and some may lie in `e` rows."""
     runs: int = 0
     """Runs of messages held behind busy ordering keys that have no rows of their own; see `runs`."""
     until: int = -1
