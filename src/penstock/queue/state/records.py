@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -97,6 +97,8 @@ class GroupRecord(msgspec.Struct, array_like=True):
     """No lease ends before this; 0: there is none that ends."""
     endless: int = 0
     """Leases that last as long as their owner's process."""
+    layout: Literal[1] = 1
+    """Messages with a row lie by their state; a store that has them otherwise is not read."""
     runs: int = 0
     """Runs of messages held behind busy ordering keys that have no rows of their own; see `runs`."""
     until: int = -1
