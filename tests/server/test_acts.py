@@ -227,6 +227,7 @@ def test_every_field_of_a_policy_is_in_the_form_and_is_changed_by_it(served: Ser
         "breaker": ("5/1m", "5/1m"),
         "breaker_pause": ("1m", 60.0),
         "priority": ("yes", True),
+        "feed": ("yes", True),
         "dedup_window": ("none", None),
     }
     assert sorted(written) == sorted(changeable), "a field that this test does not know"

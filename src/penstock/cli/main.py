@@ -176,7 +176,7 @@ def _explain(error: Exception, *, json: bool) -> int:
 
 
 _ARGUMENT = re.compile(r"\b([a-z][a-z_]+)=(True\b|(?=[\s,;:.)]|$))")
-_YES_OR_NO = ("priority", "by_key", "verified", "indexed")
+_YES_OR_NO = ("priority", "feed", "by_key", "verified", "indexed")
 
 
 def _as_options(message: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -21,6 +21,8 @@ LEASE = 30.0
 MAX_ATTEMPTS = 3
 MOST_ATTEMPTS = 1_000_000_000
 DEDUP_WINDOW = 300.0
+FEED: Final = ".feed"
+"""What the name of a queue's feed ends with."""
 
 
 class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,6 +72,8 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     "hold" keeps them until they are settled, "dead_letter" sends them to the dead letters with that reason."""
     priority: bool = False
     """Whether messages have priorities (and no ordering keys): higher ones first, then by position."""
+    feed: bool = False
+    """Whether all that becomes of messages is written down, as events of the topic `<queue>.feed`."""
     dedup_window: float | None = DEDUP_WINDOW
     """How long a dedup key is remembered; None for ever. A queue made over a topic that is there keeps the topic's."""
 
@@ -96,6 +100,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "ttl": ("7d", "messages older than this are not delivered (none: all are)"),
     "retention": ("hold", "what becomes of unsettled messages that the topic's retention passes"),
     "priority": ("no", "whether messages have priorities"),
+    "feed": ("no", "whether the topic QUEUE.feed says what becomes of messages"),
     "dedup_window": ("5m", "how long dedup keys are remembered (none: for ever)"),
 }
 """Of each field an example and its meaning, as the command line's help and the console's form say them."""
@@ -122,8 +127,11 @@ def checked(given: Mapping[str, Any], queue: str) -> dict[str, Any]:
     check_flow(fields)
     if "retention" in fields and fields["retention"] not in ("hold", "dead_letter"):
         raise ConfigError(f'retention is "hold" or "dead_letter", not {fields["retention"]!r}')
-    if "priority" in fields and not isinstance(fields["priority"], bool):
-        raise ConfigError(f"priority must be True or False, not {fields['priority']!r}")
+    for name in ("priority", "feed"):
+        if name in fields and not isinstance(fields[name], bool):
+            raise ConfigError(f"{name} must be True or False, not {fields[name]!r}")
+    if fields.get("feed"):
+        check_name(queue + FEED, "topic")
     if fields.get("dead_letter") is not None:
         fields["dead_letter"] = _dead_letter(fields["dead_letter"], queue)
     if "retry" in fields:

@@ -14,7 +14,7 @@ from penstock.journal.commit import Commit
 from penstock.journal.keys import stored_name
 from penstock.journal.owners import new_owner, retire_owner
 from penstock.names import check_name
-from penstock.queue.policy import QueuePolicy, checked, refuse_mismatch
+from penstock.queue.policy import FEED, QueuePolicy, checked, refuse_mismatch
 from penstock.queue.run.upkeep import QueueUpkeep
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, unknown_queue
@@ -37,12 +37,12 @@ def _rows_of(topic: int) -> list[tuple[bytes, bytes]]:
     return [keys.groups_range(topic), keys.shared_range(topic), flow_of_queue(topic)]
 
 
-def _owner_of_results(snap: Snapshot, name: str) -> str | None:
-    """The queue whose results a topic has."""
+def _owner_of_topic(snap: Snapshot, name: str) -> str | None:
+    """The queue whose results, or whose feed, a topic has."""
     from penstock.queue.results.reply import SUFFIX
 
-    queue = name.removesuffix(SUFFIX)
-    return queue if queue != name and snap.get(keys.queue_key(queue)) is not None else None
+    owners = (name.removesuffix(suffix) for suffix in (SUFFIX, FEED) if name.endswith(suffix))
+    return next((queue for queue in owners if queue and snap.get(keys.queue_key(queue)) is not None), None)
 
 
 class QueueRegistry:
@@ -67,7 +67,7 @@ class QueueRegistry:
         rules.hooks.append(self._drop)
         rules.rows.append(_rows_of)
         core.before_close.append(self.close)
-        core.owner_of_topic = _owner_of_results
+        core.owner_of_topic = _owner_of_topic
 
     def names(self) -> list[str]:
         """The names of all queues, sorted."""
@@ -157,6 +157,7 @@ class QueueRegistry:
             from penstock.queue.results.reply import answer_removed
 
             answer_removed(commit, state, state.latest(commit))
+            state.tell_purged(commit, state.latest(commit), "dropped")
         commit.tx.delete(keys.queue_key(topic))
         self.cache.forget_topic(topic_id)
 

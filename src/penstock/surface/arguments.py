@@ -124,4 +124,5 @@ class PolicyArguments(TypedDict, total=False):
     ttl: Seconds | None
     retention: Literal["hold", "dead_letter"]
     priority: bool
+    feed: bool
     dedup_window: Seconds | None

@@ -179,6 +179,8 @@ def remove_group(commit: Commit, queue: QueueState, name: str) -> bool:
         commit.flush()
     commit.tx.delete_range(*keys.group_range(queue.topic, group_id))
     commit.tx.delete_range(*keys.flow_of_group(queue.topic, group_id))
+    if queue.fanout:
+        queue.tell_purged(commit, commit.latest(queue.name), "its group was removed", name)
     queue.record.groups = {known: at for known, at in queue.record.groups.items() if known != name}
     queue.record.paused = {known: since for known, since in queue.record.paused.items() if known != name}
     queue.save(commit)

@@ -17,6 +17,7 @@ from penstock.queue.options import DeliveryOptions, check_rank
 from penstock.queue.results.reply import answer_failure, note_replies
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
+from penstock.queue.state.feed import Change
 from penstock.queue.state.group import lane_of
 from penstock.queue.state.records import READY, TAKEN, WAITING, MessageRow, SpecialRow, encode
 from penstock.surface.failure import DEAD_QUEUE, FailureText
@@ -59,6 +60,11 @@ def push(
     if batch.columns.headers is not None and not queue.traits.replies and not forced:
         note_replies(commit, queue, batch.columns.headers, moved=moved)
     receipts = commit.append(queue.name, batch)
+    if queue.feed is not None:
+        pushed = Change("pushed", "moved" if moved else "dead letter" if forced else None)
+        for one in receipts:
+            if not one.duplicate:
+                queue.feed.note(commit, pushed, one.seq)
     if batch.columns.headers is not None:
         origins = ((headers or {}).get(DEAD_QUEUE) for headers in batch.columns.headers)
         fresh = zip(receipts, origins, strict=True)
@@ -283,7 +289,7 @@ def debounce(commit: Commit, queue: QueueState, key: str, seq: int, window_ms: i
         first = min(held.first, now)
         if queue.traits.replies:
             answer_failure(commit, queue, held.seq, "replaced", FailureText("a newer push of its key took its place"))
-        queue.discard(commit, held.seq)
+        queue.discard(commit, held.seq, Change("discarded", "replaced"))
     due = now + window_ms if limit_ms is None else min(now + window_ms, first + limit_ms)
     commit.tx.put(row, keys.encode(Debounced(seq, due, first)))
     return due

@@ -30,6 +30,7 @@ from penstock.queue.run.upkeep import remove_through
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import copy_columns
 from penstock.queue.state.cache import WORK, QueueState
+from penstock.queue.state.feed import Change
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import (
     FAILED,
@@ -77,7 +78,7 @@ def _claim(
             if event is None or over_budget(commit.tx, state, lease.message(index)):
                 expire_messages(commit, state, group, lease_id, lease, [index])
                 continue
-            (message,) = group.take_back(commit, lease_id, lease, [index])
+            (message,) = group.take_back(commit, lease_id, lease, [index], Change("released", "claimed"))
             tried = group.ended_attempts(commit, lease, message, now, "claimed", None)
             group.save_trail(commit, message, FailureTrail(tried))
             operation.messages.append((message, event))
@@ -105,7 +106,7 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
                 gone += seq > overdue or any(message.state == FAILED for _, message in found)
                 answer_taken(commit, state, [seq], DISCARDED)
                 for group, message in found:
-                    group.move(commit, message, None)
+                    group.remove(commit, message, Change("discarded"))
                 state.forget_letter(commit, seq)
         return gone
 
@@ -129,6 +130,7 @@ def purge_in(commit: Commit, queue: LocalQueue) -> int:
     latest = commit.latest(queue.name)
     count = _count(commit, state, latest)
     answer_removed(commit, state, latest)
+    state.tell_purged(commit, latest)
     for group in state.all_groups(commit.tx):
         commit.tx.delete_range(*keys.group_range(state.topic, group.group_id))
         commit.tx.delete_range(*keys.flow_rows(state.topic, group.group_id, b"t"))
@@ -369,7 +371,7 @@ def _revive(commit: Commit, queue: LocalQueue, seqs: list[int], to: LocalQueue |
         _copy_over(commit, state, still, target)
     for seq in still:
         for group, message in failed[seq]:
-            group.move(commit, message, None)
+            group.remove(commit, message, Change("redriven", to=None if to is None else to.name))
             if to is None:
                 group.requeue(commit, MessageRow(seq, TAKEN, priority=message.priority, key=message.key))
     return len(still)
@@ -399,7 +401,7 @@ def _send_back(commit: Commit, source: LocalQueue, seqs: list[int], to: LocalQue
         for seq, receipt in zip(chosen, receipts, strict=True):
             group = groups[seq]
             _settle_for_others(commit, target, [] if group is None else [group], receipt)
-            state.discard(commit, seq)
+            state.discard(commit, seq, Change("redriven", to=name))
         count += len(chosen)
     return count
 
@@ -408,7 +410,8 @@ def _settle_for_others(commit: Commit, target: QueueState, waiting: list[str], r
     """Settles a message for the groups of a fanout queue that do not wait for it, if any does: they had it already."""
     for other in target.delivering(commit.tx) if target.fanout and waiting else ():
         if other.name not in waiting:
-            other.discard(commit, receipt.seq)  # sorted in already where lanes take turns
+            # Sorted in already where lanes take turns.
+            other.discard(commit, receipt.seq, Change("discarded", "another group's"))
 
 
 # ── move ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -430,7 +433,7 @@ def _move(commit: Commit, state: QueueState, chosen: list[int], to: str) -> int:
     still = still_free(commit, state, chosen)
     _copy_over(commit, state, still, state.cache.state(commit, to))
     for seq in still:
-        state.discard(commit, seq)
+        state.discard(commit, seq, Change("moved", to=to))
     return len(still)
 
 
@@ -455,7 +458,8 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) ->
                 raise ConfigError(f"it cannot go back: {refusal.reason}")
             waiting = [] if group is None else [group]
             wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts, wanted.since)
-        state.discard(commit, seq)  # first: a full queue has room for it again
+        sent = Change("discarded", "replaced") if to.name == queue.name else Change("redriven", "replaced", to=to.name)
+        state.discard(commit, seq, sent)  # first: a full queue has room for it again
         (receipt,) = push(commit, target, batch, _fitting(wanted, event, target), moved=True)
         _settle_for_others(commit, target, waiting, receipt)
         return receipt

@@ -27,6 +27,7 @@ from penstock.queue.results.reply import NOTHING, StoredResult, answer, answer_f
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import copy_columns
 from penstock.queue.state.cache import QueueState, note_extension
+from penstock.queue.state.feed import ACKED, TOLD_TOGETHER, Change, Kind
 from penstock.queue.state.group import PARKED, UNFINISHED, Group, HeldMessage
 from penstock.queue.state.records import (
     FAILED,
@@ -81,7 +82,7 @@ def ack(commit: Commit, queue: QueueState, held: HeldMessage, given: StoredResul
     times = held.group.record.settle_times
     bucket = (commit.now_ms - held.lease.delivered_ms).bit_length()  # a call less than a function of its own
     times[bucket] = times.get(bucket, 0) + 1
-    held.group.release(commit, held.lease_id, held.lease, 1 << held.index)
+    held.group.release(commit, held.lease_id, held.lease, 1 << held.index, ACKED)
     if held.lease.messages is not None:
         held.group.settle(commit, held.lease.messages[held.index])
     if queue.traits.letters and not queue.fanout:
@@ -101,7 +102,7 @@ def ack_mask(commit: Commit, queue: QueueState, group: Group, lease_id: int, lea
     times = group.record.settle_times
     bucket = (commit.now_ms - lease.delivered_ms).bit_length()
     times[bucket] = times.get(bucket, 0) + mask.bit_count()
-    group.release(commit, lease_id, lease, mask)
+    group.release(commit, lease_id, lease, mask, ACKED)
     if lease.messages is not None:
         for index in indexes_of(mask):
             group.settle(commit, lease.messages[index])
@@ -115,13 +116,14 @@ def ack_mask(commit: Commit, queue: QueueState, group: Group, lease_id: int, lea
 
 def nack(commit: Commit, queue: QueueState, held: HeldMessage, options: NackOptions) -> Outcome:
     """Ends an attempt that failed: requeues the message, now or later, or gives it up."""
-    (message,) = held.group.take_back(commit, held.lease_id, held.lease, [held.index])
+    change = Change("failed", "rejected" if options.dead else "nack", options.failure.error)
+    (message,) = held.group.take_back(commit, held.lease_id, held.lease, [held.index], change)
     return _fail(commit, queue, held.group, held.lease, message, commit.now_ms, options)
 
 
 def release(commit: Commit, queue: QueueState, held: HeldMessage) -> None:
     """Requeues a message at once, as if it had not been taken."""
-    (message,) = held.group.take_back(commit, held.lease_id, held.lease, [held.index])
+    (message,) = held.group.take_back(commit, held.lease_id, held.lease, [held.index], Change("released"))
     message.attempts -= 1
     message.since_ms = commit.now_ms
     held.group.requeue(commit, message)
@@ -183,7 +185,8 @@ def expire_messages(
 ) -> None:
     """Takes messages of a lease back, as if it had ended; one whose deadline is past ended then."""
     deadlines = [lease.deadline_of(index) for index in indexes]
-    for message, deadline in zip(group.take_back(commit, lease_id, lease, indexes), deadlines, strict=True):
+    messages = group.take_back(commit, lease_id, lease, indexes, Change("failed", "lease", LEASE_LOST.error))
+    for message, deadline in zip(messages, deadlines, strict=True):
         _fail(commit, queue, group, lease, message, min(deadline, commit.now_ms), LAPSED)
 
 
@@ -238,10 +241,12 @@ def give_up(
     if queue.policy.dead_letter is None and reason != EXPIRED:
         group.save_trail(commit, message, FailureTrail(attempts, failure.traceback))
         group.move(commit, message, FAILED)
+        group.tell(commit, message, Change("dead", reason, failure.error))
         return "failed"
     if queue.policy.dead_letter is not None:
         dead_letter(commit, queue, group, message, reason, failure, attempts)
-    group.move(commit, message, None)
+    kind: Kind = "expired" if reason == EXPIRED else "dead"
+    group.remove(commit, message, Change(kind, reason, failure.error, queue.policy.dead_letter))
     return "dropped" if queue.policy.dead_letter is None else "dead"
 
 
@@ -288,6 +293,7 @@ def _fail(
         wait = options.otherwise if retry is None else retry.delay(message.attempts)
     message.since_ms, due = commit.now_ms, since_ms + round(wait * 1000)
     group.requeue(commit, message, due if due > commit.now_ms else 0)
+    group.tell(commit, message, Change("retried"))
     return "requeued"
 
 
@@ -405,7 +411,7 @@ def _give_up_untouched(commit: Commit, queue: QueueState, group: Group, through:
             value = tx.get(keys.special_key(group.topic, seq))
             priority = 0 if value is None else read_special(value, queue.name).priority
         step -= 1
-        told = queue.policy.dead_letter is not None or queue.traits.replies
+        told = queue.policy.dead_letter is not None or queue.traits.replies or queue.feed is not None
         if event is not None and (reason != EXPIRED or told):
             over = MessageRow(seq, UNTOUCHED, key=event.key, priority=priority)
             give_up(commit, queue, group, over, reason, None)
@@ -416,20 +422,21 @@ def _give_up_untouched(commit: Commit, queue: QueueState, group: Group, through:
 
 def settle_through(commit: Commit, queue: QueueState, through: int) -> None:
     """Settles everything up to a position for every group: a forced compaction removes it."""
+    queue.tell_purged(commit, through, "compacted")
     groups = queue.all_groups(commit.tx)
     for group in groups:
         _trim_leases(commit, group, through)
     for group in groups:
         for seq in [message.seq for message in group.parked(commit.tx, through)]:
-            group.discard(commit, seq)
+            group.discard(commit, seq, TOLD_TOGETHER)
         _trim_untouched(commit, group, through)
 
 
 def _trim_leases(commit: Commit, group: Group, through: int) -> None:
     for lease_id, lease in list(group.leases(commit.tx)):
         gone = [index for index in lease.held() if lease.seq(index) <= through]
-        for message in group.take_back(commit, lease_id, lease, gone):
-            group.move(commit, message, None)
+        for message in group.take_back(commit, lease_id, lease, gone, TOLD_TOGETHER):
+            group.remove(commit, message, TOLD_TOGETHER)
 
 
 def _trim_untouched(commit: Commit, group: Group, through: int) -> None:

@@ -30,6 +30,7 @@ from penstock.queue.operations.settle import EXPIRED, expire, give_up, give_up_d
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import LONGEST_SCAN, DamagedBlock, Rows, first_free_row, first_rows, has_keys
 from penstock.queue.state.cache import QueueState, note_presence
+from penstock.queue.state.feed import Change
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import (
     HELD,
@@ -531,7 +532,7 @@ class TakeOperation:
     def _drop(self, message: MessageRow, event: Event | None) -> None:
         """Ends a message that has outlived its ttl, or whose event retention or a forced compaction has removed."""
         if event is None:
-            self.group.move(self.commit, message, None)
+            self.group.remove(self.commit, message, Change("discarded", "removed"))
         else:
             give_up(self.commit, self.queue, self.group, message, EXPIRED, None)
 
@@ -549,7 +550,7 @@ class TakeOperation:
         assert self.ttl_bound is not None
         view = TopicView(commit.tx, queue.name, TopicRecord(queue.topic))
         last = min(view.position_before(self.ttl_bound + 1), through)
-        if queue.policy.dead_letter is None and not queue.traits.replies:
+        if queue.policy.dead_letter is None and not queue.traits.replies and queue.feed is None:
             self.walked += 1
             group.mark_taken(commit, max(last, group.record.frontier + 1))
             return

@@ -23,6 +23,7 @@ from penstock.queue.flow import shapes_takes
 from penstock.queue.policy import QueuePolicy, check_together
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
+from penstock.queue.state.feed import Change, QueueFeed
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import (
     FAILED,
@@ -65,7 +66,9 @@ class ProcessMemory:
 class QueueState:
     """One queue as the writer knows it."""
 
-    __slots__ = ("_groups", "blocks", "cache", "name", "owner_sweeps", "record", "seen", "shaped", "topic", "traits")
+    __slots__ = (
+        "_groups", "blocks", "cache", "feed", "name", "owner_sweeps", "record", "seen", "shaped", "topic", "traits",
+    )  # fmt: skip
 
     def __init__(
         self, cache: QueueCache, name: str, record: QueueRecord, traits: Traits, lasting: ProcessMemory
@@ -75,6 +78,7 @@ class QueueState:
         self.record = record
         self.topic = record.topic
         self.shaped = shapes_takes(record.policy)
+        self.feed = QueueFeed(name) if record.policy.feed else None
         self.traits = traits
         self.blocks = lasting.blocks
         self.owner_sweeps = lasting.owner_sweeps
@@ -88,6 +92,7 @@ class QueueState:
     def change_policy(self, commit: Commit, policy: QueuePolicy) -> None:
         self.record.policy = policy
         self.shaped = shapes_takes(policy)
+        self.feed = (self.feed or QueueFeed(self.name)) if policy.feed else None
         self.save(commit)
         self.apply_window(commit)
 
@@ -189,11 +194,16 @@ class QueueState:
         """The positions that leases of some group hold."""
         return {held.seq for group in self.all_groups(snap) for held in group.in_flight(snap)}
 
-    def discard(self, commit: Commit, seq: int) -> None:
+    def discard(self, commit: Commit, seq: int, change: Change) -> None:
         """Settles a message that is not in flight, for all groups."""
         for group in self.all_groups(commit.tx):
-            group.discard(commit, seq)
+            group.discard(commit, seq, change)
         self.forget_letter(commit, seq)
+
+    def tell_purged(self, commit: Commit, through: int, reason: str | None = None, group: str | None = None) -> None:
+        """Says in the feed, where there is one, that no message up to a position is left, for all groups or one."""
+        if self.feed is not None:
+            self.feed.note(commit, Change("purged", reason), through, group)
 
     def note_letters(self, commit: Commit, letters: Iterable[tuple[int, str]]) -> None:
         """Writes the rows of dead letters: positions, and the queues they came from."""

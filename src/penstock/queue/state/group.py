@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +35,7 @@ from penstock.journal.commit import Commit
 from penstock.limits import ATTEMPTS_KEPT, MAX_ATTEMPT_ERROR_BYTES
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import row_with_key
+from penstock.queue.state.feed import TOLD_TOGETHER, Change
 from penstock.queue.state.records import (
     FAILED,
     HELD,
@@ -55,6 +56,7 @@ from penstock.queue.state.records import (
     MessageRow,
     decode_trail,
     encode,
+    indexes_of,
     read_lease,
     read_message,
 )  # fmt: skip
@@ -64,6 +66,7 @@ from penstock.surface.failure import AttemptEnd, cut_middle
 if TYPE_CHECKING:
     from penstock.queue.state.cache import QueueState
 
+DELIVERED: Final = Change("delivered")
 UNDER_WAY: Final = (READY, WAITING, TAKEN)
 """The states in which a message keeps others of its ordering key waiting."""
 PARKED: Final = (READY, WAITING, HELD, FAILED)
@@ -234,14 +237,18 @@ class Group:
         self._leases[lease_id] = lease
         commit.tx.put(self.prefix + keys.LEASE + lease_id.to_bytes(8), encode(lease))
         commit.touch(self)
+        if self.queue.feed is not None:
+            self._tell_lease(commit, DELIVERED, lease, range(lease.count))
         return lease_id
 
     def save_lease(self, commit: Commit, lease_id: int, lease: Lease) -> None:
         commit.tx.put(self.prefix + keys.LEASE + lease_id.to_bytes(8), encode(lease))
 
-    def release(self, commit: Commit, lease_id: int, lease: Lease, mask: int) -> None:
+    def release(self, commit: Commit, lease_id: int, lease: Lease, mask: int, change: Change | None) -> None:
         """Takes messages (a bit each, all of them held) out of a lease; the lease goes with its last message."""
         record = self.record
+        if self.queue.feed is not None and change is not TOLD_TOGETHER:
+            self._tell_lease(commit, change, lease, indexes_of(mask))
         commit.touch(self)
         record.in_flight -= mask.bit_count()
         if self.queue.record.policy.max_in_flight is not None:
@@ -263,12 +270,26 @@ class Group:
             for _, first, _ in lease.stretches():
                 commit.tx.delete(keys.batch_key(self.prefix, first, lease_id))
 
-    def take_back(self, commit: Commit, lease_id: int, lease: Lease, indexes: list[int]) -> list[MessageRow]:
+    def take_back(
+        self, commit: Commit, lease_id: int, lease: Lease, indexes: list[int], change: Change | None
+    ) -> list[MessageRow]:
         """Takes messages out of a lease that go elsewhere, and returns them; `move` puts them there."""
         messages = [msgspec.structs.replace(lease.message(index), state=TAKEN) for index in indexes]
         if indexes:
-            self.release(commit, lease_id, lease, sum(1 << index for index in indexes))
+            self.release(commit, lease_id, lease, sum(1 << index for index in indexes), change)
         return messages
+
+    # ── what the queue's feed is told ────────────────────────────────────────────────────────────────────────────────
+    def tell(self, commit: Commit, message: MessageRow, change: Change | None) -> None:
+        """Says in the queue's feed, where it has one, what became of a message."""
+        if self.queue.feed is not None and change is not TOLD_TOGETHER:
+            self.queue.feed.note(commit, change, message.seq, self.name, message.attempts)
+
+    def _tell_lease(self, commit: Commit, change: Change, lease: Lease, indexes: Iterable[int]) -> None:
+        """The same for messages of a lease."""
+        assert self.queue.feed is not None
+        for message in (lease.message(index) for index in indexes):
+            self.queue.feed.note(commit, change, message.seq, self.name, message.attempts, lease.consumer)
 
     # ── where a message is ───────────────────────────────────────────────────────────────────────────────────────────
     def find(self, snap: Snapshot, seq: int) -> MessageRow | None:
@@ -335,35 +356,42 @@ class Group:
                 yield keys.tail_seq(key), keys.unpack_seq(value)
 
     # ── from one place to another ────────────────────────────────────────────────────────────────────────────────────
-    def move(self, commit: Commit, message: MessageRow, state: int | None, lane: str | None = None) -> None:
-        """Takes a message out of the place its state says, and puts it where `state` says; None: it is settled.
+    def move(self, commit: Commit, message: MessageRow, state: int, lane: str | None = None) -> None:
+        """Takes a message out of the place its state says, and puts it where `state` says.
 
-        One that ends, or fails for good, lets the next of its ordering key go. Until it is taken out it is as it was
-        found: a caller that changes its due time moves it to `TAKEN` first. `lane`: the one it has in a queue
-        with fair share, where its event is not written yet.
+        One that fails for good lets the next of its ordering key go. Until it is taken out it is as it was found: a
+        caller that changes its due time moves it to `TAKEN` first. `lane`: the one it has in a queue with fair share,
+        where its event is not written yet.
         """
         was = message.state
         if was == UNTOUCHED:
             self.mark_taken(commit, message.seq, message.seq)
         elif was != TAKEN:
             self._delete(commit, message)
-        if state is None and message.traced:
-            commit.tx.delete(self.row(keys.TRAIL, message.seq))
-        if state is not None:
-            message.state = state
-            if state != TAKEN:
-                self._insert(commit, message, lane)
-        if message.key is not None and state in (None, FAILED) and was in UNDER_WAY:
+        message.state = state
+        if state != TAKEN:
+            self._insert(commit, message, lane)
+        if message.key is not None and state == FAILED and was in UNDER_WAY:
             self.unblock_key(commit, message.key, message.seq)
 
-    def discard(self, commit: Commit, seq: int) -> None:
-        """Settles a message that is not in flight."""
+    def remove(self, commit: Commit, message: MessageRow, change: Change | None) -> None:
+        """Settles a message that is in no lease, and lets the next of its ordering key go."""
+        was = message.state
+        self.move(commit, message, TAKEN)
+        if message.traced:
+            commit.tx.delete(self.row(keys.TRAIL, message.seq))
+        if message.key is not None and was in UNDER_WAY:
+            self.unblock_key(commit, message.key, message.seq)
+        self.tell(commit, message, change)
+
+    def discard(self, commit: Commit, seq: int, change: Change | None) -> None:
+        """Settles a message that is not in flight, if this group has not."""
         message = self.find(commit.tx, seq)
         if message is not None:
-            self.move(commit, message, None)
+            self.remove(commit, message, change)
 
     def settle(self, commit: Commit, message: MessageRow) -> None:
-        """Ends a message that its lease has let go: `move` to nowhere, without a step on the way of every ack."""
+        """Ends a message that its lease has let go: `remove`, without a step on the way of every ack."""
         if message.traced:
             commit.tx.delete(self.row(keys.TRAIL, message.seq))
         if message.key is not None:
