@@ -362,6 +362,7 @@ def stand_in(socket: Path, *arguments: str, **environ: str) -> subprocess.Popen[
     )
 
 
+@pytest.mark.since((4, 1))  # the first that has such sockets
 def test_the_process_of_a_streaming_source_ends_quietly_when_spark_hangs_up(forking: Path, shallow_path: Path) -> None:
     path = shallow_path / "s"
     with socket.socket(socket.AF_UNIX) as listening:
