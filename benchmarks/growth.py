@@ -1,7 +1,8 @@
 """Times of every public operation in a small store and a large one, in every state of a store.
 
 The rows are those of tests/growth, which counts what they do; here the processor's time is measured, in milliseconds.
-After them: what has many topics or many cursors, what is done for each event, and appends beside the indexer.
+After them: what has many topics, many cursors, many messages under each rule of a queue, many batches in a buffer, and
+what a client asks over HTTP; what is done for each event, and appends beside the indexer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from typing import TypeVar
 
 import penstock
 from benchmarks.harness import Table
-from penstock import Draft, Journal, Topic
+from benchmarks.server import serving
+from penstock import Draft, Journal, Queue, Topic
+from penstock.buffer import Consumer, Producer
+from penstock.buffer.format import append, encode_batch, parse_manifest
+from penstock.buffer.store import open_store
+from penstock.limits import BUFFER_MANIFEST
+from penstock.surface.arguments import PolicyArguments, PushArguments
 
 sys.path[:0] = ["tests"]
 
@@ -53,7 +60,16 @@ def main() -> None:
                     shown.append(f"{before:.1f} → {after:.1f}")
                     holds = holds and after <= FACTOR * max(before, FLOOR) * max(1, many / max(few, 1))
                 table.row(row.name, ", ".join(shown), row.grows and "grows", holds)
-        for measure in (many_topics, many_cursors, each_event, beside_the_indexer):
+        measures = (
+            many_topics,
+            many_cursors,
+            many_messages,
+            many_batches,
+            over_http,
+            each_event,
+            beside_the_indexer,
+        )
+        for measure in measures:
             if not words or measure.__name__ in words:
                 measure(table, Path(folder))
     if not words:
@@ -61,8 +77,8 @@ def main() -> None:
 
 
 def many_topics(table: Table, folder: Path) -> None:
-    """What might ask every topic, with 200 topics and with 4,000."""
-    compare(table, "200 → 4,000 topics", *[with_topics(folder, count) for count in (200, 4_000)])
+    """What might ask every topic, with 200 topics and with 10,000."""
+    compare(table, "200 → 10,000 topics", *[with_topics(folder, count) for count in (200, 10_000)])
 
 
 def compare(table: Table, what: str, small: dict[str, float], large: dict[str, float]) -> None:
@@ -112,7 +128,102 @@ def with_cursors(folder: Path, count: int) -> dict[str, float]:
                 for number in range(start, start + 1_000):
                     tx.commit("log", f"consumer {number}", 1)
         commit, cursor = timed(lambda: topic.commit("consumer 5", 3))[1], timed(lambda: topic.cursor("consumer 7"))[1]
-    return {"commit": commit, "cursor": cursor}
+        topic.compact(1)  # finds the slowest cursor among all
+        compact = timed(lambda: topic.compact(1))[1]
+    return {"commit": commit, "cursor": cursor, "compact": compact}
+
+
+def many_messages(table: Table, folder: Path) -> None:
+    """One message among many, under each rule that a queue may have."""
+    for rule, (policy, pushed) in RULES.items():
+        found = [with_messages(folder, rule, policy, pushed, count) for count in (1_000, 200_000)]
+        compare(table, f"{rule}, 1,000 → 200,000 messages", *found)
+
+
+RULES: dict[str, tuple[PolicyArguments, Callable[[int], PushArguments]]] = {
+    "lanes": ({"fair_by": "tenant"}, lambda part: {"headers": {"tenant": f"tenant {part % 100}"}}),
+    "delayed": ({}, lambda part: {"delay": 10_000 + part} if part else {}),
+    "throttle": ({"throttle": 1_000}, lambda part: {"key": f"key {part}"}),
+    "rate": ({"rate": "100000/s", "rate_per_key": "1000/s"}, lambda part: {"key": f"key {part}"}),
+    "priorities": ({"priority": True}, lambda part: {"priority": part % 10}),
+}
+"""What a queue's policy says, and how the parts of what is pushed differ; the keys of a part are as many as it has."""
+
+
+def with_messages(
+    folder: Path, rule: str, policy: PolicyArguments, pushed: Callable[[int], PushArguments], count: int
+) -> dict[str, float]:
+    url, found = f"sqlite:{folder / f'{rule}-{count}.db'}", {}
+    with penstock.open(url, durability="process") as journal:
+        queue = journal.queue("jobs", lease=1_000, **policy)
+        for part in range(0, count, 500):
+            push_part(queue, pushed(part // 500))
+        first = queue.take()
+        assert first is not None
+        found["push"] = timed(lambda: queue.push(1, **pushed(0)))[1]
+        found["take"] = timed(queue.take)[1]
+        found["ack"] = timed(first.ack)[1]
+        found["take_many(10)"] = timed(lambda: queue.take_many(10))[1]
+        found["peek"] = timed(lambda: queue.peek(5))[1]
+        found["len"] = timed(lambda: len(queue))[1]
+        found["messages(limit=5)"] = timed(lambda: list(queue.messages(limit=5)))[1]
+    with penstock.open(url, durability="process") as journal:
+        queue = journal.queue("jobs")
+        found["take, reopened"] = timed(queue.take)[1]
+    return found
+
+
+def push_part(queue: Queue, options: PushArguments) -> None:
+    if key := options.get("key"):
+        queue.push_many([Draft("job", number, key=f"{key} {number}") for number in range(500)])
+    else:
+        queue.push_many(range(500), **options)
+
+
+def many_batches(table: Table, folder: Path) -> None:
+    """A producer and the consumer of a buffer whose manifest has many entries: each change writes all of it."""
+    compare(table, "1,000 → 100,000 entries", *[with_batches(count) for count in (1_000, 100_000)])
+
+
+def with_batches(count: int) -> dict[str, float]:
+    url, store, found = f"memory://growth-{count}", open_store(f"memory://growth-{count}", {}), {}
+    store.put("ingest/one.batch", encode_batch([b"entry"]))
+    data = append(parse_manifest(None), [("ingest/one.batch", ())] * count)
+    store.put_if(BUFFER_MANIFEST, data, None)
+    with Producer(url, flush_interval=0) as producer:
+        found["produce"] = spent(lambda: producer.produce([b"entry"]).result())
+    with Consumer(url, gc_interval=None) as consumer:
+        found["next_batch, the first"] = spent(consumer.next_batch)
+        found["next_batch"] = spent(consumer.next_batch)
+        found["ack"] = spent(lambda: (consumer.ack_through(1), consumer.flush()))
+    return found
+
+
+def over_http(table: Table, folder: Path) -> None:
+    """What a client asks a server of: its own work, and the waiting for the answer."""
+    compare(table, "200 → 4,000 topics, over HTTP", *[served(folder, count) for count in (200, 4_000)])
+
+
+def served(folder: Path, count: int) -> dict[str, float]:
+    url = f"sqlite:{folder / f'served-{count}.db'}"
+    with penstock.open(url, durability="process") as journal:
+        for number in range(count):
+            journal.topic(f"topic-{number}").append("placed", correlation=f"chain {number // 3}")
+        for start in range(0, 50 * count, 1_000):
+            drafts = [Draft("placed", key=f"key {number // 3}") for number in range(start, start + 1_000)]
+            journal.topic("log").append_many(drafts)
+        journal.maintain()
+    with serving(url) as port, penstock.open(f"http://127.0.0.1:{port}") as journal:
+        log, asked = (
+            journal.topic("log"),
+            {
+                "correlated": lambda: list(journal.correlated(f"chain {count // 6}")),
+                "read(key=)": lambda: list(log.read(key=f"key {5 * count}")),
+                "append": lambda: log.append("placed"),
+                "latest": lambda: log.latest,
+            },
+        )
+        return {name: min(elapsed(work) for _ in range(5)) for name, work in asked.items()}
 
 
 def each_event(table: Table, folder: Path) -> None:
@@ -179,6 +290,20 @@ def percentile(topic: Topic) -> float:
         took.append(time.perf_counter() - begun)
         time.sleep(0.005)
     return sorted(took)[-8]
+
+
+def spent(work: Callable[[], object]) -> float:
+    """The milliseconds that all threads had the processor."""
+    start = time.process_time()
+    work()
+    return (time.process_time() - start) * 1000
+
+
+def elapsed(work: Callable[[], object]) -> float:
+    """The milliseconds until it is done: the work of another process counts."""
+    start = time.perf_counter()
+    work()
+    return (time.perf_counter() - start) * 1000
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:

@@ -9,7 +9,7 @@ import pytest
 
 import penstock
 from growth.counting import Counter, _Counted
-from growth.world import LARGE, SMALL, build, in_memory, small_parts
+from growth.world import EACH, LARGE, SMALL, build, in_memory, small_parts
 from penstock import Journal, ManualClock
 from penstock.engine.memory import MemoryEngine
 from penstock.journal import dropping, locating, upkeep
@@ -28,6 +28,19 @@ ACTS: dict[str, Callable[[Journal], object]] = {
 def test_a_commit_asks_as_much_of_a_large_store(act: str) -> None:
     small, large = largest_commit(SMALL, ACTS[act]), largest_commit(LARGE, ACTS[act])
     assert 0 < large <= 3 * small + 32, f"{small} calls and rows in the small store, {large} in the large one"
+
+
+def test_a_compaction_in_many_commits_reads_the_cursors_once() -> None:
+    clock, counter = ManualClock(), Counter()
+    with small_parts(), patch.object(upkeep, "RETENTION_BLOCKS", 1), penstock.open(in_memory(), clock=clock) as journal:
+        build(journal, LARGE, clock)
+        log, alike = journal.topic("log"), journal.topic("compact")
+        consumers = len(log.consumers())
+        with counter.counting():
+            without, _ = counter.cost(lambda: alike.compact(LARGE - EACH).removed)
+            cost, removed = counter.cost(lambda: log.compact(LARGE - EACH).removed)
+    assert removed == LARGE - EACH and consumers > 100
+    assert cost.rows <= without.rows + consumers + 32
 
 
 def largest_commit(size: int, act: Callable[[Journal], object]) -> int:

@@ -197,11 +197,15 @@ class Head(msgspec.Struct, eq=False):
     """What its events' ids have in common: see `keys.id_bits`."""
     unfolded: bool = False
     """Whether the store says already that causes and correlations of this topic are to be noted."""
+    slowest: tuple[str, int] | None = None
+    """The cursor that is behind all others and its position, while the writer knows it."""
 
     def ended(self, latest: int, recorded_ms: int, last_id: int, *, unfolded: bool) -> Head:
         """The head after more events."""
         settings, bits = self.settings, self.id_bits
-        return Head(self.name, self.topic_id, settings, latest, recorded_ms, last_id, id_bits=bits, unfolded=unfolded)
+        head = Head(self.name, self.topic_id, settings, latest, recorded_ms, last_id, id_bits=bits, unfolded=unfolded)
+        head.slowest = self.slowest
+        return head
 
 
 class Barrier:

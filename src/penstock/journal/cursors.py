@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from datetime import datetime
+from operator import itemgetter
 
 import msgspec
 
@@ -69,6 +70,8 @@ def move_cursor(commit: Commit, topic: str, consumer: str, seq: int, back: bool 
         seq = max(seq, load_state(commit.tx, head.topic_id, topic).began)
     if current is None or seq > current or (back and seq != current):
         commit.tx.put(keys.cursor_key(head.topic_id, consumer), _moved.pack(seq, commit.now_ms))
+        if head.slowest is not None and (consumer == head.slowest[0] or seq <= head.slowest[1]):
+            head.slowest = None
 
 
 def drop_cursor(commit: Commit, topic: str, consumer: str) -> bool:
@@ -77,4 +80,15 @@ def drop_cursor(commit: Commit, topic: str, consumer: str) -> bool:
     if head is None or read_cursor(commit.tx, head.topic_id, consumer) is None:
         return False
     commit.tx.delete(keys.cursor_key(head.topic_id, consumer))
+    head.slowest = None
     return True
+
+
+def slowest_cursor(commit: Commit, topic: str) -> tuple[str, int] | None:
+    """The consumer that is behind all others, and where: read once for as long as it does not move."""
+    head = commit.head(topic)
+    if head is None:
+        return None
+    if head.slowest is None:
+        head.slowest = min(read_cursors(commit.tx, head.topic_id).items(), key=itemgetter(1), default=None)
+    return head.slowest

@@ -27,7 +27,7 @@ from penstock.journal.catalog import (
     save_state,
 )
 from penstock.journal.commit import Commit, forget_expired
-from penstock.journal.cursors import read_cursors
+from penstock.journal.cursors import slowest_cursor
 from penstock.journal.dropping import DropRules, clear_dropped
 from penstock.journal.index.runs import drop_index, load_directory, trim_index
 from penstock.journal.leaves import trim_hashes
@@ -375,9 +375,9 @@ class CompactReport(msgspec.Struct, frozen=True):
 
 
 def cursor_holds(commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
-    """Every named cursor holds what it has not passed."""
-    head = commit.head(topic)
-    return read_cursors(commit.tx, head.topic_id).items() if head else ()
+    """Every named cursor holds what it has not passed; the slowest holds the most."""
+    slowest = slowest_cursor(commit, topic)
+    return () if slowest is None else (slowest,)
 
 
 def compact_some(

@@ -63,6 +63,35 @@ def test_compaction_in_several_commits_reports_them_together(
     assert topic.compact(2**62) == CompactReport(removed=0, remaining=2, latest=40, stopped_at="slow")
 
 
+@on("sqlite")
+def test_the_slowest_cursor_is_known_however_cursors_move(place: Place) -> None:
+    with place.open() as journal, place.open() as other:
+        topic = journal.topic("log")
+        fill(topic, 40)
+        for consumer, seq in (("a", 5), ("b", 10), ("c", 30)):
+            topic.commit(consumer, seq)
+
+        def held_by() -> tuple[str | None, int]:
+            report = topic.compact(39)
+            return report.stopped_at, topic.oldest - 1
+
+        assert held_by() == held_by() == ("a", 5)
+        topic.append("k")
+        topic.commit("a", 20)
+        assert held_by() == ("b", 10)
+        topic.commit("new", 15)
+        assert held_by() == ("b", 10)
+        topic.forget("b")
+        assert held_by() == ("new", 15)
+        other.topic("log").commit("new", 25)
+        assert held_by() == ("a", 20)
+        other.topic("log").forget("a")
+        other.topic("log").commit("late", 22)
+        assert held_by() == ("late", 22)
+        topic.seek("c", 21)  # what it would read is gone already
+        assert held_by() == ("c", 22)
+
+
 def test_what_is_appended_while_a_topic_is_compacted_stays(
     topic: Topic, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
