@@ -13,6 +13,7 @@ from growth.world import EACH, LARGE, SMALL, build, in_memory, small_parts
 from penstock import Journal, ManualClock
 from penstock.engine.memory import MemoryEngine
 from penstock.journal import dropping, locating, upkeep
+from penstock.queue import flow
 
 ACTS: dict[str, Callable[[Journal], object]] = {
     "maintain": lambda journal: journal.maintain(),
@@ -67,6 +68,7 @@ def largest_commit(size: int, act: Callable[[Journal], object]) -> int:
         patch.object(dropping, "_STEP_ROWS", 32),
         patch.object(upkeep, "RETENTION_BLOCKS", 8),
         patch.object(locating, "_STEP_ROWS", 16),
+        patch.object(flow, "FORGET_STEP", 32),
         penstock.open(in_memory(), clock=clock) as journal,
     ):
         build(journal, size, clock)

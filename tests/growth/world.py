@@ -153,6 +153,12 @@ def fill_queues(journal: Journal, size: int) -> None:
     ranked = journal.queue("ranked", priority=True)
     for priority in range(3):
         ranked.push_many([{"n": number} for number in range(size // 3)], priority=priority)
+    lanes = journal.queue("lanes", fair_by="key:/", lease=100_000)
+    limited = journal.queue("limited", throttle=100_000, rate="1000000/s", rate_per_key="1000/s", lease=100_000)
+    for start in range(0, size, TOGETHER):
+        numbers = range(start, start + TOGETHER)
+        lanes.push_many([Draft("job", number, key=f"tenant {number % 10}/{number}") for number in numbers])
+        limited.push_many([Draft("job", number, key=f"key {number}") for number in numbers])
     flying = journal.queue("flying", lease=100_000)
     flying.push_many(range(size + 40))
     for number in range(size // 2):
