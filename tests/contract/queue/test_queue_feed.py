@@ -140,6 +140,19 @@ def test_what_is_moved_discarded_and_purged_is_told(journal: Journal) -> None:
     assert not journal.topic("other.feed").latest
 
 
+def test_messages_removed_with_their_events_are_told_as_purged(journal: Journal) -> None:
+    jobs = journal.queue("jobs", feed=True)
+    jobs.push_many(range(4))
+    one(jobs)
+    journal.topic("jobs").compact(through=2, force=True)
+    assert [(event.kind, event.payload) for event in feed(journal)[5:]] == [
+        ("purged", {"seq": 2, "reason": "compacted"}),
+    ]
+    journal.drop_topic("jobs", force=True)
+    assert feed(journal)[-1].payload == {"seq": 4, "reason": "dropped"}
+    assert len(feed(journal)) == 7
+
+
 def test_a_duplicate_is_not_pushed_and_a_debounced_message_is_discarded(journal: Journal) -> None:
     jobs = journal.queue("jobs", feed=True, debounce=10)
     jobs.push("a", key="k")

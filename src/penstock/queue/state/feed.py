@@ -39,7 +39,7 @@ class FeedEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """The payload of an event of a feed; what does not apply is left out."""
 
     seq: int
-    """The message's position; of a purge, that of the last message it looked at."""
+    """The message's position; of a purge, up to where no message is left."""
     group: str | None = None
     attempt: int = 0
     consumer: str | None = None
