@@ -74,10 +74,9 @@ def read_queue(at: LocalBackend, name: str) -> QueueDocument:
 
 
 def _document(queue: LocalQueue) -> QueueDocument:
-    policy, names = queue.policy(), queue.groups()
-    shown = (names or ["default"]) if policy.mode == "fanout" else ["default"]
-    numbers = {group: inspect.stats(queue, group) for group in shown}
-    return QueueDocument(queue.name, queue.length(), policy_document(policy), names, numbers, queue.pauses())
+    numbers = {group: stats for group, stats, _ in inspect.stats_of_groups(queue)}
+    policy = policy_document(queue.policy())
+    return QueueDocument(queue.name, queue.length(), policy, queue.groups(), numbers, queue.pauses())
 
 
 @implements(operations.READ_QUEUE_STATS)

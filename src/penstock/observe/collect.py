@@ -34,7 +34,7 @@ from penstock.observe.pipelines import FlowStatus, status
 from penstock.observe.sample import Finding, FindingKind, QueueSample, Sample, TopicSample
 from penstock.observe.workers import TOPIC as WORKERS
 from penstock.observe.workers import gave_up
-from penstock.queue.inspect import settle_times
+from penstock.queue.inspect import stats_of_groups
 from penstock.units import counted, show_duration, show_size
 
 if TYPE_CHECKING:
@@ -144,13 +144,12 @@ def _sample_queue(
 ) -> list[QueueSample]:
     """Every group of a queue."""
     found = []
-    for group in (queue.groups() or ["default"]) if policy.mode == "fanout" else ["default"]:
-        stats = queue.stats(group)
+    for group, stats, record in stats_of_groups(journal._backend.queue(queue.name)):
         one = QueueSample(
             queue.name, group, stats.ready, stats.in_flight, stats.delayed, stats.failed, stats.oldest_age
         )
         one.ttl = policy.ttl
-        one.settle_times = settle_times(journal._backend.queue(queue.name), group)
+        one.settle_times = dict(record.settle_times)
         one.paused = stats.paused
         if topic is not None:
             unsettled = stats.ready + stats.in_flight + stats.delayed + stats.failed

@@ -40,6 +40,7 @@ from penstock.queue.state.records import (
     READY,
     UNTOUCHED,
     WAITING,
+    GroupRecord,
     MessageRow,
     SpecialRow,
     read_special,
@@ -553,35 +554,47 @@ def consumers(queue: LocalQueue) -> list[QueueConsumer]:
 def stats(queue: LocalQueue, name: str) -> QueueStats:
     """How many messages of a group are in which state."""
     with viewing(queue) as view:
-        snap, now, overdue, group = view.snap, view.now, view.overdue, view.group(name)
-        record = group.record
-        delayed, ready = record.waiting, record.ready + record.held + view.latest - record.frontier - record.taken
-        if record.next_due and record.next_due <= now:
-            due = sum(1 for _ in snap.scan(*group.due_rows(now)))
-            delayed, ready = delayed - due, ready + due
-        later = sum(special.due > now for _, special in view.unabsorbed(group, view.latest))
-        delayed, ready = delayed + later, ready - later
-        if overdue:
-            rows = snap.scan(group.due_rows(now)[1], group.rows(keys.WAITING)[1])
-            late = sum(keys.tail_seq(key) <= overdue for key, _ in rows)
-            late += sum(special.due > now for _, special in view.unabsorbed(group, min(view.latest, overdue)))
-            delayed, ready = delayed - late, ready - (group.overdue(snap, overdue) - late)
-        metrics.in_flight.labels(queue=queue.name).set(record.in_flight)
-        breaker = breaker_state(snap, view.state, group, now)
-        if breaker is not None:
-            level = {"closed": 0, "half-open": 0.5, "open": 1}[breaker]
-            metrics.breaker_open.labels(queue=queue.name, group=name).set(level)
-        oldest = _oldest_ready(view, group) if ready else None
-        return QueueStats(
-            ready,
-            record.in_flight,
-            delayed,
-            record.failed,
-            None if oldest is None else max(0.0, (now - oldest) / 1000),
-            tuple(group_names(view.state)),
-            view.state.record.is_paused(name),
-            breaker,
-        )
+        return _stats(view, view.group(name), name, tuple(group_names(view.state)))
+
+
+def stats_of_groups(queue: LocalQueue) -> list[tuple[str, QueueStats, GroupRecord]]:
+    """The same of every group that messages are delivered to, from one snapshot; with its record."""
+    with viewing(queue) as view:
+        names = tuple(group_names(view.state))
+        shown = names if names and view.state.fanout else ("default",)
+        groups = [(name, view.group(name)) for name in shown]
+        return [(name, _stats(view, group, name, names), group.record) for name, group in groups]
+
+
+def _stats(view: View, group: Group, name: str, names: tuple[str, ...]) -> QueueStats:
+    snap, now, overdue, record = view.snap, view.now, view.overdue, group.record
+    delayed, ready = record.waiting, record.ready + record.held + view.latest - record.frontier - record.taken
+    if record.next_due and record.next_due <= now:
+        due = sum(1 for _ in snap.scan(*group.due_rows(now)))
+        delayed, ready = delayed - due, ready + due
+    later = sum(special.due > now for _, special in view.unabsorbed(group, view.latest))
+    delayed, ready = delayed + later, ready - later
+    if overdue:
+        rows = snap.scan(group.due_rows(now)[1], group.rows(keys.WAITING)[1])
+        late = sum(keys.tail_seq(key) <= overdue for key, _ in rows)
+        late += sum(special.due > now for _, special in view.unabsorbed(group, min(view.latest, overdue)))
+        delayed, ready = delayed - late, ready - (group.overdue(snap, overdue) - late)
+    metrics.in_flight.labels(queue=view.state.name).set(record.in_flight)
+    breaker = breaker_state(snap, view.state, group, now)
+    if breaker is not None:
+        level = {"closed": 0, "half-open": 0.5, "open": 1}[breaker]
+        metrics.breaker_open.labels(queue=view.state.name, group=name).set(level)
+    oldest = _oldest_ready(view, group) if ready else None
+    return QueueStats(
+        ready,
+        record.in_flight,
+        delayed,
+        record.failed,
+        None if oldest is None else max(0.0, (now - oldest) / 1000),
+        names,
+        view.state.record.is_paused(name),
+        breaker,
+    )
 
 
 def _oldest_ready(view: View, group: Group) -> int | None:
@@ -591,12 +604,6 @@ def _oldest_ready(view: View, group: Group) -> int | None:
     seqs += [message.seq for message in islice(group.parked(snap, None, overdue, [READY]), 1)]
     event = view.state.blocks.event(snap, min(seqs)) if seqs else None
     return None if event is None else int(event._rows.recorded_ms(event._row))
-
-
-def settle_times(queue: LocalQueue, name: str) -> dict[int, int]:
-    """How many messages of a group took how long from delivery to acknowledgement; see `GroupRecord.settle_times`."""
-    with viewing(queue) as view:
-        return dict(view.group(name).record.settle_times)
 
 
 def length(queue: LocalQueue) -> int:
