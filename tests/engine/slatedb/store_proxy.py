@@ -35,7 +35,7 @@ class StoreProxy:
         """Requests that reach the store twice; the first answer counts."""
         self.deny = False
         """Every request gets 403."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run(started)), daemon=True)
         self._thread.start()
@@ -57,23 +57,29 @@ class StoreProxy:
     async def _run(self, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         started.set()
         await self._over.wait()
+        self._loop.remove_reader(server.sockets[0].fileno())  # a server that is closed drops what is arriving, open
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task, writer in self._connections.items():
+                task.cancel()
+                writer.transport.abort()
+            await asyncio.wait(others)
         server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(10)
 
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Notes a connection as it is made: a task that is cancelled before it begins can close nothing."""
+        task = self._loop.create_task(self._serve(reader, writer))
+        self._connections[task] = writer
+        task.add_done_callback(self._connections.pop)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)  # the loop itself only knows them weakly
         try:
             while await self._serve_one(reader, writer):
                 pass
@@ -81,7 +87,6 @@ class StoreProxy:
             pass
         finally:
             await _closed(writer)
-            self._tasks.discard(task)
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
