@@ -164,11 +164,11 @@ def measure_micro(table: Table, rounds: int, batches: int = 40) -> None:
         write_topic(events(spark, 1000 * batches), url)
         rows = spark.read.format("penstock").options(url=url, topic="orders", payloadSchema=_SCHEMA).load()
         rows.select("kind", "key", "customer", "amount", "sku").repartition(batches).write.json(files)
-        ways = _ways(spark, url, files, folder)
-        times: dict[str, list[float]] = {way: [] for way in ways}
-        for round_ in range(rounds):
-            for way, writer in ways.items():
-                times[way].append(_batch_time(writer(), folder / f"{way}-{round_}"))
+        times: dict[str, list[float]] = {}
+        for at in range(rounds):
+            # Each round has folders of its own: a Parquet sink passes over batches that its folder knows already.
+            for way, writer in _ways(spark, url, files, folder / str(at)).items():
+                times.setdefault(way, []).append(_batch_time(writer(), folder / str(at) / way))
         penstock.spark.stop()
     base = times["file → Parquet"]
     goals = {"topic → topic": 0.7, "topic → sums → topic": 1.2}

@@ -14,6 +14,7 @@ from penstock import Journal, ManualClock
 from penstock.engine.memory import MemoryEngine
 from penstock.journal import dropping, locating, upkeep
 from penstock.queue import flow
+from penstock.queue.operations import repair
 
 ACTS: dict[str, Callable[[Journal], object]] = {
     "maintain": lambda journal: journal.maintain(),
@@ -21,6 +22,8 @@ ACTS: dict[str, Callable[[Journal], object]] = {
     "compact": lambda journal: journal.topic("compact").compact(journal.topic("compact").latest),
     "compact(force)": lambda journal: journal.topic("compact").compact(journal.topic("compact").latest, force=True),
     "reindex": lambda journal: journal.topic("reindex").reindex(),
+    "Queue.move": lambda journal: journal.queue("moved").move(journal.queue("jobs")),
+    "Queue.redrive": lambda journal: journal.queue("lost").redrive(),
     "drop_topic": lambda journal: (journal.drop_topic("log", force=True), journal.maintain()),
 }
 
@@ -69,6 +72,7 @@ def largest_commit(size: int, act: Callable[[Journal], object]) -> int:
         patch.object(upkeep, "RETENTION_BLOCKS", 8),
         patch.object(locating, "_STEP_ROWS", 16),
         patch.object(flow, "FORGET_STEP", 32),
+        patch.object(repair, "MOVE_STEP", 8),
         penstock.open(in_memory(), clock=clock) as journal,
     ):
         build(journal, size, clock)

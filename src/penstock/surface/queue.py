@@ -427,9 +427,11 @@ class Queue(Generic[PayloadT]):
         return Redriven((answer.would_redrive if dry_run else answer.redriven) or 0, answer.left)
 
     def move(self, to: Queue, *, limit: int | None = None, where: EventChoice | None = None) -> int:
-        """Moves messages that are not in flight to the end of another queue, all or nothing; returns how many.
+        """Moves messages that are not in flight to the end of another queue; returns how many.
 
-        Delays, priorities (where the other queue has any) and retry budgets go with them.
+        Delays, priorities (where the other queue has any) and retry budgets go with them. Many messages go in several
+        commits, each message in one; QueueFull when the other queue has no room for all of them. In a transaction,
+        `tx.move` moves all or none.
         """
         request = MoveRequest(self._sister(to), check_limit(limit))
         if request.to == self.name:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from journals import on
@@ -14,6 +15,8 @@ import penstock
 from penstock import Draft, Journal, ManualClock, Queue
 from penstock.errors import ConfigError, PoisonMessage, QueueFull, StaleDelivery, UnknownQueue
 from penstock.journal import blocks, keys
+from penstock.journal.writer import Writer
+from penstock.queue.operations import repair
 from penstock.queue.state import blocks as state_blocks
 
 Reopen = Callable[[Journal], Journal]
@@ -164,6 +167,51 @@ def test_a_move_is_all_or_nothing(queue: Queue, journal: Journal) -> None:
     gone.drop()
     with pytest.raises(UnknownQueue):
         queue.move(small, limit=0) or queue.redrive(to=gone)
+
+
+def test_a_move_of_many_goes_in_steps_and_is_refused_whole(
+    queue: Queue, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "MOVE_STEP", 2)
+    small, ranked = journal.queue("small", max_size=6), journal.queue("ranked", priority=True)
+    queue.push_many([*range(6), Draft("m", 6, key="k")])
+    with pytest.raises(QueueFull, match="7 more do not fit"):
+        queue.move(small)
+    with pytest.raises(ConfigError, match="ordering keys"):
+        queue.move(ranked)
+    assert len(queue) == 7 and len(small) == len(ranked) == 0
+    run, commits = Writer.run, 0
+
+    def others_push(writer: Writer, request: Any) -> Any:
+        nonlocal commits
+        answer, commits = run(writer, request), commits + 1
+        if commits == 2:  # the first made sure of the room
+            small.push_many(["theirs"] * 3)
+        return answer
+
+    with monkeypatch.context() as patched, pytest.raises(QueueFull, match="2 messages went before it was full"):
+        patched.setattr(Writer, "run", others_push)
+        queue.move(small, limit=6)
+    assert [event.payload for event in small] == [0, 1, "theirs", "theirs", "theirs"]
+    assert [event.payload for event in queue] == [2, 3, 4, 5, 6]
+    small.purge()
+    assert queue.move(small) == 5 and [event.payload for event in small] == [2, 3, 4, 5, 6] and len(queue) == 0
+
+
+def test_a_redrive_of_many_goes_in_steps(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "MOVE_STEP", 2)
+    for name, dead_letter in (("kept", None), ("sent", "letters")):
+        queue = journal.queue(name, max_attempts=1, dead_letter=dead_letter, max_size=5)
+        queue.push_many(range(5))
+        for delivery in queue.take_many(5):
+            delivery.nack()
+        queue.push("new")
+        with pytest.raises(QueueFull, match="5 more do not fit"):
+            queue.redrive()
+        assert queue.redrive(dry_run=True) == 5 and len(queue) == 1
+        assert queue.redrive(limit=3) == 3 and queue.redrive(dry_run=True) == 2
+        queue.configure(max_size=None)
+        assert queue.redrive() == 2 and queue.redrive() == 0 and len(queue) == 6
 
 
 def test_a_purge_keeps_the_policy_and_the_positions(journal: Journal, clock: ManualClock, reopen: Reopen) -> None:

@@ -45,10 +45,8 @@ def push(
             each = None if each is None else [each[row] for row in throttle.kept]
         debounced = policy.debounce is not None
     if not forced:
-        if batch.columns.key is not None and policy.priority:
-            raise ConfigError(
-                f"queue {queue.name!r} has priorities, and messages with priorities have no ordering keys"
-            )
+        if batch.columns.key is not None:
+            refuse_keys(queue)
         if options is not None and options.priority:
             check_rank(queue, options.priority)
         if each is not None:
@@ -114,6 +112,12 @@ def _count_fresh(commit: Commit, queue: QueueState, batch: PreparedBatch) -> int
         known, repeats = find_duplicates(commit, queue.name, batch.dedups)
         fresh -= len(known) + len(repeats)
     return fresh
+
+
+def refuse_keys(queue: QueueState) -> None:
+    """Raises ConfigError where a message cannot have an ordering key."""
+    if queue.policy.priority:
+        raise ConfigError(f"queue {queue.name!r} has priorities, and messages with priorities have no ordering keys")
 
 
 def refuse_overflow(commit: Commit, queue: QueueState, fresh: int, max_size: int) -> None:

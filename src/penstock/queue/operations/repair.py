@@ -1,19 +1,22 @@
-"""Repairing a queue: claim, discard, run now, purge, drop, redrive, move, replace. All or nothing, each in one commit.
+"""Repairing a queue: claim, discard, run now, purge, drop, redrive, move, replace.
 
 What a caller's `where` wants is found in a snapshot, in the caller's thread; the commit then takes what is still there.
-With a message goes what it was pushed with: its key, its delay, its priority, its own retry budget.
+With a message goes what it was pushed with: its key, its delay, its priority, its own retry budget. Many messages are
+moved in steps, so that no commit holds other writers up for long; each message is in exactly one queue all the time.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, QueueFull
 from penstock.events import Event, Receipt
 from penstock.journal.commit import Commit
 from penstock.journal.writer import WriteRequest
@@ -21,7 +24,7 @@ from penstock.queue.delivery import LeaseHandle
 from penstock.queue.inspect import View, viewing
 from penstock.queue.letters import GROUP, former_headers, origin, original_headers, original_options
 from penstock.queue.operations.groups import group_for
-from penstock.queue.operations.push import as_batch, forget_debounced, push, refuse_overflow
+from penstock.queue.operations.push import as_batch, forget_debounced, push, refuse_keys, refuse_overflow
 from penstock.queue.operations.settle import expire_messages, over_budget
 from penstock.queue.operations.take import STEP, Request, TakeOperation, absorb, wake_due
 from penstock.queue.options import DeliveryOptions
@@ -213,8 +216,43 @@ def _sort_in_all(commit: Commit, queue: QueueState, group: Group, latest: int) -
 
 
 # ── moving ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+MOVE_STEP = 1024
+"""Messages that one commit of a move or a redrive takes at most."""
 Where = Callable[[Event], bool]
+Step = Callable[[Commit], int]
 Revived = Callable[[Mapping[str, str]], dict[str, str]]
+
+
+def _run(queue: LocalQueue, wanted: Mapping[str, int], steps: list[Step]) -> int:
+    """Runs steps that move messages, each in a commit; refuses them all when there is no room for what is `wanted`, by
+    the names of the queues that get it."""
+    if len(steps) > 1:
+        queue._writer.run(WriteRequest(lambda commit: _refuse_overflow(commit, queue, wanted)))
+    moved = 0
+    try:
+        for step in steps:
+            moved += queue._writer.run(WriteRequest(step))
+    except QueueFull as error:
+        if not moved:
+            raise
+        raise QueueFull(f"{error}. {moved} messages went before it was full") from error
+    return moved
+
+
+def _refuse_overflow(commit: Commit, queue: LocalQueue, wanted: Mapping[str, int]) -> None:
+    for name, count in wanted.items():
+        target = queue._cache.find(commit, name)
+        if target is not None and target.policy.max_size is not None:
+            refuse_overflow(commit, target, count, target.policy.max_size)
+
+
+def _in_steps(seqs: list[int], step: Callable[[Commit, list[int]], int]) -> Iterator[Step]:
+    parts = (seqs[start : start + MOVE_STEP] for start in range(0, len(seqs), MOVE_STEP))
+    return (_step(step, part) for part in parts)
+
+
+def _step(step: Callable[[Commit, list[int]], int], part: list[int]) -> Step:
+    return lambda commit: step(commit, part)
 
 
 class LettersLeft(msgspec.Struct, frozen=True):
@@ -244,7 +282,7 @@ def redrive(
     queue: LocalQueue, to: LocalQueue | None, limit: int | None, where: Where | None, dry_run: bool
 ) -> Redriven:
     chosen = _Redrive(viewing, queue, to, limit, where)
-    count = chosen.count if dry_run or not chosen.count else queue._writer.run(WriteRequest(chosen.apply))
+    count = chosen.count if dry_run else _run(queue, chosen.wanted, list(chosen.steps()))
     return Redriven(count, chosen.report())
 
 
@@ -253,7 +291,7 @@ def redrive_in(
 ) -> Redriven:
     """Does the same inside a commit that has written everything so far."""
     chosen = _Redrive(_within(commit), queue, to, limit, where)
-    return Redriven(chosen.apply(commit), chosen.report())
+    return Redriven(sum([step(commit) for step in chosen.steps()]), chosen.report())
 
 
 Viewing = Callable[["LocalQueue"], AbstractContextManager[View]]
@@ -284,6 +322,8 @@ class _Redrive:
         self._left: dict[tuple[str, _Refusal], int] = {}
         self._letters: list[tuple[LocalQueue, list[int]]] = []
         """By the queue that holds them."""
+        self.wanted: Counter[str] = Counter()
+        """Messages by the queue they go to."""
         with viewing(queue) as view:
             self._failed = self._choose_failed(view, limit)
             dead_letters = view.state.policy.dead_letter
@@ -293,19 +333,23 @@ class _Redrive:
         if dead_letters is not None and has_letters:
             self._choose(queue._registry.handle(dead_letters), queue.name, limit)
 
-    def apply(self, commit: Commit) -> int:
-        revived = _revive(commit, self._queue, self._failed, self._to)
-        return revived + sum([_send_back(commit, source, seqs, self._to) for source, seqs in self._letters])
+    def steps(self) -> Iterator[Step]:
+        yield from _in_steps(self._failed, lambda commit, seqs: _revive(commit, self._queue, seqs, self._to))
+        for source, letters in self._letters:
+            yield from _in_steps(letters, partial(_send_back, source=source, to=self._to))
 
     def _choose_failed(self, view: View, limit: int | None) -> list[int]:
         """Picks messages that the queue keeps as failed."""
-        to = None if self._to is None else self._to.name
+        name, to = view.state.name, None if self._to is None else self._to.name
 
         def goes(event: Event) -> bool:
             wanted = self._where is None or self._where(event)
-            return wanted and (to is None or self._can_go(view, event, view.state.name, to))
+            return wanted and (to is None or self._can_go(view, event, name, to))
 
-        return _choose(view.events(view.walk("failed")), limit, goes)
+        chosen = _choose(view.events(view.walk("failed")), limit, goes)
+        if to is None:
+            self.wanted[name] += len(chosen)
+        return chosen
 
     def _choose(self, source: LocalQueue, of: str | None, limit: int | None) -> None:
         """Picks letters of one queue, or of all, that are not in flight."""
@@ -325,7 +369,9 @@ class _Redrive:
         if to not in self._known:
             self._known[to] = view.state.cache.load(view.snap, to)
         refusal = _refusal(self._known[to], to, event, None if self._to else event.headers.get(GROUP))
-        if refusal is not None:
+        if refusal is None:
+            self.wanted[to] += 1
+        else:
             self._left[name, refusal] = self._left.get((name, refusal), 0) + 1
         return refusal is None
 
@@ -382,7 +428,7 @@ def _can_still_go(commit: Commit, state: QueueState, seq: int, target: QueueStat
     return event is None or _refusal(target, target.name, event, None) is None
 
 
-def _send_back(commit: Commit, source: LocalQueue, seqs: list[int], to: LocalQueue | None) -> int:
+def _send_back(commit: Commit, seqs: list[int], source: LocalQueue, to: LocalQueue | None) -> int:
     """Sends dead letters to the queues they come from; in fanout mode to the group that gave them up."""
     state = source._cache.state(commit, source.name)
     targets: dict[str, dict[int, str | None]] = {}
@@ -419,8 +465,18 @@ def move(queue: LocalQueue, to: LocalQueue, limit: int | None, where: Where | No
     if to is queue:
         raise ConfigError(f"queue {queue.name!r} cannot be moved to itself")
     with viewing(queue) as view:
-        chosen = _choose(view.available(), limit, where)
-    return queue.change(_move, chosen, to.name) if chosen else 0
+        target = view.state.cache.load(view.snap, to.name)
+
+        def goes(event: Event) -> bool:
+            wanted = where is None or where(event)
+            if wanted and event.key is not None and target is not None:
+                refuse_keys(target)
+            return wanted
+
+        chosen = _choose(view.available(), limit, goes)
+    cache = queue._cache
+    steps = _in_steps(chosen, lambda commit, seqs: _move(commit, cache.state(commit, queue.name), seqs, to.name))
+    return _run(queue, {to.name: len(chosen)}, list(steps))
 
 
 def move_in(commit: Commit, queue: LocalQueue, to: str, limit: int | None, where: Where | None) -> int:
