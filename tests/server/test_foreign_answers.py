@@ -12,8 +12,7 @@ import pytest
 
 from penstock.errors import ConfigError, PenstockError, StorageError
 from penstock.journal.description import Pressure
-from penstock.protocol.journal import JournalDocument
-from penstock.protocol.topics import APPEND_EVENTS
+from penstock.protocol.topics import APPEND_EVENTS, JournalDocument
 from penstock.remote.client import Client
 from penstock.remote.journal import RemoteJournal
 

@@ -7,8 +7,7 @@ from openapi_spec_validator import validate
 from starlette.routing import Route
 
 import penstock
-from penstock.protocol.openapi import document
-from penstock.protocol.table import OPERATIONS
+from penstock.protocol.openapi import OPERATIONS, document
 from penstock.server.application import make_app
 from server.serving import Served
 

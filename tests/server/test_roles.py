@@ -28,8 +28,8 @@ from penstock.journal.keys import prefix_end
 from penstock.journal.sealed.sealing import seal_topic
 from penstock.names import is_system
 from penstock.protocol import bulk
+from penstock.protocol.openapi import OPERATIONS
 from penstock.protocol.operation import ROLES, Operation
-from penstock.protocol.table import OPERATIONS
 from penstock.server.access import REPORTS
 from penstock.server.application import make_app
 from penstock.transfer.objects import StagingArea

@@ -1,6 +1,6 @@
 """A journal's store in this process: what its handles stand on.
 
-An operation of the protocol is a function here, found by the operation it implements (`local.topics`, `local.queues`);
+An operation of the protocol is a function here, found by the operation's name (`local.topics`, `local.queues`);
 those who ask over HTTP run the same one. What is hot, streams or waits are methods.
 """
 
@@ -53,31 +53,22 @@ if TYPE_CHECKING:
     from penstock.ticket import Ticket
 
 A = TypeVar("A")
-F = TypeVar("F", bound=Callable[..., Any])
 P = TypeVar("P", bound=Projection)
-
-IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
-"""By the operation's name: a function of the backend, the names in the path, and the request, if there is one."""
-
-
-def implements(operation: Operation[Any]) -> Callable[[F], F]:
-    """Makes a function what an operation does, here and for those who ask over HTTP."""
-
-    def register(implementation: F) -> F:
-        IMPLEMENTATIONS[operation.name] = implementation
-        return implementation
-
-    return register
 
 
 def _implementation(name: str) -> Callable[..., Any]:
-    """What an operation does. Those on queues are loaded when the first is asked for: most commands need none."""
-    if name not in IMPLEMENTATIONS:
-        import penstock.local.topics
+    """What an operation does: the function of its name, of the backend, the names in the path, and the request, if any.
 
-        if name not in IMPLEMENTATIONS:
-            import penstock.local.queues  # noqa: F401
-    return IMPLEMENTATIONS[name]
+    Those on queues are loaded when the first is asked for: most commands need none.
+    """
+    from penstock.local import topics
+
+    known: dict[str, Callable[..., Any]] = vars(topics)
+    if name not in known:
+        from penstock.local import queues
+
+        known = vars(queues)
+    return known[name]
 
 
 class LocalBackend:

@@ -12,78 +12,48 @@ from penstock.engine.contract import Snapshot
 from penstock.entity.causality import ancestors, correlated, effects
 from penstock.errors import ConfigError
 from penstock.events import Event
-from penstock.journal import keys
+from penstock.journal import cursors, keys
 from penstock.journal.across import across_query, check_positions, read_step
 from penstock.journal.catalog import Settings, load_record, load_state
 from penstock.journal.commit import Commit
-from penstock.journal.cursors import drop_cursor, move_cursor, read_consumer, read_consumers, read_cursors
-from penstock.journal.cursors import read_cursor as read_position
 from penstock.journal.dropping import DropReport
 from penstock.journal.following import event_query
 from penstock.journal.log import TopicLog
 from penstock.journal.reading import EventQuery, TopicView
 from penstock.journal.settings import change_settings, checked_settings
 from penstock.journal.upkeep import CompactReport, compact_by_key, compact_some
-from penstock.local.backend import LocalBackend, implements
+from penstock.local.backend import LocalBackend
 from penstock.names import check_consumer
-from penstock.protocol import journal as whole
-from penstock.protocol import topics as operations
+from penstock.protocol import topics as wire
 from penstock.protocol.fields import SettingsFields, given
-from penstock.protocol.journal import (
-    AcrossPage,
-    AcrossRequest,
-    CausesQuery,
-    EventList,
-    FilterQuery,
-    Flushed,
-    Maintained,
-    PositionsDocument,
-)
 from penstock.protocol.operation import PAGE_BYTES, PAGE_EVENTS
-from penstock.protocol.topics import (
-    CompactRequest,
-    CursorChange,
-    CursorDocument,
-    CursorList,
-    DropTopicQuery,
-    Forgotten,
-    PositionDocument,
-    PositionQuery,
-    TopicDocument,
-    TopicNames,
-)
 from penstock.units import parse_moment
 
 
 # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────────
-@implements(whole.FLUSH_JOURNAL)
-def flush_journal(at: LocalBackend) -> Flushed:
+def flush_journal(at: LocalBackend) -> wire.Flushed:
     at.core.flush()
-    return Flushed(True)
+    return wire.Flushed(True)
 
 
-@implements(whole.MAINTAIN_JOURNAL)
-def maintain_journal(at: LocalBackend) -> Maintained:
+def maintain_journal(at: LocalBackend) -> wire.Maintained:
     at.core.maintain()
-    return Maintained(True)
+    return wire.Maintained(True)
 
 
-@implements(whole.READ_CORRELATED)
-def read_correlated(at: LocalBackend, correlation: str, query: CausesQuery) -> EventList[Event]:
+def read_correlated(at: LocalBackend, correlation: str, query: wire.CausesQuery) -> wire.EventList[Event]:
     return _page(correlated(at.core, correlation), query)
 
 
-@implements(whole.READ_ANCESTORS)
-def read_ancestors(at: LocalBackend, event: str, query: CausesQuery) -> EventList[Event]:
+def read_ancestors(at: LocalBackend, event: str, query: wire.CausesQuery) -> wire.EventList[Event]:
     return _page(ancestors(at.core, event), query)
 
 
-@implements(whole.READ_EFFECTS)
-def read_effects(at: LocalBackend, event: str, query: CausesQuery) -> EventList[Event]:
+def read_effects(at: LocalBackend, event: str, query: wire.CausesQuery) -> wire.EventList[Event]:
     return _page(effects(at.core, event), query)
 
 
-def _page(events: Iterator[Event], query: CausesQuery) -> EventList[Event]:
+def _page(events: Iterator[Event], query: wire.CausesQuery) -> wire.EventList[Event]:
     """The events after the one that was the last of the page before, bounded in number and bytes."""
     if query.after is not None:
         for event in events:
@@ -93,25 +63,24 @@ def _page(events: Iterator[Event], query: CausesQuery) -> EventList[Event]:
     size = 0
     for event in events:
         if found and (len(found) == query.limit or size + len(event.raw) > PAGE_BYTES):
-            return EventList(found, found[-1].id)
+            return wire.EventList(found, found[-1].id)
         size += len(event.raw)
         found.append(event)
-    return EventList(found)
+    return wire.EventList(found)
 
 
 # ── several topics ───────────────────────────────────────────────────────────────────────────────────────────────────
-@implements(whole.READ_ACROSS)
-def read_several(at: LocalBackend, wanted: AcrossRequest) -> AcrossPage[Event]:
+def read_across(at: LocalBackend, wanted: wire.AcrossRequest) -> wire.AcrossPage[Event]:
     now = from_ms(at.clock.now_ms())
     times = {name: parse_moment(text, now) for name, text in (("since", wanted.since), ("until", wanted.until)) if text}
     events = requested_events(wanted, reverse=wanted.reverse, **times)
     query = across_query(wanted.topics or None, wanted.after, wanted.through, events)
     limit = PAGE_EVENTS if wanted.limit is None else wanted.limit
     step = read_step(at.core, query, limit, PAGE_BYTES)
-    return AcrossPage(step.events, None if step.done else step.reached, step.ends)
+    return wire.AcrossPage(step.events, None if step.done else step.reached, step.ends)
 
 
-def requested_events(query: FilterQuery, **further: Any) -> EventQuery:
+def requested_events(query: wire.FilterQuery, **further: Any) -> EventQuery:
     """Which events a request wants, beyond positions; `further` arguments are those of `event_query`."""
     return event_query(
         key=query.key,
@@ -123,52 +92,47 @@ def requested_events(query: FilterQuery, **further: Any) -> EventQuery:
     )
 
 
-@implements(whole.READ_CURSORS)
-def read_cursors_of(at: LocalBackend, consumer: str) -> PositionsDocument:
+def read_cursors(at: LocalBackend, consumer: str) -> wire.PositionsDocument:
     check_consumer(consumer)
     found: dict[str, int] = {}
     with at.core.engine.read() as snap:
         for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC)):
             name = keys.stored_name(key[1:])
             record = load_record(snap, name)
-            position = None if record is None else read_position(snap, record.topic_id, consumer)
+            position = None if record is None else cursors.read_cursor(snap, record.topic_id, consumer)
             if position is not None:
                 found[name] = position
-    return PositionsDocument(found)
+    return wire.PositionsDocument(found)
 
 
-@implements(whole.MOVE_CURSORS)
-def move_cursors(at: LocalBackend, consumer: str, to: PositionsDocument) -> PositionsDocument:
+def move_cursors(at: LocalBackend, consumer: str, to: wire.PositionsDocument) -> wire.PositionsDocument:
     check_consumer(consumer)
     positions = check_positions(to.positions, "positions")
 
-    def apply(commit: Commit) -> PositionsDocument:
+    def apply(commit: Commit) -> wire.PositionsDocument:
         there = {name: seq for name, seq in positions.items() if commit.head(name) is not None}
         for name, seq in there.items():
-            move_cursor(commit, name, consumer, seq)
-        return PositionsDocument(there)
+            cursors.move_cursor(commit, name, consumer, seq)
+        return wire.PositionsDocument(there)
 
     return at.core.run(apply)
 
 
 # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-@implements(operations.LIST_TOPICS)
-def list_topics(at: LocalBackend) -> TopicNames:
-    return TopicNames(at.core.topics())
+def list_topics(at: LocalBackend) -> wire.TopicNames:
+    return wire.TopicNames(at.core.topics())
 
 
-@implements(operations.READ_TOPIC)
-def read_topic(at: LocalBackend, name: str) -> TopicDocument:
+def read_topic(at: LocalBackend, name: str) -> wire.TopicDocument:
     """A topic that nothing was appended to is empty rather than missing: it exists from its first append."""
 
-    def described(view: TopicView) -> TopicDocument:
-        cursors = read_cursors(view.snap, view.topic_id)
-        return TopicDocument(name, view.count(), view.oldest(), view.latest(), cursors, view.record.settings)
+    def described(view: TopicView) -> wire.TopicDocument:
+        moved = cursors.read_cursors(view.snap, view.topic_id)
+        return wire.TopicDocument(name, view.count(), view.oldest(), view.latest(), moved, view.record.settings)
 
-    return at.log(name).ask(described, TopicDocument(name, 0, 0, 0, {}, Settings()))
+    return at.log(name).ask(described, wire.TopicDocument(name, 0, 0, 0, {}, Settings()))
 
 
-@implements(operations.CONFIGURE_TOPIC)
 def configure_topic(at: LocalBackend, name: str, fields: SettingsFields) -> Settings:
     log, wanted = at.log(name), checked_settings(given(fields))
     settings = at.core.run(lambda commit: change_settings(commit, log.name, wanted))
@@ -176,15 +140,13 @@ def configure_topic(at: LocalBackend, name: str, fields: SettingsFields) -> Sett
     return settings
 
 
-@implements(operations.DROP_TOPIC)
-def drop_topic(at: LocalBackend, name: str, query: DropTopicQuery) -> DropReport:
+def drop_topic(at: LocalBackend, name: str, query: wire.DropTopicQuery) -> DropReport:
     report = at.core.drop_topic(name, query.force)
     at.entities.states.clear()
     return report
 
 
-@implements(operations.COMPACT_TOPIC)
-def compact_topic(at: LocalBackend, name: str, wanted: CompactRequest) -> CompactReport:
+def compact_topic(at: LocalBackend, name: str, wanted: wire.CompactRequest) -> CompactReport:
     if not wanted.keys and wanted.through is None:
         raise ConfigError('say what may go: "through" or "keys"')
     log = at.log(name)
@@ -220,11 +182,10 @@ def _compact_keys(log: TopicLog) -> CompactReport:
     return CompactReport(removed, count, latest)
 
 
-@implements(operations.FIND_POSITION)
-def find_position(at: LocalBackend, name: str, query: PositionQuery) -> PositionDocument:
+def find_position(at: LocalBackend, name: str, query: wire.PositionQuery) -> wire.PositionDocument:
     if not query.time:
         raise ConfigError("time is missing: /position?time=2024-05-01T12:00:00Z")
-    return PositionDocument(_position_at(at, at.log(name), query.time))
+    return wire.PositionDocument(_position_at(at, at.log(name), query.time))
 
 
 def _position_at(at: LocalBackend, log: TopicLog, time: str) -> int:
@@ -234,36 +195,35 @@ def _position_at(at: LocalBackend, log: TopicLog, time: str) -> int:
 
 
 # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-@implements(operations.LIST_CURSORS)
-def list_cursors(at: LocalBackend, name: str) -> CursorList:
-    def listed(view: TopicView) -> CursorList:
+def list_cursors(at: LocalBackend, name: str) -> wire.CursorList:
+    def listed(view: TopicView) -> wire.CursorList:
         latest = view.latest()
-        found = read_consumers(view.snap, view.topic_id, latest)
-        return CursorList([CursorDocument(one.name, one.position, one.lag, one.moved_at) for one in found], latest)
+        found = cursors.read_consumers(view.snap, view.topic_id, latest)
+        return wire.CursorList(
+            [wire.CursorDocument(one.name, one.position, one.lag, one.moved_at) for one in found], latest
+        )
 
-    return at.log(name).ask(listed, CursorList([], 0))
+    return at.log(name).ask(listed, wire.CursorList([], 0))
 
 
-@implements(operations.READ_CURSOR)
-def read_cursor(at: LocalBackend, name: str, consumer: str) -> CursorDocument:
+def read_cursor(at: LocalBackend, name: str, consumer: str) -> wire.CursorDocument:
     check_consumer(consumer)
 
-    def found(view: TopicView) -> CursorDocument:
+    def found(view: TopicView) -> wire.CursorDocument:
         return _cursor(view.snap, view.topic_id, view.name, consumer, view.latest())
 
-    return at.log(name).ask(found, CursorDocument(consumer, None, 0))
+    return at.log(name).ask(found, wire.CursorDocument(consumer, None, 0))
 
 
-def _cursor(snap: Snapshot, topic_id: int, topic: str, consumer: str, latest: int) -> CursorDocument:
+def _cursor(snap: Snapshot, topic_id: int, topic: str, consumer: str, latest: int) -> wire.CursorDocument:
     behind = latest - load_state(snap, topic_id, topic).began
-    one = read_consumer(snap, topic_id, consumer, latest)
+    one = cursors.read_consumer(snap, topic_id, consumer, latest)
     if one is None:
-        return CursorDocument(consumer, None, behind)
-    return CursorDocument(consumer, one.position, min(one.lag, behind), one.moved_at)
+        return wire.CursorDocument(consumer, None, behind)
+    return wire.CursorDocument(consumer, one.position, min(one.lag, behind), one.moved_at)
 
 
-@implements(operations.MOVE_CURSOR)
-def move_topic_cursor(at: LocalBackend, name: str, consumer: str, change: CursorChange) -> CursorDocument:
+def move_cursor(at: LocalBackend, name: str, consumer: str, change: wire.CursorChange) -> wire.CursorDocument:
     if sum(value is not None for value in (change.position, change.time, change.to)) != 1:
         raise ConfigError('say where to: one of "position", "time", "to"')
     log, seek = at.log(name), change.seek
@@ -272,16 +232,15 @@ def move_topic_cursor(at: LocalBackend, name: str, consumer: str, change: Cursor
     if change.time is not None:
         position = _position_at(at, log, change.time)
 
-    def apply(commit: Commit) -> CursorDocument:
+    def apply(commit: Commit) -> wire.CursorDocument:
         latest = commit.latest(log.name)
-        move_cursor(commit, log.name, consumer, latest if position is None else position, seek)
+        cursors.move_cursor(commit, log.name, consumer, latest if position is None else position, seek)
         return _cursor(commit.tx, commit.ensure(log.name).topic_id, log.name, consumer, latest)
 
     return at.core.run(apply)
 
 
-@implements(operations.FORGET_CURSOR)
-def forget_cursor(at: LocalBackend, name: str, consumer: str) -> Forgotten:
+def forget_cursor(at: LocalBackend, name: str, consumer: str) -> wire.Forgotten:
     log = at.log(name)
     check_consumer(consumer)
-    return Forgotten(at.core.run(lambda commit: drop_cursor(commit, log.name, consumer)))
+    return wire.Forgotten(at.core.run(lambda commit: cursors.drop_cursor(commit, log.name, consumer)))

@@ -15,7 +15,7 @@ from penstock.journal.blocks import Block, read_block
 from penstock.journal.sealed.report import FILE_EVENTS, LakeSummary, SealReport
 from penstock.limits import MAX_KEY_BYTES
 from penstock.names import TableFormat
-from penstock.protocol.operation import BLOCKS, STAGED, After, Count, Operation
+from penstock.protocol.operation import BLOCKS, STAGED, After, Count, Operation, declared
 
 JOURNAL_HEADER = "X-Penstock-Journal"
 """On an answer of blocks: the id of the journal they are from."""
@@ -248,159 +248,101 @@ class RebuiltStatesRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defa
     begin: bool = False
 
 
-READ_ENDS = Operation(
-    "read_ends", "GET", "/ends", "Where topics begin and end", role="read", query=EndsQuery, answer=EndsDocument
-)
+READ_ENDS = Operation("GET /ends", "read", EndsQuery, EndsDocument, "Where topics begin and end")
 READ_CUTS = Operation(
-    "read_cuts",
-    "GET",
-    "/topics/{topic}/cuts",
+    "GET /topics/{topic}/cuts",
+    "read",
+    CutsQuery,
+    CutsDocument,
     "Where a range of positions is best cut for several readers",
-    role="read",
-    query=CutsQuery,
-    answer=CutsDocument,
 )
 READ_SPANS = Operation(
-    "read_spans",
-    "POST",
-    "/topics/{topic}/spans",
+    "POST /topics/{topic}/spans",
+    "read",
+    SpansRequest,
+    SpansDocument,
     "Where in a range of positions wanted events may be",
-    role="read",
-    body=SpansRequest,
-    answer=SpansDocument,
 )
 READ_BLOCKS = Operation(
-    "read_blocks",
-    "GET",
-    "/topics/{topic}/blocks",
+    "GET /topics/{topic}/blocks",
+    "read",
+    BlocksQuery,
+    bytes,
     "Stored blocks as they are, some MiB at a time; with `Accept-Encoding: gzip` compressed",
-    role="read",
-    query=BlocksQuery,
-    answer=bytes,
     media=(BLOCKS,),
     errors=(PositionTrimmed,),
 )
 FIND_CORRELATIONS = Operation(
-    "find_correlations",
-    "POST",
-    "/correlations",
-    "The correlation ids of many events, by their ids",
-    role="read",
-    body=list[str],
-    answer=Correlations,
+    "POST /correlations", "read", list[str], Correlations, "The correlation ids of many events, by their ids"
 )
-
 STAGE_BLOCKS = Operation(
-    "stage_blocks",
-    "PUT",
-    "/staging/{batch}/{piece}",
+    "PUT /staging/{batch}/{piece}",
+    "write",
+    bytes,
+    StagedDocument,
     "Keeps blocks of new events until a commit publishes them; a piece that is sent again takes the place of the first",
-    role="write",
     query=StageQuery,
-    body=bytes,
     takes=STAGED,
-    answer=StagedDocument,
     errors=(Conflict,),
 )
 STAGE_OBJECT = Operation(
-    "stage_object",
-    "POST",
-    "/staging/{batch}/{piece}/object",
+    "POST /staging/{batch}/{piece}/object",
+    "write",
+    ObjectRequest,
+    StagedDocument,
     "Fetches blocks of new events from an object store and keeps them until a commit publishes them",
-    role="write",
     query=StageQuery,
-    body=ObjectRequest,
-    answer=StagedDocument,
     errors=(Conflict,),
 )
 COMMIT_STAGED = Operation(
-    "commit_staged",
-    "POST",
-    "/commits",
+    "POST /commits",
+    "write",
+    CommitRequest,
+    CommitDocument,
     "Publishes staged batches, all at once, in one transaction",
-    role="write",
-    body=CommitRequest,
-    answer=CommitDocument,
     errors=(Conflict, FenceActive, QueueFull),
 )
-DROP_STAGED = Operation(
-    "drop_staged",
-    "DELETE",
-    "/staging",
-    "Drops what a job has staged and not published",
-    role="write",
-    query=DropQuery,
-    answer=Dropped,
-)
-
+DROP_STAGED = Operation("DELETE /staging", "write", DropQuery, Dropped, "Drops what a job has staged and not published")
 SEAL_TOPIC = Operation(
-    "seal_topic",
-    "POST",
-    "/topics/{topic}/seal",
+    "POST /topics/{topic}/seal",
+    "write",
+    SealRequest,
+    SealReport,
     f"Moves settled history into a lake, {FILE_EVENTS:,} events at the most; ask again while some are `left`",
-    role="write",
-    body=SealRequest,
-    answer=SealReport,
 )
-LIST_LAKES = Operation(
-    "list_lakes", "GET", "/lakes", "Where sealed history lies", role="read", query=LakesQuery, answer=LakeList
-)
-
+LIST_LAKES = Operation("GET /lakes", "read", LakesQuery, LakeList, "Where sealed history lies")
 FIND_STATES = Operation(
-    "find_states",
-    "POST",
-    "/topics/{topic}/states/find",
+    "POST /topics/{topic}/states/find",
+    "read",
+    StatesRequest,
+    StatesDocument,
     "The states that a projected stream keeps between its batches, some MiB at a time",
-    role="read",
-    body=StatesRequest,
-    answer=StatesDocument,
 )
 SAVE_STATES = Operation(
-    "save_states",
-    "POST",
-    "/topics/{topic}/states",
+    "POST /topics/{topic}/states",
+    "admin",
+    SaveStatesRequest,
+    StatesSaved,
     "Keeps states of a projected stream, all at once; newer ones that are there stay",
-    role="admin",
-    body=SaveStatesRequest,
-    answer=StatesSaved,
     errors=(PositionTrimmed, UnknownTopic),
 )
 FOLD_TOPIC = Operation(
-    "fold_topic",
-    "GET",
-    "/topics/{topic}/states",
+    "GET /topics/{topic}/states",
+    "admin",
+    None,
+    FoldedTopic,
     "What of a topic is there to be folded, for who may save the states",
-    role="admin",
-    answer=FoldedTopic,
 )
 REPLACE_STATES = Operation(
-    "replace_states",
-    "PUT",
-    "/topics/{topic}/states",
+    "PUT /topics/{topic}/states",
+    "admin",
+    RebuiltStatesRequest,
+    StatesSaved,
     "Saves states of a projection that was folded anew, all at once, in the place of those that were there",
-    role="admin",
-    body=RebuiltStatesRequest,
-    answer=StatesSaved,
     errors=(PositionTrimmed, UnknownTopic),
 )
 
-OPERATIONS: tuple[Operation[object], ...] = (
-    READ_ENDS,
-    READ_CUTS,
-    READ_SPANS,
-    READ_BLOCKS,
-    FIND_CORRELATIONS,
-    STAGE_BLOCKS,
-    STAGE_OBJECT,
-    COMMIT_STAGED,
-    DROP_STAGED,
-    SEAL_TOPIC,
-    LIST_LAKES,
-    FIND_STATES,
-    SAVE_STATES,
-    FOLD_TOPIC,
-    REPLACE_STATES,
-)
+OPERATIONS = declared(globals())
 
 
 # ── Blocks as one message: one after the other, each with its length (4 bytes, big-endian) before it ──

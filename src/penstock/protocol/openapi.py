@@ -1,4 +1,4 @@
-"""The table of operations as an OpenAPI 3.1 document: what `/v1/openapi.json` answers."""
+"""Every operation, and the table of them as an OpenAPI 3.1 document: what `/v1/openapi.json` answers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from functools import cache
 import msgspec
 
 from penstock.errors import Backpressure, ConfigError, PenstockError, ReadOnly, StorageError
+from penstock.protocol import bulk, queues, topics
 from penstock.protocol.operation import JSON, PREFIX, PROBLEM, Operation
 from penstock.protocol.problems import Problem, status_of
-from penstock.protocol.table import OPERATIONS
 
 _Json = dict[str, object]
+
+OPERATIONS = (*topics.OPERATIONS, *queues.OPERATIONS, *bulk.OPERATIONS)
 
 ALWAYS: tuple[type[PenstockError], ...] = (ConfigError, ReadOnly, Backpressure, StorageError)
 """Errors that any operation may answer with."""

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.documents.events import EventDocument
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UnknownQueue
 from penstock.events import Event
 from penstock.limits import MAX_POSITION
 
@@ -52,38 +52,41 @@ Limit = Annotated[Count | None, Meta(description="how many at the most")]
 
 
 class Operation(Generic[A]):
-    """One declaration; `A` is what the answer decodes to."""
+    """One declaration: method and path, role, request, answer (which decodes to `A`), and what it does.
+
+    A request without a body (GET, DELETE) is asked in the query string; what has both says `query` besides.
+    """
 
     def __init__(
         self,
-        name: str,
-        method: Method,
-        path: str,
+        route: str,
+        role: Role | None,
+        request: object,
+        answer: type[A],
         summary: str,
         *,
-        role: Role | None,
-        answer: type[A],
         query: type[msgspec.Struct] | None = None,
-        body: object = None,
         also: tuple[type, ...] = (),
         takes: str = JSON,
         media: tuple[str, ...] = (JSON,),
         status: int = 200,
-        errors: tuple[type[PenstockError], ...] = (),
+        errors: tuple[type[PenstockError], ...] | None = None,
         missing: str | None = None,
         on_system: bool = False,
     ) -> None:
-        self.name = name
-        self.method: Method = method
-        self.path = path
-        """Below `PREFIX`, with names in braces: /topics/{topic}/events."""
+        self.name = ""
+        """That of the constant which holds it, in small letters: `declared` says it."""
+        method, _, self.path = route.partition(" ")
+        """The path is below `PREFIX`, with names in braces: POST /topics/{topic}/events."""
+        self.method: Method = msgspec.convert(method, Method)
         self.summary = summary
         self.role: Role | None = role
         """What a token must be allowed; None: no token is asked for."""
         self.answer = answer
         """What an implementation gives, and a client gets back; `wire_answer` is how that is written."""
-        self.query = query
-        self.body = body
+        in_query = query is None and method in ("GET", "DELETE")
+        self.query: type[msgspec.Struct] | None = request if in_query else query  # type: ignore[assignment]
+        self.body = None if in_query else request
         """What the request's JSON decodes to; bytes for another media type; None: it has no body."""
         self.takes = takes
         """The media type of the request's body; other ones than JSON are sent and taken as bytes."""
@@ -91,16 +94,16 @@ class Operation(Generic[A]):
         """Other shapes the answer may have, which clients of other languages may ask for."""
         self.media = media
         self.status = status
-        self.errors = errors
+        self.errors = ((UnknownQueue,) if "{queue}" in route else ()) if errors is None else errors
         """Beside those that any operation may answer with."""
         self.missing = missing
         """The problem that says there is no such thing, for operations whose client then answers None."""
         self.on_system = on_system or role in (None, "read")
         """Whether it may name a topic of penstock's own; what changes something may not, unless it says so here."""
-        asked = query if query is not None or role != "read" else body
+        asked = self.query if self.query is not None or role != "read" else self.body
         self.paged = "limit" in getattr(asked, "__struct_fields__", ())
         """Whether a page is asked for: a server bounds its `limit`, and has a usual one."""
-        self._pieces = path.split("/")
+        self._pieces = self.path.split("/")
 
     def __repr__(self) -> str:
         return f"<operation {self.name}: {self.method} {self.path}>"
@@ -128,6 +131,14 @@ class Operation(Generic[A]):
     @cached_property
     def body_decoder(self) -> msgspec.json.Decoder[Any]:
         return msgspec.json.Decoder(self.body)
+
+
+def declared(names: dict[str, object]) -> tuple[Operation[object], ...]:
+    """The operations that a module declares, in order, each named as the constant that holds it."""
+    found = {name.lower(): one for name, one in names.items() if isinstance(one, Operation)}
+    for name, one in found.items():
+        one.name = name
+    return tuple(found.values())
 
 
 WRITTEN: dict[type, Any] = {Event: EventDocument}

@@ -1,19 +1,26 @@
-"""Queues over the wire: policies and numbers, groups and schedules, and their repair."""
+"""Queues over the wire: policies and numbers, messages, deliveries under leases, groups, schedules, and repair."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from datetime import datetime
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, UnsetType
 
-from penstock.errors import PolicyMismatch, UnknownQueue
+from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument
+from penstock.errors import PolicyMismatch, QueueFull, StaleDelivery, UnknownQueue
+from penstock.events import Event
+from penstock.observe.sample import FailedMessage
 from penstock.protocol.fields import PolicyFields
-from penstock.protocol.operation import Count, Operation
-from penstock.queue.inspect import QueueStats
+from penstock.protocol.operation import WRITTEN, After, Count, Limit, Operation, declared
+from penstock.protocol.topics import EventList, Receipts
+from penstock.queue.inspect import ListedMessage, MessageState, PendingDelivery, QueueConsumer, QueueMessage, QueueStats
 from penstock.queue.operations.groups import Pause
 from penstock.queue.operations.repair import LettersLeft
 from penstock.queue.run.schedule import Schedule
+from penstock.surface.delivery import Outcome, TakeRequest
+from penstock.surface.failure import Attempt
 
 Group = Annotated[str, Meta(description="the group; default unless given")]
 
@@ -145,193 +152,332 @@ class Discarded(msgspec.Struct):
     discarded: int
 
 
-QUEUE = "/queues/{queue}"
+M = TypeVar("M")
+"""A message, or one that was given up: a value here, a document on the wire."""
 
-LIST_QUEUES = Operation("list_queues", "GET", "/queues", "The names of all queues", role="read", answer=QueueNames)
+
+class MessageQuery(msgspec.Struct, omit_defaults=True):
+    state: Annotated[MessageState | None, Meta(description="only messages in this state")] = None
+    group: Annotated[str | None, Meta(description="as this group has them")] = None
+    key: Annotated[str | None, Meta(description="only messages of this ordering key")] = None
+    after: After = 0
+    limit: Limit = None
+
+
+class PeekQuery(GroupQuery):
+    limit: Annotated[Count, Meta(description="how many at the most")] = 1
+
+
+class DeadLetterQuery(msgspec.Struct, omit_defaults=True):
+    after: Annotated[str, Meta(description="behind which letter to go on: `next` of the page before")] = ""
+    limit: Limit = None
+
+
+class FailedQuery(GroupQuery):
+    after: After = 0
+    limit: Limit = None
+
+
+class PushRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A message to push; several share everything but what their drafts say."""
+
+    payload: Any = None
+    kind: str = "message"
+    key: str | None = None
+    priority: int | Literal["front"] = 0
+    """In a queue that has priorities; "front" in any: before all that wait."""
+    delay: float = 0
+    not_before: datetime | None = None
+    dedup: str | None = None
+    max_attempts: int | None = None
+    headers: dict[str, str] | None = None
+    cause: str | None = None
+    binary: bool = False
+    payloads: list[Any] | None = None
+    """Several payloads that share everything else."""
+    messages: list[DraftDocument] | None = None
+    """Several messages, each with its own kind, key, dedup, headers and cause."""
+
+
+class MessageDocument(ListedMessage[EventDocument], frozen=True):
+    """A message that is not settled, as one group has it."""
+
+
+class MessagePage(msgspec.Struct, Generic[M]):
+    """Some messages; ask again with after=… set to `next`, which is null at the end."""
+
+    messages: list[M]
+    next: int | None = None
+
+
+class FailureDocument(msgspec.Struct):
+    """A message that was given up, and why."""
+
+    queue: str
+    attempts: int
+    reason: str
+    error: str | None
+    at: datetime | None
+    event: EventDocument
+    traceback: str | None = None
+    failed_attempts: list[Attempt] = []
+    """The newest ten, the oldest of them first."""
+
+
+WRITTEN[QueueMessage] = MessageDocument
+WRITTEN[FailedMessage] = FailureDocument
+
+
+class FailedList(msgspec.Struct, Generic[M]):
+    failed: list[M]
+    next: int | None = None
+
+
+class DeadLetterList(msgspec.Struct, Generic[M]):
+    dead: list[M]
+    next: str | None = None
+
+
+class PendingQuery(msgspec.Struct, omit_defaults=True):
+    group: Annotated[str | None, Meta(description="of this group only")] = None
+    limit: Limit = None
+
+
+class LeaveRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Which consumer has ended."""
+
+    consumer: str
+    group: str = "default"
+
+
+class WasListed(msgspec.Struct):
+    """Whether a consumer was listed."""
+
+    listed: bool
+
+
+class ClaimRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Which deliveries to take over: those that no consumer has extended for `min_idle` seconds."""
+
+    min_idle: float
+    group: str = "default"
+    consumer: str | None = None
+    limit: int = 1
+    lease: float | None = None
+
+
+class DeliveryDocument(msgspec.Struct):
+    """A message under a lease."""
+
+    token: str
+    attempt: int
+    deadline: datetime
+    group: str
+    consumer: str | None
+    event: EventDocument
+
+
+class DeliveryList(msgspec.Struct):
+    deliveries: list[DeliveryDocument]
+
+
+class AckRequest(msgspec.Struct, forbid_unknown_fields=True):
+    tokens: list[str]
+
+
+class AckResult(msgspec.Struct, forbid_unknown_fields=True):
+    """What the one who pushed the message with `reply=True` is told."""
+
+    result: Any = None
+
+
+class Acknowledged(msgspec.Struct):
+    """How many of them were still held."""
+
+    acknowledged: int
+
+
+class NackRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """When the message is offered again, and why it was given back; `dead` gives it up."""
+
+    delay: float | None = None
+    error: str | None = None
+    dead: bool = False
+    traceback: str | None = None
+    """Where it failed; kept with the error, up to 8 KiB."""
+    default_delay: float = 0
+    """Seconds to wait when there is no `delay` and the queue's policy has no `retry`: what a worker's failures wait."""
+
+
+class ExtendRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    lease: float | None = None
+
+
+class Extended(msgspec.Struct):
+    deadline: datetime
+
+
+class Settled(msgspec.Struct, omit_defaults=True):
+    settled: Literal["ack", "nack", "release", "nothing"]
+    outcome: Outcome | None = None
+    """What became of a message given back: ready or waiting again, a dead letter, failed, or gone."""
+
+
+class PendingList(msgspec.Struct):
+    pending: list[PendingDelivery]
+
+
+class ConsumerList(msgspec.Struct):
+    consumers: list[QueueConsumer]
+
+
+_STALE = (UnknownQueue, StaleDelivery)
+
+LIST_QUEUES = Operation("GET /queues", "read", None, QueueNames, "The names of all queues")
 READ_QUEUE = Operation(
-    "read_queue",
-    "GET",
-    QUEUE,
-    "One queue: its policy, its groups, its numbers",
-    role="read",
-    answer=QueueDocument,
-    errors=(UnknownQueue,),
+    "GET /queues/{queue}", "read", None, QueueDocument, "One queue: its policy, its groups, its numbers"
 )
 OPEN_QUEUE = Operation(
-    "open_queue",
-    "PUT",
-    QUEUE,
+    "PUT /queues/{queue}",
+    "write",
+    PolicyFields,
+    QueueDocument,
     "Makes a queue; another policy than the stored one is refused, and a topic with a history needs the role admin",
-    role="write",
-    body=PolicyFields,
-    answer=QueueDocument,
     errors=(PolicyMismatch,),
 )
 CONFIGURE_QUEUE = Operation(
-    "configure_queue",
-    "PATCH",
-    QUEUE,
+    "PATCH /queues/{queue}",
+    "admin",
+    PolicyFields,
+    PolicyFields,
     "Changes a queue's policy",
-    role="admin",
-    body=PolicyFields,
-    answer=PolicyFields,
-    errors=(PolicyMismatch, UnknownQueue),
+    errors=(UnknownQueue, PolicyMismatch),
 )
-DROP_QUEUE = Operation(
-    "drop_queue",
-    "DELETE",
-    QUEUE,
-    "Removes a queue with its messages",
-    role="admin",
-    answer=Removed,
-    errors=(UnknownQueue,),
-)
+DROP_QUEUE = Operation("DELETE /queues/{queue}", "admin", None, Removed, "Removes a queue with its messages")
 READ_QUEUE_STATS = Operation(
-    "read_queue_stats",
-    "GET",
-    QUEUE + "/stats",
-    "How many messages are in which state",
-    role="read",
-    query=GroupQuery,
-    answer=QueueStats,
-    errors=(UnknownQueue,),
+    "GET /queues/{queue}/stats", "read", GroupQuery, QueueStats, "How many messages are in which state"
 )
-ADD_GROUP = Operation(
-    "add_group",
-    "POST",
-    QUEUE + "/groups",
-    "Adds a group",
-    role="write",
-    body=NewGroup,
-    answer=GroupNames,
-    status=201,
-    errors=(UnknownQueue,),
-)
-REMOVE_GROUP = Operation(
-    "remove_group",
-    "DELETE",
-    QUEUE + "/groups/{group}",
-    "Forgets a group",
-    role="admin",
-    answer=WasRemoved,
-    errors=(UnknownQueue,),
-)
-LIST_SCHEDULES = Operation(
-    "list_schedules",
-    "GET",
-    QUEUE + "/schedules",
-    "Periodic messages",
-    role="read",
-    answer=ScheduleList,
-    errors=(UnknownQueue,),
-)
+ADD_GROUP = Operation("POST /queues/{queue}/groups", "write", NewGroup, GroupNames, "Adds a group", status=201)
+REMOVE_GROUP = Operation("DELETE /queues/{queue}/groups/{group}", "admin", None, WasRemoved, "Forgets a group")
+LIST_SCHEDULES = Operation("GET /queues/{queue}/schedules", "read", None, ScheduleList, "Periodic messages")
 ADD_SCHEDULE = Operation(
-    "add_schedule",
-    "POST",
-    QUEUE + "/schedules",
-    "Adds a periodic message",
-    role="write",
-    body=NewSchedule,
-    answer=Schedule,
-    status=201,
-    errors=(UnknownQueue,),
+    "POST /queues/{queue}/schedules", "write", NewSchedule, Schedule, "Adds a periodic message", status=201
 )
 REMOVE_SCHEDULE = Operation(
-    "remove_schedule",
-    "DELETE",
-    QUEUE + "/schedules/{schedule}",
-    "Removes a periodic message",
-    role="write",
-    answer=WasRemoved,
-    errors=(UnknownQueue,),
+    "DELETE /queues/{queue}/schedules/{schedule}", "write", None, WasRemoved, "Removes a periodic message"
 )
 REDRIVE_QUEUE = Operation(
-    "redrive_queue",
-    "POST",
-    QUEUE + "/redrive",
+    "POST /queues/{queue}/redrive",
+    "admin",
+    RedriveRequest,
+    RedriveAnswer,
     "Sends dead letters and failed messages back",
-    role="admin",
-    body=RedriveRequest,
-    answer=RedriveAnswer,
-    errors=(UnknownQueue,),
 )
 MOVE_MESSAGES = Operation(
-    "move_messages",
-    "POST",
-    QUEUE + "/move",
-    "Moves messages that are not in flight to another queue",
-    role="admin",
-    body=MoveRequest,
-    answer=Moved,
-    errors=(UnknownQueue,),
+    "POST /queues/{queue}/move", "admin", MoveRequest, Moved, "Moves messages that are not in flight to another queue"
 )
 DISCARD_MESSAGES = Operation(
-    "discard_messages",
-    "POST",
-    QUEUE + "/discard",
+    "POST /queues/{queue}/discard",
+    "admin",
+    DiscardRequest,
+    Discarded,
     "Settles messages that are not in flight, by their positions",
-    role="admin",
-    body=DiscardRequest,
-    answer=Discarded,
-    errors=(UnknownQueue,),
 )
 RUN_NOW = Operation(
-    "run_now",
-    "POST",
-    QUEUE + "/run-now",
+    "POST /queues/{queue}/run-now",
+    "admin",
+    RunNowRequest,
+    RunNowResult,
     "Makes delayed messages ready at once, by their positions",
-    role="admin",
-    body=RunNowRequest,
-    answer=RunNowResult,
-    errors=(UnknownQueue,),
 )
-PURGE_QUEUE = Operation(
-    "purge_queue",
-    "POST",
-    QUEUE + "/purge",
-    "Removes every message",
-    role="admin",
-    answer=Removed,
-    errors=(UnknownQueue,),
-)
+PURGE_QUEUE = Operation("POST /queues/{queue}/purge", "admin", None, Removed, "Removes every message")
 PAUSE_QUEUE = Operation(
-    "pause_queue",
-    "POST",
-    QUEUE + "/pause",
+    "POST /queues/{queue}/pause",
+    "admin",
+    PauseRequest,
+    PauseAnswer,
     "Hands nothing out any more, to one group or to all",
-    role="admin",
-    body=PauseRequest,
-    answer=PauseAnswer,
-    errors=(UnknownQueue,),
 )
 RESUME_QUEUE = Operation(
-    "resume_queue",
-    "POST",
-    QUEUE + "/resume",
-    "Ends a pause: takes that wait wake up",
-    role="admin",
-    body=PauseRequest,
-    answer=PauseAnswer,
-    errors=(UnknownQueue,),
+    "POST /queues/{queue}/resume", "admin", PauseRequest, PauseAnswer, "Ends a pause: takes that wait wake up"
 )
 
-OPERATIONS: tuple[Operation[object], ...] = (
-    LIST_QUEUES,
-    READ_QUEUE,
-    OPEN_QUEUE,
-    CONFIGURE_QUEUE,
-    DROP_QUEUE,
-    READ_QUEUE_STATS,
-    ADD_GROUP,
-    REMOVE_GROUP,
-    LIST_SCHEDULES,
-    ADD_SCHEDULE,
-    REMOVE_SCHEDULE,
-    REDRIVE_QUEUE,
-    MOVE_MESSAGES,
-    DISCARD_MESSAGES,
-    RUN_NOW,
-    PURGE_QUEUE,
-    PAUSE_QUEUE,
-    RESUME_QUEUE,
+LIST_MESSAGES = Operation(
+    "GET /queues/{queue}/messages",
+    "read",
+    MessageQuery,
+    MessagePage[QueueMessage],
+    "Everything not settled, with its state, in order of position, a page at a time",
 )
+PUSH_MESSAGES = Operation(
+    "POST /queues/{queue}/messages",
+    "write",
+    PushRequest,
+    Receipts,
+    "Pushes a message, or several",
+    also=(ReceiptDocument,),
+    status=201,
+    errors=(UnknownQueue, QueueFull),
+)
+READ_MESSAGE = Operation(
+    "GET /queues/{queue}/messages/{seq}", "read", None, Event, "One message, without taking it", missing="UnknownEvent"
+)
+PEEK_MESSAGES = Operation("GET /queues/{queue}/peek", "read", PeekQuery, EventList[Event], "What would be taken next")
+LIST_FAILED = Operation(
+    "GET /queues/{queue}/failed", "read", FailedQuery, FailedList[FailedMessage], "Messages given up, with the reason"
+)
+LIST_DEAD_LETTERS = Operation(
+    "GET /queues/{queue}/dead", "read", DeadLetterQuery, DeadLetterList[FailedMessage], "Dead letters, with the reason"
+)
+
+TAKE_MESSAGES = Operation(
+    "POST /queues/{queue}/take", "write", TakeRequest, DeliveryList, "Takes messages under a lease; waits for the first"
+)
+CLAIM_DELIVERIES = Operation(
+    "POST /queues/{queue}/claim", "write", ClaimRequest, DeliveryList, "Takes over deliveries that no consumer extended"
+)
+ACK_DELIVERIES = Operation(
+    "POST /queues/{queue}/ack", "write", AckRequest, Acknowledged, "Settles several deliveries in one commit"
+)
+READ_DELIVERY = Operation(
+    "GET /queues/{queue}/deliveries/{token}", "read", None, DeliveryDocument, "One delivery", errors=_STALE
+)
+ACK_DELIVERY = Operation(
+    "POST /queues/{queue}/deliveries/{token}/ack", "write", AckResult, Settled, "Settles a delivery", errors=_STALE
+)
+NACK_DELIVERY = Operation(
+    "POST /queues/{queue}/deliveries/{token}/nack",
+    "write",
+    NackRequest,
+    Settled,
+    "Gives a message back, or up",
+    errors=_STALE,
+)
+EXTEND_DELIVERY = Operation(
+    "POST /queues/{queue}/deliveries/{token}/extend",
+    "write",
+    ExtendRequest,
+    Extended,
+    "Keeps a message for longer",
+    errors=_STALE,
+)
+RELEASE_DELIVERY = Operation(
+    "POST /queues/{queue}/deliveries/{token}/release",
+    "write",
+    None,
+    Settled,
+    "Gives a message back without counting the attempt; a lease that is lost is no error",
+)
+LIST_PENDING = Operation("GET /queues/{queue}/pending", "read", PendingQuery, PendingList, "Deliveries in flight")
+LEAVE_QUEUE = Operation(
+    "POST /queues/{queue}/leave",
+    "write",
+    LeaveRequest,
+    WasListed,
+    "Says that a consumer has ended; what it holds stays with it until its leases end",
+)
+LIST_CONSUMERS = Operation(
+    "GET /queues/{queue}/consumers", "read", None, ConsumerList, "Workers, and other consumers that gave their name"
+)
+
+OPERATIONS = declared(globals())

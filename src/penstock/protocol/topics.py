@@ -1,23 +1,119 @@
-"""Topics over the wire: append, read, follow, cursors, settings."""
+"""Topics over the wire, and the journal as a whole: append, read, follow, cursors, settings."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Generic, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from penstock.documents.cloudevents import BATCH, BINARY, STRUCTURED
 from penstock.documents.events import DraftDocument, ReceiptDocument
-from penstock.errors import Conflict, FenceActive, PositionTrimmed, TopicInUse, UnknownTopic
+from penstock.errors import Conflict, FenceActive, PositionTrimmed, QueueFull, TopicInUse, UnknownTopic
 from penstock.events import Event
 from penstock.journal.catalog import Settings
+from penstock.journal.description import Description, Pressure
 from penstock.journal.dropping import DropReport
 from penstock.journal.upkeep import CompactReport
+from penstock.observe.sample import Sample
 from penstock.protocol.fields import SettingsFields
-from penstock.protocol.journal import TIME, E, FilterQuery, Receipts
-from penstock.protocol.operation import ARROW, JSON, LINES, SSE, After, Count, Limit, Operation
+from penstock.protocol.operation import ARROW, JSON, LINES, SSE, After, Count, Limit, Operation, Role, declared
+
+E = TypeVar("E")
+"""An event: an `Event` here, a document on the wire."""
+
+TIME = "a time (ISO 8601), or how long ago: 15m, 1h, 7d"
+
+
+class JournalDocument(Description, kw_only=True, frozen=True):
+    """What a served journal is."""
+
+    version: str
+    """Of the server's penstock."""
+    id: str
+    """The store's own: the same wherever, and under whatever address, the store is served."""
+    pressure: Pressure
+    staging: list[str] = []
+    """Places in object stores from which blocks of new events are fetched: `stage_object`."""
+    lakes: list[str] = []
+    """Places that it seals to when a client asks for it: `seal_topic`."""
+    role: Role = "read"
+    """What the sender's token may do."""
+
+
+class Flushed(msgspec.Struct):
+    flushed: bool
+
+
+class Maintained(msgspec.Struct):
+    maintained: bool
+
+
+class Receipts(msgspec.Struct):
+    """One receipt for each event, in order."""
+
+    receipts: list[ReceiptDocument]
+
+
+class CausesQuery(msgspec.Struct, omit_defaults=True):
+    after: Annotated[str | None, Meta(description="the `next` of the page before")] = None
+    limit: Limit = None
+
+
+class FilterQuery(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Which events, beyond positions."""
+
+    kind: Annotated[list[str], Meta(description="only events of this kind; may be given several times")] = []
+    key: Annotated[str | None, Meta(description="only events of this entity")] = None
+    key_prefix: Annotated[str | None, Meta(description="only events whose key begins so")] = None
+    scope: Annotated[str | None, Meta(description="only events of this scope")] = None
+    where: Annotated[str | None, Meta(description="only events for which this condition holds: payload.total > 10")] = (
+        None
+    )
+
+
+class AcrossFilter(FilterQuery, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Which events of which topics."""
+
+    topics: Annotated[list[str], Meta(description="names, and patterns like shop.*; none: all but penstock's own")] = []
+    after: Annotated[dict[str, Count], Meta(description="by topic, the position to go on from, exclusive")] = {}
+
+
+class AcrossRequest(AcrossFilter, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    through: Annotated[dict[str, Count] | None, Meta(description="by topic, the last position wanted")] = None
+    limit: Limit = None
+    since: Annotated[str | None, Meta(description=f"only events recorded since {TIME}")] = None
+    until: Annotated[str | None, Meta(description=f"only events recorded before {TIME}")] = None
+    reverse: Annotated[bool, Meta(description="newest first")] = False
+
+
+class AcrossFollow(AcrossFilter, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    latest: Annotated[bool, Meta(description="only what comes from now on")] = False
+
+
+class AcrossPage(msgspec.Struct, Generic[E]):
+    """Some events of several topics, in the order of recording.
+
+    For the next page, send `next` as `after` (reading backwards: as `through`); it is null at the end. `ends` are the
+    positions where the topics end: sent back as `through`, all pages are of one state of the journal.
+    """
+
+    events: list[E]
+    next: dict[str, int] | None
+    ends: dict[str, int]
+
+
+class PositionsDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """A position in each of some topics."""
+
+    positions: dict[str, Count]
+
+
+class EventList(msgspec.Struct, Generic[E], omit_defaults=True):
+    events: list[E]
+    next: str | None = None
+    """Where there are more events than fit: ask again with after=… set to it."""
 
 
 class ReadQuery(FilterQuery, omit_defaults=True, kw_only=True):
@@ -105,133 +201,150 @@ class DropTopicQuery(msgspec.Struct, omit_defaults=True):
     force: Annotated[bool, Meta(description="also with cursors, sealed files, or a queue")] = False
 
 
-_TOPIC = "/topics/{topic}"
-_CURSOR = _TOPIC + "/cursors/{consumer}"
+DESCRIBE_JOURNAL = Operation("GET ", "read", None, JournalDocument, "What the served journal is")
+READ_OPENAPI = Operation("GET /openapi.json", None, None, dict[str, Any], "This document")
+READ_STATS = Operation("GET /stats", "read", None, Sample, "Every topic and queue with rates, backlogs and lags")
+FOLLOW_STATS = Operation("GET /stats/live", "read", None, Sample, "The same, whenever it changes", media=(SSE,))
+FLUSH_JOURNAL = Operation("POST /flush", "write", None, Flushed, "Returns when everything submitted is on disk")
+MAINTAIN_JOURNAL = Operation(
+    "POST /maintain", "admin", None, Maintained, "Merges small blocks and applies retention, now"
+)
+APPEND_SEVERAL = Operation(
+    "POST /append",
+    "write",
+    list[DraftDocument],
+    Receipts,
+    "Appends drafts to several topics, all or nothing; each names its topic",
+    status=201,
+    errors=(Conflict, FenceActive, QueueFull),
+)
+READ_CORRELATED = Operation(
+    "GET /correlated/{correlation}",
+    "read",
+    CausesQuery,
+    EventList[Event],
+    "Every event of a correlation, of all topics, in the order they were recorded",
+)
+READ_ANCESTORS = Operation(
+    "GET /ancestors/{event}",
+    "read",
+    CausesQuery,
+    EventList[Event],
+    "The event with an id, then its cause, its cause's cause, … in whichever topics they are",
+)
+READ_EFFECTS = Operation(
+    "GET /effects/{event}",
+    "read",
+    CausesQuery,
+    EventList[Event],
+    "What the event with an id caused directly, in whichever topics that is",
+)
+READ_ACROSS = Operation(
+    "POST /read",
+    "read",
+    AcrossRequest,
+    AcrossPage[Event],
+    "Events of several topics in the order they were recorded, a page of them",
+    errors=(PositionTrimmed,),
+)
+FOLLOW_ACROSS = Operation(
+    "POST /follow",
+    "read",
+    AcrossFollow,
+    Event,
+    "Follows several topics: what is there, then what comes",
+    media=(SSE,),
+    errors=(PositionTrimmed,),
+)
+READ_CURSORS = Operation(
+    "GET /cursors/{consumer}",
+    "read",
+    None,
+    PositionsDocument,
+    "How far a consumer has come, in every topic where it has a cursor",
+)
+MOVE_CURSORS = Operation(
+    "PUT /cursors/{consumer}",
+    "write",
+    PositionsDocument,
+    PositionsDocument,
+    "Commits a position in each of several topics, in one commit; never back",
+    on_system=True,
+)
 
-LIST_TOPICS = Operation("list_topics", "GET", "/topics", "The names of all topics", role="read", answer=TopicNames)
+LIST_TOPICS = Operation("GET /topics", "read", None, TopicNames, "The names of all topics")
 READ_TOPIC = Operation(
-    "read_topic", "GET", _TOPIC, "One topic: its ends, its consumers, its settings", role="read", answer=TopicDocument
+    "GET /topics/{topic}", "read", None, TopicDocument, "One topic: its ends, its consumers, its settings"
 )
 CONFIGURE_TOPIC = Operation(
-    "configure_topic",
-    "PATCH",
-    _TOPIC + "/settings",
-    "Changes what a topic keeps",
-    role="admin",
-    body=SettingsFields,
-    answer=Settings,
+    "PATCH /topics/{topic}/settings", "admin", SettingsFields, Settings, "Changes what a topic keeps"
 )
 DROP_TOPIC = Operation(
-    "drop_topic",
-    "DELETE",
-    _TOPIC,
+    "DELETE /topics/{topic}",
+    "admin",
+    DropTopicQuery,
+    DropReport,
     "Removes a topic and everything that belongs to it",
-    role="admin",
-    query=DropTopicQuery,
-    answer=DropReport,
     errors=(UnknownTopic, TopicInUse, FenceActive),
 )
 READ_EVENTS = Operation(
-    "read_events",
-    "GET",
-    _TOPIC + "/events",
+    "GET /topics/{topic}/events",
+    "read",
+    ReadQuery,
+    EventPage[Event],
     "Events after a position: a page of JSON or CloudEvents, a stream of lines, or Arrow record batches",
-    role="read",
-    query=ReadQuery,
-    answer=EventPage[Event],
     media=(JSON, LINES, ARROW, BATCH),
     errors=(PositionTrimmed,),
 )
 APPEND_EVENTS = Operation(
-    "append_events",
-    "POST",
-    _TOPIC + "/events",
+    "POST /topics/{topic}/events",
+    "write",
+    DraftDocument | list[DraftDocument],
+    Receipts,
     "Appends one event or many, or CloudEvents, all or nothing; `dedup` makes a repeat harmless",
-    role="write",
-    body=DraftDocument | list[DraftDocument],
-    answer=Receipts,
     also=(ReceiptDocument,),
     status=201,
     errors=(Conflict, FenceActive),
     on_system=True,
 )
 READ_EVENT = Operation(
-    "read_event",
-    "GET",
-    _TOPIC + "/events/{event}",
+    "GET /topics/{topic}/events/{event}",
+    "read",
+    None,
+    Event,
     "One event by its position or its id",
-    role="read",
-    answer=Event,
     media=(JSON, STRUCTURED, BINARY),
     missing="UnknownEvent",
 )
 FOLLOW_TOPIC = Operation(
-    "follow_topic",
-    "GET",
-    _TOPIC + "/live",
+    "GET /topics/{topic}/live",
+    "read",
+    LiveQuery,
+    Event,
     "Follows a topic; resumes after Last-Event-ID",
-    role="read",
-    query=LiveQuery,
-    answer=Event,
     media=(SSE,),
     errors=(PositionTrimmed,),
 )
 FIND_POSITION = Operation(
-    "find_position",
-    "GET",
-    _TOPIC + "/position",
-    "The last position before a time",
-    role="read",
-    query=PositionQuery,
-    answer=PositionDocument,
+    "GET /topics/{topic}/position", "read", PositionQuery, PositionDocument, "The last position before a time"
 )
 LIST_CURSORS = Operation(
-    "list_cursors",
-    "GET",
-    _TOPIC + "/cursors",
-    "Every consumer and how far it has come",
-    role="read",
-    answer=CursorList,
+    "GET /topics/{topic}/cursors", "read", None, CursorList, "Every consumer and how far it has come"
 )
 READ_CURSOR = Operation(
-    "read_cursor", "GET", _CURSOR, "One consumer's cursor and lag", role="read", answer=CursorDocument
+    "GET /topics/{topic}/cursors/{consumer}", "read", None, CursorDocument, "One consumer's cursor and lag"
 )
 MOVE_CURSOR = Operation(
-    "move_cursor",
-    "PUT",
-    _CURSOR,
+    "PUT /topics/{topic}/cursors/{consumer}",
+    "write",
+    CursorChange,
+    CursorDocument,
     "Commits a position (never back), or with `seek` moves anywhere",
-    role="write",
-    body=CursorChange,
-    answer=CursorDocument,
     on_system=True,
 )
 FORGET_CURSOR = Operation(
-    "forget_cursor", "DELETE", _CURSOR, "Forgets a consumer", role="write", answer=Forgotten, on_system=True
+    "DELETE /topics/{topic}/cursors/{consumer}", "write", None, Forgotten, "Forgets a consumer", on_system=True
 )
-COMPACT_TOPIC = Operation(
-    "compact_topic",
-    "POST",
-    _TOPIC + "/compact",
-    "Removes history",
-    role="admin",
-    body=CompactRequest,
-    answer=CompactReport,
-)
+COMPACT_TOPIC = Operation("POST /topics/{topic}/compact", "admin", CompactRequest, CompactReport, "Removes history")
 
-OPERATIONS: tuple[Operation[object], ...] = (
-    LIST_TOPICS,
-    READ_TOPIC,
-    CONFIGURE_TOPIC,
-    DROP_TOPIC,
-    READ_EVENTS,
-    APPEND_EVENTS,
-    READ_EVENT,
-    FOLLOW_TOPIC,
-    FIND_POSITION,
-    LIST_CURSORS,
-    READ_CURSOR,
-    MOVE_CURSOR,
-    FORGET_CURSOR,
-    COMPACT_TOPIC,
-)
+OPERATIONS = declared(globals())

@@ -18,13 +18,11 @@ from penstock.errors import Closed, ConfigError, ReadOnly
 from penstock.events import Event, Receipt
 from penstock.journal.description import Description, Pressure
 from penstock.observe.sample import FailedMessage, Sample
-from penstock.protocol import journal as operations
+from penstock.protocol import topics as operations
 from penstock.protocol.fields import policy_fields, policy_of
-from penstock.protocol.journal import AcrossRequest, CausesQuery, EventList, JournalDocument
-from penstock.protocol.messages import FailureDocument, MessageDocument
 from penstock.protocol.operation import Operation, converted
-from penstock.protocol.queues import OPEN_QUEUE, READ_QUEUE, RedriveRequest
-from penstock.protocol.topics import DROP_TOPIC
+from penstock.protocol.queues import OPEN_QUEUE, READ_QUEUE, FailureDocument, MessageDocument, RedriveRequest
+from penstock.protocol.topics import DROP_TOPIC, AcrossRequest, CausesQuery, EventList, JournalDocument
 from penstock.queue.inspect import QueueMessage
 from penstock.queue.policy import checked, refuse_mismatch
 from penstock.remote.client import Client

@@ -18,8 +18,12 @@ from penstock.journal.owners import this_host
 from penstock.journal.prepare import encode_payload, is_binary
 from penstock.observe.logs import Log
 from penstock.observe.tracing import trace_headers, with_trace
-from penstock.protocol import deliveries as operations
-from penstock.protocol.deliveries import (
+from penstock.protocol import queues as operations
+from penstock.protocol.fields import policy_of
+from penstock.protocol.operation import Operation
+from penstock.protocol.queues import (
+    PUSH_MESSAGES,
+    READ_QUEUE,
     AckRequest,
     AckResult,
     ClaimRequest,
@@ -27,11 +31,9 @@ from penstock.protocol.deliveries import (
     ExtendRequest,
     LeaveRequest,
     NackRequest,
+    PushRequest,
+    QueueDocument,
 )
-from penstock.protocol.fields import policy_of
-from penstock.protocol.messages import PUSH_MESSAGES, PushRequest
-from penstock.protocol.operation import Operation
-from penstock.protocol.queues import READ_QUEUE, QueueDocument
 from penstock.queue.operations.groups import Pause
 from penstock.queue.options import read_delivery_options
 from penstock.queue.policy import QueuePolicy

@@ -16,10 +16,9 @@ from penstock.journal.across import AcrossQuery
 from penstock.journal.keys import MAX_SEQ
 from penstock.journal.reading import EventQuery
 from penstock.protocol import topics as operations
-from penstock.protocol.journal import READ_ACROSS, AcrossRequest
 from penstock.protocol.operation import ARROW, LINES, PAGE_EVENTS
 from penstock.protocol.problems import Problem, error_of_problem
-from penstock.protocol.topics import ReadQuery
+from penstock.protocol.topics import READ_ACROSS, AcrossRequest, ReadQuery
 from penstock.remote.events import event_of
 
 if TYPE_CHECKING:

@@ -25,9 +25,8 @@ from penstock.journal.reading import EVERYTHING, EventQuery
 from penstock.journal.waking import Signal
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.names import check_whole
-from penstock.protocol.journal import FOLLOW_ACROSS, AcrossFollow
 from penstock.protocol.operation import PAGE_EVENTS, SSE
-from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
+from penstock.protocol.topics import FOLLOW_ACROSS, FOLLOW_TOPIC, AcrossFollow, LiveQuery
 from penstock.remote.client import lines_of
 from penstock.remote.events import event_of
 from penstock.remote.reading import wire_filter

@@ -15,8 +15,7 @@ from penstock.journal.prepare import make_draft
 from penstock.journal.reading import EventQuery
 from penstock.names import check_position, check_text
 from penstock.protocol import topics as operations
-from penstock.protocol.journal import READ_ANCESTORS, READ_EFFECTS
-from penstock.protocol.topics import ReadQuery
+from penstock.protocol.topics import READ_ANCESTORS, READ_EFFECTS, ReadQuery
 from penstock.remote.events import draft_documents, receipt_of
 from penstock.remote.reading import read_batches, read_events
 from penstock.remote.subscription import RemoteSubscription

@@ -32,7 +32,7 @@ from penstock.local.journal import LocalJournal
 from penstock.names import AUDIT
 from penstock.observe import workers
 from penstock.observe.logs import Log
-from penstock.protocol import deliveries, messages, queues, topics
+from penstock.protocol import queues, topics
 from penstock.protocol.operation import JSON, Operation, Role
 from penstock.queue.letters import origin
 from penstock.queue.operations.repair import replace
@@ -279,9 +279,9 @@ def forget(call: ActCall) -> str:
 
 
 # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-@act(messages.PUSH_MESSAGES)
+@act(queues.PUSH_MESSAGES)
 def push(call: ActCall) -> str:
-    wanted = call.filled(messages.PushRequest)
+    wanted = call.filled(queues.PushRequest)
     if call.preview:
         return ""
     receipt = call.queue.push(
@@ -557,7 +557,7 @@ def edit(call: ActCall) -> str:
     A delayed one keeps its time, unless it has a key, and each its priority and its own budget. It was pushed already:
     no throttle or debounce applies to it.
     """
-    payload, event = call.filled(messages.PushRequest).payload, _message(call)
+    payload, event = call.filled(queues.PushRequest).payload, _message(call)
     try:
         target = call.journal.queue(origin(event) or event.topic, create=False).name
     except (UnknownQueue, ConfigError):  # anyone may push a letter's headers: they may name nothing
@@ -594,7 +594,7 @@ def _delayed(queue: Queue, group: str | None) -> Iterator[int]:
         after = page[-1].seq
 
 
-@act(deliveries.RELEASE_DELIVERY)
+@act(queues.RELEASE_DELIVERY)
 def release(call: ActCall) -> str:
     """Takes a message from its holder and makes it ready again."""
     held = call.queue.delivery(call.text("token"))
@@ -605,7 +605,7 @@ def release(call: ActCall) -> str:
     return f"{_name(held.event)} is ready again"
 
 
-@act(deliveries.ACK_DELIVERY, fields=("outcome",), role="admin")  # in its holder's stead: more than a consumer may
+@act(queues.ACK_DELIVERY, fields=("outcome",), role="admin")  # in its holder's stead: more than a consumer may
 def settle(call: ActCall) -> str:
     """Settles a message in its holder's stead: done, or given up."""
     held, gives_up = call.queue.delivery(call.text("token")), call.optional("outcome") == "dead"

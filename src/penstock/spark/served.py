@@ -46,9 +46,16 @@ from penstock.protocol.bulk import (
     Wanted,
     blocks_of,
 )
-from penstock.protocol.journal import DESCRIBE_JOURNAL, JournalDocument
 from penstock.protocol.operation import BLOCKS, ROLES, Role
-from penstock.protocol.topics import FIND_POSITION, LIST_TOPICS, MOVE_CURSOR, CursorChange, PositionQuery
+from penstock.protocol.topics import (
+    DESCRIBE_JOURNAL,
+    FIND_POSITION,
+    LIST_TOPICS,
+    MOVE_CURSOR,
+    CursorChange,
+    JournalDocument,
+    PositionQuery,
+)
 from penstock.remote.client import Client
 from penstock.spark.journals import JournalState, PlannedTopic, check_kept, dropped, patiently
 from penstock.spark.options import JournalLocation

@@ -14,9 +14,8 @@ from penstock.journal.across import across_query, check_positions
 from penstock.journal.following import event_query, follower_query
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.names import check_consumer, check_name, check_whole
-from penstock.protocol import journal as operations
-from penstock.protocol.journal import PositionsDocument
-from penstock.protocol.topics import DROP_TOPIC, LIST_TOPICS, DropTopicQuery
+from penstock.protocol import topics as operations
+from penstock.protocol.topics import DROP_TOPIC, LIST_TOPICS, DropTopicQuery, PositionsDocument
 from penstock.schema import PayloadT
 from penstock.surface.topic import Topic
 

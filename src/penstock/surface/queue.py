@@ -17,19 +17,21 @@ from penstock.limits import MESSAGES_LISTED
 from penstock.names import check_consumer, check_limit, check_position, check_whole
 from penstock.observe.logs import Log
 from penstock.observe.sample import FailedMessage
-from penstock.protocol import deliveries, messages
 from penstock.protocol import queues as operations
-from penstock.protocol.deliveries import PendingQuery
 from penstock.protocol.fields import payload_fields, policy_fields, policy_of
-from penstock.protocol.messages import DeadLetterQuery, FailedQuery, MessageQuery, PeekQuery
 from penstock.protocol.operation import Operation
 from penstock.protocol.queues import (
+    DeadLetterQuery,
     DiscardRequest,
+    FailedQuery,
     GroupQuery,
+    MessageQuery,
     MoveRequest,
     NewGroup,
     NewSchedule,
     PauseRequest,
+    PeekQuery,
+    PendingQuery,
     RedriveRequest,
     RunNowRequest,
 )
@@ -280,20 +282,20 @@ class Queue(Generic[PayloadT]):
         if seq is None:
             found = next((one.event for one in self.messages(key=key, limit=1)), None)
         else:
-            found = self.journal._backend.find(messages.READ_MESSAGE, self.name, str(check_position(seq, "seq")))
+            found = self.journal._backend.find(operations.READ_MESSAGE, self.name, str(check_position(seq, "seq")))
         return found if self._payload is None or found is None else self._payload.typed(found)
 
     def peek(self, limit: int = 1, *, group: str = DEFAULT_GROUP) -> list[Event[PayloadT]]:
         """The messages that would be taken next, without taking them."""
         query = PeekQuery(check_group(group), check_whole(limit, "limit", 0))
-        found = self._call(messages.PEEK_MESSAGES, request=query).events
+        found = self._call(operations.PEEK_MESSAGES, request=query).events
         return found if self._payload is None else self._payload.typed_all(found)
 
     def __iter__(self) -> Iterator[Event[PayloadT]]:
         """Everything not acknowledged, in order of position: ready, in flight, delayed and failed."""
         query, previous = MessageQuery(limit=FIRST_PAGE), 0
         while True:
-            page = self._call(messages.LIST_MESSAGES, request=query)
+            page = self._call(operations.LIST_MESSAGES, request=query)
             for one in page.messages:
                 if one.seq != previous:
                     previous = one.seq
@@ -316,7 +318,7 @@ class Queue(Generic[PayloadT]):
     def pending(self, group: str | None = None) -> list[PendingDelivery]:
         """Every delivery in flight, of one group or of all."""
         name = None if group is None else check_group(group)
-        return self._call(deliveries.LIST_PENDING, request=PendingQuery(name, LISTED)).pending
+        return self._call(operations.LIST_PENDING, request=PendingQuery(name, LISTED)).pending
 
     def failed(self, group: str = DEFAULT_GROUP) -> Iterator[Event]:
         """Messages given up that have no dead-letter queue to go to, in order of position."""
@@ -328,7 +330,7 @@ class Queue(Generic[PayloadT]):
 
         def pages() -> Iterator[FailedMessage]:
             while True:
-                page = self._call(messages.LIST_FAILED, request=query)
+                page = self._call(operations.LIST_FAILED, request=query)
                 yield from page.failed
                 if page.next is None:
                     return
@@ -340,7 +342,7 @@ class Queue(Generic[PayloadT]):
         """The queue's dead letters with the reason each was given up for; of a dead-letter queue, all it holds."""
         query = DeadLetterQuery("", FIRST_PAGE)
         while True:
-            page = self._call(messages.LIST_DEAD_LETTERS, request=query)
+            page = self._call(operations.LIST_DEAD_LETTERS, request=query)
             yield from page.dead
             if page.next is None:
                 return
@@ -367,7 +369,7 @@ class Queue(Generic[PayloadT]):
         found: list[QueueMessage] = []
         while left is None or left > 0:
             query.limit = LISTED if left is None else min(left, LISTED)
-            page = self._call(messages.LIST_MESSAGES, request=query)
+            page = self._call(operations.LIST_MESSAGES, request=query)
             found += page.messages
             left = None if left is None else left - len({one.seq for one in page.messages})
             if page.next is None:
@@ -377,7 +379,7 @@ class Queue(Generic[PayloadT]):
 
     def consumers(self) -> list[QueueConsumer]:
         """Workers, and other consumers that gave their name: where, since when, last seen when, and what they hold."""
-        return self._call(deliveries.LIST_CONSUMERS).consumers
+        return self._call(operations.LIST_CONSUMERS).consumers
 
     # ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────
     def claim(

@@ -16,9 +16,9 @@ from penstock.documents.events import event_document
 from penstock.errors import ConfigError, UnknownQueue
 from penstock.events import Event
 from penstock.observe.sample import FailedMessage
-from penstock.protocol.messages import FailureDocument, MessageDocument
+from penstock.protocol.openapi import OPERATIONS
 from penstock.protocol.operation import JSON, PAGE_EVENTS, PREFIX, WITH_SLASHES, Operation, converted
-from penstock.protocol.table import OPERATIONS
+from penstock.protocol.queues import FailureDocument, MessageDocument
 from penstock.queue.inspect import QueueMessage
 from penstock.server.limits import MOST_EVENTS
 from penstock.server.service import Endpoint, Refused, Service, awaitable, entered, read_body, whole_answer

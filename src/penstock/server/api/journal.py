@@ -13,10 +13,10 @@ from starlette.responses import Response
 from penstock.observe.collect import GAUGES, gauges
 from penstock.observe.metrics import REGISTRY, Registry
 from penstock.observe.sample import Sample
-from penstock.protocol import journal as operations
-from penstock.protocol.journal import JournalDocument
+from penstock.protocol import topics as operations
 from penstock.protocol.openapi import document
 from penstock.protocol.operation import JSON
+from penstock.protocol.topics import JournalDocument
 from penstock.server.api.binding import Call, serves
 from penstock.server.limits import PING_SECONDS
 from penstock.server.service import EventStream, Service, guarded

@@ -32,8 +32,7 @@ from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import EventQuery, TopicView
 from penstock.local.journal import LocalJournal
 from penstock.local.topics import requested_events
-from penstock.protocol.journal import FOLLOW_ACROSS, AcrossFollow
-from penstock.protocol.topics import FOLLOW_TOPIC, LiveQuery
+from penstock.protocol.topics import FOLLOW_ACROSS, FOLLOW_TOPIC, AcrossFollow, LiveQuery
 from penstock.server.api.binding import Call, serves
 from penstock.server.api.topics import topic_of
 from penstock.server.limits import LIVE_BUFFER, LIVE_BYTES, PING_SECONDS, STREAM_BYTES, STREAM_EVENTS

@@ -20,12 +20,11 @@ from penstock.documents.events import ReceiptDocument, decode_binary, event_docu
 from penstock.errors import ConfigError, StaleDelivery, UnknownQueue
 from penstock.events import Draft, Event
 from penstock.names import check_text
-from penstock.protocol import deliveries as operations
+from penstock.protocol import queues as operations
 from penstock.protocol.fields import PolicyFields, policy_changes
-from penstock.protocol.journal import EventList, Receipts
-from penstock.protocol.messages import PEEK_MESSAGES, PUSH_MESSAGES, PeekQuery, PushRequest
 from penstock.protocol.operation import PAGE_BYTES
-from penstock.protocol.queues import OPEN_QUEUE, QueueDocument
+from penstock.protocol.queues import OPEN_QUEUE, PEEK_MESSAGES, PUSH_MESSAGES, PeekQuery, PushRequest, QueueDocument
+from penstock.protocol.topics import EventList, Receipts
 from penstock.queue.queue import LocalQueue
 from penstock.server.access import address_of
 from penstock.server.api.binding import Call, answered, asked, serves

@@ -40,11 +40,10 @@ from penstock.limits import ARROW_BATCH_ROWS
 from penstock.local.topics import requested_events
 from penstock.observe.tracing import trace_headers
 from penstock.observe.workers import keep_newest
-from penstock.protocol import journal as operations_of_journal
 from penstock.protocol import topics as operations
-from penstock.protocol.journal import Receipts
 from penstock.protocol.operation import ARROW, JSON, LINES, PAGE_BYTES
 from penstock.protocol.problems import problem_of
+from penstock.protocol.topics import Receipts
 from penstock.server import limits
 from penstock.server.access import REPORTS
 from penstock.server.api.binding import Call, answered, page_size, serves
@@ -99,7 +98,7 @@ async def append_events(call: Call[None, bytes]) -> Response:
     return Response(receipts_json(receipts), 201, media_type=JSON)
 
 
-@serves(operations_of_journal.APPEND_SEVERAL)
+@serves(operations.APPEND_SEVERAL)
 async def append_several(call: Call[None, list[DraftDocument]]) -> Response:
     """One atomic batch over several topics: every draft names its own."""
     outbox = call.service.journal.outbox()

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.protocol import bulk, deliveries, journal, messages, queues, topics
+from penstock.protocol import bulk, queues, topics
 from penstock.protocol.openapi import document
 from penstock.protocol.operation import PREFIX, Operation
 from penstock.server.access import COOKIE, SESSION_SECONDS, address_of
@@ -98,11 +98,9 @@ for _endpoint in (static_file, login_page, logout):
 
 # ── the HTTP API, to read: every operation of the OpenAPI document in its group, then the shapes of what is sent ─────
 GROUPS: Final = {
-    "Journal": journal.OPERATIONS,
-    "Topics": topics.OPERATIONS,
+    "Journal": [one for one in topics.OPERATIONS if not one.path.startswith("/topics")],
+    "Topics": [one for one in topics.OPERATIONS if one.path.startswith("/topics")],
     "Queues": queues.OPERATIONS,
-    "Messages": messages.OPERATIONS,
-    "Deliveries": deliveries.OPERATIONS,
     "Bulk": bulk.OPERATIONS,
 }
 
