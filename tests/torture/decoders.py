@@ -45,12 +45,12 @@ from penstock.queue.run.cron import Cron
 from penstock.queue.state.records import (
     AttemptRow,
     FailureTrail,
-    decode_trail,
     read_group,
     read_lease,
     read_message,
     read_queue,
     read_special,
+    read_trail,
     read_traits,
 )
 from penstock.queue.token import read_token
@@ -112,7 +112,7 @@ BYTES: dict[str, tuple[Callable[[bytes], Any], Callable[[], list[bytes]]]] = {
     "message": (lambda data: read_message(data, "q"), lambda: stored(b"qg")),
     "lease": (lambda data: read_lease(data, "q"), lambda: stored(b"qg")),
     "attempts": (
-        lambda data: decode_trail(data, "q").shown(),
+        lambda data: read_trail(data, "q").shown(),
         lambda: [msgspec.msgpack.encode(FailureTrail([AttemptRow(1, 5, 9, "failed", "c", "h", "e")] * 3, "trace"))],
     ),
     "staged block": (lambda data: checked_wire("t", data), lambda: staged_blocks()),

@@ -266,7 +266,7 @@ class View:
 
     def letters(self, of: str | None, after: int = 0) -> Iterator[Event]:
         """The dead letters beyond a position that came from a queue, or all, by position."""
-        if self.state.record.indexed:
+        if not self.state.record.over_log:  # letters that were events of a log have no rows
             topic = self.state.topic
             rows = self.snap.scan(keys.letter_key(topic, of or "", after + 1), keys.letter_key(topic, of or "", NEVER))
             seqs = (keys.tail_seq(key) for key, _ in rows)

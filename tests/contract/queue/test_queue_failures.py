@@ -9,8 +9,6 @@ from journals import eventually, on
 
 from penstock import Delivery, Journal, ManualClock, Queue, Retry
 from penstock.errors import ConfigError
-from penstock.journal.commit import Commit
-from penstock.journal.writer import WriteRequest
 from penstock.limits import ATTEMPTS_KEPT, MAX_ATTEMPT_ERROR_BYTES, MAX_ERROR_BYTES, MAX_TRACEBACK_BYTES
 from penstock.queue.state import keys
 from penstock.surface.failure import Attempt
@@ -318,19 +316,6 @@ def test_headers_that_anybody_may_write_are_read_with_care(journal: Journal) -> 
 
 
 @on("memory", "sqlite")
-def test_a_traceback_stored_before_attempts_were_kept_is_still_shown(journal: Journal) -> None:
-    queue = journal.queue("mail", max_attempts=1)
-    queue.push("a")
-    fail_once(queue)
-
-    def as_before(commit: Commit) -> None:
-        topic = queue._backend._registry.record(queue.name).topic  # type: ignore[attr-defined]
-        row = keys.group_prefix(topic, 0) + keys.TRAIL + (1).to_bytes(8)
-        commit.tx.put(row, b"Traceback (most recent call last): \xc3\xa9")
-
-    journal._core.writer.run(WriteRequest(as_before))  # type: ignore[attr-defined]
-    [failure] = queue.failures()
-    assert failure.traceback == "Traceback (most recent call last): é" and failure.failed_attempts == []
 
 
 def test_why_a_message_was_given_up_is_said_in_the_same_words_with_and_without_dead_letters(journal: Journal) -> None:

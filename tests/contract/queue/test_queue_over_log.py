@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
 import pytest
 from journals import on, payloads
 
-from penstock import Draft, Journal, QueuePolicy
+from penstock import Draft, Journal
 from penstock.errors import InvalidName
-from penstock.queue.state import keys
-from penstock.queue.state.records import read_queue
 
 Reopen = Callable[[Journal], Journal]
 ENTRIES = list(range(30_000))
@@ -81,8 +78,12 @@ def test_topics_of_penstock_s_own_take_no_queue(journal: Journal) -> None:
     assert journal.queues() == [] and len(journal.topic("penstock.audit")) == 1
 
 
-def test_rows_of_queues_from_before_this_was_stored_are_read() -> None:
-    """They go on as they were: what is settled may go."""
-    old = read_queue(msgspec.msgpack.encode([QueuePolicy(), 1, 0, {}, 1, {}]), "jobs")
-    assert old.topic == 1 and not old.over_log
-    assert keys.unpack_dropped(keys.pack_seq(7)) == (7, False) and keys.unpack_dropped(keys.pack_dropped(7, True))[1]
+@on("memory")
+def test_dead_letters_that_were_events_of_a_log_are_found_and_sent_back(journal: Journal) -> None:
+    mail = journal.queue("mail", dead_letter="grave")
+    lost = {"dead-queue": "mail", "dead-reason": "rejected"}
+    journal.topic("grave").append_many([Draft("mail", 1), Draft("mail", 2, headers=lost)])
+    grave = journal.queue("grave")
+    assert [one.event.seq for one in grave.dead_letters()] == [one.event.seq for one in mail.dead_letters()] == [2]
+    journal.maintain()
+    assert mail.redrive() == 1 and list(grave.dead_letters()) == [] and payloads(mail) == [2]

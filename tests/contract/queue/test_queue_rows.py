@@ -14,10 +14,9 @@ from penstock.journal.commit import Commit
 from penstock.queue.inspect import inspecting
 from penstock.queue.queue import LocalQueue
 from penstock.queue.state import keys
-from penstock.queue.state.cache import QueueState
 from penstock.queue.state.check import check_queue
 from penstock.queue.state.group import Group
-from penstock.queue.state.records import FAILED, LISTED, READY, SINGLE, TAKEN, WAITING, MessageRow, encode, read_group
+from penstock.queue.state.records import FAILED, LISTED, READY, TAKEN, WAITING, MessageRow, encode, read_group
 
 
 def problems(queue: Queue) -> list[str]:
@@ -153,28 +152,6 @@ def test_a_group_that_was_never_added_has_given_nothing_up(journal: Journal) -> 
     assert list(queue.failures("nobody")) == list(queue.failed("nobody")) == []
 
 
-def test_leases_of_an_older_store_hold_their_messages(journal: Journal, queue: Queue) -> None:
-    own = queue._backend
-    assert isinstance(own, LocalQueue)
-    (held,) = queue.pending()
-
-    def make_older(commit: Commit, state: QueueState) -> None:
-        group = state.group(commit.tx, 0)
-        lease = group.lease(commit.tx, SINGLE | held.seq)
-        assert lease is not None
-        commit.tx.delete(group.row(keys.LEASE, SINGLE | held.seq))
-        group.save_lease(commit, 7, lease)
-        state.forget_groups()
-
-    own.change(make_older)
-    assert problems(queue) == []
-    assert [one.seq for one in queue.pending()] == [one.seq for one in queue.messages("in_flight")] == [1]
-    assert queue.get(1) is not None and queue.discard([1]) == 0
-    again = queue.delivery(queue.pending()[0].token)
-    again.ack()
-    assert queue.get(1) is None and queue.pending() == [] and problems(queue) == []
-
-
 def test_messages_of_leases_that_lie_within_each_other_are_listed_in_order(journal: Journal) -> None:
     queue = journal.queue("keyed", max_attempts=5)
     for number in range(8):
@@ -189,39 +166,6 @@ def test_messages_of_leases_that_lie_within_each_other_are_listed_in_order(journ
     assert [one.seq for one in queue.messages(after=4, limit=2)] == [5, 6]
     assert all(queue.get(seq) is not None for seq in range(2, 9)) and queue.get(1) is None
     assert queue.discard(range(1, 9)) == 0 and problems(queue) == []
-
-
-def test_dead_letters_and_schedules_of_an_older_store_get_their_rows_in_passing(journal: Journal) -> None:
-    dead, mail = journal.queue("dead"), journal.queue("mail", max_attempts=1, dead_letter="dead")
-    journal.queue("other", max_attempts=1, dead_letter="dead")
-    for queue in (mail, journal.queue("other"), mail):
-        queue.push("lost")
-        lost = queue.take()
-        assert lost is not None
-        lost.nack(error="no")
-    dead.every(3600, "tick", name="hourly")
-    own = dead._backend
-    assert isinstance(own, LocalQueue)
-
-    def make_older(commit: Commit, state: QueueState) -> None:
-        commit.tx.delete_range(*keys.letters_range(state.topic))
-        commit.tx.delete_range(keys.tick_key(state.topic, 0, ""), keys.tick_key(state.topic, 1 << 60, ""))
-        state.record.indexed = False
-        state.save(commit)
-
-    own.change(make_older)
-    assert [one.event.seq for one in mail.dead_letters()] == [1, 3] and mail.redrive(dry_run=True) == 2
-    journal.maintain()
-    with inspecting(own) as (snap, state):
-        assert state.record.indexed and len(list(snap.scan(*keys.letters_range(state.topic)))) == 6
-        assert any(snap.scan(keys.tick_key(state.topic, 1, ""), keys.tick_key(state.topic, 1 << 60, "")))
-    assert problems(dead) == []
-    assert [one.event.seq for one in mail.dead_letters()] == [1, 3] and mail.redrive(dry_run=True) == 2
-    assert dead.discard([1]) == 1 and [one.event.seq for one in mail.dead_letters()] == [3]
-    assert mail.redrive() == 1 and list(mail.dead_letters()) == [] and len(list(dead.dead_letters())) == 1
-    dead.purge()
-    with inspecting(own) as (snap, state):
-        assert not any(snap.scan(*keys.letters_range(state.topic)))
 
 
 def test_letters_that_were_handled_leave_no_rows(journal: Journal) -> None:

@@ -213,13 +213,6 @@ def _search(snap: Snapshot, queue: str, topic: int, now: int) -> tuple[list[str]
     return due, min(later, default=None)
 
 
-def note_tick(commit: Commit, queue: QueueState, name: str) -> None:
-    """Gives a schedule of an older store the row of its next tick."""
-    record = _find(commit.tx, queue, name)
-    if record is not None:
-        commit.tx.put(keys.tick_key(queue.topic, record.next_ms, name), b"")
-
-
 def _read(value: bytes, queue: str) -> ScheduleRecord:
     try:
         return _decode(value)
@@ -381,7 +374,7 @@ class Scheduler:
                 return [], None
             record = read_queue(value, queue)
             seen = snap.get(keys.tick_key(record.topic, 0, ""))
-            if not record.indexed or seen is None or now < keys.unpack_seq(seen):
+            if seen is None or now < keys.unpack_seq(seen):
                 return _search(snap, queue, record.topic, now)
             due: list[str] = []
             for key, _ in snap.scan(keys.tick_key(record.topic, 1, ""), keys.tick_key(record.topic, NEVER, "")):

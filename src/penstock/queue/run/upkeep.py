@@ -19,7 +19,6 @@ from penstock.journal.writer import WriteRequest
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, QueueState, presences
 from penstock.queue.state.records import encode
-from penstock.surface.failure import DEAD_QUEUE
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
@@ -126,7 +125,6 @@ class QueueUpkeep:
             if snap.get(keys.queue_key(topic)) is None:
                 return
         looked: Looked = {}
-        self._add_rows(topic)
         self._repeat(lambda commit: self._expire(commit, topic, looked))
         standing = self._find_standing(topic)
         self._repeat(lambda commit: self._remove(commit, topic, standing))
@@ -140,35 +138,6 @@ class QueueUpkeep:
         """Commits a step again and again, until it says that there is no more to do."""
         while self._core.writer.run(WriteRequest(step, relaxed=True)):
             pass
-
-    def _add_rows(self, topic: str) -> None:
-        """Gives the dead letters and periodic messages of an older store their rows."""
-        with self._core.engine.read() as snap, self._cache.beside(snap, topic) as queue:
-            if queue is None or queue.record.indexed:
-                return
-            topic_id, view = queue.topic, TopicView(snap, topic, TopicRecord(queue.topic))
-            blocks = (block for block in view.blocks(0, view.latest()) if block.may_have_header(DEAD_QUEUE))
-            rows = ((seq, block.headers(row)) for block in blocks for row, seq in enumerate(block.seqs))
-            letters = [(seq, headers[DEAD_QUEUE]) for seq, headers in rows if headers.get(DEAD_QUEUE)]
-            schedules = [keys.schedule_name(key) for key, _ in snap.scan(*keys.schedule_range(topic_id))]
-
-        def add(commit: Commit) -> bool:
-            from penstock.queue.run.schedule import note_tick
-
-            queue = self._cache.find(commit, topic)
-            if queue is None or queue.topic != topic_id:
-                return False
-            queue.note_letters(commit, letters[:CLEAR_ROWS])
-            for name in schedules[:CLEAR_ROWS]:
-                note_tick(commit, queue, name)
-            del letters[:CLEAR_ROWS], schedules[:CLEAR_ROWS]
-            if letters or schedules:
-                return True
-            queue.record.indexed = True
-            queue.save(commit)
-            return False
-
-        self._repeat(add)
 
     # ── what is settled from the beginning on ────────────────────────────────────────────────────────────────────────
     def _find_standing(self, topic: str) -> Standing:

@@ -302,7 +302,6 @@ class QueueCache:
         _refuse_sealed(name, stored, begin)
         over_log = commit.latest(name) > (stored.trimmed if was_over_log else begin)
         record = QueueRecord(QueuePolicy(**fields), head.topic_id, commit.now_ms, over_log=over_log)
-        record.indexed = commit.latest(name) <= begin
         lasting = self._lasting[head.topic_id] = ProcessMemory(name, record)
         state = self._states[name] = QueueState(self, name, record, Traits(), lasting)
         state.save(commit)

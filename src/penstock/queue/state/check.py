@@ -31,7 +31,7 @@ def _ticks(snap: Snapshot, queue: QueueState) -> Iterator[str]:
     names = [keys.schedule_name(key) for key, _ in snap.scan(*keys.schedule_range(queue.topic))]
     rows = snap.scan(keys.tick_key(queue.topic, 1, ""), keys.tick_key(queue.topic, NEVER, ""))
     ticks = sorted(keys.split_tick(key)[1] for key, _ in rows)
-    if queue.record.indexed and ticks != sorted(names):
+    if ticks != sorted(names):
         yield f"there are ticks of {ticks}, and periodic messages {names}"
 
 
@@ -43,7 +43,7 @@ def _letters(snap: Snapshot, queue: QueueState) -> Iterator[str]:
     stored = [row for row, _ in snap.scan(*keys.letters_range(queue.topic))]
     named = {seq: ("", origin) for seq, origin in letters.items() if origin}
     expected = {seq: [keys.letter_key(queue.topic, name, seq) for name in names] for seq, names in named.items()}
-    for seq, wanted in expected.items() if queue.record.indexed else ():
+    for seq, wanted in expected.items() if not queue.record.over_log else ():
         has = queue.find(snap, seq) or any(group.lease_of(snap, seq) for group in queue.all_groups(snap))
         yield from (f"dead letter {seq} has no row {row!r}" for row in wanted if has and row not in stored)
     for row in stored:

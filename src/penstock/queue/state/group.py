@@ -54,11 +54,11 @@ from penstock.queue.state.records import (
     GroupRecord,
     Lease,
     MessageRow,
-    decode_trail,
     encode,
     indexes_of,
     read_lease,
     read_message,
+    read_trail,
 )  # fmt: skip
 from penstock.queue.token import blake2b
 from penstock.surface.failure import AttemptEnd, cut_middle
@@ -156,7 +156,7 @@ class Group:
             lease = self.lease(snap, lease_id)
             if lease is not None and lease.holds(index):
                 return HeldMessage(self, lease_id, lease, index)
-        return next((held for held in self._held_of_old(snap, seq - 1) if held.seq == seq), None)
+        return None
 
     def _addresses(self, snap: Snapshot, seq: int) -> Iterator[tuple[int, int]]:
         """Where a message may be held: the ids of leases, and its index there."""
@@ -181,7 +181,6 @@ class Group:
             self._held_of(snap, self.row(keys.LEASE, SINGLE | after + 1), end, after),
             self._held_of(snap, first_run, singles, after),
             self._held_in_lists(snap, after),
-            self._held_of_old(snap, after),
             key=lambda held: held.seq,
         )
 
@@ -189,11 +188,6 @@ class Group:
         for lease_id, lease in self._read_leases(snap, low, high):
             held = (HeldMessage(self, lease_id, lease, index) for index in lease.held())
             yield from (one for one in held if one.seq > after)
-
-    def _held_of_old(self, snap: Snapshot, after: int) -> list[HeldMessage]:
-        """What leases of an older store hold."""
-        held = self._held_of(snap, self.prefix + keys.LEASE, self.row(keys.LEASE, LISTED), after)
-        return sorted(held, key=lambda one: one.seq)
 
     def _held_in_lists(self, snap: Snapshot, after: int) -> Iterator[HeldMessage]:
         """Stretches of several lists may lie within each other: those that have begun are held side by side."""
@@ -766,7 +760,7 @@ class Group:
     def trail(self, snap: Snapshot, message: MessageRow) -> FailureTrail:
         """What a message's attempts left behind; nothing when none has failed."""
         value = snap.get(self.row(keys.TRAIL, message.seq)) if message.traced else None
-        return NO_TRAIL if value is None else decode_trail(value, self.queue.name)
+        return NO_TRAIL if value is None else read_trail(value, self.queue.name)
 
     def save_trail(self, commit: Commit, message: MessageRow, trail: FailureTrail) -> None:
         """Writes what a message's attempts left behind, or removes what was there; `move` writes which of the two."""

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from penstock.clock import from_ms
-from penstock.journal.keys import StoredPosition, TopicId, stored_name
+from penstock.journal.keys import StoredPosition, TopicId
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.state import keys
 from penstock.surface.delivery import NEVER as NEVER
@@ -37,9 +37,8 @@ class QueueRecord(msgspec.Struct, array_like=True):
     over_log: bool = False
     """Whether the topic had a history of its own when the queue was made: a queue removes no event of a log."""
 
-    indexed: bool = False
-    """Whether its dead letters and periodic messages have all their rows; False: the store, or the topic, is older than
-    the queue's rows, and upkeep will add them."""
+    indexed: bool = True
+    """Stored, and not used any more."""
 
     def is_paused(self, group: str) -> bool:
         """Whether a group gets nothing for now."""
@@ -219,7 +218,6 @@ class Lease(msgspec.Struct, array_like=True):
 LONGEST_LEASE = 1024
 """The most messages under one lease: settling one of them rewrites its row."""
 LISTED, RUN, SINGLE = 1 << 44, 2 << 44, 3 << 44
-"""Leases with lower ids are an older store's."""
 
 
 def indexes_of(mask: int) -> list[int]:
@@ -266,14 +264,7 @@ class FailureTrail(msgspec.Struct, array_like=True, frozen=True):
 
 
 NO_TRAIL = FailureTrail()
-_read_trail = keys.reader(FailureTrail)
-
-
-def decode_trail(value: bytes, queue: str) -> FailureTrail:
-    """A row of a queue as the trail it holds; Corrupt when it is none."""
-    if not value or not 0x80 <= value[0] < 0xC0:  # no text begins so: it is a traceback from before attempts were kept
-        return FailureTrail(traceback=stored_name(value))
-    return _read_trail(value, queue)
+read_trail = keys.reader(FailureTrail)
 
 
 # ── consumers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -290,8 +281,6 @@ class Presence(msgspec.Struct, frozen=True):
 
 
 def read_presence(value: bytes) -> Presence:
-    if len(value) < _times.size:  # it was written before machines and starts were
-        return Presence(keys.unpack_seq(value), 0, "")
     seen, since = _times.unpack_from(value)
     return Presence(seen, since, value[_times.size :].decode())
 
