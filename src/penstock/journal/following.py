@@ -179,12 +179,15 @@ def event_query(
             raise ConfigError(f"{what} must be text, not {text!r:.80}")
     if key is not None and key_prefix is not None:
         raise ConfigError("give key= for one entity or key_prefix= for those whose key begins so, not both")
+    condition = _condition(where)
+    kinds = None if kind is None else _kinds(kind)
+    key, key_prefix, kinds, scope = _narrowed(condition, key, key_prefix or None, kinds, scope)
     return EventQuery(
         key,
-        key_prefix or None,
-        None if kind is None else _kinds(kind),
+        key_prefix,
+        kinds,
         scope,
-        _condition(where),
+        condition,
         after,
         keys.MAX_SEQ if through is None else through,
         limit,
@@ -208,6 +211,29 @@ def _condition(where: Where | str | None) -> Where | None:
     from penstock.documents.conditions import Where
 
     return where if isinstance(where, Where) else Where(where)
+
+
+def _narrowed(
+    where: Where | None, key: str | None, key_prefix: str | None, kinds: frozenset[str] | None, scope: str | None
+) -> tuple[str | None, str | None, frozenset[str] | None, str | None]:
+    """What an index or a summary can look up, with what a condition says of it where the reader said nothing.
+
+    The condition is asked of what is found all the same.
+    """
+    by_key = key is None and key_prefix is None
+    for part in () if where is None else where.parts:
+        match part:
+            case "key", "==", str(value) if by_key and value:
+                key, key_prefix = value, None
+            case "key", "startswith", str(value) if by_key and key is None and value:
+                key_prefix = value
+            case "kind", "==", str(value) if kinds is None:
+                kinds = frozenset({value})
+            case "kind", "in", [*values] if kinds is None:
+                kinds = frozenset(value for value in values if isinstance(value, str)) or None
+            case "scope", "==", str(value) if scope is None:
+                scope = value
+    return key, key_prefix, kinds, scope
 
 
 def follower_query(**given: Unpack[FilterArguments]) -> EventQuery:

@@ -108,14 +108,14 @@ def _hashes(column: Text | None, given: Sequence[str | None] | None, count: int)
     return pack_words(list(map(zlib.crc32, map(str.encode, values))))  # type: ignore[arg-type]
 
 
-def rows_with(hashes: bytes | bytearray, term: str) -> Iterator[int]:
-    """The rows whose term may be this one."""
+def rows_with(hashes: bytes | bytearray, term: str, start: int, stop: int, *, reverse: bool = False) -> Iterator[int]:
+    """The rows among start … stop-1 whose term may be this one, each when it is asked for."""
     wanted = zlib.crc32(term.encode()).to_bytes(4, "little")
-    at = hashes.find(wanted)
-    while at >= 0:
+    low, high = 4 * start, 4 * stop
+    while (at := hashes.rfind(wanted, low, high) if reverse else hashes.find(wanted, low, high)) >= 0:
         if at % 4 == 0:
             yield at // 4
-        at = hashes.find(wanted, at + 1)
+        low, high = (low, at + 3) if reverse else (at + 1, high)
 
 
 # ── stored ───────────────────────────────────────────────────────────────────────────────────────────────────────────

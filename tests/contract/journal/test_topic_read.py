@@ -81,6 +81,30 @@ def test_filters_combine_with_everything(topic: Topic, mixed: list[Event]) -> No
         assert got == expected
 
 
+def test_a_condition_and_arguments_choose_together(topic: Topic, mixed: list[Event]) -> None:
+    """What a condition says of the key, kind or scope is looked up; what was found is asked all the same."""
+    conditions = {
+        "key = 'a'": lambda e: e.key == "a",
+        "key = 'a' and key = 'b'": lambda e: False,
+        "key startswith 'клю' and kind in ('paid', 'sent')": lambda e: e.key == "ключ" and e.kind in ("paid", "sent"),
+        "key = '' or kind = 'paid'": lambda e: e.kind == "paid",
+        "scope = 'eu' and seq > 9": lambda e: e.scope == "eu" and e.seq > 9,
+        "key = null and kind = 'sent'": lambda e: e.key is None and e.kind == "sent",
+        "not (key = 'a') and kind in ('sent', null)": lambda e: e.key != "a" and e.kind == "sent",
+    }
+    arguments: list[tuple[dict[str, Any], Callable[[Event], bool]]] = [
+        ({}, lambda e: True),
+        ({"key": "b"}, lambda e: e.key == "b"),
+        ({"key_prefix": "a"}, lambda e: e.key == "a"),
+        ({"kind": "paid", "scope": "us"}, lambda e: e.kind == "paid" and e.scope == "us"),
+    ]
+    for where, holds in conditions.items():
+        for given, wanted in arguments:
+            expected = [e for e in mixed if holds(e) and wanted(e)]
+            assert list(topic.read(where=where, **given)) == expected, (where, given)
+            assert list(topic.read(where=where, limit=2, reverse=True, **given)) == expected[::-1][:2]
+
+
 @on("memory", "sqlite")
 def test_merged_blocks_read_the_same(topic: Topic, mixed: list[Event], journal: Journal) -> None:
     before = seen(mixed)
@@ -91,6 +115,7 @@ def test_merged_blocks_read_the_same(topic: Topic, mixed: list[Event], journal: 
     assert seen(topic.read(reverse=True)) == before[::-1]
     test_after_is_exclusive_and_through_is_inclusive(topic, mixed)
     test_filters_combine_with_everything(topic, mixed)
+    test_a_condition_and_arguments_choose_together(topic, mixed)
 
 
 def test_positions_beyond_the_end_are_empty(topic: Topic) -> None:

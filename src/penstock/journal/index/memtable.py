@@ -19,6 +19,7 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 from penstock.events import Event
 from penstock.journal.blocks import Block, Wire, text_values
@@ -85,10 +86,11 @@ class HashedPart:
                 mine += bytes(4 * count - len(mine)) + (theirs or bytes(4 * more))
         self.last = hashes.last  # last: what has a position has a hash
 
-    def positions(self, column: int, term: str, after: int, through: int) -> list[int]:
-        """Where events may have a term."""
+    def positions(self, column: int, term: str, after: int, through: int, *, reverse: bool = False) -> Iterator[int]:
+        """Where events in after < position ≤ through may have a term."""
         first = self.first
-        return [first + row for row in rows_with(self.terms[column], term) if after < first + row <= through]
+        start, stop = max(after + 1 - first, 0), min(through, self.last) + 1 - first
+        return (first + row for row in rows_with(self.terms[column], term, start, stop, reverse=reverse))
 
 
 KEYS, CAUSES, CORRELATIONS = range(3)
@@ -256,23 +258,21 @@ class Memtable:
 
     def of_key(
         self, view: TopicView, key: str, after: int, through: int, *, reverse: bool = False
-    ) -> Iterable[list[Event]]:
+    ) -> Iterator[list[Event]]:
         """The events of a key in after < position ≤ through, some at a time, in order."""
-        found: list[tuple[Part, Sequence[int]]] = []
-        for part in self._parts:
+        for part in self._parts[::-1] if reverse else self._parts:
             if isinstance(part, HashedPart):
-                positions: Sequence[int] = part.positions(KEYS, key, after, through)
-            else:
-                packed = part.by_key.get(key)
-                positions = _between(packed, after, through) if packed is not None else ()
-            if positions:
-                found.append((part, positions))
-        if not found:
-            return ()
-        part, positions = found[0]
-        if len(found) > 1 or len(positions) > _TOGETHER or isinstance(part, HashedPart):
-            return self._some_of(view, key, found, reverse)
-        return (self._kept.events(view, positions[::-1] if reverse else positions),)
+                hashed = part.positions(KEYS, key, after, through, reverse=reverse)
+                while some := list(islice(hashed, _TOGETHER)):
+                    if events := [event for event in self._kept.events(view, some) if event.key == key]:
+                        yield events
+            elif (packed := part.by_key.get(key)) is not None:
+                positions = _between(packed, after, through)
+                if reverse:
+                    positions.reverse()
+                for start in range(0, len(positions), _TOGETHER):
+                    if events := self._kept.events(view, positions[start : start + _TOGETHER]):
+                        yield events
 
     def entities(self, view: TopicView, after: int, through: int) -> list[str]:
         """Every key that has events in after < position ≤ through."""
@@ -308,16 +308,6 @@ class Memtable:
                 terms = part.by_cause if column == CAUSES else part.by_correlation
                 found += _between(terms.get(id, b""), after, through)
         return self._kept.events(view, found)
-
-    def _some_of(
-        self, view: TopicView, key: str, found: list[tuple[Part, Sequence[int]]], reverse: bool
-    ) -> Iterator[list[Event]]:
-        for _, positions in reversed(found) if reverse else found:
-            ordered = positions[::-1] if reverse else positions
-            for start in range(0, len(ordered), _TOGETHER):
-                some = self._kept.events(view, ordered[start : start + _TOGETHER])
-                if events := [event for event in some if event.key == key]:
-                    yield events
 
     def without(self, base: int, adopt: Callable[[Memtable], None]) -> None:
         """Hands a memtable of what is left when runs cover everything through `base` to `adopt`.
