@@ -316,8 +316,6 @@ def test_headers_that_anybody_may_write_are_read_with_care(journal: Journal) -> 
 
 
 @on("memory", "sqlite")
-
-
 def test_why_a_message_was_given_up_is_said_in_the_same_words_with_and_without_dead_letters(journal: Journal) -> None:
     reasons = {}
     for name, policy in {"kept": None, "sent": "dead"}.items():

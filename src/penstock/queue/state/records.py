@@ -37,9 +37,6 @@ class QueueRecord(msgspec.Struct, array_like=True):
     over_log: bool = False
     """Whether the topic had a history of its own when the queue was made: a queue removes no event of a log."""
 
-    indexed: bool = True
-    """Stored, and not used any more."""
-
     def is_paused(self, group: str) -> bool:
         """Whether a group gets nothing for now."""
         return "" in self.paused or group in self.paused
