@@ -31,7 +31,7 @@ def table() -> str:
     from penstock.buffer.counters import BufferCounters
     from penstock.observe.collect import GAUGES
     from penstock.observe.metrics import REGISTRY, Registry, prometheus_name
-    from penstock.server.api.journal import own
+    from penstock.server.application import own
 
     for module in ("penstock.journal.writer", "penstock.queue.metrics"):
         importlib.import_module(module)

@@ -18,7 +18,7 @@ from penstock.entity.gate import (
     with_installed,
 )
 from penstock.errors import ConfigError, Denied
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from server.process import ServerProcess
 
 RULES = """

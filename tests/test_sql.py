@@ -20,7 +20,7 @@ from penstock.aio import open as open_async
 from penstock.errors import ConfigError, Corrupt, UnknownTopic
 from penstock.journal.sealed.sealing import seal_topic
 from penstock.journal.sealed.tables import TableRequest
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from penstock.remote.client import Client
 from server.serving import serving
 

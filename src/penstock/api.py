@@ -14,7 +14,7 @@ from penstock.engine.url import OBJECT_SCHEMES, open_engine, parse_url
 from penstock.errors import ConfigError, NoStore
 from penstock.journal.description import Description
 from penstock.limits import DEFAULT_URL, WRITER_CAPACITY, WRITER_PRESSURE
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from penstock.names import check_whole, is_number, shown_url
 from penstock.surface.journal import Journal
 

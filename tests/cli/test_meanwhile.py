@@ -10,7 +10,7 @@ import pytest
 import penstock
 from cli.commandline import Cli
 from penstock.cli import topics
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from server.serving import serving
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.engine.contract import Snapshot
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from penstock.observe.pipelines import TOPIC as PIPELINES
 from penstock.observe.pipelines import FlowStatus, report
 from penstock.observe.workers import TOPIC as WORKERS

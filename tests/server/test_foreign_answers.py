@@ -13,8 +13,8 @@ import pytest
 from penstock.errors import ConfigError, PenstockError, StorageError
 from penstock.journal.description import Pressure
 from penstock.protocol.topics import APPEND_EVENTS, JournalDocument
+from penstock.remote.backend import RemoteJournal
 from penstock.remote.client import Client
-from penstock.remote.journal import RemoteJournal
 
 LOGIN_PAGE = b"<!doctype html><title>Log in</title>"
 PRESSURE = Pressure(0, 1)

@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock.errors import ConfigError, PositionTrimmed, StorageError
 from penstock.journal import to_arrow
-from penstock.remote import reading as remote_reading
+from penstock.remote import events as remote_events
 from penstock.server import limits
 from penstock.server.api import topics as reading
 from server.serving import Served
@@ -95,7 +95,7 @@ def test_a_read_of_several_pieces_says_that_the_rest_is_gone(
     act: Callable[[penstock.Journal], object],
 ) -> None:
     """It does not end as if it had read everything, and shows no event of another topic."""
-    monkeypatch.setattr(remote_reading, "PAGE_EVENTS", 10)
+    monkeypatch.setattr(remote_events, "PAGE_EVENTS", 10)
     journal.topic("orders").append_many(drafts("placed", 60))
     pieces = 0
 

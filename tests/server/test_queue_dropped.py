@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock.engine.contract import Snapshot
 from penstock.errors import UnknownQueue
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from penstock.queue.operations import repair
 from penstock.queue.operations.repair import discard_many
 from penstock.queue.queue import LocalQueue

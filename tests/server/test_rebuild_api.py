@@ -14,7 +14,7 @@ from penstock.entity.states import SNAPSHOT, StreamedState, pack_state
 from penstock.errors import ConfigError, Denied, PositionTrimmed
 from penstock.journal.keys import prefix_end
 from penstock.protocol.bulk import RebuiltStatesRequest
-from penstock.remote import rebuilding
+from penstock.remote import topic as rebuilding
 from server.serving import ADMIN, TOKENS, WRITE, Served, serving
 
 

@@ -14,7 +14,7 @@ import penstock
 from penstock import Delivery
 from penstock.errors import Closed, StorageError
 from penstock.observe.workers import gave_up
-from penstock.remote.journal import RemoteJournal
+from penstock.remote.backend import RemoteJournal
 from penstock.remote.queues import AsyncTaker, RemoteQueue
 from server.serving import Served
 from waiting import DEADLINE, eventually

@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock.errors import ConfigError
 from penstock.protocol.operation import PAGE_EVENTS
-from penstock.remote.journal import RemoteJournal
+from penstock.remote.backend import RemoteJournal
 from server.serving import Served
 from waiting import eventually
 

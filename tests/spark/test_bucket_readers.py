@@ -15,7 +15,7 @@ from buffer.emulator import Emulator
 from penstock.engine.slatedb.engine import SlatedbEngine
 from penstock.entity.states import StreamedStates
 from penstock.journal.sealed.writing import SealTarget
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from penstock.spark import journals as stores
 from penstock.spark.journals import correlations, open_source, reading
 from penstock.spark.options import JournalLocation

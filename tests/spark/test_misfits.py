@@ -11,8 +11,8 @@ from pyspark.sql.types import StructType
 import penstock
 from penstock import Draft
 from penstock.errors import ConfigError, QueueFull
-from penstock.local.journal import LocalJournal
-from penstock.remote.journal import RemoteJournal
+from penstock.local.backend import LocalJournal
+from penstock.remote.backend import RemoteJournal
 from penstock.spark.source import PenstockSource
 
 COLUMNS = StructType().add("seq", "long").add("n", "integer")

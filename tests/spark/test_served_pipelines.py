@@ -16,7 +16,7 @@ from penstock.api import local
 from penstock.entity.states import FiledStates, StreamedState, StreamedStates, load_saved, states_topic
 from penstock.errors import ConfigError, FlowFailed
 from penstock.observe.pipelines import status
-from penstock.remote import rebuilding
+from penstock.remote import topic as rebuilding
 from penstock.server.api import bulk as served_states
 from penstock.spark import flow, lake, project, queue, seal, topic
 from penstock.spark.options import JournalLocation

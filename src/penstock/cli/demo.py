@@ -26,7 +26,7 @@ from penstock.errors import Closed, StorageError
 
 if TYPE_CHECKING:
     from penstock.events import Event
-    from penstock.local.journal import LocalJournal
+    from penstock.local.backend import LocalJournal
     from penstock.surface.delivery import Delivery
     from penstock.surface.journal import Journal
 

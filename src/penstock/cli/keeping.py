@@ -112,7 +112,7 @@ def _read_events(topic: Topic) -> tuple[int, str | None]:
 
 def _verify_problem(topic: Topic) -> str | None:
     """What is wrong with a topic's hashes and sealed files."""
-    from penstock.local.journal import LocalJournal
+    from penstock.local.backend import LocalJournal
 
     if not isinstance(topic.journal, LocalJournal):  # a topic is verified where its store is
         return None
@@ -205,7 +205,7 @@ def lake(context: CommandContext, topic: str | None) -> None:
 
 def _lakes(journal: Journal, topics: list[str]) -> list[LakeSummary]:
     from penstock.api import local
-    from penstock.remote.journal import RemoteJournal, lakes_served
+    from penstock.remote.backend import RemoteJournal, lakes_served
 
     if isinstance(journal, RemoteJournal):
         return lakes_served(journal, topics)

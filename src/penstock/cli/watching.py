@@ -42,7 +42,7 @@ def top(context: CommandContext, interval: float, rows: int, count: int | None, 
 
     At a terminal, q ends it.
     """
-    from penstock.local.journal import LocalJournal
+    from penstock.local.backend import LocalJournal
     from penstock.observe.collect import Sampler
 
     if interval < SHORTEST:

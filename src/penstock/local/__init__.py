@@ -1,9 +1,9 @@
 """A journal in this process: what the handles of `penstock.surface` stand on.
 
-    backend       the store and the registries over it; a topic's hot paths
+    backend       the journal whose store this process opens: the store, the registries over it, a topic's hot paths
     topics        what the operations on topics and on the whole journal do
     queues        what the operations on queues do
-    journal       the journal whose store this process opens
+    scanning      topics as a query reads them
 
 A `JournalCore` (`penstock.journal.core`) owns the store and its writer; `LocalBackend` holds one, and over it the
 `QueueRegistry` and the `EntityRegistry`. An operation that a server is asked for runs the same function.

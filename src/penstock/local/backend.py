@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from penstock.clock import Seconds
+from penstock.clock import Clock, Seconds
+from penstock.engine.contract import Engine
 from penstock.entity.outbox import Staged, append_staged, submit_staged
 from penstock.entity.projection import Projection
 from penstock.entity.registry import EntityRegistry
@@ -31,6 +32,7 @@ from penstock.journal.writer import WriteRequest
 from penstock.names import AUDIT, check_name
 from penstock.observe.tracing import sending
 from penstock.queue.registry import QueueRegistry
+from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from penstock.journal.description import Description, Pressure
     from penstock.journal.following import LocalSubscription
     from penstock.journal.worker import TopicWorker
-    from penstock.local.journal import LocalJournal
     from penstock.observe.sample import Sample
     from penstock.protocol.operation import Operation
     from penstock.queue.queue import LocalQueue
@@ -52,11 +53,12 @@ if TYPE_CHECKING:
     from penstock.surface.topic import Topic
     from penstock.ticket import Ticket
 
+
 A = TypeVar("A")
 P = TypeVar("P", bound=Projection)
 
 
-def _implementation(name: str) -> Callable[..., Any]:
+def implementation(name: str) -> Callable[..., Any]:
     """What an operation does: the function of its name, of the backend, the names in the path, and the request, if any.
 
     Those on queues are loaded when the first is asked for: most commands need none.
@@ -95,8 +97,8 @@ class LocalBackend:
 
     def call(self, operation: Operation[A], *names: str, request: msgspec.Struct | None = None) -> A:
         """An operation's answer; `names` are those in its path."""
-        implementation = _implementation(operation.name)
-        found: A = implementation(self, *names) if request is None else implementation(self, *names, request)
+        run = implementation(operation.name)
+        found: A = run(self, *names) if request is None else run(self, *names, request)
         return found
 
     def find(self, operation: Operation[A], *names: str) -> A | None:
@@ -304,3 +306,16 @@ class LocalTopic:
         from penstock.entity.causality import effects
 
         return effects(self._core, event)
+
+
+class LocalJournal(Journal):
+    """A journal in this process, for the parts of penstock that need its store."""
+
+    _backend: LocalBackend
+
+    def __init__(self, engine: Engine, *, clock: Clock | None = None, capacity: int, pressure: float) -> None:
+        self._core = JournalCore(self, engine, clock=clock, capacity=capacity, pressure=pressure)
+        super().__init__(LocalBackend(self, self._core))
+        self._engine = engine
+        self._entities = self._backend.entities
+        self._registry = self._backend.queues

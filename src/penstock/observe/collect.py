@@ -39,7 +39,7 @@ from penstock.units import counted, show_duration, show_size
 
 if TYPE_CHECKING:
     from penstock.engine.contract import Snapshot
-    from penstock.local.journal import LocalJournal
+    from penstock.local.backend import LocalJournal
     from penstock.observe.history import History
     from penstock.queue.policy import QueuePolicy
     from penstock.surface.journal import Journal

@@ -28,7 +28,7 @@ from penstock.observe.sample import QueueSample, Sample
 
 if TYPE_CHECKING:
     from penstock.journal.commit import Commit
-    from penstock.local.journal import LocalJournal
+    from penstock.local.backend import LocalJournal
 
 STEP: Final = 5.0
 """Seconds between two rows that are only in memory."""

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.clock import Clock, SystemClock
 from penstock.documents.events import EventDocument
@@ -17,19 +18,21 @@ from penstock.entity.outbox import Staged
 from penstock.errors import Closed, ConfigError, ReadOnly
 from penstock.events import Event, Receipt
 from penstock.journal.description import Description, Pressure
+from penstock.journal.sealed.report import LakeSummary, Progress, SealReport
+from penstock.names import check_name
 from penstock.observe.sample import FailedMessage, Sample
-from penstock.protocol import topics as operations
+from penstock.protocol import topics as wire
+from penstock.protocol.bulk import LIST_LAKES, SEAL_TOPIC, LakesQuery, SealRequest
 from penstock.protocol.fields import policy_fields, policy_of
 from penstock.protocol.operation import Operation, converted
 from penstock.protocol.queues import OPEN_QUEUE, READ_QUEUE, FailureDocument, MessageDocument, RedriveRequest
-from penstock.protocol.topics import DROP_TOPIC, AcrossRequest, CausesQuery, EventList, JournalDocument
 from penstock.queue.inspect import QueueMessage
 from penstock.queue.policy import checked, refuse_mismatch
 from penstock.remote.client import Client
-from penstock.remote.events import draft_document, event_of, receipt_of
+from penstock.remote.events import draft_document, event_of, read_across, receipt_of
 from penstock.remote.queues import RemoteQueue
-from penstock.remote.reading import read_across
 from penstock.remote.topic import RemoteTopic
+from penstock.surface.journal import Journal
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from penstock.surface.journal import Journal
     from penstock.surface.queue import Queue
     from penstock.surface.worker import Worker
+
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -77,7 +81,7 @@ class RemoteBackend:
         """An operation's answer; `names` are those in its path. `wait`: how long the server may take."""
         if operation.method != "GET" and operation.role != "read" and not _changes_nothing(request):
             self.check_writable()
-        if operation is DROP_TOPIC:
+        if operation is wire.DROP_TOPIC:
             self._queues.pop(names[0], None)  # a queue of this name is made anew when it is asked for
         query, body = (request, None) if operation.query is not None else (None, request)
         answer: A = _read(self.client.call(operation, *names, query=query, body=body, wait=wait))
@@ -128,7 +132,7 @@ class RemoteBackend:
         documents = [draft_document(draft, topic) for topic, draft in staged]
 
         def send() -> list[Receipt]:
-            answer = self.client.call(operations.APPEND_SEVERAL, body=documents)
+            answer = self.client.call(wire.APPEND_SEVERAL, body=documents)
             return [receipt_of(document) for document in answer.receipts]
 
         return send if documents else list
@@ -140,31 +144,31 @@ class RemoteBackend:
         from penstock.remote.subscription import RemoteJournalSubscription
 
         if latest:
-            ends = self.call(operations.READ_ACROSS, request=AcrossRequest(topics=list(query.topics), limit=0)).ends
+            ends = self.call(wire.READ_ACROSS, request=wire.AcrossRequest(topics=list(query.topics), limit=0)).ends
             query = msgspec.structs.replace(query, after=ends)
         return RemoteJournalSubscription(self, query, buffer)
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
-        return self.causes(operations.READ_CORRELATED, correlation_id)
+        return self.causes(wire.READ_CORRELATED, correlation_id)
 
     def scans(self, names: Iterable[str]) -> AbstractContextManager[dict[str, TopicScan]]:
         from penstock.remote.scanning import open_scans
 
         return open_scans(self, names)
 
-    def causes(self, operation: Operation[EventList[Event]], name: str) -> Iterator[Event]:
+    def causes(self, operation: Operation[wire.EventList[Event]], name: str) -> Iterator[Event]:
         """The events of an answer that comes in pages."""
-        query = CausesQuery()
+        query = wire.CausesQuery()
         while True:
             page = self.call(operation, name, request=query)
             yield from page.events
             if page.next is None:
                 return
-            query = CausesQuery(after=page.next)
+            query = wire.CausesQuery(after=page.next)
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _about(self) -> JournalDocument:
-        return self.client.call(operations.DESCRIBE_JOURNAL)
+    def _about(self) -> wire.JournalDocument:
+        return self.client.call(wire.DESCRIBE_JOURNAL)
 
     def pressure(self) -> Pressure:
         return self._about().pressure
@@ -176,12 +180,12 @@ class RemoteBackend:
         return msgspec.convert(own, Description, from_attributes=True)
 
     def stats(self) -> Sample:
-        return self.client.call(operations.READ_STATS)
+        return self.client.call(wire.READ_STATS)
 
     def flush(self) -> None:
         if self._pool is not None:
             self.submit(_nothing).result()  # behind all the others, which one thread carries
-        self.client.call(operations.FLUSH_JOURNAL)
+        self.client.call(wire.FLUSH_JOURNAL)
 
     def audit(self, kind: str, subject: str, record: dict[str, object]) -> None:
         """The topic is the server's own, and takes nothing from outside."""
@@ -262,3 +266,44 @@ _READ: dict[type, Callable[[Any], object]] = {
     MessageDocument: _message,
     FailureDocument: _failure,
 }
+
+_STEP_SECONDS = 3_600.0
+"""How long the server may take for a step, those of other clients before it included."""
+
+
+class RemoteJournal(Journal):
+    """A journal at the other end of a url, for the parts of penstock that ask its server for more than handles do."""
+
+    _backend: RemoteBackend
+
+    def __init__(self, url: str, *, token: str | None = None, read_only: bool = False, timeout: float = 60.0) -> None:
+        self._client = Client(url, token, timeout)
+        super().__init__(RemoteBackend(self._client, read_only=read_only))
+
+
+def seal_served(journal: RemoteJournal, topic: str, wanted: SealRequest, progress: Progress | None) -> SealReport:
+    """Asks the server to seal, and again while something is left; the report is that of all steps together."""
+    journal._backend.check_writable()
+    check_name(topic)
+    done: SealReport | None = None
+    while True:
+        step = journal._client.call(SEAL_TOPIC, topic, body=wanted, wait=_STEP_SECONDS)
+        if done is not None:
+            step = replace(
+                step,
+                events=done.events + step.events,
+                files=done.files + step.files,
+                bytes=done.bytes + step.bytes,
+                unfit=done.unfit + step.unfit,
+            )
+        done = step
+        if progress is not None and step.events:
+            progress(step.events, step.events + step.left)
+        if not step.left:
+            return step
+        wanted = replace(wanted, through=step.through + step.left)  # what is appended meanwhile is for the next time
+
+
+def lakes_served(journal: RemoteJournal, topics: list[str]) -> list[LakeSummary]:
+    """What lies in the lakes of a served journal's topics."""
+    return journal._client.call(LIST_LAKES, query=LakesQuery(topics)).lakes if topics else []

@@ -159,22 +159,16 @@ class Client:
         wait: float = 0.0,
     ) -> A:
         """An operation's answer; the error it stands for when it is a problem. `wait`: how long the server may take."""
-        status, data = self._exchange(operation, names, query, body, wait)
-        if status >= 300:
-            raise self._refusal(operation.method, status, data)
-        try:
-            answer: A = operation.answer_decoder.decode(data)
-            return answer
-        except _UNDECODED as error:
-            raise self._foreign(operation.method, status, data, error) from error
+        return self._decoded(operation, *self._exchange(operation, names, query, body, wait))
 
     def find(self, operation: Operation[A], *names: str) -> A | None:
         """The answer to a look-up; None when the server says that there is no such thing."""
         status, data = self._exchange(operation, names, None, None, 0.0)
+        problem = read_problem(status, data) if status >= 300 else None
+        return None if problem and problem.error == operation.missing else self._decoded(operation, status, data)
+
+    def _decoded(self, operation: Operation[A], status: int, data: bytes) -> A:
         if status >= 300:
-            problem = read_problem(status, data)
-            if problem is not None and problem.error == operation.missing:
-                return None
             raise self._refusal(operation.method, status, data)
         try:
             answer: A = operation.answer_decoder.decode(data)

@@ -11,11 +11,10 @@ from penstock.events import Event
 from penstock.journal.blocks import Block
 from penstock.journal.reading import Bounds, EventQuery
 from penstock.journal.sealed.files import without
-from penstock.protocol import bulk
-from penstock.protocol.bulk import BlocksQuery, EndsQuery, LakesQuery, SpansRequest, TopicEnds, Wanted, blocks_of
+from penstock.protocol import bulk as wire
 from penstock.protocol.operation import BLOCKS
 from penstock.protocol.topics import FIND_POSITION, LIST_TOPICS, READ_TOPIC, PositionQuery
-from penstock.remote.reading import read_events
+from penstock.remote.events import read_events
 
 if TYPE_CHECKING:
     from penstock.remote.backend import RemoteBackend
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 def open_scans(backend: RemoteBackend, wanted: Iterable[str]) -> Iterator[dict[str, TopicScan]]:
     """Those of the topics that are there, each up to where it ends in one state of the journal."""
     names = sorted({*wanted} & {*backend.call(LIST_TOPICS).topics})
-    ends = backend.call(bulk.READ_ENDS, request=EndsQuery(names)).ends if names else {}  # no name would be all
-    lakes = backend.call(bulk.LIST_LAKES, request=LakesQuery(names)).lakes if names else []
+    ends = backend.call(wire.READ_ENDS, request=wire.EndsQuery(names)).ends if names else {}  # no name would be all
+    lakes = backend.call(wire.LIST_LAKES, request=wire.LakesQuery(names)).lakes if names else []
     columns = {lake.topic: lake.columns for lake in lakes if lake.columns}
     yield {name: RemoteScan(backend, name, found, columns.get(name, "")) for name, found in ends.items()}
 
@@ -35,7 +34,7 @@ def open_scans(backend: RemoteBackend, wanted: Iterable[str]) -> Iterator[dict[s
 class RemoteScan:
     """One topic of a served journal, up to where it ended when the query began."""
 
-    def __init__(self, backend: RemoteBackend, name: str, ends: TopicEnds, columns: str) -> None:
+    def __init__(self, backend: RemoteBackend, name: str, ends: wire.TopicEnds, columns: str) -> None:
         self._backend = backend
         self._name = name
         self.columns = columns
@@ -50,16 +49,16 @@ class RemoteScan:
         return self._backend.call(FIND_POSITION, self._name, request=PositionQuery(from_ms(ms).isoformat())).position
 
     def spans(self, after: int, through: int, kinds: frozenset[str]) -> list[Bounds]:
-        request = SpansRequest(Wanted(kinds=tuple(sorted(kinds))), through, after)
-        return self._backend.call(bulk.READ_SPANS, self._name, request=request).spans
+        request = wire.SpansRequest(wire.Wanted(kinds=tuple(sorted(kinds))), through, after)
+        return self._backend.call(wire.READ_SPANS, self._name, request=request).spans
 
     def blocks(self, after: int, through: int) -> Iterator[Block]:
         while after < through:
-            query = BlocksQuery(after, through, strict=False)
-            message, headers = self._backend.client.download(bulk.READ_BLOCKS, self._name, query=query, accept=BLOCKS)
-            for block in blocks_of(message, self._name):
+            query = wire.BlocksQuery(after, through, strict=False)
+            message, headers = self._backend.client.download(wire.READ_BLOCKS, self._name, query=query, accept=BLOCKS)
+            for block in wire.blocks_of(message, self._name):
                 yield without(block, after)  # blocks that were merged since the last answer begin before its end
-            after = int(headers[bulk.REACHED_HEADER])
+            after = int(headers[wire.REACHED_HEADER])
 
     def events(self, query: EventQuery) -> Iterator[Event]:
         return read_events(self._backend, self._name, query)

@@ -28,8 +28,7 @@ from penstock.names import check_whole
 from penstock.protocol.operation import PAGE_EVENTS, SSE
 from penstock.protocol.topics import FOLLOW_ACROSS, FOLLOW_TOPIC, AcrossFollow, LiveQuery
 from penstock.remote.client import lines_of
-from penstock.remote.events import event_of
-from penstock.remote.reading import wire_filter
+from penstock.remote.events import event_of, wire_filter
 from penstock.surface.subscription import EventFollower, JournalSubscription, Subscription
 
 if TYPE_CHECKING:

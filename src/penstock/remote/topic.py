@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Literal, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from penstock.clock import Seconds
 from penstock.documents.events import DraftDocument
-from penstock.entity.projection import Projection, check_projection
-from penstock.entity.states import Freshness, folded
+from penstock.entity.projection import Projection, check_projection, folder_of
+from penstock.entity.states import Freshness, Progress, RebuildReport, StreamedState, folded, pack_state
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.catalog import Settings
 from penstock.journal.prepare import make_draft
 from penstock.journal.reading import EventQuery
 from penstock.names import check_position, check_text
-from penstock.protocol import topics as operations
-from penstock.protocol.topics import READ_ANCESTORS, READ_EFFECTS, ReadQuery
-from penstock.remote.events import draft_documents, receipt_of
-from penstock.remote.reading import read_batches, read_events
+from penstock.protocol import topics as wire
+from penstock.protocol.bulk import FOLD_TOPIC, MOST_STATES, REPLACE_STATES, RebuiltStatesRequest
+from penstock.remote.client import Client
+from penstock.remote.events import draft_documents, read_batches, read_events, receipt_of
 from penstock.remote.subscription import RemoteSubscription
+from penstock.units import in_parts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.entity.states import Progress, RebuildReport
+    from penstock.events import Event
     from penstock.remote.backend import RemoteBackend
     from penstock.remote.worker import RemoteTopicWorker
     from penstock.surface.arguments import DraftArguments
     from penstock.surface.subscription import OnLag
     from penstock.surface.topic import Topic
     from penstock.ticket import Ticket
+
 
 P = TypeVar("P", bound=Projection)
 
@@ -63,21 +67,21 @@ class RemoteTopic:
     def _send(self, documents: list[DraftDocument]) -> list[Receipt]:
         if not documents:
             return []
-        answer = self.backend.client.call(operations.APPEND_EVENTS, self.name, body=documents)
+        answer = self.backend.client.call(wire.APPEND_EVENTS, self.name, body=documents)
         return [receipt_of(document) for document in answer.receipts]
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def latest(self) -> int:
-        return self.backend.call(operations.READ_TOPIC, self.name).latest
+        return self.backend.call(wire.READ_TOPIC, self.name).latest
 
     def oldest(self) -> int:
-        return self.backend.call(operations.READ_TOPIC, self.name).oldest
+        return self.backend.call(wire.READ_TOPIC, self.name).oldest
 
     def length(self) -> int:
-        return self.backend.call(operations.READ_TOPIC, self.name).events
+        return self.backend.call(wire.READ_TOPIC, self.name).events
 
     def settings(self) -> Settings:
-        return self.backend.call(operations.READ_TOPIC, self.name).settings
+        return self.backend.call(wire.READ_TOPIC, self.name).settings
 
     def read(self, query: EventQuery) -> Iterator[Event]:
         return read_events(self.backend, self.name, query)
@@ -85,14 +89,14 @@ class RemoteTopic:
     def read_arrow(
         self, after: int, limit: int | None, through: int | None, rows: int, payload: Literal["string", "binary"]
     ) -> Iterator[pa.RecordBatch]:
-        query = ReadQuery(after=after, through=through, limit=limit, payload=payload)
+        query = wire.ReadQuery(after=after, through=through, limit=limit, payload=payload)
         return read_batches(self.backend.client, self.name, query, rows)
 
     def get(self, seq: int) -> Event | None:
         return self.find(str(seq)) if seq else None
 
     def find(self, id: str) -> Event | None:
-        return self.backend.find(operations.READ_EVENT, self.name, id)
+        return self.backend.find(wire.READ_EVENT, self.name, id)
 
     def subscribe(
         self, after: int | Literal["latest"], buffer: int, on_lag: OnLag, wanted: EventQuery
@@ -135,7 +139,7 @@ class RemoteTopic:
         return folded(projection, self.read(EventQuery(None if key is None else check_text(key, "key"))))
 
     def rebuild(self, projection: type[P], *, whole: bool, progress: Progress | None) -> RebuildReport:
-        from penstock.remote.rebuilding import rebuild_served
+        from penstock.remote.topic import rebuild_served
 
         self.backend.check_writable()
         return rebuild_served(self, projection, whole=whole, progress=progress)
@@ -148,9 +152,93 @@ class RemoteTopic:
             yield event
             at = event.causation_id
         if at is not None:
-            yield from self.backend.causes(READ_ANCESTORS, at)
+            yield from self.backend.causes(wire.READ_ANCESTORS, at)
 
     def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
         from penstock.entity.causality import id_of
 
-        return self.backend.causes(READ_EFFECTS, id_of(event))
+        return self.backend.causes(wire.READ_EFFECTS, id_of(event))
+
+
+_SAVE_BYTES = 4 << 20
+"""Bytes of states after which a request to save them ends, and the next one begins."""
+_EVENTS_AT_ONCE = 1_000
+"""Events whose entities are gathered before they are folded."""
+
+
+class RemoteStateSaving:
+    """Puts the states of one rebuild into a served journal. `ask` makes a request, and may make it again."""
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        projection: type[Any],
+        ask: Callable[[Callable[[], Any]], Any] = lambda request: request(),
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._declared = folder_of(projection).declared
+        self._ask = ask
+        self.of = ask(lambda: client.call(FOLD_TOPIC, topic))
+
+    def begin(self) -> None:
+        """Removes what is saved, of this version of the projection and of others."""
+        self._send([], begin=True)
+
+    def save(self, folded: Iterable[tuple[str | None, int, int, bytes]]) -> int:
+        """Saves states: their keys, newest and first positions, and bytes; some at a time. Returns how many."""
+        fingerprint = self._declared.fingerprint
+        count = 0
+        states = (StreamedState(key or "", fingerprint, newest, first, state) for key, newest, first, state in folded)
+        for some in shares(states):
+            self._send(some, begin=False)
+            count += len(some)
+        return count
+
+    def _send(self, states: list[StreamedState], *, begin: bool) -> None:
+        own, of = self._declared, self.of
+        asked = RebuiltStatesRequest(of.journal, of.compacted, own.name, own.version, states, begin)
+        self._ask(lambda: self._client.call(REPLACE_STATES, self._topic, body=asked))
+
+
+def shares(states: Iterable[StreamedState]) -> Iterator[list[StreamedState]]:
+    """As many states at a time as are worth a request."""
+    return in_parts(states, lambda one: len(one.state), _SAVE_BYTES, MOST_STATES)
+
+
+def rebuild_served(
+    topic: RemoteTopic, projection: type[Projection], *, whole: bool, progress: Progress | None
+) -> RebuildReport:
+    """Folds every event of a served topic and saves the states, when all are folded; until then they are in memory."""
+    check_projection(projection)
+    saving = RemoteStateSaving(topic.backend.client, topic.name, projection)
+    through, total = saving.of.through, saving.of.events
+    if not through:
+        return RebuildReport(0, 0, 0)
+    fold: Any = folder_of(projection).fold_events
+    states: dict[str | None, list[Any]] = {}
+    """State, newest position, first position; by key."""
+    done = 0
+    events = topic.read(EventQuery(through=through))
+    while some := list(islice(events, _EVENTS_AT_ONCE)):
+        done += len(some)
+        for key, own in _by_key(some, whole).items():
+            held = states.setdefault(key, [projection(), 0, own[0].seq])
+            held[0] = fold(held[0], own)
+            held[1] = own[-1].seq
+        if progress is not None:
+            progress(done, max(done, total))
+    saving.begin()
+    saved = saving.save((key, newest, first, pack_state(state)) for key, (state, newest, first) in states.items())
+    return RebuildReport(saved, done, through)
+
+
+def _by_key(events: list[Event], whole: bool) -> dict[str | None, list[Event]]:
+    if whole:
+        return {None: events}
+    by_key: dict[str | None, list[Event]] = {}
+    for event in events:
+        if event.key is not None:
+            by_key.setdefault(event.key, []).append(event)
+    return by_key

@@ -2,8 +2,8 @@
 
     app(journal)         the ASGI application; mount it in one of your own, or run it with `penstock serve`
 
-    application.py       routes, what every request passes through, errors as answers; running.py: `penstock serve`
-    service.py           what every handler works with: refusals, bytes held, the served journal
+    application.py       routes, health, metrics, errors as answers; running.py: `penstock serve`
+    service.py           what every handler works with: refusals, bytes held, the served journal and its samples
     access.py            tokens and roles, hosts, who may send what from where
     limits.py            how large, how long, how many
     api/                 the operations of `penstock.protocol`: binding.py makes routes of them, the others serve those

@@ -28,7 +28,7 @@ from penstock.documents.events import DraftDocument
 from penstock.errors import ConfigError, PenstockError, UnknownQueue, UnknownTopic
 from penstock.events import Event
 from penstock.journal.catalog import Settings
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from penstock.names import AUDIT
 from penstock.observe import workers
 from penstock.observe.logs import Log

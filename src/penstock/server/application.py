@@ -16,20 +16,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.api import local
 from penstock.errors import PenstockError
-from penstock.observe.collect import Sampler
+from penstock.observe.collect import GAUGES, Sampler, gauges
 from penstock.observe.history import History
-from penstock.protocol.operation import PREFIX, Role
+from penstock.observe.metrics import REGISTRY, Registry
+from penstock.protocol.operation import JSON, PREFIX, Role
 from penstock.protocol.problems import problem
 from penstock.server.access import Access
 from penstock.server.acts import perform_act
 from penstock.server.api import bulk, live, queues, topics
-from penstock.server.api import journal as whole_journal
 from penstock.server.api.binding import api_routes
 from penstock.server.limits import Limits
 from penstock.server.pages.overview import Buffers
 from penstock.server.pages.parts import base_of, problem_page
 from penstock.server.pages.routes import page_routes
-from penstock.server.service import Refused, Service, error_problem, problem_answer
+from penstock.server.service import Refused, Service, error_problem, guarded, problem_answer
 from penstock.surface.journal import Journal
 
 log = logging.getLogger("penstock.server")
@@ -98,8 +98,33 @@ def answer_error(request: Request, error: Exception) -> Response:
     return problem_page(request, found.status, found.detail)
 
 
-HANDLERS = (bulk, live, queues, topics, whole_journal)
-"""The modules that serve the table's operations; importing them binds their handlers."""
+# ── whether all is well, for those who watch servers ──────────────────────────────────────────────────────────────────
+async def health(request: Request) -> Response:
+    """Whether the journal is open, and neither another writer nor other files have replaced it; nothing else, so it
+    needs no token."""
+    journal = request.app.state.service.journal
+    status = "closed" if journal.closed else "ok" if journal._engine.usable() else "replaced"
+    return Response(b'{"status":"%s"}' % status.encode(), 200 if status == "ok" else 503, media_type=JSON)
+
+
+@guarded("read")
+def metrics(request: Request, service: Service) -> Response:
+    return Response(exposition(service), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def exposition(service: Service) -> str:
+    """Everything in Prometheus's text format."""
+    # The served journal's gauges stand for themselves, also when the program watches it (or another) in-process.
+    counted = REGISTRY.prometheus_text(without={name for name, *_ in GAUGES})
+    return counted + gauges(service.sampler.newest).prometheus_text() + own(service).prometheus_text()
+
+
+def own(service: Service | None = None) -> Registry:
+    """What the server itself is busy with."""
+    registry = Registry()
+    registry.gauge("server.listeners", "live streams that are open").set(service.listeners if service else 0)
+    registry.gauge("server.waiting", "requests that wait for a message").set(service.waiting if service else 0)
+    return registry
 
 
 def make_app(
@@ -139,9 +164,9 @@ def make_app(
 
     application = Starlette(
         routes=[
-            *api_routes(),
-            Route("/healthz", whole_journal.health),
-            Route("/metrics", whole_journal.metrics),
+            *api_routes((bulk, live, queues, topics)),
+            Route("/healthz", health),
+            Route("/metrics", metrics),
             *page_routes(),
             Route("/acts/{act}", perform_act, methods=["POST"]),
         ],

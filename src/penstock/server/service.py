@@ -6,7 +6,8 @@ import asyncio
 import ctypes
 import inspect
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,11 +20,12 @@ from starlette.types import Receive, Scope, Send
 from penstock.errors import Backpressure, PenstockError
 from penstock.protocol.operation import PROBLEM, SSE, Role
 from penstock.protocol.problems import Problem, problem_of
-from penstock.server.limits import HEAPS, LARGE_BLOCK, SEND_BYTES, Limits
+from penstock.server.limits import HEAPS, LARGE_BLOCK, PING_SECONDS, SEND_BYTES, Limits
 
 if TYPE_CHECKING:
-    from penstock.local.journal import LocalJournal
+    from penstock.local.backend import LocalJournal
     from penstock.observe.collect import Sampler
+    from penstock.observe.sample import Sample
     from penstock.server.access import Access
     from penstock.server.api.live import LiveTopics
     from penstock.server.pages.overview import Buffers
@@ -291,3 +293,57 @@ async def read_form(request: Request, service: Service) -> bytes:
 
 def _too_large(most: int) -> Refused:
     return Refused(413, "TooLarge", f"a body may have {most:,} bytes at the most: send several requests")
+
+
+# ── samples of the journal as server-sent events ─────────────────────────────────────────────────────────────────────
+@asynccontextmanager
+async def sampled(service: Service) -> AsyncIterator[asyncio.Event]:
+    """An event that is set at every sample while the block runs."""
+    loop = asyncio.get_running_loop()
+    news = asyncio.Event()
+
+    def tell() -> None:
+        try:
+            loop.call_soon_threadsafe(news.set)
+        except RuntimeError:  # the loop is closed: no task listens any more
+            return
+
+    end = service.sampler.listen(tell)
+    service.wakers.add(news)
+    try:
+        yield news
+    finally:
+        service.wakers.discard(news)
+        end()
+
+
+async def stream_of(
+    service: Service, render: Callable[[Sample], object], beat: bool = False
+) -> AsyncGenerator[bytes, None]:
+    """What `render(sample)` says, as server-sent events: at once, and after every sample that changes it.
+
+    `beat`: a sample that changes nothing is said too, as an empty object, so that a page knows that it is not old.
+    """
+    await asyncio.to_thread(service.sampler.start)
+    said: bytes | None = None
+    is_new = True
+    async with sampled(service) as news:
+        while not service.closing.is_set():
+            news.clear()
+            now = msgspec.json.encode(await asyncio.to_thread(render, service.sampler.newest))
+            if now != said:
+                said = now
+                yield b"data: %b\n\n" % now
+            elif beat and is_new:
+                yield b"data: {}\n\n"
+            try:
+                async with asyncio.timeout(PING_SECONDS):
+                    is_new = await news.wait()
+            except TimeoutError:
+                is_new = False
+                yield b": still here\n\n"
+
+
+def sse(service: Service, render: Callable[[Sample], object], beat: bool = False) -> Response:
+    """A stream of `render(sample)` as server-sent events, counted among the listeners."""
+    return EventStream(service, stream_of(service, render, beat))

@@ -33,7 +33,7 @@ from penstock.journal.commit import Commit
 from penstock.journal.cursors import move_cursor
 from penstock.journal.reading import TopicView
 from penstock.limits import SPARK_HOLD_SECONDS
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from penstock.protocol.bulk import SpansDocument, TopicEnds, Wanted
 from penstock.spark.options import JournalLocation, ReadOptions, is_served
 from penstock.spark.startup.settings import MASTER_VARIABLE

@@ -115,7 +115,7 @@ def location_of_journal(journal: Journal | str, what: str) -> JournalLocation:
     """Where a journal that a program names, or has open, is for tasks. `what` needs one that they can open."""
     if isinstance(journal, str):
         return JournalLocation(absolute_url(journal))
-    from penstock.remote.journal import RemoteJournal  # takes longer to load than Spark's worker itself
+    from penstock.remote.backend import RemoteJournal  # takes longer to load than Spark's worker itself
 
     if isinstance(journal, RemoteJournal):
         token = journal._client.token

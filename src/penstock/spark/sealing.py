@@ -21,10 +21,10 @@ from penstock.journal.sealed.segments import Segment, load_segments
 from penstock.journal.sealed.tables import TableRequest
 from penstock.journal.sealed.writing import SealTarget, write_segment
 from penstock.journal.to_arrow import arrow_schema
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from penstock.names import TableFormat, check_name, split_url
 from penstock.protocol.bulk import SealRequest
-from penstock.remote.journal import RemoteJournal, seal_served
+from penstock.remote.backend import RemoteJournal, seal_served
 from penstock.spark.journals import check_reach, reading
 from penstock.spark.options import EVENT_COLUMNS, JournalLocation, absolute_url, is_served, location_of_journal
 from penstock.spark.served import served_journal

@@ -33,7 +33,7 @@ from penstock.journal.commit import Commit, find_duplicates, read_mark
 from penstock.journal.prepare import PreparedBatch
 from penstock.journal.upkeep import fill_summaries
 from penstock.limits import BLOCK_EVENTS, INLINE_BYTES, STEP_BYTES
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from penstock.queue.operations.push import push
 from penstock.queue.options import DeliveryOptions, check_rank, read_delivery_options
 from penstock.queue.queue import LocalQueue

@@ -14,7 +14,7 @@ from penstock.entity.proof import EMPTY, root_of
 from penstock.errors import ConfigError, Unprovable
 from penstock.journal import keys
 from penstock.journal.blocks import build_copies, columns_of, low_bytes, read_block
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from penstock import Draft, Event, Journal
 from penstock.journal import keys, locating
 from penstock.journal.index.indexer import Indexer
 from penstock.journal.locating import find_event, topics_naming
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 
 FEW = 4
 

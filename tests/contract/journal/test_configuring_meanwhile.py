@@ -13,7 +13,7 @@ from penstock.journal.catalog import Settings
 from penstock.journal.commit import Commit, adopt_topic
 from penstock.journal.settings import change_settings
 from penstock.journal.writer import WriteRequest
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 
 
 class Held:

@@ -9,7 +9,7 @@ from journals import Place, on, seqs
 
 from penstock import Draft, Journal, ManualClock, Topic
 from penstock.journal.sealed.sealing import seal_topic
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from penstock.journal.sealed.report import SealReport
 from penstock.journal.sealed.sealing import Range, seal_topic
 from penstock.journal.sealed.segments import Segment
 from penstock.journal.sealed.writing import SealTarget, write_segment
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 
 Act = Callable[[], object]
 

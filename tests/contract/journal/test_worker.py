@@ -12,7 +12,7 @@ from journals import DEADLINE, Place, eventually, eventually_async, on, only, se
 
 from penstock import Draft, Event, Journal, ManualClock, Topic, Worker
 from penstock.errors import Closed, ConfigError, PositionTrimmed
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from penstock.observe.workers import forget, gave_up
 
 InThreads = Callable[..., threading.Thread]

@@ -13,7 +13,7 @@ from journals import on
 import penstock
 from penstock import Draft, Journal, ManualClock, Queue, QueuePolicy, Retry
 from penstock.errors import ConfigError, InvalidName, PolicyMismatch, QueueFull, UnknownQueue
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from penstock.queue.retry import parse_retry, write_retry
 
 Reopen = Callable[[Journal], Journal]

@@ -9,7 +9,7 @@ from penstock import Draft, Journal
 from penstock.errors import ConfigError
 from penstock.journal.sealed import sealing
 from penstock.journal.sealed.sealing import seal_topic
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 
 
 def local(journal: Journal) -> LocalJournal:

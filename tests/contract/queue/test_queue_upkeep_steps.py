@@ -10,7 +10,7 @@ from journals import on
 
 from penstock import Journal, ManualClock, Queue
 from penstock.engine.contract import Snapshot
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from penstock.queue.operations import settle
 from penstock.queue.run import upkeep
 from penstock.queue.state import blocks, keys

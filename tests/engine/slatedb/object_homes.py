@@ -13,7 +13,7 @@ from penstock.engine.slatedb.bridge import call
 from penstock.engine.slatedb.database import collectable_age
 from penstock.engine.slatedb.engine import SlatedbEngine
 from penstock.errors import OutcomeUnknown, StorageError
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from waiting import DEADLINE, eventually
 
 T = TypeVar("T")

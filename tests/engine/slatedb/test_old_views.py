@@ -17,7 +17,7 @@ from penstock.engine.slatedb import reading
 from penstock.engine.slatedb.engine import SlatedbEngine
 from penstock.engine.slatedb.reading import Follower
 from penstock.errors import ConfigError, StorageError
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from penstock.units import in_parts
 from waiting import eventually
 

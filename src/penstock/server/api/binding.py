@@ -1,9 +1,10 @@
-"""Routes for the operations of the table: by default each runs its implementation; a few have handlers of their own."""
+"""Routes for the operations of the protocol: each runs its implementation; a few have handlers of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -15,6 +16,7 @@ from penstock.documents.decoding import decoded, query_of, refuse_parameters
 from penstock.documents.events import event_document
 from penstock.errors import ConfigError, UnknownQueue
 from penstock.events import Event
+from penstock.local.backend import implementation
 from penstock.observe.sample import FailedMessage
 from penstock.protocol.openapi import OPERATIONS
 from penstock.protocol.operation import JSON, PAGE_EVENTS, PREFIX, WITH_SLASHES, Operation, converted
@@ -25,12 +27,12 @@ from penstock.server.service import Endpoint, Refused, Service, awaitable, enter
 
 Q = TypeVar("Q", covariant=True)
 B = TypeVar("B", covariant=True)
-H = TypeVar("H", bound=Callable[..., object])
 A = TypeVar("A")
 
 FIRST = frozenset(("append_events", "push_messages", "take_messages", "ack_deliveries"))
 """Operations that programs ask for most: a route is found by trying one after the other."""
-_bound: dict[str, Endpoint] = {}
+RAW = frozenset(("append_events", "stage_blocks"))
+"""Operations whose handlers decode the body themselves."""
 
 
 def _message(one: QueueMessage) -> MessageDocument:
@@ -89,21 +91,7 @@ def asked(call: Call[Any, Any], operation: Operation[A]) -> A:
     return answer
 
 
-def serves(operation: Operation[Any], *, raw: bool = False) -> Callable[[H], H]:
-    """Binds a handler to an operation. It gets a `Call` and gives the answer's struct, or a whole response.
-
-    A plain function runs in a thread: it may wait for the disk. `raw`: it decodes the body itself.
-    """
-
-    def bind(handler: H) -> H:
-        assert operation.name not in _bound, f"{operation.name} is served twice"
-        _bound[operation.name] = _endpoint(operation, handler, raw)
-        return handler
-
-    return bind
-
-
-def _endpoint(operation: Operation[object], handler: Callable[..., Any], raw: bool) -> Endpoint:
+def _endpoint(operation: Operation[object], handler: Callable[..., Any]) -> Endpoint:
     run = awaitable(handler)
     role, query_type, body_type, status = operation.role, operation.query, operation.body, operation.status
 
@@ -123,7 +111,7 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any], raw: bo
             body = None
             if body_type is not None:
                 body = await read_body(request, service)
-                if not raw:
+                if operation.name not in RAW:
                     body = decoded(body or b"{}", operation.body_decoder.decode, body_type)
             call = Call(request, service, query, body)
             answer = await run(call)
@@ -143,13 +131,21 @@ def answered(service: Service, answer: object, status: int = 200) -> Response:
     return whole_answer(service, _encode(converted(answer, _WRITTEN)), status, JSON)
 
 
-def api_routes() -> list[BaseRoute]:
-    """A route for every operation of the table."""
-    for one in OPERATIONS:
-        if one.name not in _bound:
-            _bound[one.name] = _endpoint(one, partial(asked, operation=one), raw=False)
-    ordered = sorted(OPERATIONS, key=lambda one: one.name not in FIRST)
-    return [Route(_route_path(one), _bound[one.name], methods=[one.method], name=one.name) for one in ordered]
+def api_routes(modules: Iterable[ModuleType]) -> list[BaseRoute]:
+    """A route for every operation: to the function of its name in one of the modules, else to its implementation.
+
+    A handler gets a `Call` and gives the answer's struct, or a whole response. A plain function runs in a thread: it
+    may wait for the disk.
+    """
+    handlers = {name: found for module in modules for name, found in vars(module).items()}
+    routes: list[BaseRoute] = []
+    for one in sorted(OPERATIONS, key=lambda one: one.name not in FIRST):
+        handler = handlers.get(one.name)
+        if handler is None:
+            implementation(one.name)  # a KeyError here: nothing does what is declared
+            handler = partial(asked, operation=one)
+        routes.append(Route(_route_path(one), _endpoint(one, handler), methods=[one.method], name=one.name))
+    return routes
 
 
 def _route_path(operation: Operation[object]) -> str:

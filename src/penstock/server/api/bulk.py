@@ -22,12 +22,12 @@ from penstock.journal.commit import Commit
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.report import FILE_EVENTS, SealReport, lake_summaries
 from penstock.limits import MAX_KEY_BYTES
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from penstock.names import check_name, shown_url
-from penstock.protocol import bulk as operations
+from penstock.protocol import bulk as wire
 from penstock.protocol.bulk import message_of
 from penstock.protocol.operation import BLOCKS
-from penstock.server.api.binding import Call, serves
+from penstock.server.api.binding import Call
 from penstock.server.limits import BLOCKS_BYTES
 from penstock.server.service import HeldResponse, Refused, Service
 from penstock.transfer.objects import StagingArea, check_area, decode_piece, own_area
@@ -44,57 +44,51 @@ from penstock.transfer.reading import (
 
 
 # ── stored blocks, and what a reader of many needs to know before: ends, sizes, places to cut ─────────────────────────
-@serves(operations.READ_ENDS)
-def read_ends(call: Call[operations.EndsQuery, None]) -> operations.EndsDocument:
+def read_ends(call: Call[wire.EndsQuery, None]) -> wire.EndsDocument:
     journal = call.service.journal
-    ends: dict[str, operations.TopicEnds] = {}
+    ends: dict[str, wire.TopicEnds] = {}
     with journal._engine.read() as snap:
         for name in call.query.topic or topic_names(snap):
             view = TopicView.open(snap, check_name(name))
             if view is not None:
                 ends[name] = ends_of(view)
-    return operations.EndsDocument(journal.id, ends)
+    return wire.EndsDocument(journal.id, ends)
 
 
-@serves(operations.READ_CUTS)
-def read_cuts(call: Call[operations.CutsQuery, None]) -> operations.CutsDocument:
+def read_cuts(call: Call[wire.CutsQuery, None]) -> wire.CutsDocument:
     query = call.query
     if query.after >= query.through:
-        return operations.CutsDocument(0, [])
+        return wire.CutsDocument(0, [])
     with _topic(call.service, call.name("topic")) as view:
         through = min(query.through, view.latest())
         size = range_size(view, query.after, through)
         if not query.pieces:
-            return operations.CutsDocument(size, [])
-        return operations.CutsDocument(
-            size, range_cuts(view, query.after, through, query.pieces, exactly=query.exactly)
-        )
+            return wire.CutsDocument(size, [])
+        return wire.CutsDocument(size, range_cuts(view, query.after, through, query.pieces, exactly=query.exactly))
 
 
-@serves(operations.READ_SPANS)
-def read_spans(call: Call[None, operations.SpansRequest]) -> operations.SpansDocument:
+def read_spans(call: Call[None, wire.SpansRequest]) -> wire.SpansDocument:
     asked = call.body
     with _topic(call.service, call.name("topic")) as view:
         log = call.service.journal._backend.log(view.name)
     return spans_of(log, asked.after, asked.through, asked.wanted)
 
 
-@serves(operations.READ_BLOCKS)
-async def read_blocks(call: Call[operations.BlocksQuery, None]) -> Response:
+async def read_blocks(call: Call[wire.BlocksQuery, None]) -> Response:
     """Some blocks: as many as are worth a request, so that a slow reader holds no more than those of the memory."""
     service, packed = call.service, "gzip" in call.request.headers.get("accept-encoding", "")
     message, reached = await run_in_threadpool(_blocks, service, call.name("topic"), call.query)
     if packed:
         message = await run_in_threadpool(_gzipped, message)
     answer = HeldResponse(service.budget, message, 200, BLOCKS)
-    answer.headers[operations.JOURNAL_HEADER] = service.journal.id
-    answer.headers[operations.REACHED_HEADER] = str(reached)
+    answer.headers[wire.JOURNAL_HEADER] = service.journal.id
+    answer.headers[wire.REACHED_HEADER] = str(reached)
     if packed:
         answer.headers["Content-Encoding"] = "gzip"
     return answer
 
 
-def _blocks(service: Service, topic: str, query: operations.BlocksQuery) -> tuple[bytes, int]:
+def _blocks(service: Service, topic: str, query: wire.BlocksQuery) -> tuple[bytes, int]:
     """Blocks as one message, and how far they reach."""
     after, through = query.after, query.through
     values: list[bytes] = []
@@ -131,12 +125,11 @@ def _topic(service: Service, name: str) -> Iterator[TopicView]:
         yield view
 
 
-@serves(operations.FIND_CORRELATIONS)
-def find_correlations(call: Call[None, list[str]]) -> operations.Correlations:
-    if len(call.body) > operations.MOST_IDS:
-        raise ConfigError(f"{len(call.body):,} ids are too many at once; at most {operations.MOST_IDS:,}")
+def find_correlations(call: Call[None, list[str]]) -> wire.Correlations:
+    if len(call.body) > wire.MOST_IDS:
+        raise ConfigError(f"{len(call.body):,} ids are too many at once; at most {wire.MOST_IDS:,}")
     with call.service.journal._engine.read() as snap:
-        return operations.Correlations(correlations_of(snap, call.body))
+        return wire.Correlations(correlations_of(snap, call.body))
 
 
 # ── what Spark's tasks write: blocks staged where no reader looks, and the commit that publishes them ─────────────────
@@ -145,14 +138,12 @@ def find_correlations(call: Call[None, list[str]]) -> operations.Correlations:
 _MOST_PIECES = 1_000_000
 
 
-@serves(operations.STAGE_BLOCKS, raw=True)
-def stage_blocks(call: Call[operations.StageQuery, bytes]) -> operations.StagedDocument:
+def stage_blocks(call: Call[wire.StageQuery, bytes]) -> wire.StagedDocument:
     _check_room(call, len(call.body))
     return _stage(call, call.body)
 
 
-@serves(operations.STAGE_OBJECT)
-async def stage_object(call: Call[operations.StageQuery, operations.ObjectRequest]) -> operations.StagedDocument:
+async def stage_object(call: Call[wire.StageQuery, wire.ObjectRequest]) -> wire.StagedDocument:
     service, size = call.service, call.body.size
     if size > service.limits.max_body:
         raise Refused(
@@ -165,7 +156,7 @@ async def stage_object(call: Call[operations.StageQuery, operations.ObjectReques
     return await run_in_threadpool(_stage_object, call)
 
 
-def _stage_object(call: Call[operations.StageQuery, operations.ObjectRequest]) -> operations.StagedDocument:
+def _stage_object(call: Call[wire.StageQuery, wire.ObjectRequest]) -> wire.StagedDocument:
     wanted = call.body
     area = call.service.areas.get(wanted.area)
     if area is None:
@@ -193,7 +184,7 @@ def staging_areas(journal: LocalJournal, urls: Iterable[str]) -> dict[str, Stagi
     return areas
 
 
-def _check_room(call: Call[operations.StageQuery, object], size: int) -> None:
+def _check_room(call: Call[wire.StageQuery, object], size: int) -> None:
     """Refused when the token has staged too much that was not committed."""
     owner, most = call.service.access.identity(call.request), call.service.limits.max_staged
     with call.service.journal._engine.read() as snap:
@@ -207,7 +198,7 @@ def _check_room(call: Call[operations.StageQuery, object], size: int) -> None:
         )
 
 
-def _stage(call: Call[operations.StageQuery, object], body: bytes) -> operations.StagedDocument:
+def _stage(call: Call[wire.StageQuery, object], body: bytes) -> wire.StagedDocument:
     batch, piece = batch_of(call.name("batch")), _piece(call.name("piece"))
     access, pieces = call.service.access, list(decode_piece(body))
     for topic, _ in pieces:
@@ -215,13 +206,10 @@ def _stage(call: Call[operations.StageQuery, object], body: bytes) -> operations
     made = PreparedPiece((topic, checked_wire(topic, block)) for topic, block in pieces)
     owner = access.identity(call.request)
     stage_step(call.service.journal, batch, piece, made, owner, call.query.job)
-    return operations.StagedDocument(
-        sum(block.count for block in made.blocks), sum(block.size for block in made.blocks)
-    )
+    return wire.StagedDocument(sum(block.count for block in made.blocks), sum(block.size for block in made.blocks))
 
 
-@serves(operations.COMMIT_STAGED)
-def commit_staged(call: Call[None, operations.CommitRequest]) -> operations.CommitDocument:
+def commit_staged(call: Call[None, wire.CommitRequest]) -> wire.CommitDocument:
     request, journal = call.body, call.service.journal
     if request.journal != journal.id:
         raise ConfigError(
@@ -230,15 +218,14 @@ def commit_staged(call: Call[None, operations.CommitRequest]) -> operations.Comm
     if request.queue is not None:
         check_name(request.queue, "queue")
     wanted = BulkCommit([batch_of(batch) for batch in request.batches], request.mark, request.version, request.queue)
-    return operations.CommitDocument(publish_staged(journal, wanted))
+    return wire.CommitDocument(publish_staged(journal, wanted))
 
 
-@serves(operations.DROP_STAGED)
-def drop_staged(call: Call[operations.DropQuery, None]) -> operations.Dropped:
+def drop_staged(call: Call[wire.DropQuery, None]) -> wire.Dropped:
     if not call.query.job:
         raise ConfigError("say what to drop: /staging?job=…")
     owner = call.service.access.identity(call.request)
-    return operations.Dropped(call.service.journal._core.run(partial(_drop, call.query.job, owner)))
+    return wire.Dropped(call.service.journal._core.run(partial(_drop, call.query.job, owner)))
 
 
 def _drop(job: str, owner: str, commit: Commit) -> int:
@@ -265,8 +252,7 @@ def _piece(text: str) -> int:
 # ── what projected streams remember between batches, and states that were folded anew elsewhere ───────────────────────
 # A request that is repeated changes nothing: a state says which position it has reached, and an older one never takes
 # the place of a newer one.
-@serves(operations.FIND_STATES)
-def find_states(call: Call[None, operations.StatesRequest]) -> operations.StatesDocument:
+def find_states(call: Call[None, wire.StatesRequest]) -> wire.StatesDocument:
     asked, journal = call.body, call.service.journal
     wanted = states.StreamedStates(check_name(call.name("topic")), asked.name, asked.version, asked.query)
     found: list[states.StreamedState] = []
@@ -283,30 +269,27 @@ def find_states(call: Call[None, operations.StatesRequest]) -> operations.States
             size += len(one.state)
             if size >= BLOCKS_BYTES:
                 break
-    return operations.StatesDocument(journal.id, done, found, filed)
+    return wire.StatesDocument(journal.id, done, found, filed)
 
 
-@serves(operations.SAVE_STATES)
-def save_states(call: Call[None, operations.SaveStatesRequest]) -> operations.StatesSaved:
+def save_states(call: Call[None, wire.SaveStatesRequest]) -> wire.StatesSaved:
     asked, journal = call.body, call.service.journal
     _check_journal(asked.journal, journal.id)
     wanted = states.StreamedStates(check_name(call.name("topic")), asked.name, asked.version, asked.query)
     for one in asked.states:
         _check_state(one)
     journal._core.run(partial(_save, asked, wanted))
-    return operations.StatesSaved(len(asked.states))
+    return wire.StatesSaved(len(asked.states))
 
 
-@serves(operations.FOLD_TOPIC)
-def fold_topic(call: Call[None, None]) -> operations.FoldedTopic:
+def fold_topic(call: Call[None, None]) -> wire.FoldedTopic:
     journal = call.service.journal
     with journal._engine.read() as snap:
         of = states.rebuilt(snap, check_name(call.name("topic")))
-    return operations.FoldedTopic(journal.id, of.through, of.events, of.compacted)
+    return wire.FoldedTopic(journal.id, of.through, of.events, of.compacted)
 
 
-@serves(operations.REPLACE_STATES)
-def replace_states(call: Call[None, operations.RebuiltStatesRequest]) -> operations.StatesSaved:
+def replace_states(call: Call[None, wire.RebuiltStatesRequest]) -> wire.StatesSaved:
     asked, journal = call.body, call.service.journal
     _check_journal(asked.journal, journal.id)
     if len(asked.name.encode()) > states.MAX_FILED_BYTES:
@@ -320,7 +303,7 @@ def replace_states(call: Call[None, operations.RebuiltStatesRequest]) -> operati
     topic = check_name(call.name("topic"))
     journal._core.run(partial(states.replace_states, topic, declared, saved, begin=asked.begin))
     journal._entities.states.clear()
-    return operations.StatesSaved(len(saved))
+    return wire.StatesSaved(len(saved))
 
 
 def _check_journal(asked: str, id: str) -> None:
@@ -335,7 +318,7 @@ def _check_state(one: states.StreamedState) -> None:
         raise ConfigError(f"the state of {one.key[:40]!r} begins at {one.first} and ends at {one.generation}")
 
 
-def _save(asked: operations.SaveStatesRequest, wanted: states.StreamedStates, commit: Commit) -> None:
+def _save(asked: wire.SaveStatesRequest, wanted: states.StreamedStates, commit: Commit) -> None:
     states.save_streamed(commit, wanted, asked.states, whole=asked.whole)
 
 
@@ -351,13 +334,12 @@ def _absolute_lake(url: str) -> str:
     return url.rstrip("/") if "://" in url else os.path.abspath(url)  # noqa: PTH100
 
 
-@serves(operations.SEAL_TOPIC)
-async def seal_topic(call: Call[None, operations.SealRequest]) -> SealReport:
+async def seal_topic(call: Call[None, wire.SealRequest]) -> SealReport:
     async with call.service.sealing:
         return await run_in_threadpool(_seal_step, call)
 
 
-def _seal_step(call: Call[None, operations.SealRequest]) -> SealReport:
+def _seal_step(call: Call[None, wire.SealRequest]) -> SealReport:
     from penstock.journal.sealed import sealing  # pyarrow is loaded by servers that seal
     from penstock.journal.sealed.tables import TableRequest
 
@@ -382,8 +364,7 @@ def _seal_step(call: Call[None, operations.SealRequest]) -> SealReport:
     )
 
 
-@serves(operations.LIST_LAKES)
-def list_lakes(call: Call[operations.LakesQuery, None]) -> operations.LakeList:
+def list_lakes(call: Call[wire.LakesQuery, None]) -> wire.LakeList:
     with call.service.journal._engine.read() as snap:
         names = [check_name(name) for name in call.query.topic] or list(topic_names(snap))
-        return operations.LakeList([one for name in names for one in lake_summaries(snap, name)])
+        return wire.LakeList([one for name in names for one in lake_summaries(snap, name)])

@@ -30,10 +30,10 @@ from penstock.journal.core import JournalCore
 from penstock.journal.keys import MAX_SEQ
 from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import EventQuery, TopicView
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from penstock.local.topics import requested_events
-from penstock.protocol.topics import FOLLOW_ACROSS, FOLLOW_TOPIC, AcrossFollow, LiveQuery
-from penstock.server.api.binding import Call, serves
+from penstock.protocol.topics import AcrossFollow, LiveQuery
+from penstock.server.api.binding import Call
 from penstock.server.api.topics import topic_of
 from penstock.server.limits import LIVE_BUFFER, LIVE_BYTES, PING_SECONDS, STREAM_BYTES, STREAM_EVENTS
 from penstock.server.service import EventStream, Service
@@ -214,7 +214,6 @@ class LiveTopics:
                 live.task.cancel()
 
 
-@serves(FOLLOW_TOPIC)
 async def follow_topic(call: Call[LiveQuery, None]) -> Response:
     """Server-sent events: what follows a position (Last-Event-ID, after=…, or after=latest), then what comes."""
     service, topic = call.service, topic_of(call)
@@ -271,7 +270,6 @@ async def follow(service: Service, name: str, position: int, wanted: EventQuery)
         service.live.leave(live)
 
 
-@serves(FOLLOW_ACROSS)
 async def follow_across(call: Call[None, AcrossFollow]) -> Response:
     """Server-sent events of several topics; what was passed by is said by positions now and then."""
     service, core = call.service, call.service.journal._core

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,14 +19,13 @@ from penstock.documents.events import ReceiptDocument, decode_binary, event_docu
 from penstock.errors import ConfigError, StaleDelivery, UnknownQueue
 from penstock.events import Draft, Event
 from penstock.names import check_text
-from penstock.protocol import queues as operations
+from penstock.protocol import queues as wire
 from penstock.protocol.fields import PolicyFields, policy_changes
 from penstock.protocol.operation import PAGE_BYTES
-from penstock.protocol.queues import OPEN_QUEUE, PEEK_MESSAGES, PUSH_MESSAGES, PeekQuery, PushRequest, QueueDocument
 from penstock.protocol.topics import EventList, Receipts
 from penstock.queue.queue import LocalQueue
 from penstock.server.access import address_of
-from penstock.server.api.binding import Call, answered, asked, serves
+from penstock.server.api.binding import Call, answered, asked
 from penstock.server.limits import FIRST_TAKEN, LONGEST_WAIT, MOST_TAKEN
 from penstock.server.service import Refused, Service
 from penstock.surface.delivery import Delivery, TakeRequest
@@ -55,20 +53,18 @@ def called(call: Call[object, object]) -> Queue:
     return queue_of(call.request, call.service)
 
 
-@serves(OPEN_QUEUE)
-def open_queue(call: Call[None, PolicyFields]) -> QueueDocument:
+def open_queue(call: Call[None, PolicyFields]) -> wire.QueueDocument:
     """Makes a queue. What has a history as a topic is made one by an admin only, also as a dead-letter queue."""
     service, policy = call.service, policy_changes(call.body)
     known = service.journal.queues()
     for one in (call.name("queue"), policy.get("dead_letter")):
         if isinstance(one, str) and one not in known and len(service.journal.topic(one)):
             service.access.require(call.request, "admin", f"{one!r} is a topic with a history: making it a queue")
-    return asked(call, OPEN_QUEUE)
+    return asked(call, wire.OPEN_QUEUE)
 
 
 # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-@serves(PUSH_MESSAGES)
-def push_messages(call: Call[None, PushRequest]) -> Response:
+def push_messages(call: Call[None, wire.PushRequest]) -> Response:
     message = call.body
     trace = call.request.headers.get("traceparent")
     if trace is not None:
@@ -79,28 +75,19 @@ def push_messages(call: Call[None, PushRequest]) -> Response:
     return answered(call.service, Receipts(receipts), 201)
 
 
-def _push(queue: Queue, message: PushRequest) -> list[ReceiptDocument]:
-    shared: dict[str, Any] = {
-        "kind": message.kind,
-        "key": message.key,
-        "priority": message.priority,
-        "delay": message.delay,
-        "not_before": message.not_before,
-        "max_attempts": message.max_attempts,
-        "headers": message.headers,
-        "cause": message.cause,
-    }
-    if message.payloads is None and message.messages is None:
-        payload = decode_binary(message.payload) if message.binary else message.payload
-        return [receipt_document(queue.push(payload, dedup=message.dedup, **shared))]
-    if message.payload is not None or (message.payloads is not None and message.messages is not None):
+def _push(queue: Queue, message: wire.PushRequest) -> list[ReceiptDocument]:
+    shared = asdict(message)
+    payload, payloads, messages, binary = (shared.pop(name) for name in ("payload", "payloads", "messages", "binary"))
+    if payloads is None and messages is None:
+        return [receipt_document(queue.push(decode_binary(payload) if binary else payload, **shared))]
+    if payload is not None or (payloads is not None and messages is not None):
         raise ConfigError("give one of payload, payloads and messages")
     items: list[object]
-    if message.messages is not None:
-        items = [_with_headers(document.draft(), message.headers) for document in message.messages]
+    if messages is not None:
+        items = [_with_headers(document.draft(), message.headers) for document in messages]
     else:
-        items = [decode_binary(one) if message.binary else one for one in message.payloads or []]
-    return [receipt_document(receipt) for receipt in queue.push_many(items, dedup=message.dedup, **shared)]
+        items = [decode_binary(one) if binary else one for one in payloads]
+    return [receipt_document(receipt) for receipt in queue.push_many(items, **shared)]
 
 
 def _with_headers(draft: Draft, headers: dict[str, str] | None) -> Draft:
@@ -110,12 +97,11 @@ def _with_headers(draft: Draft, headers: dict[str, str] | None) -> Draft:
 
 
 # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-@serves(PEEK_MESSAGES)
-def peek_messages(call: Call[PeekQuery, None]) -> EventList[Event]:
+def peek_messages(call: Call[wire.PeekQuery, None]) -> EventList[Event]:
     """What would be taken next, as much as fits into an answer."""
     found: list[Event] = []
     size = 0
-    for event in asked(call, PEEK_MESSAGES).events:
+    for event in asked(call, wire.PEEK_MESSAGES).events:
         if size >= PAGE_BYTES:
             break
         found.append(event)
@@ -123,9 +109,9 @@ def peek_messages(call: Call[PeekQuery, None]) -> EventList[Event]:
     return EventList(found)
 
 
-def delivery_document(delivery: Delivery) -> operations.DeliveryDocument:
+def delivery_document(delivery: Delivery) -> wire.DeliveryDocument:
     """A delivery as JSON says it."""
-    return operations.DeliveryDocument(
+    return wire.DeliveryDocument(
         delivery.token,
         delivery.attempt,
         delivery.deadline,
@@ -148,8 +134,7 @@ def _check_lease(queue: Queue, lease: float | None) -> None:
 
 
 # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-@serves(operations.TAKE_MESSAGES)
-async def take_messages(call: Call[None, TakeRequest]) -> operations.DeliveryList:
+async def take_messages(call: Call[None, TakeRequest]) -> wire.DeliveryList:
     """Messages under a lease; waits for the first up to `wait` seconds. A client that goes away meanwhile gets none."""
     service, wanted = call.service, call.body
     queue = await run_in_threadpool(called, call)
@@ -157,7 +142,7 @@ async def take_messages(call: Call[None, TakeRequest]) -> operations.DeliveryLis
     _check(queue, wanted.limit, wanted.lease)
     check_taking(wanted.limit, wanted.group, wanted.consumer, "take")
     if wanted.limit == 0:
-        return operations.DeliveryList([])
+        return wire.DeliveryList([])
     if wait and service.waiting >= service.limits.max_waiting:
         raise Refused(503, "TooManyWaiting", "too many requests wait for messages", {"Retry-After": "1"})
     service.waiting += 1
@@ -165,7 +150,7 @@ async def take_messages(call: Call[None, TakeRequest]) -> operations.DeliveryLis
         taken = await _take_while_there(call.request, service, service.journal._backend.queue(queue.name), wanted, wait)
     finally:
         service.waiting -= 1
-    return operations.DeliveryList([delivery_document(delivery) for delivery in taken])
+    return wire.DeliveryList([delivery_document(delivery) for delivery in taken])
 
 
 async def _take_while_there(
@@ -232,8 +217,7 @@ async def _gone(request: Request) -> None:
             return
 
 
-@serves(operations.CLAIM_DELIVERIES)
-def claim_deliveries(call: Call[None, operations.ClaimRequest]) -> operations.DeliveryList:
+def claim_deliveries(call: Call[None, wire.ClaimRequest]) -> wire.DeliveryList:
     queue, wanted = called(call), call.body
     _check(queue, wanted.limit, wanted.lease)
     taken: list[Delivery] = []
@@ -247,51 +231,45 @@ def claim_deliveries(call: Call[None, operations.ClaimRequest]) -> operations.De
         size += sum(len(delivery.event.raw) for delivery in found)
         # With min_idle=0 what was just claimed could be claimed again.
         step = 0 if wanted.min_idle == 0 else _next_step(step, found, taken, size, wanted.limit)
-    return operations.DeliveryList([delivery_document(delivery) for delivery in taken])
+    return wire.DeliveryList([delivery_document(delivery) for delivery in taken])
 
 
 # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-@serves(operations.ACK_DELIVERIES)
-def ack_deliveries(call: Call[None, operations.AckRequest]) -> operations.Acknowledged:
-    return operations.Acknowledged(called(call).ack_many(list(call.body.tokens)))
+def ack_deliveries(call: Call[None, wire.AckRequest]) -> wire.Acknowledged:
+    return wire.Acknowledged(called(call).ack_many(list(call.body.tokens)))
 
 
 def _delivery(call: Call[object, object]) -> Delivery:
     return called(call).delivery(call.name("token"))
 
 
-@serves(operations.READ_DELIVERY)
-def read_delivery(call: Call[None, None]) -> operations.DeliveryDocument:
+def read_delivery(call: Call[None, None]) -> wire.DeliveryDocument:
     return delivery_document(_delivery(call))
 
 
-@serves(operations.ACK_DELIVERY)
-def ack_delivery(call: Call[None, operations.AckResult]) -> operations.Settled:
+def ack_delivery(call: Call[None, wire.AckResult]) -> wire.Settled:
     _delivery(call).ack(result=call.body.result)
-    return operations.Settled("ack")
+    return wire.Settled("ack")
 
 
-@serves(operations.NACK_DELIVERY)
-def nack_delivery(call: Call[None, operations.NackRequest]) -> operations.Settled:
+def nack_delivery(call: Call[None, wire.NackRequest]) -> wire.Settled:
     wanted, delivery = call.body, _delivery(call)
     failure = failure_text(wanted.error, wanted.traceback)
     delivery._nack(check_nack(wanted.delay, failure, wanted.dead, wanted.default_delay))
-    return operations.Settled("nack", delivery._outcome)
+    return wire.Settled("nack", delivery._outcome)
 
 
-@serves(operations.EXTEND_DELIVERY)
-def extend_delivery(call: Call[None, operations.ExtendRequest]) -> operations.Extended:
+def extend_delivery(call: Call[None, wire.ExtendRequest]) -> wire.Extended:
     _check_lease(called(call), call.body.lease)
     delivery = _delivery(call)
     delivery.extend(call.body.lease)
-    return operations.Extended(delivery.deadline)
+    return wire.Extended(delivery.deadline)
 
 
-@serves(operations.RELEASE_DELIVERY)
-def release_delivery(call: Call[None, None]) -> operations.Settled:
+def release_delivery(call: Call[None, None]) -> wire.Settled:
     """Gives it back without counting the attempt; whatever became of it meanwhile, this never fails."""
     try:
         _delivery(call).release()
     except StaleDelivery:
-        return operations.Settled("nothing")
-    return operations.Settled("release")
+        return wire.Settled("nothing")
+    return wire.Settled("release")

@@ -1,4 +1,5 @@
-"""Topics over HTTP: bodies of several media types, appends that wait for the writer, pages and streams of events.
+"""Topics over HTTP: bodies of several media types, appends that wait for the writer, pages and streams of events; and
+what the journal is as a whole.
 
 Every other operation on a topic runs its implementation as it is (`penstock.local.topics`).
 """
@@ -38,16 +39,17 @@ from penstock.journal.reading import TopicView
 from penstock.journal.writer import WriteRequest
 from penstock.limits import ARROW_BATCH_ROWS
 from penstock.local.topics import requested_events
+from penstock.observe.sample import Sample
 from penstock.observe.tracing import trace_headers
 from penstock.observe.workers import keep_newest
-from penstock.protocol import topics as operations
+from penstock.protocol import openapi
+from penstock.protocol import topics as wire
 from penstock.protocol.operation import ARROW, JSON, LINES, PAGE_BYTES
 from penstock.protocol.problems import problem_of
-from penstock.protocol.topics import Receipts
 from penstock.server import limits
 from penstock.server.access import REPORTS
-from penstock.server.api.binding import Call, answered, page_size, serves
-from penstock.server.service import Refused, Service, StreamedResponse, whole_answer
+from penstock.server.api.binding import Call, answered, page_size
+from penstock.server.service import Refused, Service, StreamedResponse, sse, whole_answer
 from penstock.surface.topic import Topic
 from penstock.ticket import Ticket
 from penstock.units import parse_moment
@@ -69,8 +71,36 @@ def existing(request: Request, service: Service) -> Topic:
     return topic
 
 
+# ── the journal as a whole ───────────────────────────────────────────────────────────────────────────────────────────
+def describe_journal(call: Call[None, None]) -> wire.JournalDocument:
+    from penstock import __version__
+
+    journal = call.service.journal
+    return wire.JournalDocument(
+        **msgspec.structs.asdict(journal.describe()),
+        version=__version__,
+        id=journal.id,
+        pressure=journal.pressure(),
+        staging=list(call.service.areas),
+        lakes=list(call.service.lakes),
+        role=call.request.state.role,
+    )
+
+
+def read_openapi(call: Call[None, None]) -> Response:
+    """It is the same for every client and says nothing of the data, so it needs no token."""
+    return Response(openapi.document(), media_type=JSON)
+
+
+def read_stats(call: Call[None, None]) -> Sample:
+    return call.service.sampler.newest
+
+
+async def follow_stats(call: Call[None, None]) -> Response:
+    return sse(call.service, lambda sample: sample)
+
+
 # ── appending ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-@serves(operations.APPEND_EVENTS, raw=True)
 async def append_events(call: Call[None, bytes]) -> Response:
     topic = topic_of(call)
     call.service.access.check_append(topic.name)
@@ -90,7 +120,7 @@ async def append_events(call: Call[None, bytes]) -> Response:
     else:
         found, single = drafts(call.request, call.body)
         if not found:
-            return answered(call.service, Receipts([]))
+            return answered(call.service, wire.Receipts([]))
         _add_request_headers(call.request, found, single)
         receipts = await _patiently(call.service, lambda: topic.try_submit_many(found))
     if single:
@@ -98,7 +128,6 @@ async def append_events(call: Call[None, bytes]) -> Response:
     return Response(receipts_json(receipts), 201, media_type=JSON)
 
 
-@serves(operations.APPEND_SEVERAL)
 async def append_several(call: Call[None, list[DraftDocument]]) -> Response:
     """One atomic batch over several topics: every draft names its own."""
     outbox = call.service.journal.outbox()
@@ -144,7 +173,6 @@ async def _patiently(service: Service, submit: Callable[[], Ticket[list[Receipt]
 
 
 # ── looking up ────────────────────────────────────────────────────────────────────────────────────────────────────────
-@serves(operations.READ_EVENT)
 def read_event(call: Call[None, None]) -> EventDocument | Response:
     topic = topic_of(call)
     name = call.name("event")
@@ -191,7 +219,7 @@ def drafts(request: Request, data: bytes) -> tuple[list[Draft], bool]:
     if content not in (JSON, ""):
         known = ", ".join((JSON, LINES, cloudevents.STRUCTURED))
         raise Refused(415, "UnsupportedMediaType", f"send one of {known}, not {content[:60]!r}")
-    given = decoded(data, operations.APPEND_EVENTS.body_decoder.decode, operations.APPEND_EVENTS.body)
+    given = decoded(data, wire.APPEND_EVENTS.body_decoder.decode, wire.APPEND_EVENTS.body)
     if isinstance(given, list):
         return [document.draft() for document in given], False
     return [given.draft()], True
@@ -206,8 +234,7 @@ Piece = tuple[bytes, int, int]
 """Bytes to send, the position they go to, and how many events that is."""
 
 
-@serves(operations.READ_EVENTS)
-async def read_events(call: Call[operations.ReadQuery, None]) -> Response:
+async def read_events(call: Call[wire.ReadQuery, None]) -> Response:
     wanted = WantedEvents(log_of(call), call.query)
     accepted = call.request.headers.get("accept", "")
     if ARROW in accepted:
@@ -230,7 +257,7 @@ class ReadRange(NamedTuple):
 class WantedEvents:
     """What a request asks of a topic."""
 
-    def __init__(self, log: TopicLog, query: operations.ReadQuery) -> None:
+    def __init__(self, log: TopicLog, query: wire.ReadQuery) -> None:
         self.log = log
         self.query = query
         self.filter = requested_events(query)
@@ -263,19 +290,19 @@ class WantedEvents:
             raise dropped(self.log.name, start)
         return found
 
-    def page(self) -> operations.EventPage[Event]:
+    def page(self) -> wire.EventPage[Event]:
         """A page of them, bounded in events and bytes, from one snapshot."""
         limit = page_size(self.query.limit)
         lookup = None if self.filter.key is None else self.log.core.index.lookup(self.log.name)
 
-        def read(view: TopicView) -> operations.EventPage[Event]:
+        def read(view: TopicView) -> wire.EventPage[Event]:
             after, through, latest = self._range(view)
             rows = replace(self.filter, where=None, after=after, through=through, reverse=self.query.reverse)
             if not limit or through <= after:
-                return operations.EventPage([], None, latest)
-            return operations.EventPage(*self._bounded(read_view(view, rows, lookup), limit), latest)
+                return wire.EventPage([], None, latest)
+            return wire.EventPage(*self._bounded(read_view(view, rows, lookup), limit), latest)
 
-        return self.log.ask(read, operations.EventPage([], None, 0))
+        return self.log.ask(read, wire.EventPage([], None, 0))
 
     def _bounded(self, rows: Iterator[Event], limit: int) -> tuple[list[Event], int | None]:
         """As many as fit, and the position after which there are more."""
@@ -303,7 +330,7 @@ def dropped(topic: str, after: int) -> PositionTrimmed:
     return PositionTrimmed(f"topic {topic!r} was dropped while it was read", oldest=after + 1)
 
 
-async def _cloudevents(call: Call[operations.ReadQuery, None], wanted: WantedEvents) -> Response:
+async def _cloudevents(call: Call[wire.ReadQuery, None], wanted: WantedEvents) -> Response:
     """A page as a batch of CloudEvents; the header `Link` leads to the next page, if there is one."""
 
     def read() -> tuple[bytes, int | None]:

@@ -30,8 +30,7 @@ from penstock.events import Event
 from penstock.observe.sample import FailedMessage, Finding, Sample
 from penstock.protocol.operation import ROLES
 from penstock.queue.letters import DeadLetterCursor
-from penstock.server.api.journal import sse
-from penstock.server.service import Service, guarded
+from penstock.server.service import Service, guarded, sse
 from penstock.units import show_duration, show_size
 
 T = TypeVar("T")

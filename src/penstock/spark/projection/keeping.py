@@ -40,8 +40,8 @@ from penstock.protocol.bulk import (
     SaveStatesRequest,
     StatesRequest,
 )
-from penstock.remote.journal import RemoteJournal
-from penstock.remote.rebuilding import shares
+from penstock.remote.backend import RemoteJournal
+from penstock.remote.topic import shares
 from penstock.spark.journals import check_reach, journal_id, patiently, reading, writing
 from penstock.spark.options import JournalLocation, location_of_journal, read_options, resolved
 from penstock.spark.projection.fold import NEEDED, Folded, emit, fold_sorted, in_columns

@@ -11,9 +11,9 @@ from penstock.api import local, open_local
 from penstock.entity.projection import EVENT, Projection, check_projection, folder_of
 from penstock.entity.states import RebuildReport, StateSaving
 from penstock.errors import ConfigError
-from penstock.local.journal import LocalJournal
+from penstock.local.backend import LocalJournal
 from penstock.names import check_name
-from penstock.remote.rebuilding import RemoteStateSaving
+from penstock.remote.topic import RemoteStateSaving
 from penstock.spark.journals import check_reach, patiently
 from penstock.spark.options import JournalLocation, location_of_journal
 from penstock.spark.projection.fold import NEEDED, OPTIONAL, STORED, BatchFold
