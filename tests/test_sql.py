@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import duckdb
 import polars
@@ -152,6 +152,40 @@ def test_a_query_says_what_it_says_of_the_events_that_are_read(journal: Journal)
             names = [field.name for field in found.schema if not pa.types.is_map(field.type)]
             in_order = [(name, "ascending") for name in names]
             assert found.sort_by(in_order).to_pylist() == expected.sort_by(in_order).to_pylist(), query
+
+
+class Fields(TypedDict):
+    """What most payloads of the orders have."""
+
+    total: float
+    customer: str
+
+
+@pytest.mark.parametrize("wanted", [Fields, "customer STRING, total DOUBLE", TYPED])
+def test_fields_that_a_query_asks_for_are_columns(journal: Journal, wanted: str | type[object]) -> None:
+    query = "select customer, count(*) as n, sum(total) as s, count(total) as fit from orders group by 1 order by 1"
+    totals: dict[str | None, list[float]] = {}
+    for event in journal.topic("orders").read():
+        fits = event.seq % 50 and event.seq % 33
+        totals.setdefault(event.payload["customer"] if fits else None, []).append(event.seq / 4)
+    unfit = totals.pop(None)
+    expected: list[object] = [
+        {"customer": who, "n": len(found), "s": sum(found), "fit": len(found)} for who, found in sorted(totals.items())
+    ]
+    expected.append({"customer": None, "n": len(unfit), "s": None, "fit": 0})
+    assert journal.sql(query, columns={"orders": wanted}).to_pylist() == expected
+    one = journal.sql("select total from orders where key = 'k1' and total > 90 limit 1", columns={"orders": wanted})
+    assert one["total"][0].as_py() > 90
+
+
+@pytest.mark.parametrize("journal", ["memory"], indirect=True)
+def test_columns_that_cannot_be_are_refused(journal: Journal) -> None:
+    with pytest.raises(ConfigError, match="columns names order, which is no topic that the query reads"):
+        journal.sql("select total from orders", columns={"order": "total DOUBLE"})
+    with pytest.raises(ConfigError, match="every sealed event has a column 'kind' already"):
+        journal.sql("select kind from orders", columns={"orders": "kind INT"})
+    with pytest.raises(ConfigError, match="columns is text"):
+        journal.sql("select kind from orders", columns={"orders": 7})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("journal", ["typed", "partitioned", "served-typed"], indirect=True)

@@ -1,7 +1,7 @@
 """SQL over topics: DuckDB runs the query, this hands it the events it asks for.
 
 Each topic that a query names is a view with the columns of sealed history: those of `read_arrow`, `payload_bytes` for
-payloads that are no text, and the typed columns that the topic was sealed with. Sealed files on a disk are read by
+payloads that are no text, and typed columns: those asked for, or those that the topic was sealed with. Sealed files on a disk are read by
 DuckDB itself. Everything else comes from a `TopicTable`, which DuckDB takes for one of Arrow's datasets: it says which
 columns it needs and which rows. Positions, recording times, keys and kinds of that filter are looked up in the journal;
 the filter itself is Arrow's, so that a look-up has to leave nothing out, and may leave too much in.
@@ -33,7 +33,7 @@ try:
 except ImportError as error:
     raise ConfigError('SQL needs the extra: pip install "penstock[sql]"') from error
 
-from penstock.journal.sealed.columns import TypedColumns, text_and_bytes
+from penstock.journal.sealed.columns import TypedColumns, columns_text, text_and_bytes
 from penstock.journal.sealed.writing import sealed_schema
 from penstock.journal.to_arrow import arrow_schema, joined, record_batch
 
@@ -53,20 +53,30 @@ _BY_KEY = re.compile(r"""\bkey"?\s*(==?|in)\s*\(?\s*['?$]""", re.IGNORECASE)
 _NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
 
 
-def run_sql(backend: Backend, query: str, parameters: Sequence[object] | Mapping[str, object]) -> pa.Table:
-    """What a query answers, all of it, from one state of the journal."""
+def run_sql(
+    backend: Backend,
+    query: str,
+    parameters: Sequence[object] | Mapping[str, object],
+    columns: Mapping[str, str | type[object]],
+) -> pa.Table:
+    """What a query answers, all of it, from one state of the journal; `columns`: typed columns, by topic."""
     if not isinstance(query, str) or not query.strip():
         raise ConfigError(f"a query is text like 'select kind, count(*) from orders group by 1', not {query!r:.80}")
     failures: list[Exception] = []
     names = {quoted or plain for quoted, plain in _NAMES.findall(query)}
+    typed = {topic: columns_text(wanted) for topic, wanted in columns.items()}
     with backend.scans(names) as scans, duckdb.connect() as connection:
         if len(scans) > len({name.lower() for name in scans}):
             raise ConfigError(f"some of {', '.join(sorted(scans))} are one name in SQL: query one of them at a time")
+        if unread := typed.keys() - scans.keys():
+            raise ConfigError(f"columns names {', '.join(sorted(unread))}, which is no topic that the query reads")
         connection.execute(_SETTINGS)
         turn = threading.Lock()
         try:
             for name, scan in scans.items():
-                _create_view(connection, name, TopicTable(scan, turn, failures), _BY_KEY.search(query) is None)
+                text = typed.get(name, scan.columns)
+                direct = text == scan.columns and _BY_KEY.search(query) is None
+                _create_view(connection, name, TopicTable(scan, text, turn, failures), direct)
             answer = connection.sql(query, params=parameters)
             return pa.table({}) if answer is None else answer.to_arrow_table()
         except duckdb.Error as error:
@@ -77,7 +87,7 @@ def _create_view(connection: duckdb.DuckDBPyConnection, name: str, table: TopicT
     """Makes a topic a view.
 
     `direct`: DuckDB reads sealed files on a disk itself, which is the fastest way to read many events. A query that
-    may look for a key is better off with the index.
+    may look for a key is better off with the index, and files have only the typed columns they were sealed with.
     """
     files, through = table.scan.files() if direct else ([], table.scan.after)
     connection.register(f"penstock {name}", table)
@@ -104,12 +114,12 @@ def _explained(error: duckdb.Error, backend: Backend) -> Exception:
 class TopicTable(ds.Dataset):  # type: ignore[misc]
     """A topic as DuckDB reads a dataset of Arrow's: it asks for `schema`, then for a `scanner`."""
 
-    def __init__(self, scan: TopicScan, turn: threading.Lock, failures: list[Exception]) -> None:
+    def __init__(self, scan: TopicScan, columns: str, turn: threading.Lock, failures: list[Exception]) -> None:
         self.scan = scan
         self.after = scan.after
         self._turn = turn
         self._failures = failures
-        self._typed = TypedColumns(scan.columns)
+        self._typed = TypedColumns(columns)
         self._schema = pa.schema([*sealed_schema(), *self._typed.schema])
 
     @property

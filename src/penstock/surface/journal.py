@@ -209,15 +209,23 @@ class Journal:
         """Every event of a correlation, of all topics, in the order they were recorded."""
         return self._backend.correlated(correlation_id)
 
-    def sql(self, query: str, parameters: Sequence[object] | Mapping[str, object] = ()) -> pa.Table:
+    def sql(
+        self,
+        query: str,
+        parameters: Sequence[object] | Mapping[str, object] = (),
+        *,
+        columns: Mapping[str, str | type[object]] | None = None,
+    ) -> pa.Table:
         """What an SQL query over topics answers, as an Arrow table: `select kind, count(*) from orders group by 1`.
 
-        Topics are views by name (`"shop.orders"`), `parameters` are its `?`, or by name its `$key`. DuckDB runs it, in
-        this process. All of it sees one state of the journal, and the table is the caller's: nothing of it stays open.
+        Topics are views by name (`"shop.orders"`), `parameters` are its `?`, or by name its `$key`. `columns` makes
+        fields of a topic's payloads columns: `{"orders": Order}` a type's, `{"orders": "total DOUBLE"}` those named.
+        DuckDB runs it, in this process. All of it sees one state of the journal, and the table is the caller's: nothing
+        of it stays open.
         """
         from penstock.sql import run_sql
 
-        return run_sql(self._backend, query, parameters)
+        return run_sql(self._backend, query, parameters, columns or {})
 
     def graph(self, correlation_id: str) -> str:
         """What caused what within a correlation, as a Mermaid flowchart."""
