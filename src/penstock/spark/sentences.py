@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import wraps
+from pathlib import Path
+from traceback import walk_stack
 from typing import Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader
 
 from penstock.errors import PenstockError
+from penstock.spark.versions import SPARK
 
 C = TypeVar("C", bound=type[Any])
 
@@ -54,5 +57,9 @@ def _each_plainly(rows: Iterator[Any]) -> Iterator[Any]:
 
 
 def _hide_traceback() -> None:
-    """Spark's worker looks for this when it tells of an exception, which ends it: no other error is meant."""
-    os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+    """Spark's worker looks for this when it tells of an exception, which ends it: no other error is meant.
+
+    Only where a worker of Spark's has called: another process goes on, and its children would inherit it.
+    """
+    if any(Path(frame.f_code.co_filename).is_relative_to(SPARK) for frame, _ in walk_stack(None)):
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
