@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -107,6 +108,36 @@ def test_several_topics_a_pattern_and_a_queues_topic(url: str, journal: penstock
     assert topics(queue="refunds") == ["refunds"] * 3
     some = read(url, topic="orders,refunds", startingOffsets='{"orders": 2, "refunds": "latest"}')
     assert [(row["topic"], row["seq"]) for row in some] == [("orders", 3)]
+
+
+def test_a_pattern_leaves_out_what_penstock_writes_for_itself_unless_it_names_it(
+    place: dict[str, str], journal: penstock.Journal
+) -> None:
+    journal.queue("mail").push({"to": "ada"}, reply=True)
+    with journal.queue("mail").receive():
+        pass
+    journal.topic("penstock.own").append("noted", 1)
+    journal.topic("exam.results").append("passed", 1)
+    for own, options in (
+        ({"mail", "exam.results"}, {"topics": "*"}),
+        ({"mail", "exam.results"}, {"topicPattern": ".*"}),
+        ({"exam.results"}, {"topics": "*.results"}),
+        ({"exam.results"}, {"topicPattern": r".+\.results"}),
+        ({"mail.results"}, {"topics": "mail.*"}),
+        ({"mail.results"}, {"topicPattern": r"mail\..*"}),
+        ({"penstock.own"}, {"topicPattern": "penstock.*"}),
+        ({"mail.results"}, {"topics": "mail.results"}),
+    ):
+        found = {row["topic"] for row in read(place, **options)}
+        assert found == own, options
+        assert "topicPattern" in options or found == {event.topic for event in journal.read(options["topics"])}
+
+
+def test_an_error_of_a_reader_in_a_program_of_its_own_leaves_its_environment_as_it_is(url: str) -> None:
+    before = dict(os.environ)
+    with pytest.raises(ConfigError):
+        source(url, topic="orders", nonsense="x").schema()
+    assert dict(os.environ) == before, "Spark's workers would inherit it, and hide the tracebacks of other errors"
 
 
 def test_appends_by_others_while_a_query_runs_do_not_disturb_it(url: str, journal: penstock.Journal) -> None:

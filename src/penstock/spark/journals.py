@@ -28,6 +28,7 @@ from penstock.engine.contract import Snapshot
 from penstock.engine.url import OBJECT_SCHEMES, parse_url
 from penstock.entity.gate import add_gates, load_gates
 from penstock.errors import Backpressure, ConfigError, Locked, NoStore, PenstockError, PositionTrimmed, StorageError
+from penstock.journal.across import matching
 from penstock.journal.blocks import Block
 from penstock.journal.commit import Commit
 from penstock.journal.cursors import move_cursor
@@ -238,6 +239,8 @@ class JournalState(NamedTuple):
 
     names: Callable[[], Sequence[str]]
     """Every topic."""
+    matching: Callable[[tuple[str, ...]], Sequence[str]]
+    """The topics that names and patterns stand for, as for `journal.read`."""
     topics: Callable[[Sequence[str]], Mapping[str, PlannedTopic]]
     """Those of the topics that are there."""
 
@@ -332,7 +335,8 @@ class LocalSource:
     @contextmanager
     def state(self) -> Iterator[JournalState]:
         with self._engine.read() as snap:
-            yield JournalState(partial(topic_names, snap), partial(_topics, self._journal, snap))
+            named = partial(matching, self._journal._core, snap)
+            yield JournalState(partial(topic_names, snap), named, partial(_topics, self._journal, snap))
 
     def blocks(self, topic: str, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
         while after < through:

@@ -6,12 +6,12 @@ in other folders than the program that names the journal.
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import os
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from typing import Literal
 
 import msgspec
@@ -23,7 +23,7 @@ from penstock.documents.ddl import SchemaText, fields
 from penstock.engine.url import OBJECT_SCHEMES, parse_url
 from penstock.entity.gate import check_gate_names
 from penstock.errors import ConfigError
-from penstock.names import check_consumer, check_kind, check_name, check_topics, is_system, shown_url, split_url
+from penstock.names import check_consumer, check_kind, check_name, check_topics, shown_url, split_url
 from penstock.surface.journal import Journal
 from penstock.transfer.objects import check_area, folder_url
 from penstock.units import parse_duration
@@ -220,6 +220,9 @@ _MAX_TRIGGER_DELAY = 15 * 60.0
 _BOUNDED_TEXT = re.compile(r"\b(?:VAR)?CHAR(?:ACTER)?\s*\(\s*\d+\s*\)", re.IGNORECASE)
 """Text of a length, which Spark does not let a source written in Python have."""
 
+_BEGINNING = re.compile(r"(?:[\w-]+(?:\\?\.)?)+", re.ASCII)
+"""What a regular expression begins with: it stands for topics that penstock writes for itself when it names them."""
+
 PayloadForm = Literal["string", "binary", "variant"]
 Offset = int | Literal["earliest", "latest"]
 Mode = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
@@ -231,7 +234,10 @@ class ReadOptions(msgspec.Struct, frozen=True):
 
     location: JournalLocation
     topics: tuple[str, ...] = ()
-    pattern: str | None = None
+    patterns: tuple[str, ...] = ()
+    """Instead of topics: names and patterns, as `journal.read` takes them."""
+    expression: str | None = None
+    """What the names of topics among them must match."""
     start: Offset | dict[str, Offset] = "earliest"
     end: Offset | dict[str, Offset] = "latest"
     start_ms: int | None = None
@@ -293,7 +299,7 @@ def resolved(options: Mapping[str, str]) -> dict[str, str]:
 def read_options(options: Mapping[str, str]) -> ReadOptions:
     """Checks the resolved options of a read; ConfigError says which one cannot be used and why."""
     given = _known(options, _READ, "read")
-    topics, pattern = _topics(given)
+    topics, patterns, expression = _topics(given)
     for pair in (("startingoffsets", "startingtimestamp"), ("endingoffsets", "endingtimestamp")):
         if pair[0] in given and pair[1] in given:
             raise ConfigError(f"give {_spelling(pair[0])} or {_spelling(pair[1])}, not both")
@@ -314,7 +320,8 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     return ReadOptions(
         location_of(given),
         topics,
-        pattern,
+        patterns,
+        expression,
         _offsets(given, "startingoffsets", "earliest", topics),
         _offsets(given, "endingoffsets", "latest", topics),
         _time(given, "startingtimestamp"),
@@ -326,7 +333,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         forms[payload_format],
         schema,
         columns == "struct",
-        *_misfits(given, topics, pattern),
+        *_misfits(given, topics or patterns, expression),
         tuple(check_kind(kind) for kind in listed(given, "kinds")),
         listed(given, "keys"),
         Where(given["where"]) if "where" in given else None,
@@ -355,7 +362,7 @@ def check_stream(options: ReadOptions) -> None:
             raise ConfigError(f"{name} is for batches; a stream has no end (use trigger(availableNow=True))")
 
 
-def _misfits(given: Mapping[str, str], topics: tuple[str, ...], pattern: str | None) -> tuple[Mode, str | None]:
+def _misfits(given: Mapping[str, str], topics: tuple[str, ...], expression: str | None) -> tuple[Mode, str | None]:
     """What becomes of payloads that do not fit."""
     bad = given.get("badrecords")
     mode = given.get("mode", "FAILFAST" if bad is None else "DROPMALFORMED").upper()
@@ -364,7 +371,8 @@ def _misfits(given: Mapping[str, str], topics: tuple[str, ...], pattern: str | N
             raise ConfigError(f"{_spelling(name)} is for payloads that a payloadSchema does not fit; there is none")
     if bad is not None:
         check_name(bad, "badRecords")
-        if bad in topics or (pattern is not None and re.fullmatch(pattern, bad)):
+        read = any(fnmatchcase(bad, topic) for topic in topics)
+        if read and (expression is None or re.fullmatch(expression, bad)):
             raise ConfigError(
                 f"badRecords: this query reads {bad!r}, where its records would not fit again; name another"
             )
@@ -442,7 +450,8 @@ def _spelling(lower: str) -> str:
     return next(name for name in (*_READ, *_WRITE) if name.lower() == lower)
 
 
-def _topics(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
+def _topics(given: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...], str | None]:
+    """The topics that are named; or patterns of them, and a regular expression."""
     ways = [name for name in ("topic", "topics", "topicpattern", "queue") if name in given]
     if len(ways) != 1:
         said = "nothing" if not ways else " and ".join(map(_spelling, ways))
@@ -451,27 +460,21 @@ def _topics(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
             f"not {said}"
         )
     if ways[0] == "topics":
-        wanted = check_topics([name.strip() for name in given["topics"].split(",") if name.strip()])
-        return (), "|".join(sorted(map(_expression, wanted), reverse=True))
+        return (), check_topics([name.strip() for name in given["topics"].split(",") if name.strip()]), None
     if ways[0] == "topicpattern":
         pattern = given["topicpattern"]
         try:
             re.compile(pattern)
         except re.error as error:
             raise ConfigError(f"topicPattern {pattern!r} is no regular expression: {error}") from error
-        return (), pattern
+        beginning = _BEGINNING.match(pattern)
+        return (), ("*",) if beginning is None else ("*", beginning[0].replace("\\", "") + "*"), pattern
     names = [name.strip() for name in given[ways[0]].split(",")]
     for name in names:
         check_name(name, ways[0])
     if len(set(names)) != len(names):
         raise ConfigError(f"a topic is named twice in {given[ways[0]]!r}")
-    return tuple(sorted(names)), None
-
-
-def _expression(topic: str) -> str:
-    """A name or a pattern of names, as `journal.read` takes them, as a regular expression."""
-    own = fnmatch.translate(topic)[4:-3]  # without the group that fnmatch puts around it
-    return own if is_system(topic) else rf"(?!penstock\.)(?:{own})"
+    return tuple(sorted(names)), (), None
 
 
 def _offsets(

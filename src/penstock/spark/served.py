@@ -52,6 +52,8 @@ from penstock.protocol.topics import (
     FIND_POSITION,
     LIST_TOPICS,
     MOVE_CURSOR,
+    READ_ACROSS,
+    AcrossRequest,
     CursorChange,
     JournalDocument,
     PositionQuery,
@@ -161,11 +163,16 @@ class ServedJournal:
 
     @contextmanager
     def state(self) -> Iterator[JournalState]:
-        yield JournalState(self.names, self.topics)
+        yield JournalState(self.names, self.matching, self.topics)
 
     def names(self) -> Sequence[str]:
         """Every topic."""
         return patiently(lambda: self._client.call(LIST_TOPICS)).topics
+
+    def matching(self, patterns: tuple[str, ...]) -> Sequence[str]:
+        """The topics that names and patterns stand for."""
+        asked = AcrossRequest(topics=list(patterns), limit=0)
+        return sorted(patiently(lambda: self._client.call(READ_ACROSS, body=asked)).ends)
 
     def topics(self, names: Sequence[str]) -> Mapping[str, PlannedTopic]:
         """Those of the topics that are there, as they are now: what only grows may have grown since."""

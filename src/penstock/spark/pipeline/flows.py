@@ -24,7 +24,7 @@ import msgspec
 import penstock
 from penstock.entity.gate import DeclaredGate, check_gate_names, load_gates
 from penstock.errors import ConfigError, Denied, PenstockError
-from penstock.names import check_name, shown_url
+from penstock.names import check_name, is_system, shown_url
 from penstock.spark.journals import journal_id
 from penstock.spark.options import absolute_url, check_stream, is_served, read_options, resolved, write_options
 from penstock.spark.pipeline.alone import query_at
@@ -74,9 +74,10 @@ class Endpoint:
     def nodes(self, known: Iterable[Node] = ()) -> frozenset[Node]:
         """What it stands for in the graph; `known` is what a pattern chooses from."""
         if self.kind == "pattern":
-            from penstock.spark.source import matches
-
-            return frozenset((url, name) for url, name in known if url == self.url and matches(self.names[0], name))
+            wanted = re.compile(self.names[0])
+            own = self.names[0].startswith("penstock")
+            there = (name for url, name in known if url == self.url and (own or not is_system(name)))
+            return frozenset((self.url or "", name) for name in there if wanted.fullmatch(name))
         return frozenset((self.url or self.format, name) for name in self.names)
 
     def read(self, spark: SparkSession, consumer: str, hold: str | None = None) -> DataFrame:
