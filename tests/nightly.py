@@ -99,6 +99,14 @@ PARTS = {
     "spark-random": Part("any schema and payload comes back as it was"),
     "spark-programs": Part("whole programs with a Spark of their own"),
     "spark-versions": Part("all that holds on the newest Spark holds on the others", ("scripts/spark_versions.py",)),
+    "spark-version-kills": Part(
+        "a killed process neither loses nor doubles a batch on any Spark; prints how many were killed on each",
+        (
+            "scripts/spark_versions.py",
+            "--",
+            *("tests/spark/test_kill.py", "--nightly", "spark-kills", "-k", "every_stage"),
+        ),
+    ),
     "pages": Part("every page holds at every width, with crowded journals"),
 }
 

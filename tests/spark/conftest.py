@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
+from _pytest.terminal import TerminalReporter
 from since import SPARK
 from tiny_data import TINY_DATA
 
@@ -30,6 +33,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     newer = [item for item in items if (mark := item.get_closest_marker("since")) is not None and mark.args[0] > SPARK]
     config.hook.pytest_deselected(items=newer)
     items[:] = [item for item in items if item not in newer]
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    if "killing" in sys.modules and (killed := len(sys.modules["killing"].KILLED)):
+        failed = len(terminalreporter.getreports("failed"))
+        exact = f"{failed} tests FAILED" if failed else "all arrived once"
+        terminalreporter.write_line(f"Spark {pyspark.__version__}: {killed} processes killed, {exact}")
 
 
 @pytest.fixture(scope="session")

@@ -50,8 +50,16 @@ def order_kill(folder: Path, stage: str, target: str, hits: int = 0) -> None:
     (folder / "order").write_text(f"{stage} {target} {hits}")
 
 
+KILLED: set[str] = set()
+"""The processes that were killed, in tests of this process, by their ids."""
+
+
 def was_killed(folder: Path) -> bool:
-    return (folder / "done").exists()
+    """Whether the order was carried out; the process is counted then."""
+    if not (folder / "done").exists():
+        return False
+    KILLED.add((folder / "done").read_text())
+    return True
 
 
 def reach(folder: str, stage: str) -> None:
@@ -59,11 +67,14 @@ def reach(folder: str, stage: str) -> None:
     target = _due(Path(folder), stage)
     if target is None:
         return
+    done = Path(folder) / "done"
     if target == "worker":
+        done.write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGKILL)
     together = Path(folder).parent
     who = target.partition("-")[0]
     victim = int(((Path(folder) if who == "server" else together) / f"{who}.pid").read_text())
+    done.write_text(str(victim))
     _wait(lambda: not list(together.glob("*/order")))
     with contextlib.suppress(ProcessLookupError):
         os.kill(victim, signal.SIGKILL)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from cluster import _free_port
-from since import program
+from since import HAS_TIME, program
 from test_pipeline_process import wait_until
 
 import penstock
@@ -46,7 +46,9 @@ class ConnectServer:
 
     def start(self) -> None:
         command = [SPARK / "bin" / "spark-submit", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-        command += ["--master", "local[2]", "--conf", f"spark.connect.grpc.binding.port={self._port}"]
+        # Spark 4.0 may lose count of its idle workers (SPARK-52642) and fail a task: it may try again, as on clusters.
+        master = "local[2]" if HAS_TIME else "local[2,4]"
+        command += ["--master", master, "--conf", f"spark.connect.grpc.binding.port={self._port}"]
         command += ["--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]
         command += ["--conf", "spark.sql.shuffle.partitions=2", "--conf", "spark.ui.enabled=false"]
         command += ["--conf", f"spark.local.dir={self._folder}", "spark-internal"]

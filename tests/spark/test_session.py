@@ -117,7 +117,10 @@ def test_an_old_java_is_passed_over_for_the_bundled_one(make_java: Callable[[str
     assert java.major >= javas.OLDEST
 
 
-def test_a_missing_java_is_one_sentence_with_the_remedy(without_bundled_java: None, tmp_path: Path) -> None:
+def test_a_missing_java_is_one_sentence_with_the_remedy(
+    without_bundled_java: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(javas, "NEWEST_JAVA", None)
     with pytest.raises(ConfigError) as caught:
         javas.find({"PATH": str(tmp_path)})
     text = str(caught.value)
@@ -127,8 +130,9 @@ def test_a_missing_java_is_one_sentence_with_the_remedy(without_bundled_java: No
 
 
 def test_an_old_java_is_one_sentence_that_names_it(
-    without_bundled_java: None, make_java: Callable[[str, str], Path]
+    without_bundled_java: None, make_java: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(javas, "NEWEST_JAVA", None)
     old, older = make_java("old", "11.0.2"), make_java("older", "1.8.0_392")
     with pytest.raises(ConfigError) as caught:
         javas.find({"JAVA_HOME": str(older), "PATH": str(old / "bin")})
