@@ -275,6 +275,11 @@ TOPICS = [
     Row("Topic.compact", lambda w: w.topic("compact").compact(5)),
     Row("Topic.compact(all)", lambda w: Many(w.topic("emptied").compact(w.size).removed)),
     Row("Topic.compact_keys", lambda w: Many(w.topic("compact_keys").compact_keys())),
+    Row(
+        "Topic.compact_keys(again)",
+        lambda w: w.topic("compact_keys").compact_keys(),
+        grows="reads the topic, to find the newest event of every key",
+    ),
     Row("Topic.position_of", lambda w: w.log.position_of(w.middle)),
     Row("Topic.position_of(none)", lambda w: w.log.position_of("no such key")),
     Row("Topic.entities", lambda w: size(w.log.entities())),

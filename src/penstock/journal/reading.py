@@ -24,6 +24,7 @@ from penstock.journal.catalog import (
     open_block,
 )
 from penstock.journal.sealed.files import sealed_block_holding, sealed_blocks, sealed_blocks_back
+from penstock.journal.sealed.segments import load_segments
 from penstock.journal.summaries import Summary, stored_summaries
 from penstock.limits import SUMMARY_RANGES
 
@@ -205,8 +206,15 @@ class TopicView:
     def _count_stored(self, after: int, through: int, compacted: int) -> int:
         if compacted <= after:
             return through - after
-        blocks = self.blocks(after, through)
-        return sum(block.row_after(through) - block.row_after(after) for block in blocks)
+        count = 0
+        for segment in load_segments(self.snap, self.topic_id, after, through):
+            if segment.first > after and segment.last <= through:  # whole: its files need not be opened
+                count += self._count_in_blocks(after, segment.first - 1) + segment.count
+                after = segment.last
+        return count + self._count_in_blocks(after, through)
+
+    def _count_in_blocks(self, after: int, through: int) -> int:
+        return sum(block.row_after(through) - block.row_after(after) for block in self.blocks(after, through))
 
     def check_not_trimmed(self, after: int) -> None:
         """PositionTrimmed when the event after `after` was removed by compaction."""

@@ -32,7 +32,7 @@ from penstock.journal.dropping import DropRules, clear_dropped
 from penstock.journal.index.runs import drop_index, load_directory, trim_index
 from penstock.journal.leaves import trim_hashes
 from penstock.journal.reading import EVERYTHING, TopicView
-from penstock.journal.sealed.segments import drop_segments
+from penstock.journal.sealed.segments import drop_segments, load_segments
 from penstock.journal.summaries import (
     Said,
     Summary,
@@ -349,6 +349,8 @@ def _aged_topics(snap: Snapshot) -> list[str]:
 
 _TRIES = 100
 """How often blocks that have changed are read again before compaction by key leaves the rest to the next time."""
+SEGMENT_EVENTS = 2_000_000
+"""Sealed events that one commit removes, about: a verified topic has a hash of each, and their files have many."""
 SCAN_BYTES = 4 << 20
 """How much is read in one snapshot."""
 
@@ -433,6 +435,11 @@ def one_step(commit: Commit, topic: str, through: int) -> int:
     view = TopicView.open(commit.tx, topic)
     if view is None:
         return through
+    size = 0
+    for count, segment in enumerate(load_segments(commit.tx, view.topic_id, view.trimmed(), through)):
+        if count == RETENTION_BLOCKS or size > SEGMENT_EVENTS:
+            return segment.first - 1
+        size += segment.count
     low, _ = keys.block_range(view.topic_id)
     size = 0
     for count, (key, value) in enumerate(commit.tx.scan(low, keys.block_key(view.topic_id, through + 1))):
@@ -446,12 +453,7 @@ def remove_blocks(commit: Commit, topic: str, topic_id: int, state: TopicState, 
     """Deletes whole blocks, and rewrites the one that `through` cuts; returns how many events are at or before it."""
     view = TopicView.open(commit.tx, topic)
     assert view is not None
-    removed = 0
-    if state.compacted > state.trimmed:  # positions have holes: count what is there
-        for block in view.blocks(0, through):
-            removed += block.row_after(through)
-    else:
-        removed = through - state.trimmed
+    removed = view.count_between(state.trimmed, through)
     if through <= state.sealed:  # sealed files stay as they are: what is trimmed of them is left out when they are read
         commit.reshape()
         return removed
@@ -586,7 +588,7 @@ def _newest_only(
     size = scanned = 0
     for stored in stored_blocks(snap, topic_id, topic, after + 1, through):
         block = stored[2]
-        if size >= EXCHANGE_BYTES or scanned >= SCAN_BYTES:
+        if size >= EXCHANGE_BYTES or scanned >= SCAN_BYTES or len(thinned) == RETENTION_BLOCKS:
             return thinned, block.first - 1
         kept = [
             row
@@ -651,7 +653,7 @@ def without(stored: Stored, kept: Sequence[int]) -> ThinnedBlock:
 
 def in_steps(blocks: Sequence[ThinnedBlock]) -> Iterator[list[ThinnedBlock]]:
     """As many at a time as one commit should exchange."""
-    return in_parts(blocks, lambda block: stored_size(block.value), EXCHANGE_BYTES)
+    return in_parts(blocks, lambda block: stored_size(block.value), EXCHANGE_BYTES, RETENTION_BLOCKS)
 
 
 def exchange(commit: Commit, topic: str, topic_id: int, part: Sequence[ThinnedBlock]) -> bool:
