@@ -1,10 +1,11 @@
 """SQL over topics: DuckDB runs the query, this hands it the events it asks for.
 
 Each topic that a query names is a view with the columns of sealed history: those of `read_arrow`, `payload_bytes` for
-payloads that are no text, and typed columns: those asked for, or those that the topic was sealed with. Sealed files on a disk are read by
-DuckDB itself. Everything else comes from a `TopicTable`, which DuckDB takes for one of Arrow's datasets: it says which
-columns it needs and which rows. Positions, recording times, keys and kinds of that filter are looked up in the journal;
-the filter itself is Arrow's, so that a look-up has to leave nothing out, and may leave too much in.
+payloads that are no text, and typed columns: those asked for, or those that the topic was sealed with. Sealed files on
+a disk are read by DuckDB itself. Everything else comes from a `TopicTable`, which DuckDB takes for one of Arrow's
+datasets: it says which columns it needs and which rows. Positions, recording times, keys and kinds of that filter are
+looked up in the journal; the filter itself is Arrow's, so that a look-up has to leave nothing out, and may leave too
+much in.
 """
 
 from __future__ import annotations
