@@ -26,7 +26,7 @@ SOURCE = Path(penstock.__file__).parent
 FOLDERS = tuple(str(SOURCE / name) for name in ("engine", "local", "ticket.py"))
 FILES = (
     *(str(SOURCE / "journal" / f"{name}.py") for name in ("catalog", "commit", "core", "log", "prepare", "writer")),
-    *(str(SOURCE / name) for name in ("journal/transaction.py", "queue/transaction.py")),
+    *(str(SOURCE / name) for name in ("journal/transaction.py", "queue/queue.py")),
 )
 
 

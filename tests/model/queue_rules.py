@@ -18,7 +18,7 @@ from topic_rules import WHICH, TopicRules, moment
 from penstock import Delivery, Journal, Queue
 from penstock.errors import ConfigError, FenceActive, QueueFull, StaleDelivery, TopicInUse
 from penstock.queue.inspect import inspecting
-from penstock.queue.state.check import check_queue
+from queue_check import check_queue
 
 GROUPS = ("default", "audit", "mail")
 LEASE = 30

@@ -41,7 +41,7 @@ from penstock.journal.index.runs import read_chunk
 from penstock.journal.sealed import segments
 from penstock.names import shown_url
 from penstock.queue.letters import _attempts as read_attempts
-from penstock.queue.run.cron import Cron
+from penstock.queue.schedule import Cron
 from penstock.queue.state.records import (
     AttemptRow,
     FailureTrail,
@@ -50,10 +50,10 @@ from penstock.queue.state.records import (
     read_message,
     read_queue,
     read_special,
+    read_token,
     read_trail,
     read_traits,
 )
-from penstock.queue.token import read_token
 from penstock.remote.client import Client
 from penstock.transfer.objects import decode_piece, encode_piece
 from penstock.units import parse_duration, parse_moment, parse_size

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.documents.conditions import EventChoice
     from penstock.events import Draft
     from penstock.queue.operations.repair import Redriven
-    from penstock.queue.results.ticket import ResultTicket
+    from penstock.queue.results import ResultTicket
     from penstock.surface.arguments import (
         DraftArguments,
         PolicyArguments,

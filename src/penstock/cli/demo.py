@@ -186,7 +186,7 @@ class DemoShop:
         self.mail_works = True
         self.sent = 0
         self._ending = threading.Event()
-        from penstock.queue.retry import Retry
+        from penstock.queue.policy import Retry
 
         retry = Retry.fixed(max(0.05, pace))
         self.emails = journal.queue("emails", max_attempts=3, retry=retry, dead_letter="emails.dead")

@@ -401,8 +401,7 @@ def _options() -> list[click.Parameter]:
     from msgspec import inspect
 
     from penstock.journal.catalog import Settings
-    from penstock.queue.policy import WORDS, QueuePolicy
-    from penstock.queue.retry import parse_retry
+    from penstock.queue.policy import WORDS, QueuePolicy, parse_retry
     from penstock.server import forms
 
     def retry(text: str) -> object:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.documents.conditions import Where
     from penstock.observe.sample import FailedMessage
     from penstock.queue.inspect import MessageState
-    from penstock.queue.tasks.registry import Tasks
+    from penstock.queue.tasks import Tasks
     from penstock.surface.delivery import Delivery
     from penstock.surface.failure import Attempt
     from penstock.surface.journal import Journal
@@ -621,7 +621,7 @@ def _is_at(journal: Journal, context: CommandContext) -> bool:
 
 def _tasks(path: str) -> Tasks:
     """The tasks that `module:name` names."""
-    from penstock.queue.tasks.registry import Tasks
+    from penstock.queue.tasks import Tasks
 
     if ":" not in path:
         raise click.UsageError(

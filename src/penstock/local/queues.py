@@ -17,14 +17,13 @@ from penstock.protocol import queues as wire
 from penstock.protocol.fields import PolicyFields, payload_of, policy_changes, policy_document
 from penstock.protocol.operation import PAGE_BYTES
 from penstock.protocol.topics import EventList
-from penstock.queue import inspect
+from penstock.queue import inspect, schedule
 from penstock.queue.inspect import QueueMessage, QueueStats
 from penstock.queue.letters import DeadLetterCursor
 from penstock.queue.operations import groups, repair
 from penstock.queue.policy import checked
 from penstock.queue.queue import LocalQueue
-from penstock.queue.run import schedule
-from penstock.queue.run.schedule import Schedule
+from penstock.queue.schedule import Schedule
 from penstock.queue.state.cache import QueueState
 
 P = TypeVar("P")

@@ -9,8 +9,7 @@ import msgspec
 from penstock.documents.events import base64_json, decode_binary
 from penstock.journal.catalog import Settings
 from penstock.journal.prepare import encode_payload, is_binary
-from penstock.queue.policy import QueuePolicy
-from penstock.queue.retry import Retry
+from penstock.queue.policy import QueuePolicy, Retry
 
 
 def fields_of(kind: type[msgspec.Struct], name: str, **other: object) -> type[msgspec.Struct]:

@@ -18,7 +18,7 @@ from penstock.protocol.topics import EventList, Receipts
 from penstock.queue.inspect import ListedMessage, MessageState, PendingDelivery, QueueConsumer, QueueMessage, QueueStats
 from penstock.queue.operations.groups import Pause
 from penstock.queue.operations.repair import LettersLeft
-from penstock.queue.run.schedule import Schedule
+from penstock.queue.schedule import Schedule
 from penstock.surface.delivery import Outcome, TakeRequest
 from penstock.surface.failure import Attempt
 

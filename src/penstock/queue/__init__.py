@@ -5,18 +5,18 @@ A queue is a topic plus delivery state per group. Pushing writes only the event.
 wait for their time, are held behind another one of their ordering key, or have failed. What is at or below the frontier
 and in none of these is settled: settling is forgetting.
 
-    queue, delivery     what a `penstock.Queue` of this process stands on: pushes, takes, settling; its leases
-    policy, retry       a queue's policy, as values
+    queue               what a `penstock.Queue` of this process stands on: pushes, takes that wait, settling
+    policy              a queue's policy and its retries, as values
     registry            a journal's queues: handles, cached states, threads
     inspect             what a queue holds, without taking it
     letters             what a dead letter's headers say
     flow                rates and circuit breakers
-    token               what names a delivery outside this process
     state/              rows, groups, and what the writer keeps of them in memory
     operations/         push, take, settle, groups, repair: each inside one commit
-    results/            outcomes for those who pushed with `reply=True`
-    tasks/              functions as messages
-    run/                workers, takes that wait, periodic messages, upkeep
+    results             outcomes for those who pushed with `reply=True`
+    tasks               functions as messages
+    worker, schedule    workers and their middleware; periodic messages
+    upkeep              what is removed in passing
 
 Rows (`t`: the topic's id, `g`: a group's; everything big-endian):
 
@@ -54,7 +54,7 @@ Rows (`t`: the topic's id, `g`: a group's; everything big-endian):
     qf t * u key    what a debounce holds back
 
 Invariants: an unsettled position is above the frontier and not taken, or in exactly one lease, in exactly one row of
-its own, or in exactly one run. Rows and the group's counters change in the same commit; `state/check` says whether they
-agree. A lease may be lost in a power cut (its messages are then delivered again); an acknowledgement, once returned,
-may not.
+its own, or in exactly one run. Rows and the group's counters change in the same commit; `tests/queue_check.py` says
+whether they agree. A lease may be lost in a power cut (its messages are then delivered again); an acknowledgement,
+once returned, may not.
 """

@@ -21,7 +21,7 @@ from penstock.queue.state import keys
 from penstock.units import parse_duration
 
 if TYPE_CHECKING:
-    from penstock.queue.delivery import LeaseHandle
+    from penstock.queue.operations.settle import LeaseHandle
     from penstock.queue.policy import QueuePolicy
     from penstock.queue.state.cache import QueueState
     from penstock.queue.state.group import Group

@@ -25,10 +25,9 @@ from penstock.journal.index.index import Lookup
 from penstock.journal.reading import TopicView
 from penstock.observe.sample import FailedMessage
 from penstock.queue import metrics
-from penstock.queue.delivery import LeaseHandle
 from penstock.queue.flow import BreakerState, breaker_state
 from penstock.queue.letters import DeadLetterCursor, letter, origin
-from penstock.queue.operations.settle import EXHAUSTED, REJECTED, stale
+from penstock.queue.operations.settle import EXHAUSTED, REJECTED, LeaseHandle, stale
 from penstock.queue.operations.take import keyed_positions
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState, presences, unknown_queue
@@ -43,9 +42,11 @@ from penstock.queue.state.records import (
     GroupRecord,
     MessageRow,
     SpecialRow,
+    fits,
+    make_token,
     read_special,
+    read_token,
 )  # fmt: skip
-from penstock.queue.token import fits, make_token, read_token
 from penstock.surface.delivery import Delivery
 from penstock.surface.failure import Attempt
 

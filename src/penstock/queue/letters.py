@@ -13,7 +13,7 @@ from penstock.clock import from_ms
 from penstock.events import Event
 from penstock.limits import ATTEMPTS_KEPT
 from penstock.observe.sample import FailedMessage
-from penstock.queue.options import DeliveryOptions
+from penstock.queue.operations.push import DeliveryOptions
 from penstock.queue.policy import MOST_ATTEMPTS
 from penstock.queue.state import keys
 from penstock.queue.state.records import AttemptRow, MessageRow

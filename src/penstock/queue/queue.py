@@ -1,50 +1,70 @@
-"""A queue of a journal in this process: what pushes, takes and settles do, each in one commit."""
+"""A queue of a journal in this process: what pushes, takes and settles do, each in one commit, or in a transaction's.
+
+Takes wait for a push, for a due time, for a lease that ends, in this process or another one. No wake-up is lost: the
+topic's signal is noted before the try, and waiting returns at once when it has grown since. Time in the store is the
+journal's own clock; a wait also ends when that much real time has gone by, so that a clock that stands still (in a
+test) cannot hold it for ever.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from sys import modules
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from penstock.clock import Seconds, to_ms
+from penstock.clock import Seconds, SystemClock, to_ms
 from penstock.documents.decoding import nearest
-from penstock.errors import Closed, ConfigError, PenstockError
+from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError
 from penstock.events import Draft, Receipt
 from penstock.journal.blocks import Columns
 from penstock.journal.commit import Commit
 from penstock.journal.log import TopicLog
 from penstock.journal.prepare import FindCause, PreparedBatch, encode_payload, is_binary, prepare_one
+from penstock.journal.transaction import HeldWriter
 from penstock.journal.writer import WriteRequest
 from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
-from penstock.names import check_kind
+from penstock.names import check_kind, check_name
 from penstock.observe.logs import Log
-from penstock.observe.tracing import sending
+from penstock.observe.tracing import received, sending
 from penstock.queue import inspect, metrics
-from penstock.queue.delivery import LeaseHandle, extend_in, held_or_stale, nack_in, release_in
 from penstock.queue.metrics import QueueCounters
 from penstock.queue.operations import groups, repair
-from penstock.queue.operations.groups import Pause
-from penstock.queue.operations.push import push
-from penstock.queue.operations.settle import ack, ack_mask, find_held
-from penstock.queue.operations.take import Request, name_message
-from penstock.queue.options import DeliveryOptions, read_delivery_options
+from penstock.queue.operations.groups import Pause, group_for
+from penstock.queue.operations.push import DeliveryOptions, push, read_delivery_options
+from penstock.queue.operations.repair import Redriven, Where, move_in, purge_in, redrive_in
+from penstock.queue.operations.settle import (
+    LeaseHandle,
+    ack,
+    ack_mask,
+    extend_in,
+    find_held,
+    held_or_stale,
+    nack_in,
+    release_in,
+)
+from penstock.queue.operations.take import Request, Taken, name_message, take
 from penstock.queue.policy import QueuePolicy
-from penstock.queue.results.reply import NOTHING, StoredResult, answer_of
-from penstock.queue.run.waiting import take_waiting, take_waiting_async
-from penstock.queue.state.cache import QueueState, forget_presence
+from penstock.queue.registry import QueueRegistry
+from penstock.queue.results import NOTHING, StoredResult, answer_of
+from penstock.queue.state.cache import QueueState, forget_presence, unknown_queue
 from penstock.queue.state.group import HeldMessage
-from penstock.queue.token import fits, read_token
+from penstock.queue.state.records import fits, read_token
 from penstock.schema import DECLARED, brings_kind, schema_of_type
 from penstock.surface.delivery import Delivery, Outcome, TakeRequest
 from penstock.surface.failure import NackOptions
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
+    from penstock.journal.commit import Commit
     from penstock.queue.registry import QueueRegistry
+    from penstock.surface.delivery import Delivery, TakeRequest
+    from penstock.surface.failure import NackOptions
 
 T = TypeVar("T")
 
@@ -412,3 +432,236 @@ def draft_fields(
     if cause is not None:
         fields["cause"] = cause.event if isinstance(cause, Delivery) else cause  # it stands for its message
     return fields
+
+
+# ── takes that wait ──────────────────────────────────────────────────────────────────────────────────────────────────
+LONGEST_NAP = 1.0
+"""Seconds after which a waiting take looks again even if nothing was due: wall clocks can be set."""
+SHORT_NAP = 0.05
+"""The same under a clock of one's own, which may jump at any time."""
+SHORTEST_NAP = 0.001
+
+
+def take_in(commit: Commit, queue: LocalQueue, request: Request) -> Taken:
+    """One try, and a lease if it finds something."""
+    state = queue._cache.state(commit, queue.name)
+    hold = LeaseHandle(queue, request.label, request.consumer)
+    return take(commit, state, group_for(commit, state, request.label), request, hold)
+
+
+class WaitBudget:
+    """How long a take has waited, and how long it may sleep before its next try."""
+
+    __slots__ = ("_clock", "_deadline", "_real_deadline", "_started", "exact")
+
+    def __init__(self, queue: LocalQueue, wait: float) -> None:
+        self._clock = queue._core.clock
+        self.exact = isinstance(self._clock, SystemClock)
+        self._started = time.perf_counter()
+        self._deadline = self._clock.monotonic() + wait
+        self._real_deadline = time.monotonic() + wait
+
+    def nap(self, next_ms: int) -> float:
+        """Seconds to sleep at the most; 0 when the time is up."""
+        left = min(self._deadline - self._clock.monotonic(), self._real_deadline - time.monotonic())
+        if left <= 0:
+            return 0.0
+        nap = min(left, LONGEST_NAP if self.exact else SHORT_NAP)
+        if next_ms:
+            nap = min(nap, max((next_ms - self._clock.now_ms()) / 1000, SHORTEST_NAP))
+        return nap
+
+    def waited(self) -> float:
+        return time.perf_counter() - self._started
+
+
+def take_waiting(
+    queue: LocalQueue, request: Request, wait: float, stopping: threading.Event | None = None
+) -> list[Delivery]:
+    """Tries until there is something, or the time is up, or the journal is closed."""
+    signal = queue._signal
+    budget: WaitBudget | None = None
+    began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
+    while True:
+        seen = signal.version
+        operation = WriteRequest(take_in, 0, (queue, request), True)
+        try:
+            taken = queue._writer.run(operation)
+        except BaseException:
+            # A signal's, after the commit; or the commit may turn up later: its caller never hears what that took.
+            if operation.error is None or isinstance(operation.error, OutcomeUnknown):
+                _return_unheard(queue, operation)
+            raise
+        if taken.deliveries:
+            if began_ns:
+                received(queue.name, [delivery.event for delivery in taken.deliveries], began_ns)
+            return taken.deliveries if budget is None else _woken(taken, budget)
+        if taken.more:
+            continue
+        if not wait or (stopping is not None and stopping.is_set()):
+            return []
+        if budget is None:
+            budget = WaitBudget(queue, wait)
+            metrics.waits_started.inc()
+        nap = budget.nap(taken.next_ms)
+        if not nap:
+            return _timed_out(budget)
+        with queue._core.hub:
+            signal.wait(seen, nap)
+        _check_open(queue)
+
+
+async def take_waiting_async(
+    queue: LocalQueue, request: Request, wait: float, stopping: threading.Event | None = None
+) -> list[Delivery]:
+    """`take_waiting` for an event loop: the tries are committed by the writer's own thread."""
+    signal = queue._signal
+    budget: WaitBudget | None = None
+    began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
+    while True:
+        seen = signal.version
+        taken = await _take_once(queue, request)
+        if taken.deliveries:
+            if began_ns:
+                received(queue.name, [delivery.event for delivery in taken.deliveries], began_ns)
+            return taken.deliveries if budget is None else _woken(taken, budget)
+        if taken.more:
+            continue
+        if not wait or (stopping is not None and stopping.is_set()):
+            return []
+        if budget is None:
+            budget = WaitBudget(queue, wait)
+            metrics.waits_started.inc()
+        nap = budget.nap(taken.next_ms)
+        if not nap:
+            return _timed_out(budget)
+        with queue._core.hub:
+            await signal.wait_async(seen, nap)
+        _check_open(queue)
+
+
+async def _take_once(queue: LocalQueue, request: Request) -> Taken:
+    import asyncio
+
+    request_of_take = WriteRequest(take_in, 0, (queue, request), True)
+    try:
+        return await queue._writer.submit(request_of_take)
+    except (asyncio.CancelledError, OutcomeUnknown):
+        # The take may go on without us: what it finds is given back by the operation that comes after it.
+        _return_unheard(queue, request_of_take)
+        raise
+
+
+def _return_unheard(queue: LocalQueue, operation: WriteRequest[Taken]) -> None:
+    with suppress(PenstockError):  # what ended the caller's wait matters more
+        queue._writer.submit(WriteRequest(lambda commit: _give_back(commit, queue, operation.value), relaxed=True))
+
+
+def _give_back(commit: Commit, queue: LocalQueue, taken: Taken | None) -> None:
+    state = queue._cache.find(commit, queue.name)
+    if taken is not None and state is not None:
+        release_in(commit, state, taken.deliveries)
+
+
+def _check_open(queue: LocalQueue) -> None:
+    if queue._core.closed:
+        metrics.waits_cancelled.inc()
+        raise Closed(f"the journal was closed while a take from queue {queue.name!r} waited")
+
+
+def _woken(taken: Taken, budget: WaitBudget) -> list[Delivery]:
+    metrics.waits_woken.inc()
+    metrics.wait_seconds.observe(budget.waited())
+    return taken.deliveries
+
+
+def _timed_out(budget: WaitBudget) -> list[Delivery]:
+    metrics.waits_timed_out.inc()
+    metrics.wait_seconds.observe(budget.waited())
+    return []
+
+
+# ── in a transaction ─────────────────────────────────────────────────────────────────────────────────────────────────
+class QueueChanges:
+    """The pushes, takes and settled deliveries of one transaction."""
+
+    def __init__(self, held: HeldWriter, registry: QueueRegistry) -> None:
+        self._held = held
+        self._registry = registry
+        self._settled: list[Delivery] = []
+        self._extended: list[tuple[Delivery, int]] = []
+        """With the deadline that each had before."""
+
+    def push(self, queue: str, payload: object, options: Mapping[str, object]) -> Receipt:
+        own = self._existing(queue)
+        batch, delivery = own.prepare_with(payload, options, self._held.find_cause)
+        return self._held.change(lambda commit: own.push_in(commit, batch, delivery)[0])
+
+    def push_many(self, queue: str, payloads: Iterable[object], options: Mapping[str, object]) -> list[Receipt]:
+        own = self._existing(queue)
+        batch, delivery = own.prepare_many(payloads, options, self._held.find_cause)
+        return self._held.change(lambda commit: own.push_in(commit, batch, delivery))
+
+    def ack(self, queue: str, delivery: Delivery) -> None:
+        own = self._existing(queue)
+        self._held.change(lambda commit: own.ack_in(commit, delivery))
+        self._keep(delivery)
+
+    def nack(self, queue: str, delivery: Delivery, options: NackOptions) -> None:
+        cache = self._registry.cache
+        self._held.change(lambda commit: nack_in(commit, cache.state(commit, queue), delivery, options))
+        self._keep(delivery)
+
+    def take(self, queue: str, wanted: TakeRequest) -> list[Delivery]:
+        """Messages that are leased if, and only if, the transaction commits; its own pushes are among them."""
+        own = self._existing(queue)
+        request = own.request(wanted)
+        while True:
+            self._held.flushed()
+            taken = self._held.change(lambda commit: take_in(commit, own, request))
+            if taken.deliveries or not taken.more:
+                return taken.deliveries
+
+    def extend(self, queue: str, delivery: Delivery, lease: float | None) -> None:
+        lease_ms, cache = None if lease is None else round(lease * 1000), self._registry.cache
+        deadline = self._held.change(
+            lambda commit: extend_in(commit, cache.state(commit, queue), [delivery], lease_ms, patient=False)
+        )
+        self._extended.append((delivery, delivery._deadline))
+        delivery._deadline = deadline
+
+    def release(self, queue: str, delivery: Delivery) -> None:
+        cache = self._registry.cache
+        self._held.change(lambda commit: release_in(commit, cache.state(commit, queue), [delivery]))
+        self._keep(delivery)
+
+    def purge(self, queue: str) -> int:
+        own = self._existing(queue)
+        return self._held.change(lambda commit: purge_in(commit, own))
+
+    def move(self, queue: str, to: str, limit: int | None, where: Where | None) -> int:
+        own, target = self._existing(queue), self._existing(to)
+        self._held.flushed()
+        return self._held.change(lambda commit: move_in(commit, own, target.name, limit, where))
+
+    def redrive(self, queue: str, to: str | None, limit: int | None, where: Where | None) -> Redriven:
+        own, target = self._existing(queue), None if to is None else self._existing(to)
+        self._held.flushed()
+        return self._held.change(lambda commit: redrive_in(commit, own, target, limit, where))
+
+    def reopen(self) -> None:
+        """The transaction was rolled back: what it had settled is held as before."""
+        for delivery in self._settled:
+            delivery._settled = False
+        for delivery, deadline in reversed(self._extended):
+            delivery._deadline = deadline
+
+    def _existing(self, name: str) -> LocalQueue:
+        """A queue that is there, for this transaction: it may have made it, of dead letters."""
+        if self._registry.cache.find(self._held.commit(), check_name(name, "queue")) is None:
+            raise unknown_queue(name, self._registry.names())
+        return self._registry.handle(name)
+
+    def _keep(self, delivery: Delivery) -> None:
+        delivery._settled = True
+        self._settled.append(delivery)

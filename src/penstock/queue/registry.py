@@ -15,17 +15,17 @@ from penstock.journal.keys import stored_name
 from penstock.journal.owners import new_owner, retire_owner
 from penstock.names import check_name
 from penstock.queue.policy import FEED, QueuePolicy, checked, refuse_mismatch
-from penstock.queue.run.upkeep import QueueUpkeep
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, unknown_queue
 from penstock.queue.state.keys import flow_of_queue
 from penstock.queue.state.records import QueueRecord, read_queue
+from penstock.queue.upkeep import QueueUpkeep
 
 if TYPE_CHECKING:
     from penstock.engine.contract import Snapshot
     from penstock.journal.core import JournalCore
     from penstock.queue.queue import LocalQueue
-    from penstock.queue.run.schedule import Scheduler
+    from penstock.queue.schedule import Scheduler
     from penstock.surface.queue import Queue
 
 # What only a queue in use needs is imported where it is used: a program that opens a journal for its topics, as most
@@ -39,7 +39,7 @@ def _rows_of(topic: int) -> list[tuple[bytes, bytes]]:
 
 def _owner_of_topic(snap: Snapshot, name: str) -> str | None:
     """The queue whose results, or whose feed, a topic has."""
-    from penstock.queue.results.reply import SUFFIX
+    from penstock.queue.results import SUFFIX
 
     owners = (name.removesuffix(suffix) for suffix in (SUFFIX, FEED) if name.endswith(suffix))
     return next((queue for queue in owners if queue and snap.get(keys.queue_key(queue)) is not None), None)
@@ -127,7 +127,7 @@ class QueueRegistry:
     @cached_property
     def scheduler(self) -> Scheduler:
         """What runs the queues' periodic messages."""
-        from penstock.queue.run.schedule import Scheduler
+        from penstock.queue.schedule import Scheduler
 
         return Scheduler(self)
 
@@ -154,7 +154,7 @@ class QueueRegistry:
         """The queue goes with its topic; its groups, leases and schedules are rows of the topic."""
         state = self.cache.find(commit, topic)
         if state is not None:
-            from penstock.queue.results.reply import answer_removed
+            from penstock.queue.results import answer_removed
 
             answer_removed(commit, state, state.latest(commit))
             state.tell_purged(commit, state.latest(commit), "dropped")

@@ -35,7 +35,7 @@ from penstock.protocol.queues import (
     QueueDocument,
 )
 from penstock.queue.operations.groups import Pause
-from penstock.queue.options import read_delivery_options
+from penstock.queue.operations.push import read_delivery_options
 from penstock.queue.policy import QueuePolicy
 from penstock.remote.events import draft_documents, event_of, receipt_of
 from penstock.schema import brings_kind

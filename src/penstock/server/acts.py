@@ -37,7 +37,7 @@ from penstock.protocol.operation import JSON, Operation, Role
 from penstock.queue.letters import origin
 from penstock.queue.operations.repair import replace
 from penstock.queue.policy import DEFAULT, FIELDS, check_together, checked, refuse_other_mode
-from penstock.queue.run.schedule import push_now
+from penstock.queue.schedule import push_now
 from penstock.server import forms
 from penstock.server.access import address_of
 from penstock.server.forms import Value

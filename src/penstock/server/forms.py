@@ -13,8 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from penstock.errors import ConfigError
-from penstock.queue.policy import DEFAULT, WORDS, QueuePolicy
-from penstock.queue.retry import Retry, parse_retry, write_retry
+from penstock.queue.policy import DEFAULT, WORDS, QueuePolicy, Retry, parse_retry, write_retry
 from penstock.units import parse_duration, parse_size, write_duration
 
 S = TypeVar("S", bound=msgspec.Struct)

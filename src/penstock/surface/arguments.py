@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.documents.conditions import Where
     from penstock.engine.contract import Durability
     from penstock.events import Event, Receipt
-    from penstock.queue.retry import Retry
+    from penstock.queue.policy import Retry
     from penstock.surface.delivery import Delivery
     from penstock.surface.queue import Queue
 

@@ -46,17 +46,15 @@ from penstock.queue.inspect import (
 from penstock.queue.operations.groups import Pause
 from penstock.queue.operations.repair import Redriven
 from penstock.queue.policy import QueuePolicy, checked
-from penstock.queue.results.reply import with_reply
-from penstock.queue.results.ticket import ResultTicket
-from penstock.queue.run.schedule import Schedule
+from penstock.queue.results import ResultTicket, with_reply
+from penstock.queue.schedule import Schedule
 from penstock.schema import MESSAGE_KIND, PayloadT, brings_kind, encode_event
 from penstock.surface.delivery import Delivery, TakeRequest
 from penstock.surface.receiving import Receiver
 from penstock.surface.worker import adapted
 
 if TYPE_CHECKING:
-    from penstock.queue.run.middleware import Middleware
-    from penstock.queue.run.worker import QueueWorker
+    from penstock.queue.worker import Middleware, QueueWorker
     from penstock.surface.arguments import PolicyArguments, PushArguments, TakeArguments
     from penstock.surface.backend import QueueBackend
     from penstock.surface.journal import Journal
@@ -540,7 +538,7 @@ class Queue(Generic[PayloadT]):
         waits for more. What it has not settled itself is acknowledged in one commit when it returns, and given back,
         each by itself, when it raises.
         """
-        from penstock.queue.run.worker import QueueBatchWorker, QueueWorker
+        from penstock.queue.worker import QueueBatchWorker, QueueWorker
 
         check_taking(1, group, consumer, "a worker")
         if self._payload is not None:

@@ -13,7 +13,7 @@ from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.transaction import HeldWriter
 from penstock.names import check_consumer, check_limit, check_position, is_whole
 from penstock.queue.operations.repair import Redriven
-from penstock.queue.transaction import QueueChanges
+from penstock.queue.queue import QueueChanges
 from penstock.schema import MESSAGE_KIND
 from penstock.surface.delivery import Delivery, TakeRequest
 from penstock.surface.failure import check_nack, failure_text

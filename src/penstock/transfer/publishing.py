@@ -34,8 +34,7 @@ from penstock.journal.prepare import PreparedBatch
 from penstock.journal.upkeep import fill_summaries
 from penstock.limits import BLOCK_EVENTS, INLINE_BYTES, STEP_BYTES
 from penstock.local.backend import LocalJournal
-from penstock.queue.operations.push import push
-from penstock.queue.options import DeliveryOptions, check_rank, read_delivery_options
+from penstock.queue.operations.push import DeliveryOptions, check_rank, push, read_delivery_options
 from penstock.queue.queue import LocalQueue
 from penstock.queue.state import keys
 

@@ -12,8 +12,8 @@ import pytest
 from penstock import Draft, Journal, ManualClock, Queue
 from penstock.errors import ConfigError
 from penstock.journal.commit import Commit
+from penstock.queue import queue as waiting
 from penstock.queue.operations.take import take
-from penstock.queue.run import waiting
 from penstock.queue.state import blocks
 
 Reopen = Callable[[Journal], Journal]

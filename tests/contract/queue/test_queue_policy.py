@@ -14,7 +14,7 @@ import penstock
 from penstock import Draft, Journal, ManualClock, Queue, QueuePolicy, Retry
 from penstock.errors import ConfigError, InvalidName, PolicyMismatch, QueueFull, UnknownQueue
 from penstock.local.backend import LocalJournal
-from penstock.queue.retry import parse_retry, write_retry
+from penstock.queue.policy import parse_retry, write_retry
 
 Reopen = Callable[[Journal], Journal]
 

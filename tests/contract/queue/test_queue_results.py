@@ -15,7 +15,7 @@ import penstock
 from penstock import Delivery, Draft, Journal, ManualClock
 from penstock.errors import Closed, ConfigError, FenceActive, ReplyFailed
 from penstock.journal.blocks import Block
-from penstock.queue.results.ticket import ResultTicket
+from penstock.queue.results import ResultTicket
 
 
 def test_a_ticket_gives_what_the_handler_returned(journal: Journal) -> None:

@@ -14,9 +14,9 @@ from penstock.journal.commit import Commit
 from penstock.queue.inspect import inspecting
 from penstock.queue.queue import LocalQueue
 from penstock.queue.state import keys
-from penstock.queue.state.check import check_queue
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import FAILED, LISTED, READY, TAKEN, WAITING, MessageRow, encode, read_group
+from queue_check import check_queue
 
 
 def problems(queue: Queue) -> list[str]:

@@ -11,8 +11,8 @@ from journals import on
 from penstock import Journal, ManualClock, Queue
 from penstock.engine.contract import Snapshot
 from penstock.local.backend import LocalJournal
+from penstock.queue import upkeep
 from penstock.queue.operations import settle
-from penstock.queue.run import upkeep
 from penstock.queue.state import blocks, keys
 
 pytestmark = on("memory", "sqlite")

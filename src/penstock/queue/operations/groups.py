@@ -25,6 +25,7 @@ from penstock.queue.state.group import Group
 from penstock.queue.state.records import (
     FAILED,
     HELD,
+    MAX_GROUP,
     NEVER,
     READY,
     TAKEN,
@@ -34,7 +35,6 @@ from penstock.queue.state.records import (
     MessageRow,
     QueueRecord,
 )
-from penstock.queue.token import MAX_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

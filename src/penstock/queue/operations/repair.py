@@ -20,21 +20,24 @@ from penstock.errors import ConfigError, QueueFull
 from penstock.events import Event, Receipt
 from penstock.journal.commit import Commit
 from penstock.journal.writer import WriteRequest
-from penstock.queue.delivery import LeaseHandle
 from penstock.queue.inspect import View, viewing
 from penstock.queue.letters import GROUP, former_headers, origin, original_headers, original_options
 from penstock.queue.operations.groups import group_for
-from penstock.queue.operations.push import as_batch, forget_debounced, push, refuse_keys, refuse_overflow
-from penstock.queue.operations.settle import expire_messages, over_budget
+from penstock.queue.operations.push import (
+    DeliveryOptions,
+    as_batch,
+    forget_debounced,
+    push,
+    refuse_keys,
+    refuse_overflow,
+)
+from penstock.queue.operations.settle import LeaseHandle, expire_messages, over_budget
 from penstock.queue.operations.take import STEP, Request, TakeOperation, absorb, wake_due
-from penstock.queue.options import DeliveryOptions
-from penstock.queue.results.reply import DISCARDED, answer_removed, answer_taken
-from penstock.queue.run.upkeep import remove_through
+from penstock.queue.results import DISCARDED, answer_removed, answer_taken
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import copy_columns
 from penstock.queue.state.cache import WORK, QueueState
-from penstock.queue.state.feed import Change
-from penstock.queue.state.group import Group
+from penstock.queue.state.group import Change, Group
 from penstock.queue.state.records import (
     FAILED,
     TAKEN,
@@ -45,6 +48,7 @@ from penstock.queue.state.records import (
     MessageRow,
     read_special,
 )
+from penstock.queue.upkeep import remove_through
 from penstock.surface.delivery import Delivery
 
 if TYPE_CHECKING:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import time
 from itertools import islice
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import StaleDelivery
@@ -23,12 +25,11 @@ from penstock.queue import metrics
 from penstock.queue.flow import load_breaker, read_rate, save_breaker
 from penstock.queue.letters import BUDGET, GROUP, dead_headers
 from penstock.queue.operations.push import as_batch, push
-from penstock.queue.results.reply import NOTHING, StoredResult, answer, answer_failure
+from penstock.queue.results import NOTHING, StoredResult, answer, answer_failure
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import copy_columns
 from penstock.queue.state.cache import QueueState, note_extension
-from penstock.queue.state.feed import ACKED, TOLD_TOGETHER, Change, Kind
-from penstock.queue.state.group import PARKED, UNFINISHED, Group, HeldMessage
+from penstock.queue.state.group import ACKED, PARKED, TOLD_TOGETHER, UNFINISHED, Change, Group, HeldMessage, Kind
 from penstock.queue.state.records import (
     FAILED,
     NEVER,
@@ -38,10 +39,15 @@ from penstock.queue.state.records import (
     Lease,
     MessageRow,
     indexes_of,
+    make_token,
     read_special,
 )
-from penstock.surface.delivery import Outcome
+from penstock.surface.delivery import Delivery, Outcome
 from penstock.surface.failure import AttemptEnd, FailureText, NackOptions
+
+if TYPE_CHECKING:
+    from penstock.queue.queue import LocalQueue
+    from penstock.queue.state.group import Group
 
 Reason = Literal["rejected", "attempts exhausted", "expired", "retention"]
 REJECTED: Final = "rejected"
@@ -450,3 +456,72 @@ def _trim_untouched(commit: Commit, group: Group, through: int) -> None:
         record.taken -= end - start + 1
         through = max(through, end)
     group.mark_taken(commit, through)
+
+
+# ── the deliveries of this process ───────────────────────────────────────────────────────────────────────────────────
+class LeaseHandle(msgspec.Struct, eq=False, weakref=False):
+    """What the deliveries of one lease have in common."""
+
+    queue: LocalQueue
+    label: str
+    consumer: str | None = None
+    topic: int = 0
+    group: int = 0
+    lease_id: int = 0
+    secret: bytes = b""
+    deadline: int = 0
+
+    def token(self, index: int) -> str:
+        """The name of the delivery with this index in the lease."""
+        return make_token(self.topic, self.group, self.lease_id, index, self.secret)
+
+    def under(self, group: Group, lease_id: int, lease: Lease) -> LeaseHandle:
+        """The same taker's hold on a lease it was given."""
+        return LeaseHandle(
+            self.queue, self.label, self.consumer, group.topic, group.group_id, lease_id, lease.secret, lease.deadline
+        )
+
+
+def held_in(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessage | None:
+    """The message a delivery holds; None when it does not hold it any more."""
+    hold = delivery._hold
+    if TYPE_CHECKING:
+        assert isinstance(hold, LeaseHandle)
+    return find_held(commit, queue, hold.group, hold.lease_id, delivery._index, hold.secret)
+
+
+def held_or_stale(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessage:
+    """The message a delivery holds; StaleDelivery when it does not hold it any more."""
+    hold = delivery._hold
+    if TYPE_CHECKING:
+        assert isinstance(hold, LeaseHandle)
+    held = find_held(commit, queue, hold.group, hold.lease_id, delivery._index, hold.secret)
+    if held is None:
+        raise stale(delivery.token, queue.name)
+    return held
+
+
+def nack_in(commit: Commit, queue: QueueState, delivery: Delivery, options: NackOptions) -> Outcome:
+    return nack(commit, queue, held_or_stale(commit, queue, delivery), options)
+
+
+def release_in(commit: Commit, queue: QueueState, deliveries: list[Delivery]) -> int:
+    released = 0
+    for delivery in deliveries:
+        held = held_in(commit, queue, delivery)
+        if held is not None:
+            release(commit, queue, held)
+            released += 1
+    return released
+
+
+def extend_in(
+    commit: Commit, queue: QueueState, deliveries: list[Delivery], lease_ms: int | None, *, patient: bool
+) -> int:
+    """Extends what is still held; impatient: StaleDelivery when one of them is not."""
+    held = []
+    for delivery in deliveries:
+        found = held_in(commit, queue, delivery) if patient else held_or_stale(commit, queue, delivery)
+        if found is not None:
+            held.append(found)
+    return extend(commit, queue, held, round(queue.policy.lease * 1000) if lease_ms is None else lease_ms)

@@ -24,14 +24,12 @@ from penstock.journal.index.index import Lookup
 from penstock.journal.log import read_view
 from penstock.journal.reading import TopicView
 from penstock.names import check_position, check_text, check_whole
-from penstock.queue.delivery import LeaseHandle
 from penstock.queue.flow import limiter_for
-from penstock.queue.operations.settle import EXPIRED, expire, give_up, give_up_dead_owners
+from penstock.queue.operations.settle import EXPIRED, LeaseHandle, expire, give_up, give_up_dead_owners
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import LONGEST_SCAN, DamagedBlock, Rows, first_free_row, first_rows, has_keys
 from penstock.queue.state.cache import QueueState, note_presence
-from penstock.queue.state.feed import Change
-from penstock.queue.state.group import Group
+from penstock.queue.state.group import Change, Group
 from penstock.queue.state.records import (
     HELD,
     LONGEST_LEASE,
@@ -42,9 +40,9 @@ from penstock.queue.state.records import (
     WAITING,
     Lease,
     MessageRow,
+    new_secret,
     read_special,
 )
-from penstock.queue.token import new_secret
 from penstock.surface.delivery import Delivery, TakeRequest
 
 STEP = 256

@@ -23,8 +23,7 @@ from penstock.observe.pipelines import FlowStatus, status
 from penstock.observe.sample import Finding, QueueSample, Sample, TopicSample
 from penstock.observe.workers import TOPIC as WORKERS
 from penstock.observe.workers import WorkerFailure
-from penstock.queue.run.cron import Cron
-from penstock.queue.run.schedule import Schedule
+from penstock.queue.schedule import Cron, Schedule
 from penstock.server.pages import charts, parts
 from penstock.server.pages.parts import ActButton, Content, ListColumn, Row, Table, Tile, count_tile
 from penstock.server.service import Service

@@ -77,7 +77,7 @@ class QueueUpkeep:
         queue = self._cache.find(commit, topic)
         if queue is not None:
             from penstock.queue.operations.settle import settle_through
-            from penstock.queue.results.reply import answer_removed
+            from penstock.queue.results import answer_removed
 
             through = min(through, queue.latest(commit))
             answer_removed(commit, queue, through)

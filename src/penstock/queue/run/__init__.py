@@ -1,1 +1,0 @@
-"""What runs beside a queue: workers, takes that wait, periodic messages, upkeep."""
