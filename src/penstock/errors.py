@@ -160,8 +160,9 @@ class NoStore(ConfigError):
 
 
 class UnknownQueue(PenstockError, KeyError):
-    """No queue has that name."""
+    """No queue has that name; `queue` says which, where the journal is in this process."""
 
+    queue: str | None = None
     __str__ = Exception.__str__  # KeyError would print the repr of the message
 
 

@@ -14,16 +14,8 @@ T = TypeVar("T")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*((?:[KMGT]i?)?B?)", re.IGNORECASE)
-_SIZES = {
-    "": 1,
-    "K": 1000,
-    "KI": 1 << 10,
-    "M": 10**6,
-    "MI": 1 << 20,
-    "G": 10**9,
-    "GI": 1 << 30,
-    "T": 10**12,
-    "TI": 1 << 40,
+_SIZES = {"": 1} | {
+    f"{unit}{i}": base**power for power, unit in enumerate("KMGT", 1) for base, i in ((1000, ""), (1024, "I"))
 }
 
 

@@ -24,10 +24,7 @@ import click
 from penstock.cli.output import colored, event_line, paint, pairs, raw_payload, table
 
 if TYPE_CHECKING:
-    from penstock.events import Event, Receipt
-    from penstock.surface.journal import Journal
-    from penstock.surface.queue import Queue
-    from penstock.surface.topic import Topic
+    from penstock import Event, Journal, Queue, Receipt, Topic
 
 # ── how a command ends, and the numbers a shell sees ─────────────────────────────────────────────────────────────────
 DONE: Final = 0

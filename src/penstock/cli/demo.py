@@ -25,10 +25,8 @@ from penstock.cli.values import PORT
 from penstock.errors import Closed, StorageError
 
 if TYPE_CHECKING:
-    from penstock.events import Event
+    from penstock import Delivery, Event, Journal
     from penstock.local.backend import LocalJournal
-    from penstock.surface.delivery import Delivery
-    from penstock.surface.journal import Journal
 
 
 Act = tuple[str, str, str]

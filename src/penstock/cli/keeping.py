@@ -28,10 +28,8 @@ from penstock.names import TABLE_FORMATS
 from penstock.units import show_size
 
 if TYPE_CHECKING:
-    from penstock.events import Event
+    from penstock import Event, Journal, Topic
     from penstock.journal.sealed.report import LakeSummary
-    from penstock.surface.journal import Journal
-    from penstock.surface.topic import Topic
 
 
 @topic_command(

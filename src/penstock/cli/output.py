@@ -14,8 +14,8 @@ from penstock.errors import PoisonMessage
 from penstock.units import show_moment, show_size
 
 if TYPE_CHECKING:
+    from penstock import Event
     from penstock.cli.command import CommandContext
-    from penstock.events import Event
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 

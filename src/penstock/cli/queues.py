@@ -20,14 +20,11 @@ from penstock.errors import StaleDelivery
 from penstock.units import counted, in_parts, show_duration
 
 if TYPE_CHECKING:
+    from penstock import Delivery, Journal, Queue, Tasks
     from penstock.documents.conditions import Where
     from penstock.observe.sample import FailedMessage
     from penstock.queue.inspect import MessageState
-    from penstock.queue.tasks import Tasks
-    from penstock.surface.delivery import Delivery
     from penstock.surface.failure import Attempt
-    from penstock.surface.journal import Journal
-    from penstock.surface.queue import Queue
 
 
 WIDEST = 60

@@ -22,10 +22,7 @@ from penstock.names import is_pattern
 from penstock.units import in_parts
 
 if TYPE_CHECKING:
-    from penstock.events import Draft, Event, Receipt
-    from penstock.surface.journal import Journal
-    from penstock.surface.subscription import JournalSubscription
-    from penstock.surface.topic import Topic
+    from penstock import Draft, Event, Journal, JournalSubscription, Receipt, Topic
 
 
 # ── Which events a command is about: the options `read`, `tail` and `export` share, and what they come to ──

@@ -37,9 +37,9 @@ from penstock.surface.journal import Journal
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.entity.states import Progress, RebuildReport
+    from penstock import Description, Pressure, Queue, RebuildReport, Ticket, Topic
+    from penstock.entity.states import Progress
     from penstock.journal.across import AcrossQuery, LocalJournalSubscription
-    from penstock.journal.description import Description, Pressure
     from penstock.journal.following import LocalSubscription
     from penstock.journal.worker import TopicWorker
     from penstock.observe.sample import Sample
@@ -47,11 +47,7 @@ if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
     from penstock.surface.arguments import DraftArguments
     from penstock.surface.backend import TopicScan
-    from penstock.surface.journal import Journal
-    from penstock.surface.queue import Queue
     from penstock.surface.subscription import OnLag
-    from penstock.surface.topic import Topic
-    from penstock.ticket import Ticket
 
 
 A = TypeVar("A")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import islice
-from typing import TypeVar
 
 from penstock.documents.conditions import Where
 from penstock.errors import ConfigError
@@ -15,7 +14,7 @@ from penstock.names import check_consumer, check_text
 from penstock.observe.sample import FailedMessage
 from penstock.protocol import queues as wire
 from penstock.protocol.fields import PolicyFields, payload_of, policy_changes, policy_document
-from penstock.protocol.operation import PAGE_BYTES
+from penstock.protocol.operation import PAGE_BYTES, page_of
 from penstock.protocol.topics import EventList
 from penstock.queue import inspect, schedule
 from penstock.queue.inspect import QueueMessage, QueueStats
@@ -25,8 +24,6 @@ from penstock.queue.policy import checked
 from penstock.queue.queue import LocalQueue
 from penstock.queue.schedule import Schedule
 from penstock.queue.state.cache import QueueState
-
-P = TypeVar("P")
 
 
 # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -149,35 +146,26 @@ def list_messages(at: LocalBackend, name: str, query: wire.MessageQuery) -> wire
                 return wire.MessagePage(found, last)
             last, seen = one.seq, seen + 1
         found.append(one)
-        size += len(one.event.raw) + len(one.error or "") + len(one.traceback or "")
+        size += _size(one)
     return wire.MessagePage(found)
 
 
 def list_failed(at: LocalBackend, name: str, query: wire.FailedQuery) -> wire.FailedList[FailedMessage]:
     given_up = inspect.failures(at.queue(name), check_consumer(query.group, "group"), query.after)
-    return wire.FailedList(*_page(((one, one.event.seq) for one in given_up), query.limit))
+    found, last = page_of(given_up, query.limit, _size)
+    return wire.FailedList(found, None if last is None else last.event.seq)
 
 
 def list_dead_letters(at: LocalBackend, name: str, query: wire.DeadLetterQuery) -> wire.DeadLetterList[FailedMessage]:
     after = DeadLetterCursor.read(query.after) if query.after else None
     if query.after and after is None:
         raise ConfigError(f"after must be the next of the page before, not {query.after[:40]!r}")
-    letters = ((one, DeadLetterCursor.of(one.event)) for one in inspect.dead_letters(at.queue(name), after))
-    found, follows = _page(letters, query.limit)
-    return wire.DeadLetterList(found, None if follows is None else str(follows))
+    found, last = page_of(inspect.dead_letters(at.queue(name), after), query.limit, _size)
+    return wire.DeadLetterList(found, None if last is None else str(DeadLetterCursor.of(last.event)))
 
 
-def _page(found: Iterable[tuple[FailedMessage, P]], limit: int | None) -> tuple[list[FailedMessage], P | None]:
-    """Messages given up, bounded in number and bytes, and the cursor behind which there are more."""
-    page: list[FailedMessage] = []
-    size, last = 0, None
-    for one, cursor in found:
-        if len(page) == limit or size >= PAGE_BYTES:
-            return page, last
-        last = cursor
-        page.append(one)
-        size += len(one.event.raw) + len(one.traceback or "")
-    return page, None
+def _size(one: QueueMessage | FailedMessage) -> int:
+    return len(one.event.raw) + len(one.error or "") + len(one.traceback or "")
 
 
 def list_pending(at: LocalBackend, name: str, query: wire.PendingQuery) -> wire.PendingList:

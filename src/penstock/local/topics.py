@@ -26,7 +26,7 @@ from penstock.local.backend import LocalBackend
 from penstock.names import check_consumer
 from penstock.protocol import topics as wire
 from penstock.protocol.fields import SettingsFields, given
-from penstock.protocol.operation import PAGE_BYTES, PAGE_EVENTS
+from penstock.protocol.operation import PAGE_BYTES, PAGE_EVENTS, page_of
 from penstock.units import parse_moment
 
 
@@ -59,14 +59,8 @@ def _page(events: Iterator[Event], query: wire.CausesQuery) -> wire.EventList[Ev
         for event in events:
             if event.id == query.after:
                 break
-    found: list[Event] = []
-    size = 0
-    for event in events:
-        if found and (len(found) == query.limit or size + len(event.raw) > PAGE_BYTES):
-            return wire.EventList(found, found[-1].id)
-        size += len(event.raw)
-        found.append(event)
-    return wire.EventList(found)
+    found, last = page_of(events, query.limit, lambda event: len(event.raw))
+    return wire.EventList(found, None if last is None else last.id)
 
 
 # ── several topics ───────────────────────────────────────────────────────────────────────────────────────────────────

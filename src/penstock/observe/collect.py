@@ -38,12 +38,10 @@ from penstock.queue.inspect import stats_of_groups
 from penstock.units import counted, show_duration, show_size
 
 if TYPE_CHECKING:
+    from penstock import Journal, Queue, QueuePolicy
     from penstock.engine.contract import Snapshot
     from penstock.local.backend import LocalJournal
     from penstock.observe.history import History
-    from penstock.queue.policy import QueuePolicy
-    from penstock.surface.journal import Journal
-    from penstock.surface.queue import Queue
 
 
 T = TypeVar("T")

@@ -19,9 +19,7 @@ from penstock.observe.logs import Log
 from penstock.surface.failure import failure_text
 
 if TYPE_CHECKING:
-    from penstock.events import Event
-    from penstock.surface.journal import Journal
-    from penstock.surface.topic import Topic
+    from penstock import Event, Journal, Topic
 
 
 T = TypeVar("T")

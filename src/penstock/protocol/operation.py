@@ -16,6 +16,7 @@ from penstock.events import Event
 from penstock.limits import MAX_POSITION
 
 A = TypeVar("A", covariant=True)
+T = TypeVar("T")
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Role = Literal["read", "write", "admin"]
@@ -37,6 +38,19 @@ PAGE_EVENTS = 1000
 """Events of a page that says no limit."""
 PAGE_BYTES = 8 << 20
 """Payload bytes after which a page of an answer, or a take over HTTP, ends early."""
+
+
+def page_of(items: Iterable[T], limit: int | None, size: Callable[[T], int]) -> tuple[list[T], T | None]:
+    """As many as an answer has room for, in number and in bytes; and the last of them when others follow."""
+    found: list[T] = []
+    left = PAGE_BYTES
+    for one in items:
+        if len(found) == limit or left <= 0:
+            return found, found[-1] if found else None
+        found.append(one)
+        left -= size(one)
+    return found, None
+
 
 PREFIX = "/v1"
 """Where the operations are, below the server's address."""

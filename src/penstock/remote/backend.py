@@ -38,12 +38,10 @@ from penstock.ticket import Ticket
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from penstock import Journal, Queue, Worker
     from penstock.journal.across import AcrossQuery
     from penstock.remote.subscription import RemoteFollower, RemoteJournalSubscription
     from penstock.surface.backend import TopicScan
-    from penstock.surface.journal import Journal
-    from penstock.surface.queue import Queue
-    from penstock.surface.worker import Worker
 
 
 A = TypeVar("A")

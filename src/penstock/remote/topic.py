@@ -25,14 +25,12 @@ from penstock.units import in_parts
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.entity.states import Progress, RebuildReport
-    from penstock.events import Event
+    from penstock import Event, RebuildReport, Ticket, Topic
+    from penstock.entity.states import Progress
     from penstock.remote.backend import RemoteBackend
     from penstock.remote.worker import RemoteTopicWorker
     from penstock.surface.arguments import DraftArguments
     from penstock.surface.subscription import OnLag
-    from penstock.surface.topic import Topic
-    from penstock.ticket import Ticket
 
 
 P = TypeVar("P", bound=Projection)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,12 +16,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.api import local
-from penstock.errors import PenstockError
+from penstock.errors import Backpressure, PenstockError, UnknownQueue
 from penstock.observe.collect import GAUGES, Sampler, gauges
 from penstock.observe.history import History
 from penstock.observe.metrics import REGISTRY, Registry
-from penstock.protocol.operation import JSON, PREFIX, Role
-from penstock.protocol.problems import problem
+from penstock.protocol.operation import JSON, PREFIX, PROBLEM, Role
+from penstock.protocol.problems import problem, problem_of
 from penstock.server.access import Access
 from penstock.server.acts import perform_act
 from penstock.server.api import bulk, live, queues, topics
@@ -29,7 +30,7 @@ from penstock.server.limits import Limits
 from penstock.server.pages.overview import Buffers
 from penstock.server.pages.parts import base_of, problem_page
 from penstock.server.pages.routes import page_routes
-from penstock.server.service import Refused, Service, error_problem, guarded, problem_answer
+from penstock.server.service import Refused, Service, guarded
 from penstock.surface.journal import Journal
 
 log = logging.getLogger("penstock.server")
@@ -77,7 +78,9 @@ def answer_error(request: Request, error: Exception) -> Response:
         case Refused():
             found, headers = problem(error.status, error.name, str(error)), error.headers
         case PenstockError():
-            found, headers = error_problem(error)
+            found, headers = problem_of(error), None
+            if isinstance(error, Backpressure):
+                headers = {"Retry-After": str(max(1, round(error.retry_after)))}
             if found.status >= 500:
                 log.error("%s %s: %s: %s", request.method, path, type(error).__name__, error)
         case HTTPException():
@@ -92,7 +95,9 @@ def answer_error(request: Request, error: Exception) -> Response:
             found, headers = problem(500, "InternalError", "the server failed; its log says how"), None
     base = base_of(request)
     if "text/html" not in request.headers.get("accept", "") or path.removeprefix(base).startswith(PREFIX):
-        return problem_answer(found, headers)
+        if isinstance(error, UnknownQueue):
+            found.detail += f", or PUT {PREFIX}/queues/{error.queue}"
+        return Response(msgspec.json.encode(found), found.status, headers=headers, media_type=PROBLEM)
     if found.status == 401:
         return RedirectResponse(f"{base}/login", 303)
     return problem_page(request, found.status, found.detail)

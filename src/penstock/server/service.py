@@ -17,9 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from penstock.errors import Backpressure, PenstockError
-from penstock.protocol.operation import PROBLEM, SSE, Role
-from penstock.protocol.problems import Problem, problem_of
+from penstock.protocol.operation import SSE, Role
 from penstock.server.limits import HEAPS, LARGE_BLOCK, PING_SECONDS, SEND_BYTES, Limits
 
 if TYPE_CHECKING:
@@ -44,17 +42,6 @@ class Refused(Exception):
         self.status = status
         self.name = name
         self.headers = headers
-
-
-def problem_answer(problem: Problem, headers: dict[str, str] | None = None) -> Response:
-    """A problem+json answer."""
-    return Response(_encode(problem), problem.status, headers=headers, media_type=PROBLEM)
-
-
-def error_problem(error: PenstockError) -> tuple[Problem, dict[str, str] | None]:
-    """The problem that an error of the journal is, and the headers that go with it."""
-    busy = {"Retry-After": str(max(1, round(error.retry_after)))} if isinstance(error, Backpressure) else None
-    return problem_of(error), busy
 
 
 # ── bytes held for others: bodies that arrive and answers that are being sent, counted together ───────────────────────

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import compress, groupby
@@ -37,6 +37,7 @@ from penstock.local.backend import LocalJournal
 from penstock.queue.operations.push import DeliveryOptions, check_rank, push, read_delivery_options
 from penstock.queue.queue import LocalQueue
 from penstock.queue.state import keys
+from penstock.units import in_parts
 
 if TYPE_CHECKING:
     from penstock.entity.gate import Gates
@@ -140,7 +141,7 @@ def publish_blocks(
     batch = uuid.uuid4().bytes
     try:
         unsynced, next_turn = 0, 0.0
-        for number, step in enumerate(_steps(blocks.pieces)):
+        for number, step in enumerate(in_parts(blocks.pieces, lambda one: len(one[1].payload), STEP_BYTES)):
             made = PreparedPiece(step)
             unsynced += made.size
             time.sleep(max(0.0, next_turn - time.monotonic()))
@@ -151,7 +152,7 @@ def publish_blocks(
         return publish_staged(journal, BulkCommit([batch], mark, version, queue_name))
     except BaseException:
         with suppress(PenstockError):  # what could not be dropped is swept when it is old
-            journal._core.run(partial(_drop, batch))
+            journal._core.run(lambda commit: drop(commit, batch))
         raise
 
 
@@ -204,31 +205,9 @@ def stage_step(
     sync: bool = True,
 ) -> None:
     """Stages one step; `sync`: puts it on disk, after its commit, so that no caller waits behind the disk."""
-    journal._core.run(partial(_stage, batch, number, made, owner, job), relaxed=True)
+    journal._core.run(lambda commit: stage(commit, batch, number, made, owner, job), relaxed=True)
     if sync and journal._engine.durability == "disk":
         journal._engine.flush()
-
-
-def _stage(batch: bytes, number: int, made: PreparedPiece, owner: str, job: str, commit: Commit) -> None:
-    stage(commit, batch, number, made, owner, job)
-
-
-def _drop(batch: bytes, commit: Commit) -> None:
-    drop(commit, batch)
-
-
-def _steps(pieces: Iterable[tuple[str, Wire]]) -> Iterator[Sequence[tuple[str, Wire]]]:
-    """The blocks, as many at a time as one commit takes."""
-    step: list[tuple[str, Wire]] = []
-    size = 0
-    for topic, wire in pieces:
-        step.append((topic, wire))
-        size += len(wire.payload)
-        if size >= STEP_BYTES:
-            yield step
-            step, size = [], 0
-    if step:
-        yield step
 
 
 def _queue(journal: LocalJournal, name: str | None) -> LocalQueue | None:

@@ -371,7 +371,9 @@ def unknown_queue(name: str, names: Iterable[str] = ()) -> UnknownQueue:
 
     close = difflib.get_close_matches(name, list(names), 1)
     meant = f"; did you mean {close[0]!r}? Else" if close else ":"
-    return UnknownQueue(f"there is no queue {name!r}{meant} make it with journal.queue({name!r})")
+    unknown = UnknownQueue(f"there is no queue {name!r}{meant} make it with journal.queue({name!r})")
+    unknown.queue = name
+    return unknown
 
 
 # ── consumers ────────────────────────────────────────────────────────────────────────────────────────────────────────

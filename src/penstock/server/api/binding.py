@@ -14,13 +14,12 @@ from starlette.routing import BaseRoute, Route
 
 from penstock.documents.decoding import decoded, query_of, refuse_parameters
 from penstock.documents.events import event_document
-from penstock.errors import ConfigError, UnknownQueue
+from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.local.backend import implementation
 from penstock.observe.sample import FailedMessage
 from penstock.protocol.openapi import OPERATIONS
-from penstock.protocol.operation import JSON, PAGE_EVENTS, PREFIX, WITH_SLASHES, Operation, converted
-from penstock.protocol.queues import FailureDocument, MessageDocument
+from penstock.protocol.operation import JSON, PAGE_EVENTS, PREFIX, WITH_SLASHES, WRITTEN, Operation, converted
 from penstock.queue.inspect import QueueMessage
 from penstock.server.limits import MOST_EVENTS
 from penstock.server.service import Endpoint, Refused, Service, awaitable, entered, read_body, whole_answer
@@ -35,15 +34,15 @@ RAW = frozenset(("append_events", "stage_blocks"))
 """Operations whose handlers decode the body themselves."""
 
 
-def _message(one: QueueMessage) -> MessageDocument:
-    return MessageDocument(**(msgspec.structs.asdict(one) | {"event": event_document(one.event)}))
+def _document(one: QueueMessage | FailedMessage) -> object:
+    return WRITTEN[type(one)](**(msgspec.structs.asdict(one) | {"event": event_document(one.event)}))
 
 
-def _failure(one: FailedMessage) -> FailureDocument:
-    return FailureDocument(**(msgspec.structs.asdict(one) | {"event": event_document(one.event)}))
-
-
-_WRITTEN: dict[type, Callable[[Any], object]] = {Event: event_document, QueueMessage: _message, FailedMessage: _failure}
+_DOCUMENTS: dict[type, Callable[[Any], object]] = {
+    Event: event_document,
+    QueueMessage: _document,
+    FailedMessage: _document,
+}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -79,13 +78,7 @@ def asked(call: Call[Any, Any], operation: Operation[A]) -> A:
     if operation.paged and request is not None:
         limit = page_size(msgspec.structs.asdict(request)["limit"])
         msgspec.structs.force_setattr(request, "limit", limit)
-    try:
-        answer = call.service.journal._backend.call(operation, *names, request=request)
-    except UnknownQueue as unknown:
-        known = call.service.journal.queues()
-        other = msgspec.structs.asdict(request).get("to") if isinstance(request, msgspec.Struct) else None
-        missing = other if other is not None and names[0] in known else names[0]
-        raise UnknownQueue(f"{unknown}, or PUT /v1/queues/{missing}") from None
+    answer = call.service.journal._backend.call(operation, *names, request=request)
     if answer is None and operation.missing is not None:
         raise Refused(404, operation.missing, f"{names[0]!r} has no {names[-1][:80]!r}")
     return answer
@@ -128,7 +121,7 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any]) -> Endp
 
 def answered(service: Service, answer: object, status: int = 200) -> Response:
     """An answer in JSON."""
-    return whole_answer(service, _encode(converted(answer, _WRITTEN)), status, JSON)
+    return whole_answer(service, _encode(converted(answer, _DOCUMENTS)), status, JSON)
 
 
 def api_routes(modules: Iterable[ModuleType]) -> list[BaseRoute]:

@@ -18,7 +18,6 @@ from penstock.errors import ConfigError, PositionTrimmed
 from penstock.journal.bulk import PreparedPiece, drop_job, staged_batches
 from penstock.journal.catalog import load_state
 from penstock.journal.checking import checked_wire
-from penstock.journal.commit import Commit
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.report import FILE_EVENTS, SealReport, lake_summaries
 from penstock.limits import MAX_KEY_BYTES
@@ -30,17 +29,9 @@ from penstock.protocol.operation import BLOCKS
 from penstock.server.api.binding import Call
 from penstock.server.limits import BLOCKS_BYTES
 from penstock.server.service import HeldResponse, Refused, Service
+from penstock.transfer import reading
 from penstock.transfer.objects import StagingArea, check_area, decode_piece, own_area
 from penstock.transfer.publishing import BulkCommit, publish_staged, stage_step
-from penstock.transfer.reading import (
-    correlations_of,
-    ends_of,
-    range_cuts,
-    range_size,
-    spans_of,
-    stored_blocks,
-    topic_names,
-)
 
 
 # ── stored blocks, and what a reader of many needs to know before: ends, sizes, places to cut ─────────────────────────
@@ -48,10 +39,10 @@ def read_ends(call: Call[wire.EndsQuery, None]) -> wire.EndsDocument:
     journal = call.service.journal
     ends: dict[str, wire.TopicEnds] = {}
     with journal._engine.read() as snap:
-        for name in call.query.topic or topic_names(snap):
+        for name in call.query.topic or reading.topic_names(snap):
             view = TopicView.open(snap, check_name(name))
             if view is not None:
-                ends[name] = ends_of(view)
+                ends[name] = reading.ends_of(view)
     return wire.EndsDocument(journal.id, ends)
 
 
@@ -61,17 +52,19 @@ def read_cuts(call: Call[wire.CutsQuery, None]) -> wire.CutsDocument:
         return wire.CutsDocument(0, [])
     with _topic(call.service, call.name("topic")) as view:
         through = min(query.through, view.latest())
-        size = range_size(view, query.after, through)
+        size = reading.range_size(view, query.after, through)
         if not query.pieces:
             return wire.CutsDocument(size, [])
-        return wire.CutsDocument(size, range_cuts(view, query.after, through, query.pieces, exactly=query.exactly))
+        return wire.CutsDocument(
+            size, reading.range_cuts(view, query.after, through, query.pieces, exactly=query.exactly)
+        )
 
 
 def read_spans(call: Call[None, wire.SpansRequest]) -> wire.SpansDocument:
     asked = call.body
     with _topic(call.service, call.name("topic")) as view:
         log = call.service.journal._backend.log(view.name)
-    return spans_of(log, asked.after, asked.through, asked.wanted)
+    return reading.spans_of(log, asked.after, asked.through, asked.wanted)
 
 
 async def read_blocks(call: Call[wire.BlocksQuery, None]) -> Response:
@@ -101,7 +94,7 @@ def _blocks(service: Service, topic: str, query: wire.BlocksQuery) -> tuple[byte
                 f"the oldest stored is {trimmed + 1}",
                 oldest=trimmed + 1,
             )
-        for block in stored_blocks(view, after, through):
+        for block in reading.stored_blocks(view, after, through):
             values.append(block.value)
             size += len(block.value)
             if size >= BLOCKS_BYTES:
@@ -129,7 +122,7 @@ def find_correlations(call: Call[None, list[str]]) -> wire.Correlations:
     if len(call.body) > wire.MOST_IDS:
         raise ConfigError(f"{len(call.body):,} ids are too many at once; at most {wire.MOST_IDS:,}")
     with call.service.journal._engine.read() as snap:
-        return wire.Correlations(correlations_of(snap, call.body))
+        return wire.Correlations(reading.correlations_of(snap, call.body))
 
 
 # ── what Spark's tasks write: blocks staged where no reader looks, and the commit that publishes them ─────────────────
@@ -225,11 +218,7 @@ def drop_staged(call: Call[wire.DropQuery, None]) -> wire.Dropped:
     if not call.query.job:
         raise ConfigError("say what to drop: /staging?job=…")
     owner = call.service.access.identity(call.request)
-    return wire.Dropped(call.service.journal._core.run(partial(_drop, call.query.job, owner)))
-
-
-def _drop(job: str, owner: str, commit: Commit) -> int:
-    return drop_job(commit, job, owner)
+    return wire.Dropped(call.service.journal._core.run(lambda commit: drop_job(commit, call.query.job, owner)))
 
 
 def batch_of(text: str) -> bytes:
@@ -278,7 +267,7 @@ def save_states(call: Call[None, wire.SaveStatesRequest]) -> wire.StatesSaved:
     wanted = states.StreamedStates(check_name(call.name("topic")), asked.name, asked.version, asked.query)
     for one in asked.states:
         _check_state(one)
-    journal._core.run(partial(_save, asked, wanted))
+    journal._core.run(lambda commit: states.save_streamed(commit, wanted, asked.states, whole=asked.whole))
     return wire.StatesSaved(len(asked.states))
 
 
@@ -316,10 +305,6 @@ def _check_state(one: states.StreamedState) -> None:
         raise ConfigError(f"a key is text of 1 to {MAX_KEY_BYTES:,} bytes, not {one.key[:40]!r}")
     if not 1 <= one.first <= one.generation:
         raise ConfigError(f"the state of {one.key[:40]!r} begins at {one.first} and ends at {one.generation}")
-
-
-def _save(asked: wire.SaveStatesRequest, wanted: states.StreamedStates, commit: Commit) -> None:
-    states.save_streamed(commit, wanted, asked.states, whole=asked.whole)
 
 
 # ── sealing for a client: this process writes the files, step by step, into lakes it was started with ─────────────────
@@ -366,5 +351,5 @@ def _seal_step(call: Call[None, wire.SealRequest]) -> SealReport:
 
 def list_lakes(call: Call[wire.LakesQuery, None]) -> wire.LakeList:
     with call.service.journal._engine.read() as snap:
-        names = [check_name(name) for name in call.query.topic] or list(topic_names(snap))
+        names = [check_name(name) for name in call.query.topic] or list(reading.topic_names(snap))
         return wire.LakeList([one for name in names for one in lake_summaries(snap, name)])

@@ -16,12 +16,12 @@ from starlette.responses import Response
 
 from penstock.clock import seconds
 from penstock.documents.events import ReceiptDocument, decode_binary, event_document, receipt_document
-from penstock.errors import ConfigError, StaleDelivery, UnknownQueue
+from penstock.errors import ConfigError, StaleDelivery
 from penstock.events import Draft, Event
 from penstock.names import check_text
 from penstock.protocol import queues as wire
 from penstock.protocol.fields import PolicyFields, policy_changes
-from penstock.protocol.operation import PAGE_BYTES
+from penstock.protocol.operation import PAGE_BYTES, page_of
 from penstock.protocol.topics import EventList, Receipts
 from penstock.queue.queue import LocalQueue
 from penstock.server.access import address_of
@@ -36,11 +36,7 @@ from penstock.surface.queue import Queue, check_taking
 # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def queue_of(request: Request, service: Service) -> Queue:
     """The queue a request names, which must be there: a mistyped name must not make one."""
-    name = request.path_params["queue"]
-    try:
-        return service.journal.queue(name, create=False)
-    except UnknownQueue as unknown:
-        raise UnknownQueue(f"{unknown}, or PUT /v1/queues/{name}") from None
+    return service.journal.queue(request.path_params["queue"], create=False)
 
 
 def groups_of(queue: Queue) -> list[str]:
@@ -99,14 +95,7 @@ def _with_headers(draft: Draft, headers: dict[str, str] | None) -> Draft:
 # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def peek_messages(call: Call[wire.PeekQuery, None]) -> EventList[Event]:
     """What would be taken next, as much as fits into an answer."""
-    found: list[Event] = []
-    size = 0
-    for event in asked(call, wire.PEEK_MESSAGES).events:
-        if size >= PAGE_BYTES:
-            break
-        found.append(event)
-        size += len(event.raw)
-    return EventList(found)
+    return EventList(page_of(asked(call, wire.PEEK_MESSAGES).events, None, lambda event: len(event.raw))[0])
 
 
 def delivery_document(delivery: Delivery) -> wire.DeliveryDocument:
