@@ -160,9 +160,10 @@ class NoStore(ConfigError):
 
 
 class UnknownQueue(PenstockError, KeyError):
-    """No queue has that name; `queue` says which, where the journal is in this process."""
+    """No queue has that name."""
 
     queue: str | None = None
+    """The name, where the journal is in this process."""
     __str__ = Exception.__str__  # KeyError would print the repr of the message
 
 
