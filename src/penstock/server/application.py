@@ -27,9 +27,9 @@ from penstock.server.acts import perform_act
 from penstock.server.api import bulk, live, queues, topics
 from penstock.server.api.binding import api_routes
 from penstock.server.limits import Limits
-from penstock.server.pages.overview import Buffers
 from penstock.server.pages.parts import base_of, problem_page
 from penstock.server.pages.routes import page_routes
+from penstock.server.pages.views import Buffers
 from penstock.server.service import Refused, Service, guarded
 from penstock.surface.journal import Journal
 

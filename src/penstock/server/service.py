@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.observe.sample import Sample
     from penstock.server.access import Access
     from penstock.server.api.live import LiveTopics
-    from penstock.server.pages.overview import Buffers
+    from penstock.server.pages.views import Buffers
     from penstock.transfer.objects import StagingArea
 
 

@@ -18,7 +18,7 @@ from penstock.protocol import bulk, queues, topics
 from penstock.protocol.openapi import document
 from penstock.protocol.operation import PREFIX, Operation
 from penstock.server.access import COOKIE, SESSION_SECONDS, address_of
-from penstock.server.pages import charts, overview, parts, queue, topic
+from penstock.server.pages import charts, parts, views
 from penstock.server.service import Service, guarded, read_form
 
 # ── files of the page itself ─────────────────────────────────────────────────────────────────────────────────────────
@@ -130,16 +130,16 @@ def api_page(request: Request, service: Service) -> Response:
 
 
 PAGES: Final[dict[str, parts.Show]] = {
-    "/": overview.overview,
-    "/topics": overview.topics_page,
-    "/queues": overview.queues_page,
-    "/search": overview.search_page,
-    "/health": overview.health_page,
-    "/topics/{topic}": topic.topic_page,
-    "/queues/{queue}": queue.queue_page,
-    "/schedules": overview.schedules_page,
-    "/pipelines": overview.pipelines_page,
-    "/buffers": overview.buffers_page,
+    "/": views.overview,
+    "/topics": views.topics_page,
+    "/queues": views.queues_page,
+    "/search": views.search_page,
+    "/health": views.health_page,
+    "/topics/{topic}": views.topic_page,
+    "/queues/{queue}": views.queue_page,
+    "/schedules": views.schedules_page,
+    "/pipelines": views.pipelines_page,
+    "/buffers": views.buffers_page,
 }
 """Those that a stream keeps fresh."""
 
@@ -148,8 +148,8 @@ def page_routes() -> list[BaseRoute]:
     """The routes of the page."""
     return [
         *(route for path, show in PAGES.items() for route in parts.page_and_stream(path, show)),
-        Route("/topics/{topic}/events/{event}", topic.event_page),
-        Route("/graph/{correlation:path}", topic.graph_page),
+        Route("/topics/{topic}/events/{event}", views.event_page),
+        Route("/graph/{correlation:path}", views.graph_page),
         Route("/charts/overview", charts.overview_charts),
         Route("/charts/topics/{topic}", charts.topic_charts),
         Route("/charts/queues/{queue}", charts.queue_charts),
