@@ -19,8 +19,9 @@ import os
 from typing import TYPE_CHECKING, Unpack
 
 from penstock.aio.handles import AsyncDelivery, AsyncJournal, AsyncOutbox, AsyncQueue, AsyncTopic
-from penstock.aio.running import AsyncReceiver, in_thread
+from penstock.aio.running import in_thread
 from penstock.api import open as open_journal
+from penstock.surface.receiving import AsyncReceiver
 
 if TYPE_CHECKING:
     from penstock.surface.arguments import OpenArguments

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Generic, Literal, Self, Unpack, overload
 
 from penstock.aio.running import (
     AsyncHandle,
-    AsyncReceiver,
     Field,
     Look,
     at_once,
@@ -34,6 +33,7 @@ from penstock.schema import PayloadT
 from penstock.surface.delivery import Delivery
 from penstock.surface.journal import Journal
 from penstock.surface.queue import DEFAULT_GROUP, Queue
+from penstock.surface.receiving import AsyncReceiver
 from penstock.surface.topic import Topic
 
 if TYPE_CHECKING:
@@ -201,12 +201,14 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
             return await in_thread(lambda: self._sync.push(payload, reply=True, **options))
         return await in_thread(lambda: self._sync.push(payload, **options))
 
-    def receive(self, *, wait: Seconds | None = 0, **options: Unpack[TakeArguments]) -> AsyncReceiver[PayloadT]:
+    def receive(
+        self, *, wait: Seconds | None = 0, **options: Unpack[TakeArguments]
+    ) -> AsyncReceiver[AsyncDelivery[PayloadT]]:
         """`async with` it for one message or None, `async for` one after the other; options are those of `take`.
 
         An `async with` block acknowledges its message, or gives it back with the error that left the block.
         """
-        return AsyncReceiver(self, wait, options)
+        return AsyncReceiver(lambda wait: self.take(wait=wait, **options), wait)
 
     async def take(self, *, wait: Seconds = 0, **options: Unpack[TakeArguments]) -> AsyncDelivery[PayloadT] | None:
         """The next message, until it is settled or its lease ends; see `penstock.Queue.take`."""

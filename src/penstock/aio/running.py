@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from penstock.errors import Backpressure
-from penstock.schema import PayloadT
 
 if TYPE_CHECKING:
-    from penstock.aio.handles import AsyncDelivery, AsyncQueue
-    from penstock.clock import Seconds
-    from penstock.surface.arguments import TakeArguments
     from penstock.ticket import Ticket
 
 H = TypeVar("H")
@@ -24,8 +20,6 @@ T = TypeVar("T")
 
 PIECE = 500
 """Events that a thread reads at a time for an `async for`."""
-LONG = 3600.0
-"""Seconds that one take of a receiver without an end waits."""
 
 in_thread = asyncio.to_thread
 
@@ -171,37 +165,3 @@ async def _close(found: Iterator[T], step: Awaitable[list[T]] | None) -> None:
     close: Callable[[], None] | None = getattr(found, "close", None)
     if close is not None:
         await in_thread(close)
-
-
-class AsyncReceiver(Generic[PayloadT]):
-    """What `queue.receive` gives: `async with` it for one message or None, or iterate over it with `async for`."""
-
-    __slots__ = ("_held", "_options", "_queue", "_wait")
-
-    def __init__(self, queue: AsyncQueue[PayloadT], wait: Seconds | None, options: TakeArguments) -> None:
-        self._queue = queue
-        self._wait = wait
-        self._options = options
-        self._held: list[AsyncDelivery[PayloadT]] = []
-
-    async def _take(self, **options: Unpack[TakeArguments]) -> AsyncDelivery[PayloadT] | None:
-        if self._wait is not None:
-            return await self._queue.take(wait=self._wait, **options)
-        while True:
-            delivery = await self._queue.take(wait=LONG, **options)
-            if delivery is not None:
-                return delivery
-
-    async def __aenter__(self) -> AsyncDelivery[PayloadT] | None:
-        delivery = await self._take(**self._options)
-        if delivery is not None:
-            self._held.append(delivery)
-        return delivery
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._held:
-            await self._held.pop().__aexit__(kind, error, trace)
-
-    async def __aiter__(self) -> AsyncIterator[AsyncDelivery[PayloadT]]:
-        while (delivery := await self._take(**self._options)) is not None:
-            yield delivery

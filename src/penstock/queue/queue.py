@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import datetime
 from sys import modules
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from penstock.clock import Seconds, SystemClock, to_ms
-from penstock.documents.decoding import nearest
+from penstock.clock import SystemClock, to_ms
 from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError
 from penstock.events import Draft, Receipt
 from penstock.journal.blocks import Columns
@@ -31,12 +29,13 @@ from penstock.journal.writer import WriteRequest
 from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
 from penstock.names import check_kind, check_name
 from penstock.observe.logs import Log
+from penstock.observe.metrics import Counter
 from penstock.observe.tracing import received, sending
 from penstock.queue import inspect, metrics
 from penstock.queue.metrics import QueueCounters
 from penstock.queue.operations import groups, repair
 from penstock.queue.operations.groups import Pause, group_for
-from penstock.queue.operations.push import DeliveryOptions, push, read_delivery_options
+from penstock.queue.operations.push import DeliveryOptions, draft_fields, drafts_of, push, read_delivery_options
 from penstock.queue.operations.repair import Redriven, Where, move_in, purge_in, redrive_in
 from penstock.queue.operations.settle import (
     LeaseHandle,
@@ -56,7 +55,7 @@ from penstock.queue.state.cache import QueueState, forget_presence, unknown_queu
 from penstock.queue.state.group import HeldMessage
 from penstock.queue.state.records import fits, read_token
 from penstock.schema import DECLARED, brings_kind, schema_of_type
-from penstock.surface.delivery import Delivery, Outcome, TakeRequest
+from penstock.surface.delivery import Delivery, Outcome, PushOptions, TakeRequest
 from penstock.surface.failure import NackOptions
 from penstock.ticket import Ticket
 
@@ -105,24 +104,10 @@ class LocalQueue:
             return groups.pauses(state.record)
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def push(
-        self,
-        payload: object,
-        kind: str,
-        key: str | None,
-        priority: int | Literal["front"],
-        delay: Seconds,
-        not_before: datetime | None,
-        dedup: str | None,
-        max_attempts: int | None,
-        headers: Mapping[str, str] | None,
-        cause: object,
-    ) -> Receipt:
-        span = sending(self.name, "push", None, headers) if "opentelemetry.trace" in modules else None
+    def push(self, payload: object, options: PushOptions) -> Receipt:
+        span = sending(self.name, "push", None, options.headers) if "opentelemetry.trace" in modules else None
         try:
-            batch, delivery = self.prepare(
-                payload, kind, key, priority, delay, not_before, dedup, max_attempts, headers, cause
-            )
+            batch, delivery = self.prepare(payload, options)
             receipts = self._writer.run(WriteRequest(self.push_in, batch.size, (batch, delivery)))
         finally:
             if span is not None:
@@ -130,12 +115,12 @@ class LocalQueue:
         self._counters.pushed.inc()
         return receipts[0]
 
-    def submit(self, payload: object, options: Mapping[str, object]) -> Ticket[Receipt]:
-        batch, delivery = self.prepare_with(payload, options)
+    def submit(self, payload: object, options: PushOptions) -> Ticket[Receipt]:
+        batch, delivery = self.prepare(payload, options)
         self._counters.pushed.inc()
         return self._writer.submit(WriteRequest(lambda commit: self.push_in(commit, batch, delivery)[0], batch.size))
 
-    def push_many(self, payloads: list[object], options: Mapping[str, object]) -> list[Receipt]:
+    def push_many(self, payloads: list[object], options: PushOptions) -> list[Receipt]:
         span = sending(self.name, "push", len(payloads)) if "opentelemetry.trace" in modules else None
         try:
             batch, delivery = self.prepare_many(payloads, options)
@@ -150,85 +135,108 @@ class LocalQueue:
         """Pushes inside a commit."""
         return push(commit, self._cache.state(commit, self.name), batch, delivery)
 
-    def prepare_with(
-        self, payload: object, options: Mapping[str, object], find_cause: FindCause | None = None
-    ) -> tuple[PreparedBatch, DeliveryOptions | None]:
-        return self.prepare(payload, **_push_options(options), find_cause=find_cause)
-
     def prepare(
-        self,
-        payload: object,
-        kind: Any,
-        key: str | None,
-        priority: int | Literal["front"],
-        delay: Seconds,
-        not_before: datetime | None,
-        dedup: str | None,
-        max_attempts: int | None,
-        headers: Mapping[str, str] | None,
-        cause: object,
-        find_cause: FindCause | None = None,
+        self, payload: object, options: PushOptions, find_cause: FindCause | None = None
     ) -> tuple[PreparedBatch, DeliveryOptions | None]:
+        kind: Any = options.kind
         if payload.__class__ in DECLARED and brings_kind(payload, kind):
             kind, payload = payload, None
         delivery = None
         if (
-            priority
-            or priority.__class__ is not int
-            or delay != 0
-            or not_before is not None
-            or max_attempts is not None
+            options.priority
+            or options.priority.__class__ is not int
+            or options.delay != 0
+            or options.not_before is not None
+            or options.max_attempts is not None
         ):
-            delivery = read_delivery_options(self._core.clock, key, priority, delay, not_before, max_attempts)
-        if key is None and dedup is None and headers is None and cause is None and not self._core.guards:
+            delivery = read_delivery_options(self._core.clock, options, options.key)
+        if options.key is options.dedup is None and options.headers is options.cause is None and not self._core.guards:
             return prepare_one(kind, payload), delivery
-        fields = draft_fields(key, dedup, headers, cause)
-        return self._log.prepare(kind, payload, fields, find_cause), delivery
+        return self._log.prepare(kind, payload, draft_fields(options), find_cause), delivery
 
     def prepare_many(
-        self, payloads: Iterable[object], options: Mapping[str, object], find_cause: FindCause | None = None
+        self, payloads: Iterable[object], options: PushOptions, find_cause: FindCause | None = None
     ) -> tuple[PreparedBatch, DeliveryOptions | None]:
-        given = _push_options(options)
-        if given["dedup"] is not None:
-            raise ConfigError("one dedup key cannot be for many messages: push Draft objects with a dedup key each")
-        kind = given["kind"]
-        if options.keys() <= {"kind"} and not self._core.guards:
-            items = list(payloads)
-            kinds_of = set(map(type, items))
-            if not any(issubclass(one, Draft) or schema_of_type(one) for one in kinds_of):
-                return plain_batch(kind, items), None
-            payloads = items
-        fields = draft_fields(given["key"], None, given["headers"], given["cause"])
-        drafts = [
-            item
-            if isinstance(item, Draft)
-            else Draft(item, **fields)
-            if brings_kind(item, kind)
-            else Draft(kind, item, **fields)
-            for item in payloads
-        ]
+        items, clock = list(payloads), self._core.clock
+        plain = options.key is options.dedup is None and options.headers is options.cause is None
+        if plain and not (self._core.guards or any(map(_brings_fields, set(map(type, items))))):
+            return plain_batch(options.kind, items), read_delivery_options(clock, options, None)
+        drafts = drafts_of(items, options)
         keyed = next((draft.key for draft in drafts if draft.key is not None), None)
-        delivery = read_delivery_options(
-            self._core.clock,
-            keyed,
-            given["priority"],
-            given["delay"],
-            given["not_before"],
-            given["max_attempts"],
-        )
-        return self._log.prepare_many(drafts, find_cause), delivery
+        return self._log.prepare_many(drafts, find_cause), read_delivery_options(clock, options, keyed)
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def take(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
-        found = take_waiting(self, self.request(wanted), wanted.wait, stopping)
-        if found:
-            self._counters.delivered.inc(len(found))
-        return found
+        request, wait = self.request(wanted), None
+        began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
+        while True:
+            seen = self._signal.version
+            operation = WriteRequest(self.take_in, 0, (request,), True)
+            try:
+                taken = self._writer.run(operation)
+            except BaseException:
+                self._return_unheard(operation)
+                raise
+            if taken.deliveries:
+                return self._delivered(taken, wait, began_ns)
+            wait = wait or TakeWait(self, wanted.wait, stopping)
+            nap = wait.nap(taken)
+            if nap is None:
+                return []
+            if nap:
+                with self._core.hub:
+                    self._signal.wait(seen, nap)
+                wait.check_open()
 
     async def take_async(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
-        found = await take_waiting_async(self, self.request(wanted), wanted.wait, stopping)
-        self._counters.delivered.inc(len(found))
-        return found
+        """`take` for an event loop: the tries are committed by the writer's own thread."""
+        request, wait = self.request(wanted), None
+        began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
+        while True:
+            seen = self._signal.version
+            operation = WriteRequest(self.take_in, 0, (request,), True)
+            try:
+                taken = await self._writer.submit(operation)
+            except BaseException:
+                self._return_unheard(operation)
+                raise
+            if taken.deliveries:
+                return self._delivered(taken, wait, began_ns)
+            wait = wait or TakeWait(self, wanted.wait, stopping)
+            nap = wait.nap(taken)
+            if nap is None:
+                return []
+            if nap:
+                with self._core.hub:
+                    await self._signal.wait_async(seen, nap)
+                wait.check_open()
+
+    def take_in(self, commit: Commit, request: Request) -> Taken:
+        """One try inside a commit, and a lease if it finds something."""
+        state = self._cache.state(commit, self.name)
+        hold = LeaseHandle(self, request.label, request.consumer)
+        return take(commit, state, group_for(commit, state, request.label), request, hold)
+
+    def _delivered(self, taken: Taken, wait: TakeWait | None, began_ns: int) -> list[Delivery]:
+        self._counters.delivered.inc(len(taken.deliveries))
+        if began_ns:
+            received(self.name, [delivery.event for delivery in taken.deliveries], began_ns)
+        if wait is not None:
+            wait.end(metrics.waits_woken)
+        return taken.deliveries
+
+    def _return_unheard(self, operation: WriteRequest[Taken]) -> None:
+        """Gives back what a take finds whose caller has gone: a signal came after its commit, or it was cancelled, or
+        the commit may turn up later."""
+
+        def give_back(commit: Commit) -> None:
+            state, taken = self._cache.find(commit, self.name), operation.value
+            if taken is not None and state is not None:
+                release_in(commit, state, taken.deliveries)
+
+        if operation.error is None or isinstance(operation.error, OutcomeUnknown):
+            with suppress(PenstockError):  # what ended the caller's wait matters more
+                self._writer.submit(WriteRequest(give_back, relaxed=True))
 
     def request(self, wanted: TakeRequest) -> Request:
         """What a take asks for, in milliseconds and on behalf of this process."""
@@ -368,25 +376,8 @@ class LocalQueue:
 
 
 # ── what a push appends ──────────────────────────────────────────────────────────────────────────────────────────────
-_PUSH_DEFAULTS: dict[str, object] = {
-    "kind": "message",
-    "key": None,
-    "priority": 0,
-    "delay": 0,
-    "not_before": None,
-    "dedup": None,
-    "max_attempts": None,
-    "headers": None,
-    "cause": None,
-}
-
-
-def _push_options(given: Mapping[str, object]) -> dict[str, Any]:
-    options = {**_PUSH_DEFAULTS, **given}
-    if len(options) != len(_PUSH_DEFAULTS):
-        unknown = sorted(set(options) - set(_PUSH_DEFAULTS))[0]
-        raise ConfigError(f"a push has no option {unknown!r}{nearest(unknown, _PUSH_DEFAULTS)}")
-    return options
+def _brings_fields(given: type) -> bool:
+    return issubclass(given, Draft) or schema_of_type(given) is not None
 
 
 def plain_batch(kind: str, payloads: list[Any]) -> PreparedBatch:
@@ -418,22 +409,6 @@ def _encode_simple(payloads: list[Any]) -> list[bytes] | None:
     return encoded if not encoded or max(map(len, encoded)) <= MAX_PAYLOAD_BYTES else None
 
 
-def draft_fields(
-    key: str | None, dedup: str | None, headers: Mapping[str, str] | None, cause: object
-) -> dict[str, Any]:
-    """The part of a push that goes into the event itself."""
-    fields: dict[str, Any] = {}
-    if key is not None:
-        fields["key"] = key
-    if dedup is not None:
-        fields["dedup"] = dedup
-    if headers is not None:
-        fields["headers"] = headers
-    if cause is not None:
-        fields["cause"] = cause.event if isinstance(cause, Delivery) else cause  # it stands for its message
-    return fields
-
-
 # ── takes that wait ──────────────────────────────────────────────────────────────────────────────────────────────────
 LONGEST_NAP = 1.0
 """Seconds after which a waiting take looks again even if nothing was due: wall clocks can be set."""
@@ -442,143 +417,47 @@ SHORT_NAP = 0.05
 SHORTEST_NAP = 0.001
 
 
-def take_in(commit: Commit, queue: LocalQueue, request: Request) -> Taken:
-    """One try, and a lease if it finds something."""
-    state = queue._cache.state(commit, queue.name)
-    hold = LeaseHandle(queue, request.label, request.consumer)
-    return take(commit, state, group_for(commit, state, request.label), request, hold)
+class TakeWait:
+    """How long a take that has found nothing waits before its next try."""
 
+    __slots__ = ("_core", "_deadline", "_queue", "_real_deadline", "_started", "_stopping", "_wait")
 
-class WaitBudget:
-    """How long a take has waited, and how long it may sleep before its next try."""
-
-    __slots__ = ("_clock", "_deadline", "_real_deadline", "_started", "exact")
-
-    def __init__(self, queue: LocalQueue, wait: float) -> None:
-        self._clock = queue._core.clock
-        self.exact = isinstance(self._clock, SystemClock)
-        self._started = time.perf_counter()
-        self._deadline = self._clock.monotonic() + wait
+    def __init__(self, queue: LocalQueue, wait: float, stopping: threading.Event | None) -> None:
+        self._queue = queue.name
+        self._core = queue._core
+        self._wait = wait
+        self._stopping = stopping
+        self._started = 0.0
+        self._deadline = self._core.clock.monotonic() + wait
         self._real_deadline = time.monotonic() + wait
 
-    def nap(self, next_ms: int) -> float:
-        """Seconds to sleep at the most; 0 when the time is up."""
-        left = min(self._deadline - self._clock.monotonic(), self._real_deadline - time.monotonic())
-        if left <= 0:
+    def nap(self, taken: Taken) -> float | None:
+        """Seconds to wait at the most, 0 for none; None: the take has ended."""
+        if taken.more:
             return 0.0
-        nap = min(left, LONGEST_NAP if self.exact else SHORT_NAP)
-        if next_ms:
-            nap = min(nap, max((next_ms - self._clock.now_ms()) / 1000, SHORTEST_NAP))
-        return nap
-
-    def waited(self) -> float:
-        return time.perf_counter() - self._started
-
-
-def take_waiting(
-    queue: LocalQueue, request: Request, wait: float, stopping: threading.Event | None = None
-) -> list[Delivery]:
-    """Tries until there is something, or the time is up, or the journal is closed."""
-    signal = queue._signal
-    budget: WaitBudget | None = None
-    began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
-    while True:
-        seen = signal.version
-        operation = WriteRequest(take_in, 0, (queue, request), True)
-        try:
-            taken = queue._writer.run(operation)
-        except BaseException:
-            # A signal's, after the commit; or the commit may turn up later: its caller never hears what that took.
-            if operation.error is None or isinstance(operation.error, OutcomeUnknown):
-                _return_unheard(queue, operation)
-            raise
-        if taken.deliveries:
-            if began_ns:
-                received(queue.name, [delivery.event for delivery in taken.deliveries], began_ns)
-            return taken.deliveries if budget is None else _woken(taken, budget)
-        if taken.more:
-            continue
-        if not wait or (stopping is not None and stopping.is_set()):
-            return []
-        if budget is None:
-            budget = WaitBudget(queue, wait)
+        if not self._wait or (self._stopping is not None and self._stopping.is_set()):
+            return None
+        if not self._started:
+            self._started = time.perf_counter()
             metrics.waits_started.inc()
-        nap = budget.nap(taken.next_ms)
-        if not nap:
-            return _timed_out(budget)
-        with queue._core.hub:
-            signal.wait(seen, nap)
-        _check_open(queue)
+        clock = self._core.clock
+        left = min(self._deadline - clock.monotonic(), self._real_deadline - time.monotonic())
+        if left <= 0:
+            self.end(metrics.waits_timed_out)
+            return None
+        nap = min(left, LONGEST_NAP if isinstance(clock, SystemClock) else SHORT_NAP)
+        return min(nap, max((taken.next_ms - clock.now_ms()) / 1000, SHORTEST_NAP)) if taken.next_ms else nap
 
+    def end(self, counter: Counter) -> None:
+        """Counts a wait that is over."""
+        if self._started:
+            counter.inc()
+            metrics.wait_seconds.observe(time.perf_counter() - self._started)
 
-async def take_waiting_async(
-    queue: LocalQueue, request: Request, wait: float, stopping: threading.Event | None = None
-) -> list[Delivery]:
-    """`take_waiting` for an event loop: the tries are committed by the writer's own thread."""
-    signal = queue._signal
-    budget: WaitBudget | None = None
-    began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
-    while True:
-        seen = signal.version
-        taken = await _take_once(queue, request)
-        if taken.deliveries:
-            if began_ns:
-                received(queue.name, [delivery.event for delivery in taken.deliveries], began_ns)
-            return taken.deliveries if budget is None else _woken(taken, budget)
-        if taken.more:
-            continue
-        if not wait or (stopping is not None and stopping.is_set()):
-            return []
-        if budget is None:
-            budget = WaitBudget(queue, wait)
-            metrics.waits_started.inc()
-        nap = budget.nap(taken.next_ms)
-        if not nap:
-            return _timed_out(budget)
-        with queue._core.hub:
-            await signal.wait_async(seen, nap)
-        _check_open(queue)
-
-
-async def _take_once(queue: LocalQueue, request: Request) -> Taken:
-    import asyncio
-
-    request_of_take = WriteRequest(take_in, 0, (queue, request), True)
-    try:
-        return await queue._writer.submit(request_of_take)
-    except (asyncio.CancelledError, OutcomeUnknown):
-        # The take may go on without us: what it finds is given back by the operation that comes after it.
-        _return_unheard(queue, request_of_take)
-        raise
-
-
-def _return_unheard(queue: LocalQueue, operation: WriteRequest[Taken]) -> None:
-    with suppress(PenstockError):  # what ended the caller's wait matters more
-        queue._writer.submit(WriteRequest(lambda commit: _give_back(commit, queue, operation.value), relaxed=True))
-
-
-def _give_back(commit: Commit, queue: LocalQueue, taken: Taken | None) -> None:
-    state = queue._cache.find(commit, queue.name)
-    if taken is not None and state is not None:
-        release_in(commit, state, taken.deliveries)
-
-
-def _check_open(queue: LocalQueue) -> None:
-    if queue._core.closed:
-        metrics.waits_cancelled.inc()
-        raise Closed(f"the journal was closed while a take from queue {queue.name!r} waited")
-
-
-def _woken(taken: Taken, budget: WaitBudget) -> list[Delivery]:
-    metrics.waits_woken.inc()
-    metrics.wait_seconds.observe(budget.waited())
-    return taken.deliveries
-
-
-def _timed_out(budget: WaitBudget) -> list[Delivery]:
-    metrics.waits_timed_out.inc()
-    metrics.wait_seconds.observe(budget.waited())
-    return []
+    def check_open(self) -> None:
+        if self._core.closed:
+            metrics.waits_cancelled.inc()
+            raise Closed(f"the journal was closed while a take from queue {self._queue!r} waited")
 
 
 # ── in a transaction ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -592,12 +471,12 @@ class QueueChanges:
         self._extended: list[tuple[Delivery, int]] = []
         """With the deadline that each had before."""
 
-    def push(self, queue: str, payload: object, options: Mapping[str, object]) -> Receipt:
+    def push(self, queue: str, payload: object, options: PushOptions) -> Receipt:
         own = self._existing(queue)
-        batch, delivery = own.prepare_with(payload, options, self._held.find_cause)
+        batch, delivery = own.prepare(payload, options, self._held.find_cause)
         return self._held.change(lambda commit: own.push_in(commit, batch, delivery)[0])
 
-    def push_many(self, queue: str, payloads: Iterable[object], options: Mapping[str, object]) -> list[Receipt]:
+    def push_many(self, queue: str, payloads: Iterable[object], options: PushOptions) -> list[Receipt]:
         own = self._existing(queue)
         batch, delivery = own.prepare_many(payloads, options, self._held.find_cause)
         return self._held.change(lambda commit: own.push_in(commit, batch, delivery))
@@ -618,7 +497,7 @@ class QueueChanges:
         request = own.request(wanted)
         while True:
             self._held.flushed()
-            taken = self._held.change(lambda commit: take_in(commit, own, request))
+            taken = self._held.change(lambda commit: own.take_in(commit, request))
             if taken.deliveries or not taken.more:
                 return taken.deliveries
 

@@ -27,6 +27,7 @@ from penstock.queue.operations.push import DeliveryOptions, as_batch, push, read
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.records import NEVER, encode, read_queue
+from penstock.surface.delivery import PushOptions
 
 if TYPE_CHECKING:
     from cronsim import CronSim
@@ -106,8 +107,8 @@ def add(
         period = seconds(interval, "interval", minimum=0.001)
     if not is_whole(priority):
         raise ConfigError(f"the priority of a schedule is a whole number, not {priority!r:.40}")
-    read_delivery_options(queue.journal.clock, key, priority, 0, None, None)
-    batch, _ = queue.prepare(payload, kind, key, 0, 0, None, None, None, headers, None)
+    read_delivery_options(queue.journal.clock, PushOptions(priority=priority), key)
+    batch, _ = queue.prepare(payload, PushOptions(kind, key, headers=headers))
     columns = batch.columns
     made = ScheduleRecord(
         period,
@@ -159,7 +160,7 @@ def push_now(queue: LocalQueue, name: str) -> Receipt:
         raise ConfigError(f"queue {queue.name!r} has no schedule {name!r}")
     payload = record.payload if record.binary else msgspec.json.decode(record.payload)
     headers = {**(record.headers or {}), NAME_HEADER: name}
-    return queue.push(payload, record.kind, record.key, record.priority, 0, None, None, None, headers, None)
+    return queue.push(payload, PushOptions(record.kind, record.key, record.priority, headers=headers))
 
 
 def remove(queue: LocalQueue, name: str) -> bool:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from penstock.clock import Seconds, SystemClock, to_ms
-from penstock.documents.decoding import nearest
+from penstock.clock import SystemClock, to_ms
 from penstock.errors import Closed, ConfigError, PenstockError, StorageError
 from penstock.events import Draft, Receipt
 from penstock.journal.owners import this_host
@@ -35,11 +33,10 @@ from penstock.protocol.queues import (
     QueueDocument,
 )
 from penstock.queue.operations.groups import Pause
-from penstock.queue.operations.push import read_delivery_options
+from penstock.queue.operations.push import drafts_of, one_draft, read_delivery_options
 from penstock.queue.policy import QueuePolicy
 from penstock.remote.events import draft_documents, event_of, receipt_of
-from penstock.schema import brings_kind
-from penstock.surface.delivery import Delivery, Outcome, TakeRequest
+from penstock.surface.delivery import Delivery, Outcome, PushOptions, TakeRequest
 from penstock.surface.failure import NackOptions
 from penstock.surface.queue import Queue
 from penstock.ticket import Ticket
@@ -104,31 +101,17 @@ class RemoteQueue:
         return self._document().pauses
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def push(
-        self,
-        payload: object,
-        kind: str,
-        key: str | None,
-        priority: int | Literal["front"],
-        delay: Seconds,
-        not_before: datetime | None,
-        dedup: str | None,
-        max_attempts: int | None,
-        headers: Mapping[str, str] | None,
-        cause: object,
-    ) -> Receipt:
-        options = {"kind": kind, "key": key, "priority": priority, "delay": delay, "not_before": not_before}
-        own = {"dedup": dedup, "max_attempts": max_attempts, "headers": headers, "cause": cause}
-        return self._push(push_request(self.name, [payload], {**options, **own}, many=False))[0]
+    def push(self, payload: object, options: PushOptions) -> Receipt:
+        return self._push(push_request(self.name, [one_draft(payload, options)], options))[0]
 
-    def submit(self, payload: object, options: Mapping[str, object]) -> Ticket[Receipt]:
+    def submit(self, payload: object, options: PushOptions) -> Ticket[Receipt]:
         self._backend.check_writable()
         # Made here: the caller's trace context does not follow into another thread.
-        request = push_request(self.name, [payload], options, many=False)
+        request = push_request(self.name, [one_draft(payload, options)], options)
         return self._backend.submit(lambda: self._push(request)[0])
 
-    def push_many(self, payloads: list[object], options: Mapping[str, object]) -> list[Receipt]:
-        return self._push(push_request(self.name, payloads, options, many=True))
+    def push_many(self, payloads: list[object], options: PushOptions) -> list[Receipt]:
+        return self._push(push_request(self.name, drafts_of(payloads, options), options))
 
     def _push(self, request: PushRequest | None) -> list[Receipt]:
         if request is None:
@@ -260,40 +243,19 @@ class AsyncTaker:
             return self._found
 
 
-_OPTIONS = ("kind", "key", "priority", "delay", "not_before", "dedup", "max_attempts", "headers", "cause")
-_SHARED = ("priority", "delay", "not_before", "max_attempts")
-"""What all messages of a request have in common; the rest is each draft's own."""
-
-
-def push_request(queue: str, items: Iterable[Any], options: Mapping[str, Any], *, many: bool) -> PushRequest | None:
-    """The request that pushes some payloads or drafts; None when there is nothing to push."""
-    unknown = sorted(set(options) - set(_OPTIONS))
-    if unknown:
-        raise ConfigError(f"a push has no option {unknown[0]!r}{nearest(unknown[0], _OPTIONS)}")
-    given = {name: value for name, value in options.items() if value is not None}
-    if many and "dedup" in given:
-        raise ConfigError("one dedup key cannot be for many messages: push Draft objects with a dedup key each")
-    trace = trace_headers()
-    own = {name: given.get(name) for name in ("key", "headers", "cause", "dedup")}
-    kind = given.get("kind", "message")
-    drafts = [
-        item if isinstance(item, Draft) else Draft(item, **own) if brings_kind(item, kind) else Draft(kind, item, **own)
-        for item in items
-    ]
-    keyed = next((draft.key for draft in drafts if draft.key is not None), given.get("key"))
-    read_delivery_options(
-        SystemClock(),
-        keyed,
-        options.get("priority", 0),
-        options.get("delay", 0),
-        given.get("not_before"),
-        given.get("max_attempts"),
-    )
+def push_request(queue: str, drafts: list[Draft], options: PushOptions) -> PushRequest | None:
+    """The request that pushes some drafts; None when there is nothing to push."""
+    keyed = next((draft.key for draft in drafts if draft.key is not None), options.key)
+    read_delivery_options(SystemClock(), options, keyed)
     if not drafts:
         return None
+    trace, delay = trace_headers(), options.delay
     if trace is not None:
-        drafts = [msgspec.structs.replace(draft, headers=with_trace(draft.headers, trace)) for draft in drafts]
-    shared = {name: given[name] for name in _SHARED if name in given}
-    if isinstance(shared.get("delay"), timedelta):
-        shared["delay"] = shared["delay"].total_seconds()
-    return PushRequest(messages=draft_documents(drafts, queue), **shared)
+        drafts = [replace(draft, headers=with_trace(draft.headers, trace)) for draft in drafts]
+    return PushRequest(
+        messages=draft_documents(drafts, queue),
+        priority=options.priority,
+        delay=delay.total_seconds() if isinstance(delay, timedelta) else delay,
+        not_before=options.not_before,
+        max_attempts=options.max_attempts,
+    )

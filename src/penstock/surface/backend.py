@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
-    from datetime import datetime
     from typing import Literal
     from weakref import WeakSet
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.queue.operations.groups import Pause
     from penstock.queue.policy import QueuePolicy
     from penstock.surface.arguments import DraftArguments
-    from penstock.surface.delivery import Delivery, Outcome, TakeRequest
+    from penstock.surface.delivery import Delivery, Outcome, PushOptions, TakeRequest
     from penstock.surface.failure import NackOptions
     from penstock.surface.journal import Journal
     from penstock.surface.queue import Queue
@@ -240,25 +239,13 @@ class QueueBackend(Protocol):
         """The pauses that have not ended."""
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def push(
-        self,
-        payload: object,
-        kind: str,
-        key: str | None,
-        priority: int | Literal["front"],
-        delay: Seconds,
-        not_before: datetime | None,
-        dedup: str | None,
-        max_attempts: int | None,
-        headers: Mapping[str, str] | None,
-        cause: object,
-    ) -> Receipt:
+    def push(self, payload: object, options: PushOptions) -> Receipt:
         """Adds a message and returns when it is durable."""
 
-    def submit(self, payload: object, options: Mapping[str, object]) -> Ticket[Receipt]:
+    def submit(self, payload: object, options: PushOptions) -> Ticket[Receipt]:
         """`push` with a ticket."""
 
-    def push_many(self, payloads: list[object], options: Mapping[str, object]) -> list[Receipt]:
+    def push_many(self, payloads: list[object], options: PushOptions) -> list[Receipt]:
         """Adds messages at consecutive positions, all or nothing."""
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -28,6 +28,20 @@ NEVER = (1 << 63) - 1
 """The deadline, in milliseconds, of a lease that lasts as long as its owner's process."""
 
 
+class PushOptions(msgspec.Struct):
+    """What a push says of its messages; see `Queue.push`."""
+
+    kind: str = "message"
+    key: str | None = None
+    priority: int | Literal["front"] = 0
+    delay: Seconds = 0
+    not_before: datetime | None = None
+    dedup: str | None = None
+    max_attempts: int | None = None
+    headers: Mapping[str, str] | None = None
+    cause: object = None
+
+
 class TakeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Which messages to take, for whom and for how long."""
 

@@ -11,6 +11,7 @@ from msgspec.structs import asdict
 
 from penstock.clock import Seconds, seconds
 from penstock.documents.conditions import EventChoice, Where, predicate
+from penstock.documents.decoding import nearest
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, PayloadType, Receipt
 from penstock.limits import MESSAGES_LISTED
@@ -49,13 +50,13 @@ from penstock.queue.policy import QueuePolicy, checked
 from penstock.queue.results import ResultTicket, with_reply
 from penstock.queue.schedule import Schedule
 from penstock.schema import MESSAGE_KIND, PayloadT, brings_kind, encode_event
-from penstock.surface.delivery import Delivery, TakeRequest
+from penstock.surface.delivery import Delivery, PushOptions, TakeRequest
 from penstock.surface.receiving import Receiver
 from penstock.surface.worker import adapted
 
 if TYPE_CHECKING:
     from penstock.queue.worker import Middleware, QueueWorker
-    from penstock.surface.arguments import PolicyArguments, PushArguments, TakeArguments
+    from penstock.surface.arguments import PolicyArguments, PushArguments, TakeArguments, TakeManyArguments
     from penstock.surface.backend import QueueBackend
     from penstock.surface.journal import Journal
     from penstock.ticket import Ticket
@@ -141,16 +142,15 @@ class Queue(Generic[PayloadT]):
             payload = self._payload.accept(payload, kind)
         if reply:
             headers, token = with_reply(self.name, headers)
-        receipt = self._backend.push(
-            payload, kind, key, priority, delay, not_before, dedup, max_attempts, headers, cause
-        )
+        options = PushOptions(kind, key, priority, delay, not_before, dedup, max_attempts, headers, cause)
+        receipt = self._backend.push(payload, options)
         return receipt if token is None else ResultTicket(self, receipt, token)
 
     def submit(self, payload: PayloadT, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
         """`push` with a ticket: hands the message over and returns at once; await the ticket, or ask it later."""
         if self._payload is not None:
             payload = self._payload.accept(payload, options.get("kind", MESSAGE_KIND))
-        return self._backend.submit(payload, options)
+        return self._backend.submit(payload, push_options(options))
 
     def push_many(self, payloads: Iterable[PayloadT | Draft], **options: Unpack[PushArguments]) -> list[Receipt]:
         """Adds messages at consecutive positions, all or nothing; the options, those of `push`, are for all of them.
@@ -160,7 +160,7 @@ class Queue(Generic[PayloadT]):
         wanted: list[object] = list(payloads)
         if self._payload is not None:
             wanted = self._payload.messages(wanted, options.get("kind", MESSAGE_KIND))
-        return self._backend.push_many(wanted, options)
+        return self._backend.push_many(wanted, push_options(options))
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def receive(self, *, wait: Seconds | None = 0, **options: Unpack[TakeArguments]) -> Receiver[PayloadT]:
@@ -199,53 +199,23 @@ class Queue(Generic[PayloadT]):
         return found[0] if found else None
 
     def take_many(
-        self,
-        limit: int,
-        *,
-        group: str = DEFAULT_GROUP,
-        consumer: str | None = None,
-        wait: Seconds = 0,
-        lease: Seconds | None = None,
-        newest: bool = False,
+        self, limit: int, *, wait: Seconds = 0, **options: Unpack[TakeManyArguments]
     ) -> Sequence[Delivery[PayloadT]]:
-        """Up to `limit` messages, as many as there are; `wait`: how long to wait for the first."""
-        check_taking(limit, group, consumer, "take_many")
-        hold = None if lease is None else seconds(lease, "lease")
-        wanted = TakeRequest(limit, group, consumer, seconds(wait, "wait"), hold, newest)
+        """Up to `limit` messages, as many as there are; `wait`: how long to wait for the first. Options are those of
+        `take`."""
+        wanted = take_request(limit, "take_many", wait, **options)
         return self._typed(self._backend.take(wanted)) if limit else []
 
-    async def take_async(
-        self,
-        *,
-        group: str = DEFAULT_GROUP,
-        consumer: str | None = None,
-        wait: Seconds = 0,
-        lease: Seconds | None = None,
-        newest: bool = False,
-        seq: int | None = None,
-        key: str | None = None,
-    ) -> Delivery[PayloadT] | None:
+    async def take_async(self, *, wait: Seconds = 0, **options: Unpack[TakeArguments]) -> Delivery[PayloadT] | None:
         """`take` for an event loop."""
-        check_taker(group, consumer)
-        hold = None if lease is None else seconds(lease, "lease")
-        wanted = TakeRequest(1, group, consumer, seconds(wait, "wait"), hold, newest, seq, key)
-        found = self._typed(await self._backend.take_async(wanted))
+        found = self._typed(await self._backend.take_async(take_request(1, "take_async", wait, **options)))
         return found[0] if found else None
 
     async def take_many_async(
-        self,
-        limit: int,
-        *,
-        group: str = DEFAULT_GROUP,
-        consumer: str | None = None,
-        wait: Seconds = 0,
-        lease: Seconds | None = None,
-        newest: bool = False,
+        self, limit: int, *, wait: Seconds = 0, **options: Unpack[TakeManyArguments]
     ) -> Sequence[Delivery[PayloadT]]:
         """`take_many` for an event loop."""
-        check_taking(limit, group, consumer, "take_many_async")
-        hold = None if lease is None else seconds(lease, "lease")
-        wanted = TakeRequest(limit, group, consumer, seconds(wait, "wait"), hold, newest)
+        wanted = take_request(limit, "take_many_async", wait, **options)
         return self._typed(await self._backend.take_async(wanted)) if limit else []
 
     # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -622,6 +592,13 @@ class Queue(Generic[PayloadT]):
         return self._call(operations.REMOVE_SCHEDULE, check_consumer(name, "schedule")).removed
 
 
+def push_options(given: Mapping[str, Any]) -> PushOptions:
+    """A push's options as they were given; ConfigError names one that there is not."""
+    if unknown := sorted(given.keys() - set(PushOptions.__struct_fields__)):
+        raise ConfigError(f"a push has no option {unknown[0]!r}{nearest(unknown[0], PushOptions.__struct_fields__)}")
+    return PushOptions(**given)
+
+
 def update_policy(queue: Queue, wanted: Mapping[str, object]) -> Queue:
     """Gives a queue the policy that a program asks for; the log and the audit say what changed."""
     before, changes = queue.policy, checked(wanted, queue.name)
@@ -648,6 +625,23 @@ def check_taker(group: str, consumer: str | None) -> None:
     check_consumer(group, "group")
     if consumer is not None:
         check_consumer(consumer)
+
+
+def take_request(
+    limit: int,
+    what: str,
+    wait: Seconds = 0,
+    group: str = DEFAULT_GROUP,
+    consumer: str | None = None,
+    lease: Seconds | None = None,
+    newest: bool = False,
+    seq: int | None = None,
+    key: str | None = None,
+) -> TakeRequest:
+    """A take's arguments, checked; `what` asks for it."""
+    check_taking(limit, group, consumer, what)
+    hold = None if lease is None else seconds(lease, "lease")
+    return TakeRequest(limit, group, consumer, seconds(wait, "wait"), hold, newest, seq, key)
 
 
 def check_taking(limit: int, group: str, consumer: str | None, what: str) -> None:

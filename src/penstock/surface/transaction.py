@@ -15,9 +15,9 @@ from penstock.names import check_consumer, check_limit, check_position, is_whole
 from penstock.queue.operations.repair import Redriven
 from penstock.queue.queue import QueueChanges
 from penstock.schema import MESSAGE_KIND
-from penstock.surface.delivery import Delivery, TakeRequest
+from penstock.surface.delivery import Delivery
 from penstock.surface.failure import check_nack, failure_text
-from penstock.surface.queue import DEFAULT_GROUP, Queue, check_taking
+from penstock.surface.queue import Queue, push_options, take_request
 from penstock.surface.topic import Topic
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Transaction:
         """Pushes a message; no consumer is woken or sees it before the transaction commits."""
         if isinstance(queue, Queue) and queue._payload is not None:
             payload = queue._payload.accept(payload, options.get("kind", MESSAGE_KIND))
-        return self._queues.push(self._queue(queue), payload, options)
+        return self._queues.push(self._queue(queue), payload, push_options(options))
 
     def push_many(
         self, queue: Queue | str, payloads: Iterable[object], **options: Unpack[PushArguments]
@@ -125,7 +125,7 @@ class Transaction:
         """Pushes several messages at consecutive positions."""
         if isinstance(queue, Queue) and queue._payload is not None:
             payloads = queue._payload.messages(list(payloads), options.get("kind", MESSAGE_KIND))
-        return self._queues.push_many(self._queue(queue), payloads, options)
+        return self._queues.push_many(self._queue(queue), payloads, push_options(options))
 
     def take(self, queue: Queue | str, **options: Unpack[TakeArguments]) -> Delivery | None:
         """Takes the next message if the transaction commits, this transaction's own pushes included; never waits.
@@ -137,12 +137,7 @@ class Transaction:
 
     def take_many(self, queue: Queue | str, limit: int, **options: Unpack[TakeArguments]) -> list[Delivery]:
         """Takes up to `limit` messages if the transaction commits."""
-        group, consumer = options.get("group", DEFAULT_GROUP), options.get("consumer")
-        check_taking(limit, group, consumer, "take_many")
-        lease = options.get("lease")
-        hold = None if lease is None else seconds(lease, "lease")
-        one = options.get("seq"), options.get("key")
-        wanted = TakeRequest(limit, group, consumer, 0.0, hold, options.get("newest", False), *one)
+        wanted = take_request(limit, "take_many", **options)
         found = self._queues.take(self._queue(queue), wanted) if limit else []
         return found if isinstance(queue, str) else queue._typed(found)
 

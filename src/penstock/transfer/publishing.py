@@ -37,6 +37,7 @@ from penstock.local.backend import LocalJournal
 from penstock.queue.operations.push import DeliveryOptions, check_rank, push, read_delivery_options
 from penstock.queue.queue import LocalQueue
 from penstock.queue.state import keys
+from penstock.surface.delivery import PushOptions
 from penstock.units import in_parts
 
 if TYPE_CHECKING:
@@ -415,7 +416,8 @@ def judged(
     """A row's options as a push's arguments, with its checks and errors; None: as usual. Times are milliseconds."""
     rank: int | Literal["front"] = "front" if priority == keys.FRONT else priority or 0
     at = None if not_before is None else from_ms(not_before)
-    return read_delivery_options(ManualClock(now_ms), key, rank, (delay or 0) / 1000, at, max_attempts)
+    options = PushOptions(priority=rank, delay=(delay or 0) / 1000, not_before=at, max_attempts=max_attempts)
+    return read_delivery_options(ManualClock(now_ms), options, key)
 
 
 def row_words(block: Block, row: int) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
-from typing import Literal
+from typing import Any
 
 import msgspec
 
-from penstock.clock import Clock, Seconds, set_back_ms, to_ms
+from penstock.clock import Clock, set_back_ms, to_ms
 from penstock.errors import ConfigError, QueueFull
-from penstock.events import Receipt
+from penstock.events import Draft, Receipt
 from penstock.journal.blocks import Columns
 from penstock.journal.commit import Commit, find_duplicates, remember_dedup
 from penstock.journal.prepare import PreparedBatch
@@ -22,6 +21,8 @@ from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import Change, lane_of
 from penstock.queue.state.records import READY, TAKEN, WAITING, MessageRow, SpecialRow, encode
+from penstock.schema import brings_kind
+from penstock.surface.delivery import Delivery, PushOptions
 from penstock.surface.failure import DEAD_QUEUE, FailureText
 
 
@@ -39,15 +40,14 @@ class DeliveryOptions:
         self.max_attempts = max_attempts
 
 
-def read_delivery_options(
-    clock: Clock,
-    key: str | None,
-    priority: int | Literal["front"],
-    delay: Seconds,
-    not_before: datetime | None,
-    max_attempts: int | None,
-) -> DeliveryOptions | None:
-    """A push's arguments, checked; None when they ask for nothing special."""
+def read_delivery_options(clock: Clock, options: PushOptions, key: str | None) -> DeliveryOptions | None:
+    """A push's options, checked; None when they ask for nothing special. `key`: one that a message has."""
+    priority, delay, not_before, max_attempts = (
+        options.priority,
+        options.delay,
+        options.not_before,
+        options.max_attempts,
+    )
     if priority == "front":
         if key is not None:
             raise ConfigError('key= cannot be combined with priority="front": a key\'s messages keep their order')
@@ -75,6 +75,25 @@ def read_delivery_options(
     if not priority and not due and max_attempts is None:
         return None
     return DeliveryOptions(priority, due, max_attempts, now if due and not_before is None else 0)
+
+
+def drafts_of(items: Iterable[object], options: PushOptions) -> list[Draft]:
+    """What a push of payloads, and of drafts among them, appends."""
+    if options.dedup is not None:
+        raise ConfigError("one dedup key cannot be for many messages: push Draft objects with a dedup key each")
+    return [item if isinstance(item, Draft) else one_draft(item, options) for item in items]
+
+
+def one_draft(payload: object, options: PushOptions) -> Draft:
+    """What a push of one payload appends; one of a declared event type stands in the kind's place."""
+    event = (payload, None) if brings_kind(payload, options.kind) else (options.kind, payload)
+    return Draft(*event, **draft_fields(options))
+
+
+def draft_fields(options: PushOptions) -> dict[str, Any]:
+    """The part of a push that goes into the event itself."""
+    cause = options.cause.event if isinstance(options.cause, Delivery) else options.cause  # it stands for its message
+    return {"key": options.key, "dedup": options.dedup, "headers": options.headers, "cause": cause}
 
 
 def check_rank(queue: QueueState, priority: int) -> None:

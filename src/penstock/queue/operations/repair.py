@@ -49,7 +49,7 @@ from penstock.queue.state.records import (
     read_special,
 )
 from penstock.queue.upkeep import remove_through
-from penstock.surface.delivery import Delivery
+from penstock.surface.delivery import Delivery, PushOptions
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
@@ -501,8 +501,8 @@ def _move(commit: Commit, state: QueueState, chosen: list[int], to: str) -> int:
 def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) -> Receipt | None:
     """Puts another payload into the place of a message that is not in flight, or sends a dead letter back with it;
     None when the message is gone. In fanout mode the groups that are done with the message do not get it again."""
-    fields = (event.kind, event.key, 0, 0, None, None, None, original_headers(event.headers), event)
-    batch, _ = to.prepare(payload, *fields)
+    options = PushOptions(event.kind, event.key, headers=original_headers(event.headers), cause=event)
+    batch, _ = to.prepare(payload, options)
 
     def apply(commit: Commit) -> Receipt | None:
         state, tx, seq = queue._cache.state(commit, queue.name), commit.tx, event.seq
