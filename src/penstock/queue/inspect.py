@@ -600,10 +600,8 @@ def _stats(view: View, group: Group, name: str, names: tuple[str, ...]) -> Queue
 
 def _oldest_ready(view: View, group: Group) -> int | None:
     """When the oldest ready message was recorded."""
-    snap, overdue = view.snap, view.overdue
-    seqs = [start for start, _ in islice(group.untouched(snap, view.latest, overdue), 1)]
-    seqs += [message.seq for message in islice(group.parked(snap, None, overdue, [READY]), 1)]
-    event = view.state.blocks.event(snap, min(seqs)) if seqs else None
+    seq = group.oldest(view.snap, view.latest, view.overdue, [READY])
+    event = view.state.blocks.event(view.snap, seq) if seq else None
     return None if event is None else int(event._rows.recorded_ms(event._row))
 
 

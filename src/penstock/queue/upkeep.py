@@ -18,11 +18,11 @@ from penstock.journal.upkeep import Stored, ThinnedBlock, compact, exchange, in_
 from penstock.journal.writer import WriteRequest
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, QueueState, presences
+from penstock.queue.state.group import UNFINISHED
 from penstock.queue.state.records import encode
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
-    from penstock.queue.operations.settle import Looked
 
 # What works on messages is imported where there is a queue with some: see the registry.
 
@@ -92,23 +92,29 @@ class QueueUpkeep:
 
         queue.blocks.refresh(commit)
         through = min(through, queue.latest(commit))
-        return any(give_up_through(commit, queue, group, through, RETIRED, {}) for group in queue.all_groups(commit.tx))
+        return any(give_up_through(commit, queue, group, through, RETIRED) for group in queue.all_groups(commit.tx))
 
-    def _expire(self, commit: Commit, topic: str, looked: Looked) -> bool:
-        """Gives up some of what has outlived the queue's ttl; True when there is more."""
+    def _expire(self, topic: str) -> None:
+        """Gives up what has outlived the queue's ttl, in those groups that have some."""
+        with self._core.engine.read() as snap, self._cache.beside(snap, topic) as queue:
+            overdue = 0 if queue is None else queue.overdue_through(snap, self._core.clock.now_ms())
+            groups = [] if queue is None or not overdue else queue.all_groups(snap)
+            late = [group.name for group in groups if group.oldest(snap, overdue, 0, UNFINISHED)]
+        for name in late:
+            self._repeat(partial(self._give_up_late, topic, name))
+
+    def _give_up_late(self, topic: str, name: str, commit: Commit) -> bool:
         queue = self._cache.find(commit, topic)
-        if queue is None or queue.policy.ttl is None:
+        group_id = 0 if queue is None or not name else queue.record.groups.get(name)
+        if queue is None or group_id is None:
             return False
         if commit.fenced and (queue.policy.dead_letter is not None or queue.traits.replies):
             return False  # no caller appends while an exclusive fence is open
-        queue.blocks.refresh(commit)
-        overdue = min(queue.overdue_through(commit.tx, commit.now_ms), queue.latest(commit))
-        if not overdue:
-            return False
         from penstock.queue.operations.settle import EXPIRED, give_up_through
 
-        groups = queue.all_groups(commit.tx)
-        return any(give_up_through(commit, queue, group, overdue, EXPIRED, looked) for group in groups)
+        queue.blocks.refresh(commit)
+        overdue = min(queue.overdue_through(commit.tx, commit.now_ms), queue.latest(commit))
+        return give_up_through(commit, queue, queue.group(commit.tx, group_id), overdue, EXPIRED)
 
     def note(self, queue: str, count: int) -> None:
         """Messages of a queue were settled."""
@@ -124,8 +130,7 @@ class QueueUpkeep:
         with self._core.engine.read() as snap:
             if snap.get(keys.queue_key(topic)) is None:
                 return
-        looked: Looked = {}
-        self._repeat(lambda commit: self._expire(commit, topic, looked))
+        self._expire(topic)
         standing = self._find_standing(topic)
         self._repeat(lambda commit: self._remove(commit, topic, standing))
         self._repeat(lambda commit: self._clear(commit, topic))

@@ -40,7 +40,6 @@ from penstock.queue.state.records import (
     MessageRow,
     indexes_of,
     make_token,
-    read_special,
 )
 from penstock.surface.delivery import Delivery, Outcome
 from penstock.surface.failure import AttemptEnd, FailureText, NackOptions
@@ -368,62 +367,30 @@ def note_success(commit: Commit, queue: QueueState, group: Group, seqs: list[int
 # ── given up without a delivery ───────────────────────────────────────────────────────────────────────────────────────
 GIVE_UP_STEP = 64
 """How many messages one commit gives up, so that no caller waits long behind it."""
-LOOK_STEP = 512
-"""How many it looks at for that: failed ones may lie before them, and stay."""
-
-Looked = dict[int, int]
-"""Up to where a group's messages with a row of their own were looked at, by the group's id."""
 
 
-def give_up_through(
-    commit: Commit, queue: QueueState, group: Group, through: int, reason: Reason, looked: Looked
-) -> bool:
-    """Gives up some of a group's messages up to a position that are not in flight; True when there may be more.
-    `looked`: where the call before this one stopped."""
-    left, more = _give_up_placed(commit, queue, group, through, reason, looked)
-    return more or _give_up_untouched(commit, queue, group, through, reason, left) <= 0
-
-
-def _give_up_placed(
-    commit: Commit, queue: QueueState, group: Group, through: int, reason: Reason, looked: Looked
-) -> tuple[int, bool]:
-    """Those that have a row of their own; returns how many more may be given up, and whether there are more to see."""
-    step = GIVE_UP_STEP
-    states = PARKED if reason == RETIRED else UNFINISHED
-    parked = group.parked(commit.tx, through, looked.get(group.group_id, 0), states)
-    seen = [message.seq for message in islice(parked, LOOK_STEP)]
-    for seq in seen:
-        looked[group.group_id] = seq
-        message = group.find(commit.tx, seq)  # giving up others may have made it ready
-        if message is None:
-            continue
-        failure = FailureText(message.error, group.trail(commit.tx, message).traceback)
+def give_up_through(commit: Commit, queue: QueueState, group: Group, through: int, reason: Reason) -> bool:
+    """Gives up some of a group's messages up to a position that are not in flight; True when there may be more."""
+    tx, left = commit.tx, GIVE_UP_STEP
+    parked = group.parked(tx, through, 0, PARKED if reason == RETIRED else UNFINISHED)
+    for seq in [message.seq for message in islice(parked, left)]:
+        message = group.find(tx, seq)  # giving up others may have made it ready
+        assert message is not None
+        failure = FailureText(message.error, group.trail(tx, message).traceback)
         give_up(commit, queue, group, message, reason, failure)
-        step -= 1
-        if step <= 0:
-            return step, True
-    return step, len(seen) == LOOK_STEP
-
-
-def _give_up_untouched(commit: Commit, queue: QueueState, group: Group, through: int, reason: Reason, step: int) -> int:
-    """Those above the frontier."""
-    tx, record = commit.tx, group.record
-    through = min(through, queue.latest(commit), through if record.until < 0 else record.until)
-    while record.frontier < through and step > 0:
-        seq = record.frontier + 1
-        event = queue.blocks.event(tx, seq)
-        priority = 0
-        if seq > record.absorbed and queue.traits.special >= seq:
-            value = tx.get(keys.special_key(group.topic, seq))
-            priority = 0 if value is None else read_special(value, queue.name).priority
-        step -= 1
-        told = queue.policy.dead_letter is not None or queue.traits.replies or queue.feed is not None
-        if event is not None and (reason != EXPIRED or told):
-            over = MessageRow(seq, UNTOUCHED, key=event.key, priority=priority)
-            give_up(commit, queue, group, over, reason, None)
+        left -= 1
+    told = queue.policy.dead_letter is not None or queue.traits.replies or queue.feed is not None
+    while left > 0 and (stretch := next(group.untouched(tx, through), None)) is not None:
+        first, last = stretch
+        event = queue.blocks.event(tx, first) if told else None
+        if event is None:
+            group.mark_taken(commit, first if told else last, first)
         else:
-            group.mark_taken(commit, seq)
-    return step
+            special = queue.special(tx, group, first)
+            priority = 0 if special is None else special.priority
+            give_up(commit, queue, group, MessageRow(first, UNTOUCHED, 0, priority, event.key), reason, None)
+        left -= 1
+    return left <= 0
 
 
 def settle_through(commit: Commit, queue: QueueState, through: int) -> None:

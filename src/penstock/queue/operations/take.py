@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Final
 
 import msgspec
 
 from penstock.clock import set_back_ms
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
-from penstock.events import Event, EventRows
+from penstock.events import Event
 from penstock.journal.blocks import Block
 from penstock.journal.catalog import TopicRecord, load_state
 from penstock.journal.commit import Commit
@@ -25,11 +26,11 @@ from penstock.journal.log import read_view
 from penstock.journal.reading import TopicView
 from penstock.names import check_position, check_text, check_whole
 from penstock.queue.flow import limiter_for
-from penstock.queue.operations.settle import EXPIRED, LeaseHandle, expire, give_up, give_up_dead_owners
+from penstock.queue.operations.settle import EXPIRED, LeaseHandle, expire, give_up_dead_owners, give_up_through
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import LONGEST_SCAN, DamagedBlock, Rows, first_free_row, first_rows, has_keys
 from penstock.queue.state.cache import QueueState, note_presence
-from penstock.queue.state.group import Change, Group
+from penstock.queue.state.group import UNFINISHED, Change, Group
 from penstock.queue.state.records import (
     HELD,
     LONGEST_LEASE,
@@ -51,6 +52,8 @@ RUN_STEPS, ROWS_OF_A_STEP = 8, 1024
 """How many of them a block counts that is walked past as a whole, and how many of its messages count as one more."""
 
 
+REMOVED: Final = Change("discarded", "removed")
+"""Of a message whose event retention or a forced compaction has removed."""
 SHORTEST_RUN = 16
 """Fewer messages behind busy keys than this get a row each."""
 
@@ -217,7 +220,7 @@ class TakeOperation:
         self.deadline = self.now + lease_ms if lease_ms else NEVER
         self.owner = None if lease_ms else request.owner
         ttl = queue.policy.ttl
-        self.ttl_bound = None if ttl is None else self.now - round(ttl * 1000)
+        self.ttl_bound = 0 if ttl is None else self.now - round(ttl * 1000)
 
     # ── before the choice ────────────────────────────────────────────────────────────────────────────────────────────
     def catch_up(self) -> bool:
@@ -230,8 +233,8 @@ class TakeOperation:
             behind = give_up_dead_owners(self.commit, self.queue, group, self.request.owner, STEP) or behind
         if record.next_due and record.next_due <= now:
             behind = wake_due(self.commit, group, STEP) or behind
-        if record.waiting and self.ttl_bound is not None:
-            behind = self._give_up_waiting() or behind
+        if self.ttl_bound:
+            behind = self._give_up_late() or behind
         if record.absorbed < self.queue.traits.special:
             behind = absorb(self.commit, self.queue, group, self.latest, STEP) or behind
         if self.queue.record.policy.fair_by is not None and not behind:
@@ -299,10 +302,10 @@ class TakeOperation:
             if message is None or message.state not in (READY, UNTOUCHED) or self.request.seq not in (0, seq):
                 return
             event = self.blocks.event(tx, seq)
-            if event is None or self._is_over(event._rows, event._row):
+            if event is None:
                 self.walked += 1
                 message.key = key
-                self._drop(message, event)
+                group.remove(self.commit, message, REMOVED)
                 continue
             if key is not None and message.state == UNTOUCHED:
                 group.occupy(self.commit, key, [*group.occupants(tx, key), seq])
@@ -359,10 +362,6 @@ class TakeOperation:
                 f"message {seq} of queue {self.queue.name!r} has an ordering key: take(newest=True) would deliver it "
                 "before earlier ones of its key"
             )
-        if self._is_over(*found):
-            self.walked += 1
-            give_up(self.commit, self.queue, self.group, message, EXPIRED, None)
-            return 0
         self.group.move(self.commit, message, TAKEN)
         self.messages.append((message, event))
         return 1
@@ -372,9 +371,9 @@ class TakeOperation:
         message = group.placed(tx, READY, seq)
         assert message is not None
         event = self.blocks.event(tx, seq)
-        if event is None or self._is_over(event._rows, event._row):
+        if event is None:
             self.walked += 1
-            self._drop(message, event)
+            group.remove(self.commit, message, REMOVED)
             return 0
         group.dequeue(self.commit, message)
         if self._must_wait(message):
@@ -393,9 +392,6 @@ class TakeOperation:
             group.mark_taken(self.commit, through)
             return 0
         rows, row = found
-        if self.ttl_bound is not None and self._is_over(rows, row):
-            self._drop_old(through)
-            return 0
         if has_keys(rows):
             return self._take_keyed(rows, row, through)
         return self._take_run(rows, row, limit, through)
@@ -522,47 +518,14 @@ class TakeOperation:
         )
 
     # ── too old ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _is_over(self, rows: EventRows, row: int) -> bool:
-        if self.ttl_bound is None or isinstance(rows, DamagedBlock):
+    def _give_up_late(self) -> bool:
+        """Gives up messages that have outlived their ttl, so that others of their keys go; True when there are more."""
+        oldest = self.group.oldest(self.commit.tx, self.latest, 0, UNFINISHED)
+        event = self.blocks.event(self.commit.tx, oldest) if oldest else None
+        if event is None or int(event._rows.recorded_ms(event._row)) > self.ttl_bound:
             return False
-        return rows.recorded_ms(row) <= self.ttl_bound
-
-    def _drop(self, message: MessageRow, event: Event | None) -> None:
-        """Ends a message that has outlived its ttl, or whose event retention or a forced compaction has removed."""
-        if event is None:
-            self.group.remove(self.commit, message, Change("discarded", "removed"))
-        else:
-            give_up(self.commit, self.queue, self.group, message, EXPIRED, None)
-
-    def _give_up_waiting(self) -> bool:
-        """Gives up messages that outlive their ttl while they wait, so that others of their keys go; True: not all."""
-        overdue = self.queue.overdue_through(self.commit.tx, self.now)
-        waiting = list(islice(self.group.parked(self.commit.tx, overdue, 0, [WAITING]), STEP)) if overdue else []
-        for message in waiting:
-            give_up(self.commit, self.queue, self.group, message, EXPIRED, None)
-        return len(waiting) == STEP
-
-    def _drop_old(self, through: int) -> None:
-        """Gives up untouched messages that have outlived the queue's ttl, from the frontier on."""
-        group, commit, queue = self.group, self.commit, self.queue
-        assert self.ttl_bound is not None
-        view = TopicView(commit.tx, queue.name, TopicRecord(queue.topic))
-        last = min(view.position_before(self.ttl_bound + 1), through)
-        if queue.policy.dead_letter is None and not queue.traits.replies and queue.feed is None:
-            self.walked += 1
-            group.mark_taken(commit, max(last, group.record.frontier + 1))
-            return
-        while group.record.frontier < last and self.walked < STEP:
-            self.walked += 1
-            seq = group.record.frontier + 1
-            event = self.blocks.event(commit.tx, seq)
-            taken = group.record.taken
-            if event is None:
-                group.mark_taken(commit, seq)
-            else:
-                give_up(commit, queue, group, MessageRow(seq, UNTOUCHED, key=event.key), EXPIRED, None)
-            if taken != group.record.taken:
-                break  # the frontier has jumped over taken positions
+        overdue = min(self.queue.overdue_through(self.commit.tx, self.now), self.latest)
+        return give_up_through(self.commit, self.queue, self.group, overdue, EXPIRED)
 
 
 class _HeldRun:

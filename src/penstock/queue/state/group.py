@@ -398,6 +398,12 @@ class Group:
         scan = snap.scan(*self.rows(keys.PLACES[state], after, through))
         return (read_message(value, self.queue.name) for _, value in scan)
 
+    def oldest(self, snap: Snapshot, through: int, after: int, states: Collection[int]) -> int:
+        """The first position between two others whose message is untouched, or in one of these states; 0: none."""
+        seqs = [start for start, _ in islice(self.untouched(snap, through, after), 1)]
+        seqs += [message.seq for message in islice(self.parked(snap, through, after, states), 1)]
+        return min(seqs, default=0)
+
     def is_untouched(self, snap: Snapshot, seq: int) -> bool:
         """Whether a position waits untouched for this group."""
         record = self.record
