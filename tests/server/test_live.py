@@ -125,7 +125,7 @@ def test_a_listener_far_behind_reads_the_log(
     journal: penstock.Journal, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is kept in memory may have moved on between two readings of a slow listener."""
-    monkeypatch.setattr("penstock.server.api.live.LiveTopic.__init__.__defaults__", (8,))
+    monkeypatch.setattr("penstock.server.api.topics.LiveTopic.__init__.__defaults__", (8,))
     topic = journal.topic("t")
     with closing(Stream(served, "/v1/topics/t/live")) as slow:
         for _ in range(300):

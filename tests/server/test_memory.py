@@ -29,7 +29,7 @@ def no_collector() -> Iterator[None]:
 def test_followers_hold_nothing_of_what_they_were_sent_when_they_wait_or_have_left(
     journal: penstock.Journal, leaving: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.server.api.live.PING_SECONDS", 3600.0)  # a ping would take the place of the events
+    monkeypatch.setattr("penstock.server.limits.PING_SECONDS", 3600.0)  # a ping would take the place of the events
     events, size, followers = 2, 900_000, 20
     journal.topic("large").append_many([penstock.Draft("k", "x" * size) for _ in range(events)])
     with serving(journal) as served, ExitStack() as open_ones:

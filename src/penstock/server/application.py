@@ -24,7 +24,7 @@ from penstock.protocol.operation import JSON, PREFIX, PROBLEM, Role
 from penstock.protocol.problems import problem, problem_of
 from penstock.server.access import Access
 from penstock.server.acts import perform_act
-from penstock.server.api import bulk, live, queues, topics
+from penstock.server.api import bulk, queues, topics
 from penstock.server.api.binding import api_routes
 from penstock.server.limits import Limits
 from penstock.server.pages.parts import base_of, problem_page
@@ -154,7 +154,7 @@ def make_app(
     served = local(journal, "a server")
     limits = limits or Limits()
     service = Service(served, Access(tokens, hosts, limits.wrong_tokens), limits)
-    service.live = live.LiveTopics(served)
+    service.live = topics.LiveTopics(served)
     service.sampler = Sampler(served, history=History(served))
     service.buffers = Buffers(dict(buffers or {}))
     service.areas = bulk.staging_areas(served, staging)
@@ -169,7 +169,7 @@ def make_app(
 
     application = Starlette(
         routes=[
-            *api_routes((bulk, live, queues, topics)),
+            *api_routes((bulk, queues, topics)),
             Route("/healthz", health),
             Route("/metrics", metrics),
             *page_routes(),

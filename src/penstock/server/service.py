@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.observe.collect import Sampler
     from penstock.observe.sample import Sample
     from penstock.server.access import Access
-    from penstock.server.api.live import LiveTopics
+    from penstock.server.api.topics import LiveTopics
     from penstock.server.pages.views import Buffers
     from penstock.transfer.objects import StagingArea
 
