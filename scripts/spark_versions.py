@@ -33,7 +33,10 @@ def environment(version: str) -> Path:
         _call(*pip, "install", "--quiet", "--no-deps", "--target", str(packages), f"pyspark=={version}.*")
         (folder / "declarative").symlink_to(Path(sys.prefix) / "declarative")
         ready.touch()
-    return folder / "bin" / "python"
+    python, command = folder / "bin" / "python", folder / "bin" / "penstock"
+    command.write_text(f"#!{python}\nimport sys\n\nfrom penstock.cli import main\n\nsys.exit(main())\n")
+    command.chmod(0o755)
+    return python
 
 
 def _call(*command: str) -> None:
