@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import MapType, StringType, StructType
+from without_spark import write_batch
 
 import penstock
 from penstock import Projection, on
 from penstock.errors import ConfigError, QueueFull
 from penstock.events import Event
+from penstock.spark import journals
 from penstock.spark.projection.fold import Folded, fold_sorted
 from penstock.spark.projection.shipping import Shipped, StateRows, result_schema
 from penstock.spark.source import PenstockSource
@@ -167,3 +174,42 @@ def test_a_write_of_nothing_new_passes_where_a_queue_is_too_full(url: str, journ
     journal.queue("mail").configure(max_size=1)
     write(schema, rows, url=url, queue="mail")
     assert journal.topic("mail").latest == 2
+
+
+# ── the journal between two commits ──────────────────────────────────────────────────────────────────────────────────
+def numbers(journal: penstock.Journal) -> list[int]:
+    return [event.payload for event in journal.topic("copies").read()]
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "file"])
+def test_between_two_batches_other_processes_write_and_the_file_may_be_exchanged(tmp_path: Path, scheme: str) -> None:
+    """What commits keep open between batches holds no other process back, and is never a file that is gone."""
+    url = f"{scheme}:{tmp_path / 'shop'}"
+    program = "import sys, penstock\nwith penstock.open(sys.argv[1]) as it: it.topic('copies').append('other', 7)"
+    for batch in range(2):
+        write_batch(url, batch, [{"kind": "n", "payload": str(batch)}], topic="copies")
+        subprocess.run([sys.executable, "-c", program, url], check=True, timeout=60)
+    with penstock.open(url) as journal:
+        assert numbers(journal) == [0, 7, 1, 7]
+    for file in tmp_path.iterdir():
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    write_batch(url, 2, [{"kind": "n", "payload": "2"}], topic="copies")
+    with penstock.open(url) as journal:
+        assert numbers(journal) == [2]
+    journals.release_journals()
+
+
+def test_a_forked_process_commits_through_a_journal_of_its_own(tmp_path: Path) -> None:
+    url = str(tmp_path / "shop.db")
+    write_batch(url, 0, [{"kind": "n", "payload": "0"}], topic="copies")
+    child = os.fork()
+    if not child:
+        try:
+            write_batch(url, 1, [{"kind": "n", "payload": "1"}], topic="copies")
+        finally:
+            os._exit(0)  # as Spark ends a worker: nothing is closed
+    os.waitpid(child, 0)
+    write_batch(url, 2, [{"kind": "n", "payload": "2"}], topic="copies")
+    with penstock.open(url) as journal:
+        assert numbers(journal) == [0, 1, 2]
+    journals.release_journals()

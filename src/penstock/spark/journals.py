@@ -1,7 +1,9 @@
 """Journals as Spark's processes open and ask them: planners, tasks and commits each in a process of their own.
 
-A worker process is used for many tasks, so that an open journal is kept per process, for reading only. Processes are
-forked from one another and engines refuse to be used by a child, hence the process id in the key.
+A worker process is used for many tasks and commits, so that it keeps journals open: for reading, and for writing where
+that keeps no other process from it. Processes are forked from one another and engines refuse to be used by a child,
+hence the process id in the key. A process that Spark ends, or that is killed, leaves nothing behind: a journal that is
+open holds nothing between two commits.
 
 What is planned in one process is done in another, perhaps on another machine. So the journal's id travels with every
 share of the work, and a process that finds another journal under the same name refuses.
@@ -16,7 +18,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
@@ -46,8 +48,8 @@ if TYPE_CHECKING:
 
 REMOTE = tuple(scheme for scheme in OBJECT_SCHEMES if scheme != "slatedb")
 """Schemes of journals that every machine can reach."""
-_KEPT = 8
-"""Journals a worker process keeps open."""
+_KEPT = 16
+"""Journals a process keeps open, for reading or for writing."""
 TURN_SECONDS = 20.0
 """How long a commit waits until another one lets go of a journal in an object store: longer than opening takes."""
 _TURN_PAUSE = 0.1
@@ -83,7 +85,8 @@ class _OpenJournal(NamedTuple):
     identity: tuple[int, int] | None
 
 
-_kept: dict[tuple[int, str], _OpenJournal] = {}
+_kept: dict[tuple[int, str, bool], _OpenJournal] = {}
+"""By process, url, and whether it is open for writing."""
 
 
 def reading(url: str, id: str | None = None, *, newest: bool = False) -> LocalJournal:
@@ -104,22 +107,30 @@ def reading(url: str, id: str | None = None, *, newest: bool = False) -> LocalJo
     return journal
 
 
-def _opened(url: str) -> LocalJournal:
-    slot = (os.getpid(), url)
+def _opened(url: str, *, write: bool = False) -> LocalJournal:
+    slot = (os.getpid(), url, write)
     kept = _kept.get(slot)
     if kept is not None:
         usable = not kept.journal.closed and kept.journal._engine.usable()
         if usable and kept.identity == _identity(kept.journal):
             return kept.journal
         del _kept[slot]
-        kept.journal.close()
+        with suppress(PenstockError):  # its file was replaced: whoever needs the same journal asks for its id
+            kept.journal.close()
     for other in [other for other in _kept if other[0] != slot[0]]:
         del _kept[other]  # the parent's: not ours to close
     while len(_kept) >= _KEPT:
         _kept.pop(next(iter(_kept))).journal.close()
-    journal = open_local(url, read_only=True, options=_options(url))
+    journal = _opened_to_write(url) if write else open_local(url, read_only=True, options=_options(url))
     _kept[slot] = _OpenJournal(journal, _identity(journal))
     return journal
+
+
+def release_journals() -> None:
+    """Closes what this process keeps open. One that Spark ends, or a kill, needs it not: no commit is under way."""
+    own = [slot for slot in _kept if slot[0] == os.getpid()]
+    for slot in own:
+        _kept.pop(slot).journal.close()
 
 
 def _options(url: str) -> ObjectOptions | None:
@@ -133,20 +144,21 @@ def _options(url: str) -> ObjectOptions | None:
 
 @contextmanager
 def writing(url: str, id: str | None = None, gates: Sequence[str] = ()) -> Iterator[LocalJournal]:
-    """The journal, open for one change; let go of at once, since other processes may want an engine that allows one.
+    """The journal, open for one change. `id`: as for `reading`. `gates`: the names of those that see what is written.
 
-    `id`: as for `reading`. `gates`: the names of those that see what is written.
-
-    Of SQLite a reader stays open in this process: where no other process has the file open, letting go of it completely
-    makes SQLite put its log away, which costs a batch more than the change itself (26 ms instead of 10 ms).
+    SQLite alone lets other processes write meanwhile, and stays open for the next change, unless this one has gates,
+    which are its own. Where no other process has the file open, letting go of it would make SQLite put its log away,
+    which costs more than the change itself.
     """
+    if parse_url(url)[0] == "sqlite" and not gates:
+        journal = _opened(url, write=True)
+        _check_same(journal, url, id)
+        yield journal
+        return
     with _opened_to_write(url) as journal:
         _check_same(journal, url, id)
-        if gates:
-            add_gates(journal._entities.gates, load_gates(gates))
+        add_gates(journal._entities.gates, load_gates(gates))
         yield journal
-        if parse_url(url)[0] == "sqlite":
-            reading(url)
 
 
 def _opened_to_write(url: str) -> LocalJournal:

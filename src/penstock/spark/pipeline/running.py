@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from penstock.errors import ConfigError, FlowFailed, PenstockError, StorageError
 from penstock.limits import DEFAULT_URL
 from penstock.observe.pipelines import FlowStatus
-from penstock.spark.journals import check_reach
+from penstock.spark.journals import check_reach, release_journals
 from penstock.spark.options import absolute_url
 from penstock.spark.payload import crash_of
 from penstock.spark.pipeline.alone import alone, checkpoint_root, lies_here, query_at, remove_checkpoint
@@ -513,6 +513,7 @@ class Runner:
             if running.status.state not in ("done", "failed"):
                 running.ended("stopped", running.status.error)
         self._tell(now=True)
+        release_journals()
 
     def _tell(self, *, now: bool = False) -> None:
         self._reporter.report(self._flows, now=now)
