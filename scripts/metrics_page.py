@@ -28,7 +28,7 @@ def page() -> str:
 
 def table() -> str:
     """Every metric of a process that uses everything."""
-    from penstock.buffer.counters import BufferCounters
+    from penstock.buffer.manifest import BufferCounters
     from penstock.observe.collect import GAUGES
     from penstock.observe.metrics import REGISTRY, Registry, prometheus_name
     from penstock.server.application import own

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.entity.proof import EMPTY_SEGMENT, SEGMENT, follow, path_to, root_of
-from penstock.journal.leaves import leaf_hash
+from penstock.journal.summaries import leaf_hash
 
 LEAVES = [
     b"",

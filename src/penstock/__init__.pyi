@@ -31,9 +31,9 @@ from penstock.journal.catalog import Settings as Settings
 from penstock.journal.cursors import TopicConsumer as TopicConsumer
 from penstock.journal.description import Description as Description
 from penstock.journal.description import Pressure as Pressure
-from penstock.journal.dropping import DropReport as DropReport
 from penstock.journal.moving import CopyReport as CopyReport
 from penstock.journal.upkeep import CompactReport as CompactReport
+from penstock.journal.upkeep import DropReport as DropReport
 from penstock.observe import metrics as metrics
 from penstock.observe import pipelines as pipelines
 from penstock.observe import tracing as tracing

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.buffer import Consumer, Descriptor, Metadata
-from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format import encode_batch, parse_manifest
-from penstock.buffer.manifest import ManifestObject
+from penstock.buffer.manifest import BufferCounters, ManifestObject
 from penstock.buffer.store import ObjectStore, VersionConflict, open_store
 from penstock.clock import ManualClock, SystemClock
 from penstock.observe.metrics import Registry

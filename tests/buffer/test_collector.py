@@ -6,7 +6,7 @@ import pytest
 from ulid import ULID
 
 from penstock.buffer import Consumer, Producer
-from penstock.buffer.collector import collect
+from penstock.buffer.consumer import collect
 from penstock.buffer.format import encode_batch
 from penstock.buffer.manifest import BufferPaths, batch_time_ms
 from penstock.buffer.store import ObjectStore

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.buffer import Consumer, Producer, collector
+from penstock.buffer import Consumer, Producer
+from penstock.buffer.consumer import Collector
 from penstock.buffer.store import ObjectStore
 from penstock.errors import Closed
 from waiting import DEADLINE
@@ -98,7 +99,7 @@ def test_closing_does_not_keep_the_collector_from_ending(memory: ObjectStore, mo
     monkeypatch.setattr(consumer, "_decide", slow)
     assert collecting.wait(DEADLINE)
     running = consumer._collector
-    assert isinstance(running, collector.Collector)
+    assert isinstance(running, Collector)
     stop = running.stop
 
     def stopping() -> None:

@@ -12,7 +12,7 @@ from ulid import ULID
 
 import penstock
 from penstock.buffer import Batch, Consumer, Producer, drain
-from penstock.buffer.collector import collect
+from penstock.buffer.consumer import collect
 from penstock.buffer.format import Metadata, encode_batch
 from penstock.buffer.manifest import BufferPaths
 from penstock.buffer.store import ObjectStore

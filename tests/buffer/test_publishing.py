@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.buffer import Consumer, Metadata
 from penstock.buffer.arrow import arrow_to_block
-from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format import Manifest, Mark, append, encode_entries, parse_manifest
-from penstock.buffer.manifest import BufferPaths, ManifestObject
+from penstock.buffer.manifest import BufferCounters, BufferPaths, ManifestObject
 from penstock.buffer.producer import Publisher, StagedObject
 from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock, SystemClock

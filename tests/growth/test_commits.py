@@ -13,7 +13,7 @@ from growth.counting import Counter, _Counted
 from growth.world import EACH, LARGE, SMALL, build, in_memory, small_parts
 from penstock import Journal, ManualClock
 from penstock.engine.memory import MemoryEngine
-from penstock.journal import dropping, locating, upkeep
+from penstock.journal import locating, upkeep
 from penstock.journal.sealed.sealing import seal_topic
 from penstock.queue import flow
 from penstock.queue.operations import repair
@@ -72,7 +72,7 @@ def largest_commit(size: int, act: Callable[[Journal], object], lake: Path) -> i
     clock = ManualClock()
     with (
         small_parts(),
-        patch.object(dropping, "_STEP_ROWS", 32),
+        patch.object(upkeep, "_STEP_ROWS", 32),
         patch.object(upkeep, "RETENTION_BLOCKS", 8),
         patch.object(locating, "_STEP_ROWS", 16),
         patch.object(flow, "FORGET_STEP", 32),

@@ -28,7 +28,7 @@ import penstock
 from buffer.audit import Audit
 from buffer.test_safety import Sink
 from penstock.buffer import Consumer
-from penstock.buffer.collector import collect
+from penstock.buffer.consumer import collect
 from penstock.buffer.format import Mark, encode_entries
 from penstock.buffer.manifest import Backoff, buffer_paths
 from penstock.buffer.producer import Publisher

@@ -12,7 +12,6 @@ from time import monotonic, sleep
 from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
-from penstock.buffer.counters import BufferCounters
 from penstock.buffer.format import (
     MAX_BATCH_BYTES,
     Compression,
@@ -28,6 +27,7 @@ from penstock.buffer.format import (
 from penstock.buffer.manifest import (
     RENEW_SHARE,
     Backoff,
+    BufferCounters,
     BufferHandle,
     BufferPaths,
     ManifestObject,

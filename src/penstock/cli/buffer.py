@@ -263,7 +263,7 @@ def _consume(consumer: Consumer, write: Callable[[Batch], None], *, follow: bool
 @click.option("--dry-run", is_flag=True, help="only say how many would go")
 def gc(buffer: NamedBuffer, grace: float, dry_run: bool) -> None:
     """Deletes batch objects that no manifest names and no consumer can need. A running consumer does this by itself."""
-    from penstock.buffer.collector import collect
+    from penstock.buffer.consumer import collect
     from penstock.clock import SystemClock
 
     for where in buffer.every():

@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from penstock.durable import like, lock_file, sync_file, sync_folder
-from penstock.engine.base import END, BatchEngine, HeldRead, OpenFiles, OverlayWrite, backup_at, check_folder
-from penstock.engine.checksum import crc32
+from penstock.engine.base import END, BatchEngine, HeldRead, OpenFiles, OverlayWrite, backup_at, check_folder, crc32
 from penstock.engine.contract import MAX_KEY_BYTES, Durability, Snapshot
 from penstock.engine.sorted_map import Frozen, SortedMap
 from penstock.errors import Closed, ConfigError, Corrupt, Locked, OutcomeUnknown, PenstockError, StorageError

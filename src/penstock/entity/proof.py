@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.errors import ConfigError
 from penstock.events import format_id
-from penstock.journal.leaves import leaf_hash
+from penstock.journal.summaries import leaf_hash
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

@@ -24,9 +24,9 @@ from penstock.journal import keys
 from penstock.journal.blocks import Block
 from penstock.journal.catalog import load_state, missing
 from penstock.journal.commit import Commit
-from penstock.journal.leaves import kept_hash, kept_hashes, leaf_hash, leaf_of, leaves_of
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.files import check_sealed
+from penstock.journal.summaries import kept_hash, kept_hashes, leaf_hash, leaf_of, leaves_of
 from penstock.names import check_position
 
 if TYPE_CHECKING:
@@ -49,14 +49,11 @@ class _StoredRoot(msgspec.Struct, array_like=True, frozen=True):
     """Those published through the same position before, of events that compaction has removed since: they stay."""
 
 
-_decoder = msgspec.msgpack.Decoder(_StoredRoot)
+_decode_root = msgspec.msgpack.Decoder(_StoredRoot).decode
 
 
 def _decode(value: bytes) -> _StoredRoot:
-    try:
-        return _decoder.decode(value)
-    except msgspec.DecodeError as error:
-        raise Corrupt(f"a published root does not decode: {error}") from error
+    return keys.stored(_decode_root, value, "a published root")
 
 
 def _published(value: bytes) -> tuple[_StoredRoot, ...]:

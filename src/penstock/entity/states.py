@@ -21,12 +21,12 @@ from penstock.journal import keys
 from penstock.journal.blocks import Block, text_values
 from penstock.journal.catalog import TopicState, load_record, load_state
 from penstock.journal.commit import Commit
-from penstock.journal.dropping import clear_rows
 from penstock.journal.index.index import Lookup, Piece
 from penstock.journal.index.runs import drop_index
 from penstock.journal.keys import MAX_SEQ, prefix_end
 from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import EventQuery, TopicView
+from penstock.journal.upkeep import clear_rows
 from penstock.journal.waking import Signalled
 from penstock.journal.writer import WriteRequest
 from penstock.names import check_position, check_text

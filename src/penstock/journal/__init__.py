@@ -6,10 +6,10 @@
     prepare     drafts to columns, in the caller's thread
     writer      group commit; commit: one write transaction; catalog: what the writer knows of each topic
     reading     one topic in one snapshot: blocks, events, searching; to_arrow, from_arrow: its columns
-    summaries   what ranges of positions hold, so that readers skip them
+    summaries   what ranges of positions hold, so that readers skip them; in verified topics, hashes of events
     cursors     how far each named consumer has come
     bulk        events by the block, appended or staged; checking: blocks that came from elsewhere
-    upkeep      merging small blocks, retention, compaction; dropping: topics and their rows
+    upkeep      merging small blocks, retention, compaction, dropping topics
     waking      waking readers that wait, in this process and in others
     owners      processes that hold leases and fences, and whether they live
     interrupts  keeps Ctrl-C out of the middle of a commit

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 from msgspec.structs import astuple
 
-from penstock.engine.checksum import PIECE_BYTES, crc32
+from penstock.engine.base import PIECE_BYTES, crc32
 from penstock.engine.contract import Snapshot
 from penstock.errors import Corrupt
 from penstock.events import Event

@@ -34,8 +34,7 @@ from penstock.journal.blocks import (
     stamp,
 )
 from penstock.journal.commit import Commit, next_id, topic_is_full
-from penstock.journal.leaves import keep_hashes, leaves_of
-from penstock.journal.summaries import summarise
+from penstock.journal.summaries import keep_hashes, leaves_of, summarise
 from penstock.journal.writer import Writer, WriteRequest
 from penstock.limits import INLINE_BYTES, MAX_POSITION, MERGED_BYTES, RETENTION_BLOCKS, STAGED_SECONDS
 
@@ -130,17 +129,11 @@ def published_batches(snap: Snapshot) -> Iterator[tuple[bytes, PublishedBatch]]:
 
 
 def _staged(value: bytes) -> StagedBatch:
-    try:
-        return _decode_staged(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"the record of a staged batch does not decode: {error}") from error
+    return keys.stored(_decode_staged, value, "the record of a staged batch")
 
 
 def _published(value: bytes) -> PublishedBatch:
-    try:
-        return _decode_published(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"the record of a published batch does not decode: {error}") from error
+    return keys.stored(_decode_published, value, "the record of a published batch")
 
 
 def stage(commit: Commit, batch: bytes, piece: int, made: PreparedPiece, owner: str = "", job: str = "") -> None:
@@ -386,16 +379,8 @@ def sweep_staged(engine: Engine, writer: Writer) -> bool:
         published = [batch for batch, record in published_batches(snap) if not is_needed(snap, batch, record, oldest)]
     swept = False
     for batch in old:  # one commit each: no caller waits long behind it
-        swept = bool(writer.run(WriteRequest(partial(_drop, batch), relaxed=True))) or swept
+        swept = bool(writer.run(WriteRequest(partial(drop, batch=batch), relaxed=True))) or swept
     for batch in published:
-        while writer.run(WriteRequest(partial(_forget, batch, oldest), relaxed=True)):
+        while writer.run(WriteRequest(partial(forget_removed, batch=batch, before_ms=oldest), relaxed=True)):
             swept = True
     return swept
-
-
-def _drop(batch: bytes, commit: Commit) -> int:
-    return drop(commit, batch)
-
-
-def _forget(batch: bytes, before_ms: int, commit: Commit) -> bool:
-    return forget_removed(commit, batch, before_ms)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -37,6 +37,8 @@ from penstock.limits import (
     SUMMARY_EVENTS,
     TOPIC_DEDUP_WINDOW,
 )
+
+T = TypeVar("T")
 
 
 class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -100,7 +102,7 @@ def load_record(snap: Snapshot, name: str) -> TopicRecord | None:
     value = snap.get(keys.topic_key(name))
     if value is None:
         return None
-    record: TopicRecord = _checked(_decode_record, value, name)
+    record = _checked(_decode_record, value, name)
     if record.check and record.check != _record_check(name, value):
         raise Corrupt(f"the record of topic {name!r} fails its checksum", topic=name)
     return record
@@ -139,9 +141,9 @@ def save_state(tx: WriteTx, topic_id: int, state: TopicState) -> None:
     tx.put(keys.state_key(topic_id), _encode(state))
 
 
-def _checked(decode: Any, value: bytes, name: str) -> Any:
+def _checked(decode: Callable[[bytes], T], value: bytes, name: str) -> T:
     try:
-        return decode(value)
+        return decode(value)  # every commit and read does: a call less than `keys.stored`
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the record of topic {name!r} does not decode: {error}", topic=name) from error
 

@@ -8,16 +8,17 @@ Nothing outside changes until the engine's transaction has ended well: only then
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import lt
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from penstock.clock import set_back_ms
+from penstock.clock import seconds, set_back_ms
+from penstock.documents.decoding import nearest
 from penstock.engine.contract import Snapshot, WriteTx
-from penstock.errors import ConfigError, Conflict, Corrupt, FenceActive
+from penstock.errors import ConfigError, Conflict, FenceActive
 from penstock.events import Receipt, format_id
 from penstock.journal import keys
 from penstock.journal.blocks import ID_BYTES, Columns, Wire, build_copies, build_wire, join_columns, low_bytes
@@ -35,9 +36,10 @@ from penstock.journal.catalog import (
     write_block,
     write_blocks,
 )
-from penstock.journal.leaves import keep_hashes, leaves
 from penstock.journal.prepare import PreparedBatch
+from penstock.journal.summaries import keep_hashes, leaves
 from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MAX_POSITION
+from penstock.names import check_limit
 
 if TYPE_CHECKING:
     from penstock.journal.index.memtable import Memtable, Newest
@@ -562,14 +564,7 @@ class Original(msgspec.Struct, array_like=True, frozen=True):
     """The clock's own time, where the clock was set back behind the recording time; else 0."""
 
 
-_decoder = msgspec.msgpack.Decoder(Original)
-
-
-def _decode(value: bytes) -> Original:
-    try:
-        return _decoder.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"the record of a dedup key does not decode: {error}") from error
+_decode = msgspec.msgpack.Decoder(Original).decode
 
 
 def _bucket(window: float | None, ms: int) -> int:
@@ -594,10 +589,7 @@ _decode_windows = msgspec.msgpack.Decoder(list[EarlierWindow]).decode
 def earlier_windows(snap: Snapshot, topic: int) -> list[EarlierWindow]:
     """The windows a topic had whose keys may still count, in order."""
     value = snap.get(keys.windows_key(topic))
-    try:
-        return [] if value is None else _decode_windows(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"the record of earlier dedup windows does not decode: {error}") from error
+    return [] if value is None else keys.stored(_decode_windows, value, "the record of earlier dedup windows")
 
 
 def find_original(
@@ -615,7 +607,7 @@ def find_original(
         for bucket in (newest, newest - 1) if newest else (0,):
             key = keys.dedup_key(topic, bucket, dedup)
             value = tx.get(key)
-            original = None if value is None else _decode(value)
+            original = None if value is None else keys.stored(_decode, value, "the record of a dedup key")
             if original is None or not _counts(original, window, recorded_ms) or _was_forgotten(original, earlier):
                 continue
             at_ms = original.at_ms or original.recorded_ms
@@ -769,3 +761,46 @@ def _check_order(name: str, rows: Copies) -> None:
     for seq, number, ms in zip(rows.seqs, rows.ids, rows.times, strict=True):
         if number >> ID_BITS != ms:
             raise ConfigError(f"event {seq} of topic {name!r} was recorded at another time than its id says")
+
+
+# ── A topic's settings: checked, compared with each other, and changed ──
+
+
+def checked_settings(changes: Mapping[str, Any]) -> dict[str, object]:
+    """Changes that each can be made; ConfigError names the first that cannot."""
+    unknown = sorted(set(changes) - set(Settings.__struct_fields__))
+    if unknown:
+        raise ConfigError(f"a topic has no setting {unknown[0]!r}{nearest(unknown[0], Settings.__struct_fields__)}")
+    checked = dict(changes)
+    for name in ("max_age", "dedup_window"):
+        if checked.get(name) is not None:
+            checked[name] = seconds(checked[name], name)
+    for name in ("max_events", "max_bytes"):
+        check_limit(checked.get(name), name, 1)
+    for name in ("by_key", "verified", "indexed"):
+        if name in checked and not isinstance(checked[name], bool):
+            raise ConfigError(f"{name} must be True or False, not {checked[name]!r}")
+    return checked
+
+
+def change_settings(commit: Commit, topic: str, changes: Mapping[str, object]) -> Settings:
+    """Makes checked changes to a topic's settings, and whatever follows from them; returns the settings then."""
+    commit.flush()  # what others of this commit have appended so far is written under the settings of then
+    head = commit.ensure(topic)
+    settings = msgspec.structs.replace(head.settings, **changes)
+    _check_together(topic, head.settings, settings)
+    if settings != head.settings:
+        save_record(commit.tx, topic, TopicRecord(head.topic_id, settings))
+        mark_aged(commit.tx, topic, settings)
+        now_ms = max(commit.now_ms, head.recorded_ms)
+        change_window(commit.tx, head.topic_id, head.settings.dedup_window, settings.dedup_window, now_ms)
+        head.settings = settings
+    return settings
+
+
+def _check_together(topic: str, before: Settings, settings: Settings) -> None:
+    """Refuses settings that would make each other worthless."""
+    if settings.verified and settings.by_key:
+        raise ConfigError(f"topic {topic!r} cannot be verified and be compacted by key: verifying needs every event")
+    if before.verified and not settings.verified:
+        raise ConfigError(f"topic {topic!r} is verified for good: events without a hash between others prove nothing")

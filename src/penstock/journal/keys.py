@@ -8,7 +8,7 @@
     b topic first             a block: the events first … first+n of one or more commits
     o topic first             what the events first … are like: kinds, scopes, times (journal.summaries)
     j topic first             by which terms the events first … are found, until they are indexed (journal.summaries)
-    l topic first             hashes of the events first …, in a verified topic (journal.storage.leaves)
+    l topic first             hashes of the events first …, in a verified topic (journal.summaries)
     c topic consumer          a cursor: a position, and when it moved there
     d topic bucket dedup      a dedup key: position and id of its event; after all buckets, the windows before (msgpack)
     n name                    a mark: a named number that commits with a transaction
@@ -22,7 +22,7 @@
     C hash hashed-topic       a topic with events of a correlation or of a cause (journal.locating)
     U hashed topic            a topic of which C says nothing after a position (journal.locating)
     e name                    where a dropped topic of this name ended: one made later begins after it (msgpack)
-    g topic                   a dropped topic whose rows are not all cleared yet (journal.upkeep.dropping, msgpack)
+    g topic                   a dropped topic whose rows are not all cleared yet (journal.upkeep, msgpack)
     f owner                   an exclusive fence that is open: in which file (entity.staging.holders)
     u                         an unfinished copy: the id of the journal it is made from
     h …                       the past in numbers: what the console's charts show (observe.history)
@@ -41,12 +41,14 @@ import struct
 import zlib
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from msgspec import Meta
+import msgspec
 
 from penstock.errors import Corrupt
 from penstock.limits import MAX_POSITION
+
+T = TypeVar("T")
 
 STORE = b"m"
 NEXT_TOPIC = b"i"
@@ -86,9 +88,9 @@ MAX_SEQ = MAX_POSITION
 MAX_BUCKET = (1 << 32) - 1
 
 
-TopicId = Annotated[int, Meta(ge=0, lt=1 << 32)]
+TopicId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 """What keys have room for; a stored record that says otherwise is damaged."""
-StoredPosition = Annotated[int, Meta(ge=0, le=MAX_POSITION)]
+StoredPosition = Annotated[int, msgspec.Meta(ge=0, le=MAX_POSITION)]
 
 block_key: Callable[[int, int], bytes] = partial(_block.pack, BLOCK)
 """The key of a topic's block by its first position; every commit makes one, so it is no function of Python's."""
@@ -242,6 +244,14 @@ def stored_name(raw: bytes) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         raise Corrupt(f"a stored name is no text: {raw[:80]!r}") from error
+
+
+def stored(decode: Callable[[bytes], T], value: bytes, what: str, topic: str | None = None) -> T:
+    """What a row says; Corrupt when it does not decode, which only damage makes of it."""
+    try:
+        return decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"{what} does not decode: {error}", topic=topic) from error
 
 
 def prefix_end(prefix: bytes) -> bytes:

@@ -15,13 +15,11 @@ from penstock.events import Event
 from penstock.journal import cursors, keys
 from penstock.journal.across import across_query, check_positions, read_step
 from penstock.journal.catalog import Settings, load_record, load_state
-from penstock.journal.commit import Commit
-from penstock.journal.dropping import DropReport
+from penstock.journal.commit import Commit, change_settings, checked_settings
 from penstock.journal.following import event_query
 from penstock.journal.log import TopicLog
 from penstock.journal.reading import EventQuery, TopicView
-from penstock.journal.settings import change_settings, checked_settings
-from penstock.journal.upkeep import CompactReport, compact_by_key, compact_some
+from penstock.journal.upkeep import CompactReport, DropReport, compact_by_key, compact_some
 from penstock.local.backend import LocalBackend
 from penstock.names import check_consumer
 from penstock.protocol import topics as wire

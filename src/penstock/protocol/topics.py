@@ -14,8 +14,7 @@ from penstock.errors import Conflict, FenceActive, PositionTrimmed, QueueFull, T
 from penstock.events import Event
 from penstock.journal.catalog import Settings
 from penstock.journal.description import Description, Pressure
-from penstock.journal.dropping import DropReport
-from penstock.journal.upkeep import CompactReport
+from penstock.journal.upkeep import CompactReport, DropReport
 from penstock.observe.sample import Sample
 from penstock.protocol.fields import SettingsFields
 from penstock.protocol.operation import ARROW, JSON, LINES, SSE, After, Count, Limit, Operation, Role, declared

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar, Unpack
 from penstock.clock import to_ms
 from penstock.errors import ConfigError, PositionTrimmed
 from penstock.events import parse_id
+from penstock.journal.commit import checked_settings
 from penstock.journal.cursors import TopicConsumer
 from penstock.journal.following import event_query, follower_query
-from penstock.journal.settings import checked_settings
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_consumer, check_limit, check_position, check_text, check_whole
 from penstock.protocol import topics as operations

@@ -10,8 +10,7 @@ from journals import Place, eventually, only, payloads
 from penstock import Journal, ManualClock, Topic
 from penstock.journal import keys
 from penstock.journal.catalog import Settings
-from penstock.journal.commit import Commit, adopt_topic
-from penstock.journal.settings import change_settings
+from penstock.journal.commit import Commit, adopt_topic, change_settings
 from penstock.journal.writer import WriteRequest
 from penstock.local.backend import LocalJournal
 

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 import msgspec
 
 from penstock.engine.contract import Snapshot, WriteTx
-from penstock.errors import Corrupt
 from penstock.journal import keys
 from penstock.names import shown_url
 
@@ -122,22 +121,8 @@ class Seals(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_segment_decoder = msgspec.msgpack.Decoder(Segment)
-_seals_decoder = msgspec.msgpack.Decoder(Seals)
-
-
-def _decode_segment(value: bytes) -> Segment:
-    try:
-        return _segment_decoder.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"the record of a sealed file does not decode: {error}") from error
-
-
-def _decode_seals(value: bytes) -> Seals:
-    try:
-        return _seals_decoder.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"the record of a topic's seals does not decode: {error}") from error
+_decode_segment = msgspec.msgpack.Decoder(Segment).decode
+_decode_seals = msgspec.msgpack.Decoder(Seals).decode
 
 
 def save_segment(tx: WriteTx, topic: int, segment: Segment) -> None:
@@ -148,7 +133,7 @@ def load_segments(snap: Snapshot, topic: int, after: int = 0, through: int = key
     """The segments with events in after < position ≤ through, in order."""
     low, high = keys.segment_key(topic, after + 1), keys.segment_range(topic)[1]
     for _, value in snap.scan(low, high):
-        segment = _decode_segment(value)
+        segment = keys.stored(_decode_segment, value, "the record of a sealed file")
         if segment.first > through:
             return
         yield segment
@@ -159,7 +144,7 @@ def load_segments_back(snap: Snapshot, topic: int, after: int, through: int) -> 
     if after < through:
         yield from load_segments(snap, topic, through - 1, through)
         for _, value in snap.scan(keys.segment_key(topic, after + 1), keys.segment_key(topic, through), reverse=True):
-            yield _decode_segment(value)
+            yield keys.stored(_decode_segment, value, "the record of a sealed file")
 
 
 def sealed_files(snap: Snapshot, topic: int) -> frozenset[tuple[str, str]]:
@@ -169,7 +154,7 @@ def sealed_files(snap: Snapshot, topic: int) -> frozenset[tuple[str, str]]:
 
 def load_seals(snap: Snapshot, topic: int) -> Seals:
     value = snap.get(keys.seals_key(topic))
-    return Seals() if value is None else _decode_seals(value)
+    return Seals() if value is None else keys.stored(_decode_seals, value, "the record of a topic's seals")
 
 
 def save_seals(tx: WriteTx, topic: int, seals: Seals) -> None:
