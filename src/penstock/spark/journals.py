@@ -115,7 +115,7 @@ def _opened(url: str, *, write: bool = False) -> LocalJournal:
         if usable and kept.identity == _identity(kept.journal):
             return kept.journal
         del _kept[slot]
-        with suppress(PenstockError):  # its file was replaced: whoever needs the same journal asks for its id
+        with suppress(PenstockError):  # its file was replaced: a caller that needs the same journal gives its id
             kept.journal.close()
     for other in [other for other in _kept if other[0] != slot[0]]:
         del _kept[other]  # the parent's: not ours to close
