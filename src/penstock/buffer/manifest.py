@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from penstock.buffer.format import Manifest, Mark, Metadata, append, dequeue, empty_manifest, parse_manifest
+from penstock.buffer.format import Descriptor, Manifest, Mark, Metadata, append, dequeue, empty_manifest, parse_manifest
 from penstock.buffer.store import Buffer, ObjectStore, Stored, VersionConflict, check_path
 from penstock.clock import Clock
 from penstock.errors import Closed, ConfigError, Corrupt
@@ -318,6 +318,14 @@ def batch_time_ms(location: str) -> int | None:
         return ULID.from_str(name[:_ULID_LENGTH]).milliseconds
     except ValueError:
         return None
+
+
+def lag_of(waiting: Sequence[Descriptor]) -> float | None:
+    """Seconds since the first of some batches was produced; None when there is none, or it does not say."""
+    for batch in waiting[:1]:
+        born = batch.metadata[0].ingested_at_ms if batch.metadata else batch_time_ms(batch.location)
+        return None if born is None else max(0.0, time.time() - born / 1000)
+    return None
 
 
 # ── What a buffer is known by, whatever url and endpoint lead to it: a random name in `<manifest>.id` ──

@@ -161,18 +161,13 @@ def status(buffer: NamedBuffer, as_json: bool) -> None:
 
 def _status(found: Manifest, where: BufferPaths) -> dict[str, object]:
     """A manifest in numbers; the lag is the age of the oldest entry that waits."""
-    from penstock.buffer.manifest import batch_time_ms
-    from penstock.clock import SystemClock
+    from penstock.buffer.manifest import lag_of
 
     oldest = found.after(None, 1)
-    born = None
-    if oldest:
-        (first,) = oldest
-        born = first.metadata[0].ingested_at_ms if first.metadata else batch_time_ms(first.location)
     return {
         "manifest": where.manifest,
         "length": found.count,
-        "lag_seconds": None if born is None else max(0, SystemClock().now_ms() - born) / 1000,
+        "lag_seconds": lag_of(oldest),
         "epoch": found.epoch,
         "next_sequence": found.next_sequence,
         "oldest_sequence": oldest[0].sequence if oldest else None,

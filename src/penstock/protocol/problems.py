@@ -9,31 +9,20 @@ import msgspec
 from penstock import errors
 from penstock.errors import PenstockError
 
-STATUS: dict[type[PenstockError], int] = {
-    errors.PolicyMismatch: 409,
-    errors.ConfigError: 400,
-    errors.ReadOnly: 403,
-    errors.Denied: 403,
-    errors.Closed: 503,
-    errors.Locked: 503,
-    errors.Conflict: 409,
-    errors.PositionTrimmed: 410,
-    errors.Backpressure: 503,
-    errors.Lagged: 409,
-    errors.FenceActive: 409,
-    errors.FenceCancelled: 409,
-    errors.UnknownQueue: 404,
-    errors.UnknownTopic: 404,
-    errors.TopicInUse: 409,
-    errors.QueueFull: 429,
-    errors.StaleDelivery: 409,
-    errors.Fenced: 409,
-    errors.OutOfOrder: 409,
-    errors.StorageError: 503,
-    errors.PoisonMessage: 500,
-    errors.Corrupt: 500,
-    errors.PenstockError: 500,
+_BY_STATUS: dict[int, tuple[type[PenstockError], ...]] = {
+    400: (errors.ConfigError,),
+    403: (errors.ReadOnly, errors.Denied),
+    404: (errors.UnknownQueue, errors.UnknownTopic),
+    409: (
+        *(errors.PolicyMismatch, errors.Conflict, errors.Lagged, errors.FenceActive, errors.FenceCancelled),
+        *(errors.TopicInUse, errors.StaleDelivery, errors.Fenced, errors.OutOfOrder),
+    ),
+    410: (errors.PositionTrimmed,),
+    429: (errors.QueueFull,),
+    500: (errors.PoisonMessage, errors.Corrupt, errors.PenstockError),
+    503: (errors.Closed, errors.Locked, errors.Backpressure, errors.StorageError),
 }
+STATUS = {kind: status for status, kinds in _BY_STATUS.items() for kind in kinds}
 """What HTTP calls each error; the nearest class in the tree decides."""
 
 
@@ -117,10 +106,6 @@ def error_of_problem(status: int, found: Problem) -> PenstockError:
     return errors.ConfigError(f"{found.error}: {found.detail}")
 
 
-def _tree(root: type[PenstockError]) -> dict[str, type[PenstockError]]:
-    return {root.__name__: root} | {
-        name: kind for below in root.__subclasses__() for name, kind in _tree(below).items()
-    }
-
-
-_TREE = _tree(PenstockError)
+_TREE = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, PenstockError)
+}

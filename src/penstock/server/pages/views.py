@@ -417,7 +417,7 @@ class Buffers:
 
     def _inspect(self, name: str, read_to: Mapping[str, int]) -> BufferState:
         from penstock.buffer.format import parse_manifest
-        from penstock.buffer.manifest import batch_time_ms
+        from penstock.buffer.manifest import lag_of
         from penstock.buffer.store import open_store
 
         try:
@@ -435,12 +435,8 @@ class Buffers:
             oldest = manifest.after(unread - 1 if unread else None, 1)
         except PenstockError as error:
             return BufferState(name, problem=str(error))
-        lag = None
-        if oldest:
-            batch = oldest[0]
-            born = batch.metadata[0].ingested_at_ms if batch.metadata else batch_time_ms(batch.location)
-            lag = None if born is None else max(0.0, time.time() - born / 1000)
-        return BufferState(name, manifest.count - read, read, manifest.epoch, manifest.next_sequence, lag)
+        waits, lag = manifest.count - read, lag_of(oldest)
+        return BufferState(name, waits, read, manifest.epoch, manifest.next_sequence, lag)
 
 
 BUFFER_COLUMNS: Final[parts.Columns[BufferState]] = (
