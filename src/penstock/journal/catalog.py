@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.engine.contract import Snapshot, WriteTx
 from penstock.errors import Corrupt
@@ -135,6 +136,12 @@ def load_looks(snap: Snapshot, name: str) -> list[tuple[int, int]]:
 def load_state(snap: Snapshot, topic_id: int, name: str) -> TopicState:
     value = snap.get(keys.state_key(topic_id))
     return TopicState() if value is None else _checked(_decode_state, value, name)
+
+
+def save_with_end(tx: WriteTx, head: Head, state: TopicState) -> None:
+    """Saves a topic's state with where the topic ends: its last block may be gone."""
+    ended = (head.latest, head.recorded_ms, head.last_id.to_bytes(16))
+    save_state(tx, head.topic_id, replace(state, latest=ended[0], recorded_ms=ended[1], last_id=ended[2]))
 
 
 def save_state(tx: WriteTx, topic_id: int, state: TopicState) -> None:

@@ -35,13 +35,14 @@ def read_cursor(snap: Snapshot, topic_id: int, consumer: str) -> int | None:
 
 def read_cursors(snap: Snapshot, topic_id: int) -> dict[str, int]:
     return {
-        keys.stored_name(key[5:]): keys.unpack_seq(value[:8]) for key, value in snap.scan(*keys.cursor_range(topic_id))
+        keys.stored_name(key[5:]): keys.unpack_seq(value[:8])
+        for key, value in snap.scan(*keys.topic_range(keys.CURSOR, topic_id))
     }
 
 
 def read_consumers(snap: Snapshot, topic_id: int, latest: int) -> list[TopicConsumer]:
     """Every consumer with what is known of its cursor, by name."""
-    rows = snap.scan(*keys.cursor_range(topic_id))
+    rows = snap.scan(*keys.topic_range(keys.CURSOR, topic_id))
     return [_consumer(keys.stored_name(key[5:]), value, latest) for key, value in rows]
 
 

@@ -118,10 +118,6 @@ def segment_key(topic: int, last: int) -> bytes:
     return _block.pack(SEGMENT, topic, last)
 
 
-def segment_range(topic: int) -> tuple[bytes, bytes]:
-    return _topic.pack(SEGMENT, topic), _topic.pack(SEGMENT, topic + 1)
-
-
 def seals_key(topic: int) -> bytes:
     return _topic.pack(SEALS, topic)
 
@@ -182,10 +178,6 @@ state_key: Callable[[int], bytes] = partial(_topic.pack, STATE)
 
 def cursor_key(topic: int, consumer: str) -> bytes:
     return _topic.pack(CURSOR, topic) + consumer.encode()
-
-
-def cursor_range(topic: int) -> tuple[bytes, bytes]:
-    return _topic.pack(CURSOR, topic), _topic.pack(CURSOR, topic + 1)
 
 
 def dedup_key(topic: int, bucket: int, dedup: str) -> bytes:

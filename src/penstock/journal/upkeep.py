@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from penstock.clock import SystemClock, set_back_ms
 from penstock.engine.contract import Engine, Snapshot
-from penstock.errors import Closed, Corrupt, PenstockError, TopicInUse, UnknownTopic
+from penstock.errors import Corrupt, PenstockError, TopicInUse, UnknownTopic
 from penstock.journal import keys
 from penstock.journal.blocks import Block, Wire, joined, seal, select, stored_size, text_values
 from penstock.journal.catalog import (
@@ -27,6 +27,7 @@ from penstock.journal.catalog import (
     open_block,
     save_end,
     save_state,
+    save_with_end,
 )
 from penstock.journal.commit import Commit, forget_expired
 from penstock.journal.cursors import read_cursors, slowest_cursor
@@ -44,6 +45,7 @@ from penstock.journal.summaries import (
     trim_hashes,
     trim_summaries,
 )
+from penstock.journal.waking import Background
 from penstock.journal.writer import Writer, WriteRequest
 from penstock.limits import (
     BLOCK_BYTES,
@@ -69,10 +71,11 @@ Rarely: a thread beside a busy writer waits for the interpreter's lock at every 
 """
 
 
-class Housekeeper:
+class Housekeeper(Background):
     """Does a topic's housekeeping after every few dozen commits to it."""
 
     def __init__(self, engine: Engine, writer: Writer) -> None:
+        super().__init__("penstock-housekeeper", log)
         self._engine = engine
         self._writer = writer
         self._noted: dict[str, tuple[int, int]] = {}
@@ -80,11 +83,7 @@ class Housekeeper:
         """Topics whose settings ask for something every few dozen commits."""
         self._merges: dict[str, int] = defaultdict(int)
         self._due: set[str] = set()
-        self._wanted = threading.Event()
-        self._lock = threading.Lock()
         self._turn = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._closed = False
         self.chores: list[Callable[[str], None]] = []
         """What the layers above do for a topic in passing, in the housekeeper's thread."""
         self.holds: list[Hold] = []
@@ -124,15 +123,6 @@ class Housekeeper:
         """Asks for freed space to be given back soon."""
         self._reclaiming = True
         self._wake()
-
-    def _wake(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="penstock-housekeeper", daemon=True)
-                self._thread.start()
-        self._wanted.set()
 
     def clear_dropped(self) -> None:
         """Clears the rows of dropped topics away now."""
@@ -286,49 +276,23 @@ class Housekeeper:
             with self._lock:
                 self._due.update(self._aged)
 
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-        self._wanted.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
     def _run(self) -> None:
-        while True:
+        while not self._closed:
             self._wanted.wait(self._nap())
             self._wanted.clear()
-            if not self._try("topics with a max_age", self._check_aged):
-                return
+            self._attempt("housekeeping of topics with a max_age", self._check_aged)
             if self._clearing and not self._closed:
                 self._clearing = False
-                if not self._try("the rows of dropped topics", self.clear_dropped):
-                    return
+                self._attempt("housekeeping of the rows of dropped topics", self.clear_dropped)
             if self._reclaiming and not self._closed:
                 self._reclaiming = False
-                if not self._try("freed space", self._writer.reclaim):
-                    return
+                self._attempt("housekeeping of freed space", self._writer.reclaim)
             while not self._closed:
                 with self._lock:
                     if not self._due:
                         break
                     topic = self._due.pop()
-                if not self._try(f"topic {topic!r}", partial(self.maintain, topic)):
-                    return
-            if self._closed:
-                return
-
-    def _try(self, what: str, work: Callable[[], None]) -> bool:
-        """Does something that may fail; False when the journal was closed meanwhile."""
-        try:
-            work()
-        except Closed:
-            return False
-        except PenstockError as error:
-            # Housekeeping is an optimisation: the next commits, which report their own failures, ask again.
-            log.warning("housekeeping of %s failed: %s", what, error)
-        except Exception:
-            log.exception("housekeeping of %s failed", what)
-        return True
+                self._attempt(f"housekeeping of topic {topic!r}", partial(self.maintain, topic))
 
 
 def _note(topic: str, known: str, why: str, at: int, commit: Commit) -> None:
@@ -409,15 +373,8 @@ def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> 
         trim_hashes(commit.tx, head.topic_id, through)
         trim_summaries(commit.tx, head.topic_id, through)
         head.newest = None
-        state = msgspec.structs.replace(
-            state,
-            trimmed=through,
-            removed=state.removed + removed,
-            latest=head.latest,
-            recorded_ms=head.recorded_ms,
-            last_id=head.last_id.to_bytes(16),
-        )
-        save_state(commit.tx, head.topic_id, state)
+        state = replace(state, trimmed=through, removed=state.removed + removed)
+        save_with_end(commit.tx, head, state)
     return CompactReport(removed, head.latest - state.removed, head.latest, stopped_at)
 
 
@@ -538,7 +495,8 @@ def compact_by_key(engine: Engine, writer: Writer, topic: str, holds: Sequence[H
     while at < through and tries < _TRIES:
         with engine.read() as snap:
             thinned, reached = _newest_only(snap, topic_id, topic, at, through, newest)
-        if thinned and not writer.run(WriteRequest(partial(_exchange, topic, topic_id, thinned), relaxed=True)):
+        step = partial(exchange, topic=topic, topic_id=topic_id, part=thinned)
+        if thinned and not writer.run(WriteRequest(step, relaxed=True)):
             tries += 1  # merged or removed since they were read
             continue
         removed += sum(one.removed for one in thinned)
@@ -549,14 +507,10 @@ def compact_by_key(engine: Engine, writer: Writer, topic: str, holds: Sequence[H
         if head is not None and head.topic_id == topic_id:
             state = load_state(commit.tx, topic_id, topic)
             if state.compacted < through:
-                save_state(commit.tx, topic_id, msgspec.structs.replace(state, compacted=through))
+                save_state(commit.tx, topic_id, replace(state, compacted=through))
 
     writer.run(WriteRequest(end, relaxed=True))
     return removed
-
-
-def _exchange(topic: str, topic_id: int, blocks: Sequence[ThinnedBlock], commit: Commit) -> bool:
-    return exchange(commit, topic, topic_id, blocks)
 
 
 def _newest_positions(engine: Engine, topic_id: int, topic: str, after: int) -> dict[str, int]:
@@ -670,15 +624,9 @@ def exchange(commit: Commit, topic: str, topic_id: int, part: Sequence[ThinnedBl
     drop_index(tx, topic_id, topic)
     head.newest = None
     state = load_state(tx, topic_id, topic)
-    changed = msgspec.structs.replace(
-        state,
-        removed=state.removed + sum(one.removed for one in part),
-        latest=head.latest,
-        recorded_ms=head.recorded_ms,
-        last_id=head.last_id.to_bytes(16),
-        compacted=max(state.compacted + 1, *(one.last for one in part)),  # another number: saved states are void by it
-    )
-    save_state(tx, topic_id, changed)
+    removed = state.removed + sum(one.removed for one in part)
+    compacted = max(state.compacted + 1, *(one.last for one in part))  # another number: saved states are void by it
+    save_with_end(tx, head, replace(state, removed=removed, compacted=compacted))
     return True
 
 

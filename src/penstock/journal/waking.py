@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary, ref
 
+from penstock.errors import Closed, PenstockError
 from penstock.limits import POLL_BLIND, POLL_FIRST, POLL_IDLE
+from penstock.observe.logs import Log
 from penstock.ticket import wake_waiters
 
 if TYPE_CHECKING:
@@ -76,6 +78,48 @@ class Signal:
     def _leave(self, waiter: Waiter) -> None:
         with suppress(ValueError):
             self._waiters.remove(waiter)
+
+
+class Background:
+    """A thread that works beside the callers: it starts when it is first woken, and sleeps until there is work."""
+
+    def __init__(self, name: str, log: Log) -> None:
+        self._name, self._log = name, log
+        self._lock = threading.Lock()
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        self._wanted.set()
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+    def _attempt(self, what: str, work: Callable[[], object]) -> None:
+        """Does something that may fail: the commits that come ask for it again, and report failures of their own."""
+        try:
+            work()
+        except Closed:
+            self._closed = True
+        except PenstockError as error:
+            self._log.warning("%s failed: %s", what, error)
+        except Exception:
+            self._log.exception("%s failed", what)
+
+    def close(self) -> None:
+        """Returns when the thread has ended."""
+        with self._lock:
+            self._closed = True
+        self._wanted.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
 
 
 class TopicChanges(Signal):

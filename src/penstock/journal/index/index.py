@@ -20,6 +20,7 @@ from penstock.events import Event
 from penstock.journal import keys
 from penstock.journal.blocks import Block, text_values
 from penstock.journal.catalog import Head, TopicRecord, last_block, load_state, open_block
+from penstock.journal.index import memtable
 from penstock.journal.index.memtable import Memtable, Newest, block_size
 from penstock.journal.index.runs import (
     CAUSES,
@@ -295,10 +296,11 @@ class Lookup:
             found = list(self._view.events(after, through, None, EventQuery(key=key)))
             return [found[::-1] if reverse else found] if found else []
         assert self._tail is not None
-        known = self._tail.of_key(self._view, key, after, min(through, self._limit), reverse=reverse)
+        known = self._tail.events(self._view, memtable.KEYS, key, after, min(through, self._limit), reverse=reverse)
         if self._extra is None:
             return known
-        newer = self._extra.of_key(self._view, key, max(after, self._limit), through, reverse=reverse)
+        low = max(after, self._limit)
+        newer = self._extra.events(self._view, memtable.KEYS, key, low, through, reverse=reverse)
         return chain(newer, known) if reverse else chain(known, newer)
 
     def _run_pieces(self, key: str, after: int, through: int, *, reverse: bool) -> Iterator[Piece]:
@@ -386,15 +388,16 @@ class Lookup:
     # ── causes and correlations ──────────────────────────────────────────────────────────────────────────────────────
     def caused_by(self, id: str) -> Iterator[Event]:
         """The events of this topic that an event caused, in order."""
-        yield from self._marked(CAUSES, id)
-        for tail, after, through in self._tails():
-            yield from tail.of_cause(self._view, id, after, through)
+        return self._named(CAUSES, memtable.CAUSES, id)
 
     def correlated(self, id: str) -> Iterator[Event]:
         """The events of this topic with a correlation id, in order."""
-        yield from self._marked(CORRELATIONS, id)
+        return self._named(CORRELATIONS, memtable.CORRELATIONS, id)
+
+    def _named(self, section: bytes, column: int, id: str) -> Iterator[Event]:
+        yield from self._marked(section, id)
         for tail, after, through in self._tails():
-            yield from tail.of_correlation(self._view, id, after, through)
+            yield from chain.from_iterable(tail.events(self._view, column, id, after, through))
 
     def _tails(self) -> Iterator[tuple[Memtable, int, int]]:
         after = max(self._trimmed, self.directory.through)

@@ -54,6 +54,7 @@ from penstock.journal.index.runs import (
 from penstock.journal.locating import CausalNotes, is_crowded
 from penstock.journal.reading import TopicView
 from penstock.journal.summaries import forget_hashes
+from penstock.journal.waking import Background
 from penstock.journal.writer import Writer, WriteRequest
 from penstock.limits import (
     INDEX_CALM_SECONDS,
@@ -81,10 +82,11 @@ _CALM = 16
 """A journal with fewer commits than this between two looks has time for merging more than it must."""
 
 
-class Indexer:
+class Indexer(Background):
     """Builds and merges the runs of a journal's topics."""
 
     def __init__(self, engine: Engine, writer: Writer, index: EntityIndex) -> None:
+        super().__init__("penstock-indexer", log)
         self._engine = engine
         self._writer = writer
         self._index = index
@@ -94,11 +96,7 @@ class Indexer:
         """Topics whose runs are worth a look when the journal is calm."""
         self.commits = 0
         """Counted up by the journal at every commit of events."""
-        self._lock = threading.Lock()
         self._turn = threading.Lock()
-        self._wanted = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._closed = False
         self._left = False
         """Whether an earlier process has left something unindexed."""
         self.notes = CausalNotes(engine, writer, lambda: self._closed, self._breathe)
@@ -132,15 +130,6 @@ class Indexer:
         """Asks for topics to be folded (see `journal.locating`): many are not."""
         self._folding = True
         self._wake()
-
-    def _wake(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="penstock-indexer", daemon=True)
-                self._thread.start()
-        self._wanted.set()
 
     def at_rest(self, topic: str) -> bool:
         """Whether everything is indexed, in as few runs as it will be without further events."""
@@ -180,13 +169,6 @@ class Indexer:
             pass
         self._clear(topic)
 
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-        self._wanted.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
     def _breathe(self) -> None:
         """Makes way for others: for a look-up at once, else after a millisecond.
 
@@ -217,14 +199,14 @@ class Indexer:
             if now[0] - seen[0] < _CALM and (now[1] == seen[1] or now[0] != seen[0]):
                 if self._left:
                     self._left = False
-                    self._try("", self._take_up)
+                    self._attempt("indexing what was left", self._take_up)
                     continue
                 with self._lock:
                     topic = self._to_merge.pop()
-                self._try(topic, self._merge_in_turn)
+                self._attempt(f"indexing topic {topic!r}", partial(self._merge_in_turn, topic))
             seen = (self.commits, self._changes())
 
-    def _take_up(self, _: str) -> None:
+    def _take_up(self) -> None:
         """Asks for a look at the topics with events that no run covers."""
         with self._engine.read() as snap:
             numbers: set[int] = set()
@@ -252,13 +234,13 @@ class Indexer:
         while not self._closed:
             if self._folding:
                 self._folding = False
-                self._try("", lambda _: self.notes.fold())
+                self._attempt("noting causes", self.notes.fold)
             with self._lock:
                 if not self._due:
                     return
                 topic = self._due.pop()
                 self._to_merge.add(topic)
-            self._try(topic, self._index_if_due)
+            self._attempt(f"indexing topic {topic!r}", partial(self._index_if_due, topic))
 
     def _index_if_due(self, topic: str) -> None:
         self._fill_memtable(topic)
@@ -295,17 +277,6 @@ class Indexer:
     def _merge_in_turn(self, topic: str) -> None:
         with self._turn:
             self._merge_all(topic, thorough=True)
-
-    def _try(self, topic: str, work: Callable[[str], None]) -> None:
-        try:
-            work(topic)
-        except Closed:
-            self._closed = True
-        except PenstockError as error:
-            # Look-ups find unindexed events too: what went wrong here is tried again after the next commits.
-            log.warning("indexing topic %r failed: %s", topic, error)
-        except Exception:
-            log.exception("indexing topic %r failed", topic)
 
     # ── new runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _is_due(self, topic: str) -> bool:

@@ -20,6 +20,7 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from operator import attrgetter
 
 from penstock.events import Event
 from penstock.journal.blocks import Block, Wire, text_values
@@ -47,16 +48,15 @@ _TOGETHER = 256
 class MemtablePart:
     """Some thousand events: where each term stands in them. `Memtable` adds to it."""
 
-    __slots__ = ("by_cause", "by_correlation", "by_key", "count", "last", "size")
+    __slots__ = ("count", "last", "size", "terms")
 
     def __init__(self) -> None:
         self.last = 0
         """The last position."""
         self.count = 0
         self.size = 0
-        self.by_key: Positions = {}
-        self.by_cause: Positions = {}
-        self.by_correlation: Positions = {}
+        self.terms: tuple[Positions, Positions, Positions] = ({}, {}, {})
+        """Of keys, causes and correlations."""
 
 
 class HashedPart:
@@ -94,7 +94,8 @@ class HashedPart:
 
 
 KEYS, CAUSES, CORRELATIONS = range(3)
-"""The columns of a `HashedPart`."""
+"""The columns of a part."""
+_TERM_OF = (attrgetter("key"), attrgetter("causation_id"), attrgetter("correlation_id"))
 Part = MemtablePart | HashedPart
 
 
@@ -244,35 +245,36 @@ class Memtable:
         seqs = range(block.first + start, block.last + 1) if block.wire.seqs is None else block.seqs[start:]
         noted = 0
         if keys is not None:
-            _note(part.by_key, keys, seqs)
+            _note(part.terms[KEYS], keys, seqs)
             noted += count
         if block.wire.causation is not None:
-            _note(part.by_cause, text_values(block.wire.causation, block.count)[start:], seqs)
+            _note(part.terms[CAUSES], text_values(block.wire.causation, block.count)[start:], seqs)
             noted += count
         if block.wire.correlation is not None:
-            _note(part.by_correlation, text_values(block.wire.correlation, block.count)[start:], seqs)
+            _note(part.terms[CORRELATIONS], text_values(block.wire.correlation, block.count)[start:], seqs)
             noted += count
         part.size += _TERM_BYTES * noted
         self.size += _TERM_BYTES * noted
         self.covered = block.last
 
-    def of_key(
-        self, view: TopicView, key: str, after: int, through: int, *, reverse: bool = False
+    def events(
+        self, view: TopicView, column: int, term: str, after: int, through: int, *, reverse: bool = False
     ) -> Iterator[list[Event]]:
-        """The events of a key in after < position ≤ through, some at a time, in order."""
+        """The events with a key, cause or correlation in after < position ≤ through, some at a time, in order."""
         for part in self._parts[::-1] if reverse else self._parts:
             if isinstance(part, HashedPart):
-                hashed = part.positions(KEYS, key, after, through, reverse=reverse)
-                while some := list(islice(hashed, _TOGETHER)):
-                    if events := [event for event in self._kept.events(view, some) if event.key == key]:
-                        yield events
-            elif (packed := part.by_key.get(key)) is not None:
-                positions = _between(packed, after, through)
-                if reverse:
-                    positions.reverse()
-                for start in range(0, len(positions), _TOGETHER):
-                    if events := self._kept.events(view, positions[start : start + _TOGETHER]):
-                        yield events
+                positions: Iterable[int] = part.positions(column, term, after, through, reverse=reverse)
+            elif (packed := part.terms[column].get(term)) is not None:
+                positions = reversed(_between(packed, after, through)) if reverse else _between(packed, after, through)
+            else:
+                continue
+            positions = iter(positions)
+            while some := list(islice(positions, _TOGETHER)):
+                events = self._kept.events(view, some)
+                if isinstance(part, HashedPart):  # another term may have the same hash
+                    events = [event for event in events if _TERM_OF[column](event) == term]
+                if events:
+                    yield events
 
     def entities(self, view: TopicView, after: int, through: int) -> list[str]:
         """Every key that has events in after < position ≤ through."""
@@ -285,29 +287,9 @@ class Memtable:
                         if key is not None and low < seq <= high:
                             found[key] = None
             else:
-                by_key = part.by_key
+                by_key = part.terms[KEYS]
                 found |= dict.fromkeys(key for key in list(by_key) if _between(by_key[key], after, through))
         return list(found)
-
-    def of_cause(self, view: TopicView, id: str, after: int, through: int) -> list[Event]:
-        """The events caused by an event."""
-        found = self._noted(view, CAUSES, id, after, through)
-        return [event for event in found if event.causation_id == id]
-
-    def of_correlation(self, view: TopicView, id: str, after: int, through: int) -> list[Event]:
-        """The events of a correlation."""
-        found = self._noted(view, CORRELATIONS, id, after, through)
-        return [event for event in found if event.correlation_id == id]
-
-    def _noted(self, view: TopicView, column: int, id: str, after: int, through: int) -> list[Event]:
-        found: list[int] = []
-        for part in self._parts:
-            if isinstance(part, HashedPart):
-                found += part.positions(column, id, after, through)
-            else:
-                terms = part.by_cause if column == CAUSES else part.by_correlation
-                found += _between(terms.get(id, b""), after, through)
-        return self._kept.events(view, found)
 
     def without(self, base: int, adopt: Callable[[Memtable], None]) -> None:
         """Hands a memtable of what is left when runs cover everything through `base` to `adopt`.

@@ -35,7 +35,7 @@ from penstock.clock import to_ms
 from penstock.durable import as_storage_error
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, StorageError
-from penstock.journal.catalog import Head, load_state, save_state
+from penstock.journal.catalog import Head, load_state, save_with_end
 from penstock.journal.commit import Commit
 from penstock.journal.core import JournalCore
 from penstock.journal.reading import TopicView
@@ -319,14 +319,7 @@ class _Sealing:
             raise ConfigError(f"{self.topic!r} became a queue meanwhile: its messages are not sealed")
         save_segment(commit.tx, head.topic_id, segment)
         remove_blocks(commit, self.topic, head.topic_id, state, segment.last)
-        state = replace(
-            state,
-            sealed=segment.last,
-            latest=head.latest,
-            recorded_ms=head.recorded_ms,
-            last_id=head.last_id.to_bytes(16),
-        )
-        save_state(commit.tx, head.topic_id, state)
+        save_with_end(commit.tx, head, replace(state, sealed=segment.last))
 
     # ── small files, and the table ───────────────────────────────────────────────────────────────────────────────────
     def _merge(self, old: list[Segment]) -> None:

@@ -131,7 +131,7 @@ def save_segment(tx: WriteTx, topic: int, segment: Segment) -> None:
 
 def load_segments(snap: Snapshot, topic: int, after: int = 0, through: int = keys.MAX_SEQ) -> Iterator[Segment]:
     """The segments with events in after < position ≤ through, in order."""
-    low, high = keys.segment_key(topic, after + 1), keys.segment_range(topic)[1]
+    low, high = keys.segment_key(topic, after + 1), keys.topic_range(keys.SEGMENT, topic)[1]
     for _, value in snap.scan(low, high):
         segment = keys.stored(_decode_segment, value, "the record of a sealed file")
         if segment.first > through:
@@ -174,7 +174,7 @@ def drop_segments(tx: WriteTx, topic: int, through: int) -> None:
     dropped = [segment for segment in load_segments(tx, topic, 0, through) if segment.last <= through]
     if not dropped:
         return
-    tx.delete_range(keys.segment_range(topic)[0], keys.segment_key(topic, through + 1))
+    tx.delete_range(keys.topic_range(keys.SEGMENT, topic)[0], keys.segment_key(topic, through + 1))
     _let_go(tx, topic, dropped)
 
 
