@@ -29,7 +29,7 @@ from penstock.units import show_size
 
 if TYPE_CHECKING:
     from penstock import Event, Journal, Topic
-    from penstock.journal.sealed.report import LakeSummary
+    from penstock.journal.sealed.segments import LakeSummary
 
 
 @topic_command(
@@ -207,7 +207,7 @@ def _lakes(journal: Journal, topics: list[str]) -> list[LakeSummary]:
 
     if isinstance(journal, RemoteJournal):
         return lakes_served(journal, topics)
-    from penstock.journal.sealed.report import lake_summaries
+    from penstock.journal.sealed.segments import lake_summaries
 
     with local(journal, "listing sealed history")._engine.read() as snap:
         return [one for name in topics for one in lake_summaries(snap, name)]

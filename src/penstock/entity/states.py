@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -31,6 +30,7 @@ from penstock.journal.waking import Signalled
 from penstock.journal.writer import WriteRequest
 from penstock.names import check_position, check_text
 from penstock.surface.subscription import LiveIterator
+from penstock.units import in_parts
 
 P = TypeVar("P", bound=Projection)
 T = TypeVar("T")
@@ -514,7 +514,8 @@ Progress = Callable[[int, int], None]
 """Told how many of how many events are done."""
 
 _STATES_IN_MEMORY = 20_000
-_SAVED_AT_ONCE = 1_000
+_SAVED_AT_ONCE, _SAVED_BYTES = 1_000, 4 << 20
+"""States, and bytes of them, that one commit saves."""
 
 
 class RebuildReport(msgspec.Struct, frozen=True):
@@ -574,7 +575,7 @@ class StateSaving:
         """Saves states: their keys, newest and first positions, and bytes; some at a time. Returns how many."""
         count = 0
         fingerprint = self._declared.fingerprint
-        for some in _in_parts(folded, _SAVED_AT_ONCE):
+        for some in in_parts(folded, lambda one: len(one[3]), _SAVED_BYTES, _SAVED_AT_ONCE):
             part = [
                 (key, Saved(fingerprint, newest, first, self.of.compacted, state)) for key, newest, first, state in some
             ]
@@ -600,12 +601,6 @@ def replace_states(
 
 def _dropped(topic: str) -> UnknownTopic:
     return UnknownTopic(f"topic {topic!r} was dropped while its states were rebuilt")
-
-
-def _in_parts(folded: Iterable[T], size: int) -> Iterator[list[T]]:
-    rest = iter(folded)
-    while part := list(islice(rest, size)):
-        yield part
 
 
 class _Rebuild:

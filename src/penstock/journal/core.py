@@ -23,7 +23,7 @@ from penstock.engine.contract import Engine, Snapshot
 from penstock.errors import Closed, ConfigError, Corrupt
 from penstock.events import Draft, Event
 from penstock.journal import interrupts, keys
-from penstock.journal.commit import Commit
+from penstock.journal.commit import Commit, read_mark
 from penstock.journal.description import Description, Pressure
 from penstock.journal.index.index import EntityIndex
 from penstock.journal.index.indexer import Indexer
@@ -152,8 +152,7 @@ class JournalCore:
     def mark(self, name: str) -> int | None:
         """The newest committed value of a mark."""
         with self.engine.read() as snap:
-            value = snap.get(keys.mark_key(name))
-        return None if value is None else int.from_bytes(value, signed=True)
+            return read_mark(snap, name)
 
     def find_cause(self, id: str) -> Event | None:
         """The event with an id, in whichever topic it is."""

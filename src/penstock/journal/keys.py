@@ -238,12 +238,12 @@ def stored_name(raw: bytes) -> str:
         raise Corrupt(f"a stored name is no text: {raw[:80]!r}") from error
 
 
-def stored(decode: Callable[[bytes], T], value: bytes, what: str, topic: str | None = None) -> T:
+def stored(decode: Callable[[bytes], T], value: bytes, what: str) -> T:
     """What a row says; Corrupt when it does not decode, which only damage makes of it."""
     try:
         return decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"{what} does not decode: {error}", topic=topic) from error
+        raise Corrupt(f"{what} does not decode: {error}") from error
 
 
 def prefix_end(prefix: bytes) -> bytes:

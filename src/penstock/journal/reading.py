@@ -23,7 +23,7 @@ from penstock.journal.catalog import (
     missing,
     open_block,
 )
-from penstock.journal.sealed.files import sealed_block_holding, sealed_blocks, sealed_blocks_back
+from penstock.journal.sealed.files import sealed_blocks
 from penstock.journal.sealed.segments import load_segments
 from penstock.journal.summaries import Summary, stored_summaries
 from penstock.limits import SUMMARY_RANGES
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 class Span(Protocol):
     """Something that holds the events of some positions."""
 
-    first: int
-    last: int
+    @property
+    def first(self) -> int: ...
+    @property
+    def last(self) -> int: ...
 
 
 S = TypeVar("S", bound=Span)
@@ -235,7 +237,10 @@ class TopicView:
         state = load_state(self.snap, self.topic_id, self.name)
         through = min(seq, state.sealed)  # compaction by key may have emptied what lies between these and the others
         if state.trimmed < through:
-            return sealed_block_holding(self.snap, self.topic_id, self.name, through, state.trimmed)
+            trimmed = state.trimmed
+            return next(
+                sealed_blocks(self.snap, self.topic_id, self.name, trimmed, through, trimmed, reverse=True), None
+            )
         return None
 
     def blocks(self, after: int, through: int) -> Iterator[Block]:
@@ -285,7 +290,7 @@ class TopicView:
         if state.sealed > after:
             yield from self.blocks_back(state.sealed, through)
             high = min(through, state.sealed)
-            yield from sealed_blocks_back(self.snap, self.topic_id, self.name, after, high, state.trimmed)
+            yield from sealed_blocks(self.snap, self.topic_id, self.name, after, high, state.trimmed, reverse=True)
             return
         floor = max(after, state.trimmed, state.compacted)
         upper: int | None = None

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -23,7 +24,6 @@ from penstock.journal.catalog import (
     load_looks,
     load_record,
     load_state,
-    missing,
     open_block,
     save_end,
     save_state,
@@ -521,7 +521,7 @@ def _newest_positions(engine: Engine, topic_id: int, topic: str, after: int) -> 
         more = False
         with engine.read() as snap:
             scanned = 0
-            for _, value, block in stored_blocks(snap, topic_id, topic, after + 1, keys.MAX_SEQ):
+            for _, value, block, *_ in stored_blocks(snap, topic_id, topic, after + 1, keys.MAX_SEQ):
                 if scanned >= SCAN_BYTES:  # a snapshot held for long keeps the engine from cleaning up
                     more = True
                     break
@@ -542,7 +542,7 @@ def _newest_only(
     thinned: list[ThinnedBlock] = []
     size = scanned = 0
     for stored in stored_blocks(snap, topic_id, topic, after + 1, through):
-        block = stored[2]
+        block = stored.block
         if size >= EXCHANGE_BYTES or scanned >= SCAN_BYTES or len(thinned) == RETENTION_BLOCKS:
             return thinned, block.first - 1
         kept = [
@@ -550,18 +550,24 @@ def _newest_only(
             for row, (key, seq) in enumerate(zip(text_values(block.wire.key, block.count), block.seqs, strict=True))
             if key is None or seq > through or seq >= newest.get(key, 0)
         ]
-        scanned += stored_size(stored[1])
+        scanned += stored_size(stored.value)
         if len(kept) < block.count:
             thinned.append(without(stored, kept))
-            size += stored_size(stored[1])
+            size += stored_size(stored.value)
     return thinned, through
 
 
 # ── Taking single events out of stored blocks: read and rewritten beside the writer, exchanged a few blocks at a time
 
 
-Stored = tuple[bytes, bytes, Block]
-"""A block with its key and value in the store."""
+class StoredBlock(NamedTuple):
+    """A block with its key and value in the store."""
+
+    key: bytes
+    value: bytes
+    block: Block
+    first: int
+    last: int
 
 
 class ThinnedBlock(msgspec.Struct, frozen=True):
@@ -577,7 +583,7 @@ class ThinnedBlock(msgspec.Struct, frozen=True):
     kept: bytes
 
 
-def stored_blocks(snap: Snapshot, topic_id: int, topic: str, start: int, stop: int) -> Iterator[Stored]:
+def stored_blocks(snap: Snapshot, topic_id: int, topic: str, start: int, stop: int) -> Iterator[StoredBlock]:
     """The stored blocks with events in start … stop, ascending; Corrupt when one is missing between them.
 
     What is rewritten here counts as compacted afterwards, and no check could tell a lost block from a removed one.
@@ -586,22 +592,18 @@ def stored_blocks(snap: Snapshot, topic_id: int, topic: str, start: int, stop: i
     if record is None or record.topic_id != topic_id:
         return  # dropped since: its blocks are being cleared away, and none of them is lost
     state = load_state(snap, topic_id, topic)
-    whole = max(start - 1, state.trimmed, state.compacted, state.sealed)
-    low, _ = keys.block_range(topic_id)
-    low = next((key for key, _ in snap.scan(low, keys.block_key(topic_id, start + 1), reverse=True)), low)
-    for key, value in snap.scan(low, keys.block_key(topic_id, stop + 1)):
-        block = open_block(snap, key, value, topic)
-        if block.last < start:
-            continue
-        if block.first > whole + 1:
-            raise missing(topic, whole + 1, block.first - 1)
-        whole = max(whole, block.last)
-        yield key, value, block
+    view = TopicView(snap, topic, record)
+    yield from view.hot_blocks(max(start - 1, state.sealed), stop, state, _open_stored)
 
 
-def without(stored: Stored, kept: Sequence[int]) -> ThinnedBlock:
+def _open_stored(snap: Snapshot, key: bytes, value: bytes, topic: str) -> StoredBlock:
+    block = open_block(snap, key, value, topic)
+    return StoredBlock(key, value, block, block.first, block.last)
+
+
+def without(stored: StoredBlock, kept: Sequence[int]) -> ThinnedBlock:
     """A block of which only some rows stay."""
-    key, value, block = stored
+    key, value, block, *_ = stored
     first = block.seq(kept[0]) if kept else 0
     return ThinnedBlock(key, value, block.last, block.count - len(kept), first, select(block, kept) if kept else b"")
 
@@ -638,13 +640,13 @@ def exchange(commit: Commit, topic: str, topic_id: int, part: Sequence[ThinnedBl
 
 
 _TAIL_BLOCKS = 16 * MERGE_FAN_IN
-_Stored = tuple[bytes, bytes]
+_Row = tuple[bytes, bytes]
 
 
 def merge_tail(engine: Engine, writer: Writer, topic: str, *, below: int, fan_in: int = MERGE_FAN_IN) -> int:
     """Merges the trailing blocks smaller than `below` bytes if there are `fan_in` of them; returns how many were."""
     noted = writer.catalog.reshaped
-    tail: list[_Stored] = []
+    tail: list[_Row] = []
     with engine.read() as snap:
         record = load_record(snap, topic)
         if record is None:
@@ -660,15 +662,17 @@ def merge_tail(engine: Engine, writer: Writer, topic: str, *, below: int, fan_in
         covered = load_directory(snap, record.topic_id, topic).through if record.settings.indexed else keys.MAX_SEQ
     merged = 0
     for run, blocks in chunks:
-        exchange = _Exchange(topic, record.topic_id, run, joined(blocks), noted, covered)
-        if writer.run(WriteRequest(exchange, len(exchange.value), relaxed=True)):
+        wire = joined(blocks)
+        value, said = seal(wire), said_of(wire, indexed=keys.block_first(run[-1][0]) > covered)
+        step = partial(_put_joined, topic, record.topic_id, run, wire, value, said, noted)
+        if writer.run(WriteRequest(step, len(value), relaxed=True)):
             merged += len(run)
     return merged
 
 
-def _chunks(snap: Snapshot, run: list[_Stored], topic: str) -> Iterator[tuple[list[_Stored], list[Block]]]:
+def _chunks(snap: Snapshot, run: list[_Row], topic: str) -> Iterator[tuple[list[_Row], list[Block]]]:
     """Cuts a run where a merged block would grow past the usual size."""
-    chunk: list[_Stored] = []
+    chunk: list[_Row] = []
     blocks: list[Block] = []
     size = events = 0
     for key, value in run:
@@ -685,29 +689,19 @@ def _chunks(snap: Snapshot, run: list[_Stored], topic: str) -> Iterator[tuple[li
         yield chunk, blocks
 
 
-class _Exchange:
+def _put_joined(
+    topic: str, topic_id: int, run: list[_Row], wire: Wire, value: bytes, said: Said | None, noted: int, commit: Commit
+) -> bool:
     """Puts a merged block in the place of its parts, unless they have changed since they were read."""
-
-    def __init__(self, topic: str, topic_id: int, run: list[_Stored], joined: Wire, noted: int, covered: int) -> None:
-        self._topic, self._topic_id = topic, topic_id
-        self._run = run
-        self._joined = joined
-        self.value = seal(joined)
-        self._said = said_of(joined, indexed=keys.block_first(run[-1][0]) > covered)
-        self._noted = noted
-
-    def __call__(self, commit: Commit) -> bool:
-        first, last = self._run[0][0], self._run[-1][0]
-        if commit.catalog.reshaped != self._noted and list(commit.tx.scan(first, last + b"\0")) != self._run:
-            return False
-        commit.exchange()
-        commit.tx.delete_range(first + b"\0", last + b"\0")
-        commit.tx.put(first, self.value)
-        wire = self._joined
-        if wire.seqs is None:
-            through = wire.first + wire.count - 1
-            summarise_joined(commit.tx, self._topic_id, self._topic, wire.first, through, self._said)
-        return True
+    first, last = run[0][0], run[-1][0]
+    if commit.catalog.reshaped != noted and list(commit.tx.scan(first, last + b"\0")) != run:
+        return False
+    commit.exchange()
+    commit.tx.delete_range(first + b"\0", last + b"\0")
+    commit.tx.put(first, value)
+    if wire.seqs is None:
+        summarise_joined(commit.tx, topic_id, topic, wire.first, wire.first + wire.count - 1, said)
+    return True
 
 
 # ── Summaries: neighbours become one row, and blocks that have none, from an earlier version, get theirs ──
@@ -715,7 +709,7 @@ class _Exchange:
 
 def join_summaries(engine: Engine, writer: Writer, topic: str, *, fan_in: int) -> None:
     """Puts the newest summaries, if there are `fan_in` rows that are not full, into rows of `SUMMARY_RANGES` each."""
-    rows: list[_Stored] = []
+    rows: list[_Row] = []
     ranges: list[Summary] = []
     with engine.read() as snap:
         record = load_record(snap, topic)

@@ -12,7 +12,7 @@ from msgspec import Meta
 from penstock.entity.states import FiledStates, StreamedState
 from penstock.errors import Conflict, Corrupt, FenceActive, PositionTrimmed, QueueFull, UnknownTopic
 from penstock.journal.blocks import Block, read_block
-from penstock.journal.sealed.report import FILE_EVENTS, LakeSummary, SealReport
+from penstock.journal.sealed.segments import FILE_EVENTS, LakeSummary, SealReport
 from penstock.limits import MAX_KEY_BYTES
 from penstock.names import TableFormat
 from penstock.protocol.operation import BLOCKS, STAGED, After, Count, Operation, declared

@@ -14,7 +14,16 @@ from penstock.journal.catalog import TopicRecord, load_state
 from penstock.journal.commit import Commit
 from penstock.journal.keys import block_key
 from penstock.journal.reading import TopicView
-from penstock.journal.upkeep import Stored, ThinnedBlock, compact, exchange, in_steps, one_step, stored_blocks, without
+from penstock.journal.upkeep import (
+    StoredBlock,
+    ThinnedBlock,
+    compact,
+    exchange,
+    in_steps,
+    one_step,
+    stored_blocks,
+    without,
+)
 from penstock.journal.writer import WriteRequest
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, QueueState, presences
@@ -279,9 +288,9 @@ def thin(snap: Snapshot, queue: QueueState, start: int, stop: int) -> tuple[int,
     """The blocks of start+1 … stop without what is settled, where that is much; and how far it came."""
     topic = queue.topic
     reached, size = stop, 0
-    found: list[Stored] = []
+    found: list[StoredBlock] = []
     for stored in stored_blocks(snap, topic, queue.name, start + 1, stop):
-        block = stored[2]
+        block = stored.block
         if block.last > stop or len(found) == THIN_BLOCKS or size > THIN_POSITIONS:
             reached = block.first - 1
             break
@@ -294,7 +303,7 @@ def thin(snap: Snapshot, queue: QueueState, start: int, stop: int) -> tuple[int,
         unsettled.update(takewhile(lambda seq: seq <= reached, held))
     thinned: list[ThinnedBlock] = []
     for stored in found:
-        block = stored[2]
+        block = stored.block
         kept = [row for row, seq in enumerate(block.seqs) if seq in unsettled or seq <= start]
         if len(kept) * 2 <= block.count:
             thinned.append(without(stored, kept))

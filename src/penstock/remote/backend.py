@@ -18,7 +18,7 @@ from penstock.entity.outbox import Staged
 from penstock.errors import Closed, ConfigError, ReadOnly
 from penstock.events import Event, Receipt
 from penstock.journal.description import Description, Pressure
-from penstock.journal.sealed.report import LakeSummary, Progress, SealReport
+from penstock.journal.sealed.segments import LakeSummary, Progress, SealReport
 from penstock.names import check_name
 from penstock.observe.sample import FailedMessage, Sample
 from penstock.protocol import topics as wire

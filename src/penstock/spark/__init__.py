@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.journal.sealed.report import SealReport
+    from penstock.journal.sealed.segments import SealReport
     from penstock.spark.pipeline.flows import buffer_at, external, flow, into, queue, topic
     from penstock.spark.pipeline.running import run
     from penstock.spark.projection.projecting import project, rebuild

@@ -15,9 +15,8 @@ from penstock.journal.catalog import load_state
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.columns import columns_text
 from penstock.journal.sealed.files import open_lake
-from penstock.journal.sealed.report import FILE_EVENTS, Progress, SealReport
 from penstock.journal.sealed.sealing import Range, WriteSegments, seal_topic
-from penstock.journal.sealed.segments import Segment, load_segments
+from penstock.journal.sealed.segments import FILE_EVENTS, Progress, SealReport, Segment, load_segments
 from penstock.journal.sealed.tables import TableRequest
 from penstock.journal.sealed.writing import SealTarget, write_segment
 from penstock.journal.to_arrow import arrow_schema

@@ -11,9 +11,8 @@ from journals import Place, on, payloads
 from penstock import Draft, Journal
 from penstock.errors import ConfigError, UnknownTopic
 from penstock.journal.sealed import sealing
-from penstock.journal.sealed.report import SealReport
 from penstock.journal.sealed.sealing import Range, seal_topic
-from penstock.journal.sealed.segments import Segment
+from penstock.journal.sealed.segments import SealReport, Segment
 from penstock.journal.sealed.writing import SealTarget, write_segment
 from penstock.local.backend import LocalJournal
 

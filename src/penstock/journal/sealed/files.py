@@ -36,37 +36,20 @@ _COLUMNS = [
 """What a block is made of; typed columns are for others."""
 
 
-def sealed_blocks(snap: Snapshot, topic: int, name: str, after: int, through: int, trimmed: int) -> Iterator[Block]:
+def sealed_blocks(
+    snap: Snapshot, topic: int, name: str, after: int, through: int, trimmed: int, *, reverse: bool = False
+) -> Iterator[Block]:
     """The sealed events after < position ≤ through (and their neighbours in the same row group), as blocks.
 
     What compaction has `trimmed` since is left out, though the files still hold it.
     """
     after = max(after, trimmed)
-    for segment in load_segments(snap, topic, after, through):
+    for segment in (load_segments_back if reverse else load_segments)(snap, topic, after, through):
         found = _open_segment(segment, name)
-        for group, (first, last) in enumerate(found.groups):
+        groups = list(enumerate(found.groups))
+        for group, (first, last) in reversed(groups) if reverse else groups:
             if last > after and first <= through:
                 yield without(found.block(group), trimmed)
-
-
-def sealed_blocks_back(
-    snap: Snapshot, topic: int, name: str, after: int, through: int, trimmed: int
-) -> Iterator[Block]:
-    """The same, in reverse."""
-    after = max(after, trimmed)
-    for segment in load_segments_back(snap, topic, after, through):
-        found = _open_segment(segment, name)
-        for group in range(len(found.groups) - 1, -1, -1):
-            first, last = found.groups[group]
-            if last > after and first <= through:
-                yield without(found.block(group), trimmed)
-
-
-def sealed_block_holding(snap: Snapshot, topic: int, name: str, seq: int, trimmed: int) -> Block | None:
-    """The newest block of sealed events that begins at or before a position."""
-    for block in sealed_blocks_back(snap, topic, name, trimmed, seq, trimmed):
-        return block
-    return None
 
 
 def sealed_start(snap: Snapshot, topic: int, name: str, seq: int) -> int:

@@ -39,8 +39,10 @@ from penstock.journal.catalog import Head, load_state, save_with_end
 from penstock.journal.commit import Commit
 from penstock.journal.core import JournalCore
 from penstock.journal.reading import TopicView
-from penstock.journal.sealed.report import FILE_EVENTS, Progress, SealReport
 from penstock.journal.sealed.segments import (
+    FILE_EVENTS,
+    Progress,
+    SealReport,
     Seals,
     Segment,
     TableSettings,

@@ -19,7 +19,7 @@ from penstock.journal.bulk import PreparedPiece, drop_job, staged_batches
 from penstock.journal.catalog import load_state
 from penstock.journal.checking import checked_wire
 from penstock.journal.reading import TopicView
-from penstock.journal.sealed.report import FILE_EVENTS, SealReport, lake_summaries
+from penstock.journal.sealed.segments import FILE_EVENTS, SealReport, lake_summaries
 from penstock.limits import MAX_KEY_BYTES
 from penstock.local.backend import LocalJournal
 from penstock.names import check_name, shown_url
