@@ -16,27 +16,33 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("4.0", "4.1", "4.2", "4.3")
+HOME = Path(sys.prefix).parent if Path(sys.prefix).name.startswith("spark-") else Path(sys.prefix)
+"""The environment that has the packages, also for a program that runs in one of those here."""
 
 
 def environment(version: str) -> Path:
     """The Python of an environment with that Spark; made where there is none."""
-    folder = Path(sys.prefix) / f"spark-{version}"
+    folder = HOME / f"spark-{version}"
     ready = folder / ".ready"
     if not ready.exists():
         shutil.rmtree(folder, ignore_errors=True)
         _call(sys.executable, "-m", "venv", "--without-pip", str(folder))
-        packages = next((folder / "lib").glob("python*/site-packages"))
-        beside = sysconfig.get_path("purelib")
-        (packages / "beside.pth").write_text(f"import site; site.addsitedir({beside!r})\n")
         uv = shutil.which("uv")
         pip = [uv, "pip"] if uv else [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-        _call(*pip, "install", "--quiet", "--no-deps", "--target", str(packages), f"pyspark=={version}.*")
-        (folder / "declarative").symlink_to(Path(sys.prefix) / "declarative")
+        _call(*pip, "install", "--quiet", "--no-deps", "--target", str(_packages(folder)), f"pyspark=={version}.*")
+        (folder / "declarative").symlink_to(Path("..") / "declarative")
         ready.touch()
+    # Every time: an environment that was copied together with this one must not use the packages of the first.
+    beside = sysconfig.get_path("purelib", vars={"base": str(HOME)})
+    (_packages(folder) / "beside.pth").write_text(f"import site; site.addsitedir({beside!r})\n")
     python, command = folder / "bin" / "python", folder / "bin" / "penstock"
     command.write_text(f"#!{python}\nimport sys\n\nfrom penstock.cli import main\n\nsys.exit(main())\n")
     command.chmod(0o755)
     return python
+
+
+def _packages(folder: Path) -> Path:
+    return next((folder / "lib").glob("python*/site-packages"))
 
 
 def _call(*command: str) -> None:
