@@ -19,7 +19,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.journal.sealed.files import open_lake
 from penstock.journal.sealed.segments import Segment
 from penstock.names import shown_url
-from penstock.spark.buffer.options import read_options
+from penstock.spark.buffer import read_options
 from penstock.spark.pipeline.flows import buffer_at, external
 from server.serving import serving
 

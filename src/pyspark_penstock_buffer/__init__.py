@@ -7,7 +7,7 @@ rather than fail to import.
 from penstock.errors import ConfigError
 
 try:
-    from penstock.spark.buffer.source import BufferSource as DefaultSource
+    from penstock.spark.buffer import BufferSource as DefaultSource
 except (ImportError, ConfigError):  # pragma: no cover - penstock without its extra for Spark, or an old one
     pass
 else:

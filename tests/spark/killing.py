@@ -29,8 +29,8 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from penstock.buffer.manifest import ManifestObject
-from penstock.spark.buffer.source import BufferSource
-from penstock.spark.buffer.source import BufferStreamReader as BufferReader
+from penstock.spark.buffer import BufferSource
+from penstock.spark.buffer import BufferStreamReader as BufferReader
 from penstock.spark.sink import BatchWriter, StreamWriter, TopicTarget
 from penstock.spark.source import PenstockSource, StreamReader
 from penstock.transfer import publishing

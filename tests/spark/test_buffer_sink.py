@@ -15,7 +15,7 @@ from penstock.buffer.format import parse_manifest
 from penstock.buffer.manifest import shard_of
 from penstock.buffer.store import open_store
 from penstock.errors import ConfigError, PenstockError
-from penstock.spark.buffer.source import BufferSource
+from penstock.spark.buffer import BufferSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,8 +17,7 @@ from penstock.buffer import Consumer, Metadata, Producer
 from penstock.buffer.format import append, encode_batch, parse_manifest
 from penstock.buffer.store import open_store
 from penstock.errors import ConfigError, Fenced, PenstockError, PositionTrimmed
-from penstock.spark.buffer.options import read_options, resolved
-from penstock.spark.buffer.source import BufferSource
+from penstock.spark.buffer import BufferSource, read_options, resolved
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

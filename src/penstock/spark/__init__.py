@@ -6,7 +6,7 @@
     options       what both are asked for; `journals`, `served`: the journal here, in a bucket, or at a server
     projection/   `project()`, `rebuild()`: entities folded on Spark by the class that also runs in-process
     pipeline/     `flow`, `run()`: a query per flow, restarts, stopping, lag
-    buffer/       the data source `penstock-buffer`
+    buffer        the data source `penstock-buffer`
     sealing       `seal()`: history becomes Parquet, by Spark's tasks where a master is given; `lake()`: read as a frame
 
 Nothing here imports pyspark before it is used: without it, the first call says which extra to install. Names are

@@ -23,7 +23,7 @@ from penstock.buffer.format import parse_manifest
 from penstock.errors import Denied, PenstockError
 from penstock.observe.pipelines import HEARTBEAT, FlowStatus, State, report
 from penstock.observe.workers import keep_newest
-from penstock.spark.buffer.options import read_options, resolved
+from penstock.spark.buffer import read_options, resolved
 from penstock.spark.journals import reading, writing
 from penstock.spark.options import is_served
 from penstock.spark.pipeline.flows import BoundFlow, Endpoint
