@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 WIDEST = 60
 """Characters of an error or a payload in a table's cell."""
 
-one_by_one = click.option(
+with_attempts = click.option(
     "--attempts", is_flag=True, help="each failed attempt (when, who, how it ended), in place of the table"
 )
 with_traceback = click.option("--traceback", is_flag=True, help="where each failed, in place of the table")
-of_group = click.option("--group", help="this group only")
-a_group = click.option("--group", default="default", help="of this group")
+only_group = click.option("--group", help="this group only")
+default_group = click.option("--group", default="default", help="of this group")
 at_most = click.option("-n", "--limit", type=values.number, default="100", help="how many at the most")
 limited = click.option("-n", "--limit", type=values.number, help="how many at the most")
 conditional = click.option("--where", type=values.condition, help="only those for which this holds")
-dry = click.option("--dry-run", is_flag=True, help="only count them")
+with_dry_run = click.option("--dry-run", is_flag=True, help="only count them")
 
 
 def unless_dry(given: dict[str, Any]) -> bool:
@@ -77,7 +77,7 @@ def queues(context: CommandContext, pattern: str | None) -> None:
 
 @queue_command("peek", "penstock peek emails -n 3")
 @click.option("-n", "--limit", type=values.number, default="10", help="how many")
-@a_group
+@default_group
 def peek(context: CommandContext, queue: Queue, limit: int, group: str) -> None:
     """Shows the messages that would be taken next, without taking them."""
     for event in queue.peek(limit, group=group):
@@ -85,7 +85,7 @@ def peek(context: CommandContext, queue: Queue, limit: int, group: str) -> None:
 
 
 @queue_command("pending", "penstock pending emails")
-@of_group
+@only_group
 def pending(context: CommandContext, queue: Queue, group: str | None) -> None:
     """Shows the deliveries in flight: who holds what until when."""
     held = queue.pending(group)
@@ -102,10 +102,10 @@ def pending(context: CommandContext, queue: Queue, group: str | None) -> None:
     "penstock messages emails --state failed --attempts",
 )
 @values.choice("--state", "ready delayed in_flight failed", help="only those")
-@of_group
+@only_group
 @click.option("--after", type=values.position, default="0", help="from this position on")
 @at_most
-@one_by_one
+@with_attempts
 def messages(
     context: CommandContext, queue: Queue, state: MessageState | None, limit: int, attempts: bool, **given: Any
 ) -> None:
@@ -141,10 +141,10 @@ def messages(
 
 
 @queue_command("failed", "penstock failed emails")
-@a_group
+@default_group
 @at_most
 @with_traceback
-@one_by_one
+@with_attempts
 def failed(context: CommandContext, queue: Queue, group: str, **how: Any) -> None:
     """Shows messages that were given up and have no dead-letter queue to go to."""
     _say_failures(context, queue.failures(group), "nothing has failed", **how)
@@ -153,7 +153,7 @@ def failed(context: CommandContext, queue: Queue, group: str, **how: Any) -> Non
 @queue_command("dead", "penstock dead emails", about="the queue they come from, or the dead-letter queue itself")
 @at_most
 @with_traceback
-@one_by_one
+@with_attempts
 def dead(context: CommandContext, queue: Queue, **how: Any) -> None:
     """Shows a queue's dead letters: which message each was, where it lies now, and why it was given up."""
     _say_failures(context, queue.dead_letters(), "no dead letters", **how)
@@ -231,7 +231,7 @@ def rate(text: str) -> float:
 @limited
 @conditional
 @click.option("--rate", "slowly", type=rate, help="no faster than this: 100/s, 30/m")
-@dry
+@with_dry_run
 def redrive(
     context: CommandContext, queue: Queue, to: str | None, slowly: float | None, dry_run: bool, **which: Any
 ) -> Record:
@@ -326,7 +326,7 @@ def _drop_topic(context: CommandContext, name: str, force: bool, yes: bool) -> N
 @click.argument("positions", nargs=-1, type=values.position, help="the messages' positions")
 @conditional
 @limited
-@dry
+@with_dry_run
 def discard(
     context: CommandContext,
     queue: Queue,
@@ -353,7 +353,7 @@ def discard(
 
 @queue_command("run-now", "penstock run-now emails 17 18", writes=True)
 @click.argument("positions", nargs=-1, required=True, type=values.position, help="the messages' positions")
-@of_group
+@only_group
 def run_now(context: CommandContext, queue: Queue, positions: tuple[int, ...], group: str | None) -> Record:
     """Makes delayed messages ready at once, also those that wait for their retry."""
     return {"made_ready": queue.run_now(positions, group=group)}
@@ -429,7 +429,7 @@ def schedule(
 
 
 @queue_command("pause", "penstock pause emails", "penstock pause orders --group audit", writes=True)
-@of_group
+@only_group
 def pause(context: CommandContext, queue: Queue, group: str | None) -> Record:
     """Hands nothing out any more until `resume`, whatever process asks; pushes are taken in.
 
@@ -439,7 +439,7 @@ def pause(context: CommandContext, queue: Queue, group: str | None) -> Record:
 
 
 @queue_command("resume", "penstock resume emails", "penstock resume orders --group audit", writes=True)
-@of_group
+@only_group
 def resume(context: CommandContext, queue: Queue, group: str | None) -> Record:
     """Ends a pause: workers and takes that wait go on at once.
 

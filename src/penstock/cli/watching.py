@@ -108,7 +108,8 @@ def _keys(context: CommandContext) -> Iterator[Callable[[float], bool]]:
     def leave(seconds: float) -> bool:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            if select.select([keyboard], [], [], left)[0] and os.read(keyboard, 1) in (b"q", b"Q", b""):
+            # In short waits: a Ctrl-C that comes just before one begins does not end it.
+            if select.select([keyboard], [], [], min(left, 0.2))[0] and os.read(keyboard, 1) in (b"q", b"Q", b""):
                 return True
         return False
 

@@ -55,9 +55,9 @@ P = TypeVar("P", bound=Projection)
 
 
 def implementation(name: str) -> Callable[..., Any]:
-    """What an operation does: the function of its name, of the backend, the names in the path, and the request, if any.
+    """The function that does an operation and has its name; it takes the backend, the names in the path, the request.
 
-    Those on queues are loaded when the first is asked for: most commands need none.
+    Operations on queues are imported when the first of them is asked for: most commands need none.
     """
     from penstock.local import topics
 

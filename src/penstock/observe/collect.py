@@ -157,7 +157,7 @@ def _sample_queue(
 
 
 TopicEnd = tuple[int, int]
-"""Where a topic ends, and how many events it has: one that is made anew and has none yet ends where it was dropped."""
+"""A topic's last position, and how many events it has: after a drop the position stays, and the events are gone."""
 
 
 class _CountedLetters(msgspec.Struct):

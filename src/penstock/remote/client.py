@@ -61,7 +61,7 @@ class _Waits:
 
 
 class _CurrentRequest(threading.local):
-    """What the request of this thread does: urllib3 chooses its connection."""
+    """The request that this thread makes: whether it waits, and the connection that urllib3 has chosen for it."""
 
     waits: _Waits | None = None
     connection: HTTPConnection | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -46,16 +46,13 @@ _DOCUMENTS: dict[type, Callable[[Any], object]] = {
 _encode = msgspec.json.Encoder().encode
 
 
-class Call(Generic[Q, B]):
+class Call(NamedTuple, Generic[Q, B]):
     """One request, checked: what an operation's handler works with."""
 
-    __slots__ = ("body", "query", "request", "service")
-
-    def __init__(self, request: Request, service: Service, query: Q, body: B) -> None:
-        self.request = request
-        self.service = service
-        self.query = query
-        self.body = body
+    request: Request
+    service: Service
+    query: Q
+    body: B
 
     def name(self, part: str) -> str:
         """A name in the path."""

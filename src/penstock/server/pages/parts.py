@@ -257,8 +257,8 @@ def listing(
     return made
 
 
-class Turning(msgspec.Struct):
-    """Some of many messages that are not counted, and the pages before and after them."""
+class FailurePage(msgspec.Struct):
+    """Some of the messages that were given up, and the queries of the pages before and after them."""
 
     items: list[FailedMessage]
     name: str
@@ -277,9 +277,9 @@ TRAIL: Final = 20
 """Pages whose beginnings the address remembers: so far one can turn back, and from there to the first."""
 
 
-def turned(request: Request, name: str, behind: Callable[[str], Iterable[FailedMessage]]) -> Turning:
-    """The page of a long list that a request asks for, of those for which `NAME-where` holds. `NAME-after` has the
-    cursors at which this page and those before it begin; `behind` reads on from one: no page costs more than the first.
+def failure_page(request: Request, name: str, behind: Callable[[str], Iterable[FailedMessage]]) -> FailurePage:
+    """The page that a request asks for, of messages for which `NAME-where` holds. `NAME-after` has the cursors at which
+    this page and the pages before it begin. `behind` reads on from a cursor, so that no page costs more than the first.
     """
     query = dict(request.query_params)
     own, chosen_by = f"{name}-after", f"{name}-where"
@@ -289,7 +289,7 @@ def turned(request: Request, name: str, behind: Callable[[str], Iterable[FailedM
     try:
         condition = Where(where) if where else None
     except ConfigError as error:
-        return Turning([], name, where, str(error), kept=kept)
+        return FailurePage([], name, where, str(error), kept=kept)
     chosen = (one for one in behind(trail[-1] if trail else "") if condition is None or condition.matches(one.event))
     items = list(islice(chosen, ROWS + 1))
 
@@ -298,7 +298,7 @@ def turned(request: Request, name: str, behind: Callable[[str], Iterable[FailedM
 
     after = to([*trail, str(DeadLetterCursor.of(items[ROWS - 1].event))]) if len(items) > ROWS else None
     first = to([]) if len(trail) > 1 else None
-    return Turning(items[:ROWS], name, where, None, first, to(trail[:-1]) if trail else None, after, kept)
+    return FailurePage(items[:ROWS], name, where, None, first, to(trail[:-1]) if trail else None, after, kept)
 
 
 class Tile(msgspec.Struct):

@@ -800,8 +800,8 @@ class QueueView:
             return inspect.failures(backend, self.group, 0 if cursor is None else cursor.seq)
 
         return {
-            "dead": parts.turned(self.request, "dead", dead),
-            "failed": parts.turned(self.request, "failed", failed),
+            "dead": parts.failure_page(self.request, "dead", dead),
+            "failed": parts.failure_page(self.request, "failed", failed),
         }
 
     def _pending(self) -> Table:
