@@ -223,6 +223,15 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
+def process_stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the program's name: the state is the first, the start the twentieth; none
+    where there is no such process, or the system does not say."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def transaction_is_over() -> Closed:
     """The error of a transaction that is used outside its block."""
     return Closed("this transaction is over (or never began): use it inside its `with` block, while its store is open")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from pathlib import Path
+
+from penstock.engine.base import process_stat
 
 _open: set[str] = set()
 # What a child inherits are its parent's journals, which may be gone while it lives on.
@@ -64,9 +65,5 @@ def _started(pid: int) -> str:
 
     One that has ended is listed until its parent asks for its result.
     """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    state, *fields = stat.rpartition(")")[2].split()
-    return "" if state in "ZX" else fields[18]
+    found = process_stat(pid)
+    return "" if not found or found[0] in "ZX" else found[19]

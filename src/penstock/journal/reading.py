@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import msgspec
 
 from penstock.engine.contract import Snapshot
-from penstock.errors import Corrupt, PositionTrimmed
+from penstock.errors import PositionTrimmed
 from penstock.events import Event
 from penstock.journal import keys
 from penstock.journal.blocks import Block, may_hold
@@ -237,10 +237,8 @@ class TopicView:
         state = load_state(self.snap, self.topic_id, self.name)
         through = min(seq, state.sealed)  # compaction by key may have emptied what lies between these and the others
         if state.trimmed < through:
-            trimmed = state.trimmed
-            return next(
-                sealed_blocks(self.snap, self.topic_id, self.name, trimmed, through, trimmed, reverse=True), None
-            )
+            sealed = sealed_blocks(self.snap, self.topic_id, self.name, 0, through, state.trimmed, reverse=True)
+            return next(sealed, None)
         return None
 
     def blocks(self, after: int, through: int) -> Iterator[Block]:
@@ -276,7 +274,7 @@ class TopicView:
         for key, value in self.snap.scan(low, stop):
             block = open(self.snap, key, value, self.name)
             if block.first > whole + 1:
-                raise self._missing(whole + 1, block.first - 1)
+                raise missing(self.name, whole + 1, block.first - 1)
             yield block
             whole = max(whole, block.last)
         if whole < through:
@@ -300,7 +298,7 @@ class TopicView:
                 if max(block.last, floor) < through:
                     self._check_is_end(max(block.last, floor) + 1, through)
             elif upper > max(block.last, floor) + 1:
-                raise self._missing(max(block.last, floor) + 1, upper - 1)
+                raise missing(self.name, max(block.last, floor) + 1, upper - 1)
             if block.last <= after:
                 return
             yield block
@@ -310,21 +308,18 @@ class TopicView:
         if upper is None:
             self._check_is_end(floor + 1, through)
         elif upper > floor + 1:
-            raise self._missing(floor + 1, upper - 1)
+            raise missing(self.name, floor + 1, upper - 1)
 
     def _check_is_end(self, first: int, through: int) -> None:
         """Where no block holds first … through, the topic must end before `first`."""
         if first <= (last := min(through, self.latest())):
-            raise self._missing(first, last)  # found from its end, and not on the way there: a key was changed
+            raise missing(self.name, first, last)  # found from its end, and not on the way there: a key was changed
         if first > through or through >= keys.MAX_SEQ:
             return
         for key, _ in self.snap.scan(
             keys.block_key(self.topic_id, min(through, keys.MAX_SEQ) + 1), keys.block_range(self.topic_id)[1]
         ):
-            raise self._missing(first, min(through, keys.block_first(key) - 1))
-
-    def _missing(self, first: int, last: int) -> Corrupt:
-        return missing(self.name, first, last)
+            raise missing(self.name, first, min(through, keys.block_first(key) - 1))
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def events(

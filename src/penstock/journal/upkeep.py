@@ -560,7 +560,7 @@ def _newest_only(
 # ── Taking single events out of stored blocks: read and rewritten beside the writer, exchanged a few blocks at a time
 
 
-class StoredBlock(NamedTuple):
+class BlockRow(NamedTuple):
     """A block with its key and value in the store."""
 
     key: bytes
@@ -583,7 +583,7 @@ class ThinnedBlock(msgspec.Struct, frozen=True):
     kept: bytes
 
 
-def stored_blocks(snap: Snapshot, topic_id: int, topic: str, start: int, stop: int) -> Iterator[StoredBlock]:
+def stored_blocks(snap: Snapshot, topic_id: int, topic: str, start: int, stop: int) -> Iterator[BlockRow]:
     """The stored blocks with events in start … stop, ascending; Corrupt when one is missing between them.
 
     What is rewritten here counts as compacted afterwards, and no check could tell a lost block from a removed one.
@@ -596,12 +596,12 @@ def stored_blocks(snap: Snapshot, topic_id: int, topic: str, start: int, stop: i
     yield from view.hot_blocks(max(start - 1, state.sealed), stop, state, _open_stored)
 
 
-def _open_stored(snap: Snapshot, key: bytes, value: bytes, topic: str) -> StoredBlock:
+def _open_stored(snap: Snapshot, key: bytes, value: bytes, topic: str) -> BlockRow:
     block = open_block(snap, key, value, topic)
-    return StoredBlock(key, value, block, block.first, block.last)
+    return BlockRow(key, value, block, block.first, block.last)
 
 
-def without(stored: StoredBlock, kept: Sequence[int]) -> ThinnedBlock:
+def without(stored: BlockRow, kept: Sequence[int]) -> ThinnedBlock:
     """A block of which only some rows stay."""
     key, value, block, *_ = stored
     first = block.seq(kept[0]) if kept else 0

@@ -15,7 +15,7 @@ from penstock.journal.commit import Commit
 from penstock.journal.keys import block_key
 from penstock.journal.reading import TopicView
 from penstock.journal.upkeep import (
-    StoredBlock,
+    BlockRow,
     ThinnedBlock,
     compact,
     exchange,
@@ -288,7 +288,7 @@ def thin(snap: Snapshot, queue: QueueState, start: int, stop: int) -> tuple[int,
     """The blocks of start+1 … stop without what is settled, where that is much; and how far it came."""
     topic = queue.topic
     reached, size = stop, 0
-    found: list[StoredBlock] = []
+    found: list[BlockRow] = []
     for stored in stored_blocks(snap, topic, queue.name, start + 1, stop):
         block = stored.block
         if block.last > stop or len(found) == THIN_BLOCKS or size > THIN_POSITIONS:

@@ -24,6 +24,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.buffer.store import Stored, Version, VersionConflict
+from penstock.engine.base import process_stat
 from penstock.engine.slatedb.bridge import fenced
 from penstock.errors import Corrupt, Fenced, Locked, StorageError
 
@@ -100,7 +101,7 @@ class WriterLease:
             host=socket.gethostname(),
             system=_system(),
             pid=os.getpid(),
-            started=_process_start(os.getpid()),
+            started="".join(process_stat(os.getpid())[19:20]),
             epoch=0,
             since_ms=int(time.time() * 1000),
             seconds=seconds,
@@ -346,20 +347,6 @@ def _system() -> str:
         return ""
 
 
-def _process_start(pid: int) -> str:
-    """When a process began, which tells it from a later one of the same number; empty when there is none."""
-    found = _stat(pid)
-    return found[19] if found else ""
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the program's name: the state is the first, the start the twentieth."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
 def _works_here(holder: LeaseRecord) -> bool:
     """Whether the holder is a process of this very system, neither ended nor stopped by a signal."""
     return _state_here(holder) not in (None, "", "T", "t")
@@ -371,7 +358,7 @@ def _state_here(holder: LeaseRecord) -> str | None:
         return None
     if holder.pid == os.getpid():  # not held: opening failed half-way, or a forked child's parent was this one
         return "R" if holder.owner in _held_here else ""
-    now = _stat(holder.pid)
+    now = process_stat(holder.pid)
     return now[0] if now and now[0] not in "ZX" and now[19] == holder.started else ""
 
 
