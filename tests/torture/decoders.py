@@ -40,7 +40,7 @@ from penstock.journal.checking import checked_wire
 from penstock.journal.index.runs import read_chunk
 from penstock.journal.sealed import segments
 from penstock.names import shown_url
-from penstock.queue.letters import _attempts as read_attempts
+from penstock.queue.operations.settle import _attempts as read_attempts
 from penstock.queue.schedule import Cron
 from penstock.queue.state.records import (
     AttemptRow,

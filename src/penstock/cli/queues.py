@@ -238,37 +238,20 @@ def redrive(
     """Sends dead letters and failed messages back to their queue, with a fresh budget."""
     import msgspec
 
-    from penstock.queue.operations.repair import Redriven
+    from penstock.queue.operations.repair import Redriven, paced
 
     target = context.existing_queue(queue.journal, to) if to is not None else None
     if slowly is None or dry_run:
         count = queue.redrive(to=target, dry_run=dry_run, **which)
     else:
-        moved = _redrive_slowly(queue, target, which["limit"], which["where"], slowly)
-        count = Redriven(moved, queue.redrive(to=target, where=which["where"], dry_run=True).left)
+        where = which["where"]
+        there = queue.redrive(to=target, dry_run=True, **which)
+        moved = paced(lambda due: queue.redrive(to=target, limit=due, where=where), there, slowly)
+        count = Redriven(moved, queue.redrive(to=target, where=where, dry_run=True).left)
     for one in count.left:
         context.note(safe(f"{one.count:,} dead letters from {one.queue} stay: {one.reason}"))
     left = [msgspec.structs.asdict(one) for one in count.left]
     return {"would_redrive" if dry_run else "redriven": int(count), **({"left": left} if left and context.json else {})}
-
-
-def _redrive_slowly(queue: Queue, to: Queue | None, limit: int | None, where: Where | None, rate: float) -> int:
-    """In small steps, so that the workers that handle them are not overrun.
-
-    As many as there are now: what fails again meanwhile lies behind them, and is not sent back for ever.
-    """
-    step = max(1, int(rate / 5))
-    total = 0
-    there = queue.redrive(to=to, limit=limit, where=where, dry_run=True)
-    begun = time.monotonic()
-    while total < there:
-        wanted = min(step, there - total)
-        moved = queue.redrive(to=to, limit=wanted, where=where)
-        total += moved
-        if moved < wanted or total >= there:
-            break
-        time.sleep(max(0.0, begun + total / rate - time.monotonic()))
-    return total
 
 
 @queue_command("purge", "penstock purge emails --yes", writes=True)

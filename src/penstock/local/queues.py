@@ -18,8 +18,8 @@ from penstock.protocol.operation import PAGE_BYTES, page_of
 from penstock.protocol.topics import EventList
 from penstock.queue import inspect, schedule
 from penstock.queue.inspect import QueueMessage, QueueStats
-from penstock.queue.letters import DeadLetterCursor
 from penstock.queue.operations import groups, repair
+from penstock.queue.operations.settle import DeadLetterCursor
 from penstock.queue.policy import checked
 from penstock.queue.queue import LocalQueue
 from penstock.queue.schedule import Schedule

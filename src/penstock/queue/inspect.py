@@ -26,8 +26,16 @@ from penstock.journal.reading import TopicView
 from penstock.observe.sample import FailedMessage
 from penstock.queue import metrics
 from penstock.queue.flow import BreakerState, breaker_state
-from penstock.queue.letters import DeadLetterCursor, letter, origin
-from penstock.queue.operations.settle import EXHAUSTED, REJECTED, LeaseHandle, stale
+from penstock.queue.operations.settle import (
+    EXHAUSTED,
+    REJECTED,
+    DeadLetterCursor,
+    LeaseHandle,
+    held_by_token,
+    letter,
+    origin,
+    stale,
+)
 from penstock.queue.operations.take import keyed_positions
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState, presences, unknown_queue
@@ -42,7 +50,6 @@ from penstock.queue.state.records import (
     GroupRecord,
     MessageRow,
     SpecialRow,
-    fits,
     make_token,
     read_special,
     read_token,
@@ -504,27 +511,26 @@ def pending(queue: LocalQueue, name: str | None) -> Iterator[PendingDelivery]:
 
 def find_delivery(queue: LocalQueue, token: str) -> Delivery:
     """The delivery a token names, as its holder would have it; StaleDelivery when its lease is gone."""
-    address = read_token(token)
-    if address is None:
+    if read_token(token) is None:
         raise StaleDelivery(f"{token[:40]!r} is no delivery's token", token=token[:40])
     with inspecting(queue) as (snap, state):
-        if address.group and address.group not in state.record.groups.values():
+        held = held_by_token(snap, state, token)
+        event = None if held is None else state.blocks.event(snap, held.seq)
+        if held is None or event is None:
             raise stale(token, queue.name)
-        group = state.group(snap, address.group)
-        lease = group.lease(snap, address.lease_id)
-        if lease is None or not fits(state.topic, address, lease.secret) or not lease.holds(address.index):
-            raise stale(token, queue.name)
-        message = lease.message(address.index)
-        event = state.blocks.event(snap, message.seq)
-        if event is None:
-            raise stale(token, queue.name)
-        hold = LeaseHandle(queue, lease.label, lease.consumer).under(group, address.lease_id, lease)
-        return Delivery(hold, address.index, event, message.attempts, lease.deadline_of(address.index))
+        lease, index = held.lease, held.index
+        hold = LeaseHandle(queue, lease.label, lease.consumer).under(held.group, held.lease_id, lease)
+        return Delivery(hold, index, event, lease.message(index).attempts, lease.deadline_of(index))
 
 
 def group_names(state: QueueState) -> list[str]:
     names = set(state.record.groups)
     return sorted(names if state.fanout else names | {"default"})
+
+
+def delivered_groups(state: QueueState) -> list[str]:
+    """The groups that messages are delivered to, by name: in work mode one."""
+    return (group_names(state) if state.fanout else []) or ["default"]
 
 
 def groups(queue: LocalQueue) -> list[str]:
@@ -562,8 +568,7 @@ def stats_of_groups(queue: LocalQueue) -> list[tuple[str, QueueStats, GroupRecor
     """The same of every group that messages are delivered to, from one snapshot; with its record."""
     with viewing(queue) as view:
         names = tuple(group_names(view.state))
-        shown = names if names and view.state.fanout else ("default",)
-        groups = [(name, view.group(name)) for name in shown]
+        groups = [(name, view.group(name)) for name in delivered_groups(view.state)]
         return [(name, _stats(view, group, name, names), group.record) for name, group in groups]
 
 

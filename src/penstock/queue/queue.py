@@ -42,7 +42,7 @@ from penstock.queue.operations.settle import (
     ack,
     ack_mask,
     extend_in,
-    find_held,
+    held_by_token,
     held_or_stale,
     nack_in,
     release_in,
@@ -51,19 +51,11 @@ from penstock.queue.operations.take import Request, Taken, name_message, take
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.registry import QueueRegistry
 from penstock.queue.results import NOTHING, StoredResult, answer_of
-from penstock.queue.state.cache import QueueState, forget_presence, unknown_queue
-from penstock.queue.state.group import HeldMessage
-from penstock.queue.state.records import fits, read_token
+from penstock.queue.state.cache import forget_presence, unknown_queue
 from penstock.schema import DECLARED, brings_kind, schema_of_type
 from penstock.surface.delivery import Delivery, Outcome, PushOptions, TakeRequest
 from penstock.surface.failure import NackOptions
 from penstock.ticket import Ticket
-
-if TYPE_CHECKING:
-    from penstock.journal.commit import Commit
-    from penstock.queue.registry import QueueRegistry
-    from penstock.surface.delivery import Delivery, TakeRequest
-    from penstock.surface.failure import NackOptions
 
 T = TypeVar("T")
 
@@ -320,20 +312,11 @@ class LocalQueue:
             if lease is not None and lease.secret == hold.secret:
                 count += ack_mask(commit, state, group, hold.lease_id, lease, mask)
         for token in tokens:
-            held = self._find(commit, state, token)
+            held = held_by_token(commit.tx, state, token)
             if held is not None:
                 ack(commit, state, held)
                 count += 1
         return count
-
-    def _find(self, commit: Commit, state: QueueState, token: str) -> HeldMessage | None:
-        address = read_token(token)
-        if address is None or (address.group and address.group not in state.record.groups.values()):
-            return None
-        lease = state.group(commit.tx, address.group).lease(commit.tx, address.lease_id)
-        if lease is None or not fits(state.topic, address, lease.secret):
-            return None
-        return find_held(commit, state, address.group, address.lease_id, address.index, lease.secret)
 
     def note_acks(self, count: int) -> None:
         """Counts what was settled, and lets upkeep know."""

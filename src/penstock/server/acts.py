@@ -12,7 +12,6 @@ and returns the question, or does it and returns what was done.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeVar
@@ -34,8 +33,8 @@ from penstock.observe import workers
 from penstock.observe.logs import Log
 from penstock.protocol import queues, topics
 from penstock.protocol.operation import JSON, Operation, Role
-from penstock.queue.letters import origin
-from penstock.queue.operations.repair import replace
+from penstock.queue.operations.repair import paced, replace
+from penstock.queue.operations.settle import origin
 from penstock.queue.policy import DEFAULT, FIELDS, check_together, checked, refuse_other_mode
 from penstock.queue.schedule import push_now
 from penstock.server import forms
@@ -51,8 +50,6 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 Danger = Literal["", "red", "typed"]
 """How an act is asked for: plainly, in red, or in red with the name of what it destroys to be typed."""
-STEP: Final = 0.2
-"""Seconds between two portions of what is sent back slowly."""
 LONGEST: Final = 500
 """Characters of a field that are written down."""
 _log = Log("penstock.server")
@@ -480,21 +477,14 @@ def redrive(call: ActCall) -> str:
     return f"{counted(count, 'message')} will be sent back{slowly}"
 
 
-def _redrive_slowly(call: ActCall, request: queues.RedriveRequest, left: int, rate: int) -> None:
-    """What is sent back first and fails again lies behind those that still wait, and `left` ends it."""
-    begun, sent = time.monotonic(), 0
-    while left > 0 and not call.stopping():
-        due = min(left, int((time.monotonic() - begun) * rate) + 1 - sent)
-        if due > 0:
-            try:
-                done = call.run(queues.REDRIVE_QUEUE, msgspec.structs.replace(request, limit=due)).redriven
-            except PenstockError as error:
-                _log.warning("sending messages of %s back ended: %s", call.text("queue"), error)
-                return
-            if not done:
-                return
-            left, sent = left - done, sent + done
-        time.sleep(STEP)
+def _redrive_slowly(call: ActCall, request: queues.RedriveRequest, count: int, rate: int) -> None:
+    def send(due: int) -> int:
+        return call.run(queues.REDRIVE_QUEUE, msgspec.structs.replace(request, limit=due)).redriven or 0
+
+    try:
+        paced(send, count, rate, call.stopping)
+    except PenstockError as error:
+        _log.warning("sending messages of %s back ended: %s", call.text("queue"), error)
 
 
 @act(queues.DISCARD_MESSAGES, danger="typed", fields=CHOICE)

@@ -2,7 +2,7 @@
 
 push        the event and, for messages that ask for it, when and how to deliver it; throttles and debounces
 take        the short way for a plain queue, and the long way for everything else
-settle      the end of a delivery; dead letters
+settle      the end of a delivery; dead letters, and what their headers say
 groups      policy, pauses, groups
 repair      claim, discard, run now, purge, drop, redrive, move, replace
 """

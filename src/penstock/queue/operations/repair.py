@@ -7,8 +7,9 @@ moved in steps, so that no commit holds other writers up for long; each message 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import islice
@@ -21,7 +22,6 @@ from penstock.events import Event, Receipt
 from penstock.journal.commit import Commit
 from penstock.journal.writer import WriteRequest
 from penstock.queue.inspect import View, viewing
-from penstock.queue.letters import GROUP, former_headers, origin, original_headers, original_options
 from penstock.queue.operations.groups import group_for
 from penstock.queue.operations.push import (
     DeliveryOptions,
@@ -31,7 +31,16 @@ from penstock.queue.operations.push import (
     refuse_keys,
     refuse_overflow,
 )
-from penstock.queue.operations.settle import LeaseHandle, expire_messages, over_budget
+from penstock.queue.operations.settle import (
+    GROUP,
+    LeaseHandle,
+    expire_messages,
+    former_headers,
+    origin,
+    original_headers,
+    original_options,
+    over_budget,
+)
 from penstock.queue.operations.take import STEP, Request, TakeOperation, absorb, wake_due
 from penstock.queue.results import DISCARDED, answer_removed, answer_taken
 from penstock.queue.state import keys
@@ -222,20 +231,23 @@ def _sort_in_all(commit: Commit, queue: QueueState, group: Group, latest: int) -
 # ── moving ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 MOVE_STEP = 1024
 """Messages that one commit of a move or a redrive takes at most."""
+PACE = 0.2
+"""Seconds between two steps of a redrive that has a rate."""
 Where = Callable[[Event], bool]
-Step = Callable[[Commit], int]
+Step = Callable[[Commit, list[int]], int]
 Revived = Callable[[Mapping[str, str]], dict[str, str]]
 
 
-def _run(queue: LocalQueue, wanted: Mapping[str, int], steps: list[Step]) -> int:
-    """Runs steps that move messages, each in a commit; refuses them all when there is no room for what is `wanted`, by
-    the names of the queues that get it."""
-    if len(steps) > 1:
+def _run(queue: LocalQueue, wanted: Mapping[str, int], steps: Iterable[tuple[Step, list[int]]]) -> int:
+    """Runs steps that move messages, some at a time, each time in a commit; refuses them all when there is no room for
+    what is `wanted`, by the names of the queues that get it."""
+    parts = [(step, seqs[at : at + MOVE_STEP]) for step, seqs in steps for at in range(0, len(seqs), MOVE_STEP)]
+    if len(parts) > 1:
         queue._writer.run(WriteRequest(lambda commit: _refuse_overflow(commit, queue, wanted)))
     moved = 0
     try:
-        for step in steps:
-            moved += queue._writer.run(WriteRequest(step))
+        for step, part in parts:
+            moved += queue._writer.run(WriteRequest(step, 0, (part,)))
     except QueueFull as error:
         if not moved:
             raise
@@ -243,20 +255,25 @@ def _run(queue: LocalQueue, wanted: Mapping[str, int], steps: list[Step]) -> int
     return moved
 
 
+def paced(send: Callable[[int], int], count: int, rate: float, stopping: Callable[[], bool] = lambda: False) -> int:
+    """Has so many messages sent, `rate` a second: `send` is told how many it may, and says how many it did. What was
+    sent and fails again lies behind those that still wait, so that `count` ends it."""
+    begun, sent = time.monotonic(), 0
+    while sent < count and not stopping():
+        due = min(count - sent, int((time.monotonic() - begun) * rate) + 1 - sent)
+        done = send(due) if due > 0 else 0
+        sent += done
+        if done < due:
+            break
+        time.sleep(min(PACE, (count - sent) / rate))
+    return sent
+
+
 def _refuse_overflow(commit: Commit, queue: LocalQueue, wanted: Mapping[str, int]) -> None:
     for name, count in wanted.items():
         target = queue._cache.find(commit, name)
         if target is not None and target.policy.max_size is not None:
             refuse_overflow(commit, target, count, target.policy.max_size)
-
-
-def _in_steps(seqs: list[int], step: Callable[[Commit, list[int]], int]) -> Iterator[Step]:
-    parts = (seqs[start : start + MOVE_STEP] for start in range(0, len(seqs), MOVE_STEP))
-    return (_step(step, part) for part in parts)
-
-
-def _step(step: Callable[[Commit, list[int]], int], part: list[int]) -> Step:
-    return lambda commit: step(commit, part)
 
 
 class LettersLeft(msgspec.Struct, frozen=True):
@@ -286,7 +303,7 @@ def redrive(
     queue: LocalQueue, to: LocalQueue | None, limit: int | None, where: Where | None, dry_run: bool
 ) -> Redriven:
     chosen = _Redrive(viewing, queue, to, limit, where)
-    count = chosen.count if dry_run else _run(queue, chosen.wanted, list(chosen.steps()))
+    count = chosen.count if dry_run else _run(queue, chosen.wanted, chosen.steps())
     return Redriven(count, chosen.report())
 
 
@@ -295,7 +312,7 @@ def redrive_in(
 ) -> Redriven:
     """Does the same inside a commit that has written everything so far."""
     chosen = _Redrive(_within(commit), queue, to, limit, where)
-    return Redriven(sum([step(commit) for step in chosen.steps()]), chosen.report())
+    return Redriven(sum([step(commit, seqs) for step, seqs in chosen.steps()]), chosen.report())
 
 
 Viewing = Callable[["LocalQueue"], AbstractContextManager[View]]
@@ -337,10 +354,10 @@ class _Redrive:
         if dead_letters is not None and has_letters:
             self._choose(queue._registry.handle(dead_letters), queue.name, limit)
 
-    def steps(self) -> Iterator[Step]:
-        yield from _in_steps(self._failed, lambda commit, seqs: _revive(commit, self._queue, seqs, self._to))
+    def steps(self) -> Iterator[tuple[Step, list[int]]]:
+        yield partial(_revive, queue=self._queue, to=self._to), self._failed
         for source, letters in self._letters:
-            yield from _in_steps(letters, partial(_send_back, source=source, to=self._to))
+            yield partial(_send_back, source=source, to=self._to), letters
 
     def _choose_failed(self, view: View, limit: int | None) -> list[int]:
         """Picks messages that the queue keeps as failed."""
@@ -408,7 +425,7 @@ def _choose(events: Iterator[Event], limit: int | None, where: Where | None) -> 
     return list(islice((event.seq for event in events if where is None or where(event)), limit))
 
 
-def _revive(commit: Commit, queue: LocalQueue, seqs: list[int], to: LocalQueue | None) -> int:
+def _revive(commit: Commit, seqs: list[int], queue: LocalQueue, to: LocalQueue | None) -> int:
     """Makes failed messages ready again, or moves them to another queue."""
     state = queue._cache.state(commit, queue.name)
     failed = {seq: [one for one in state.find(commit.tx, seq) if one[1].state == FAILED] for seq in seqs}
@@ -478,9 +495,11 @@ def move(queue: LocalQueue, to: LocalQueue, limit: int | None, where: Where | No
             return wanted
 
         chosen = _choose(view.available(), limit, goes)
-    cache = queue._cache
-    steps = _in_steps(chosen, lambda commit, seqs: _move(commit, cache.state(commit, queue.name), seqs, to.name))
-    return _run(queue, {to.name: len(chosen)}, list(steps))
+
+    def step(commit: Commit, seqs: list[int]) -> int:
+        return _move(commit, queue._cache.state(commit, queue.name), seqs, to.name)
+
+    return _run(queue, {to.name: len(chosen)}, [(step, chosen)])
 
 
 def move_in(commit: Commit, queue: LocalQueue, to: str, limit: int | None, where: Where | None) -> int:

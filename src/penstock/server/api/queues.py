@@ -39,11 +39,6 @@ def queue_of(request: Request, service: Service) -> Queue:
     return service.journal.queue(request.path_params["queue"], create=False)
 
 
-def groups_of(queue: Queue) -> list[str]:
-    """The groups whose numbers are worth showing."""
-    return (queue.groups() or ["default"]) if queue.policy.mode == "fanout" else ["default"]
-
-
 def called(call: Call[object, object]) -> Queue:
     """The queue a call names."""
     return queue_of(call.request, call.service)

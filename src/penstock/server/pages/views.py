@@ -32,9 +32,9 @@ from penstock.observe.workers import TOPIC as WORKERS
 from penstock.observe.workers import WorkerFailure
 from penstock.queue import inspect
 from penstock.queue.inspect import PendingDelivery, QueueConsumer, QueueMessage, failures
-from penstock.queue.letters import DeadLetterCursor, letter
+from penstock.queue.operations.settle import DeadLetterCursor, letter
 from penstock.queue.schedule import Cron, Schedule
-from penstock.server.api.queues import groups_of, queue_of
+from penstock.server.api.queues import queue_of
 from penstock.server.api.topics import existing
 from penstock.server.forms import policy_form, whole, write_field
 from penstock.server.pages import charts, parts
@@ -750,8 +750,8 @@ class QueueView:
         self.request, self.service, self.sample = request, service, sample
         self.queue = queue_of(request, service)
         self.name = self.queue.name
-        self.groups = groups_of(self.queue)
-        self.has_groups = self.queue.policy.mode == "fanout"
+        with inspect.inspecting(service.journal._backend.queue(self.name)) as (_, state):
+            self.groups, self.has_groups = inspect.delivered_groups(state), state.fanout
         query = request.query_params
         wanted = query.get("group") or self.groups[0]
         self.group = wanted if wanted in self.groups else self.groups[0]
