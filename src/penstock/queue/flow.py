@@ -280,8 +280,9 @@ def forget_breakers(commit: Commit, queue: QueueState) -> None:
         commit.tx.delete(keys.flow_key(group.topic, group.group_id, b"k"))
 
 
-def breaker_state(snap: Snapshot, queue: QueueState, group: Group, now: int) -> BreakerState | None:
+def breaker_state(snap: Snapshot, group: Group, now: int) -> BreakerState | None:
     """What a group's breaker is; None where the policy has none."""
+    queue = group.queue
     return None if queue.policy.breaker is None else load_breaker(snap, group).state(now)
 
 
@@ -290,7 +291,8 @@ class Limiter:
 
     __slots__ = ("_breaker", "_commit", "_group", "_key_rate", "_now", "_queue", "_rate", "_window", "next_ms")
 
-    def __init__(self, commit: Commit, queue: QueueState, group: Group) -> None:
+    def __init__(self, commit: Commit, group: Group) -> None:
+        queue = group.queue
         policy = queue.record.policy
         self._commit = commit
         self._queue = queue
@@ -360,11 +362,12 @@ class Limiter:
         return Window() if value is None else read_window(value, self._queue.name)
 
 
-def limiter_for(commit: Commit, queue: QueueState, group: Group) -> Limiter | None:
+def limiter_for(commit: Commit, group: Group) -> Limiter | None:
     """The limits on a take; None where the policy has none."""
+    queue = group.queue
     policy = queue.record.policy
     unlimited = policy.rate is None and policy.rate_per_key is None and policy.breaker is None
-    return None if unlimited else Limiter(commit, queue, group)
+    return None if unlimited else Limiter(commit, group)
 
 
 def windows_over(commit: Commit, queue: QueueState) -> dict[bytes, IsOver]:

@@ -519,7 +519,7 @@ def find_delivery(queue: LocalQueue, token: str) -> Delivery:
         if held is None or event is None:
             raise stale(token, queue.name)
         lease, index = held.lease, held.index
-        hold = LeaseHandle(queue, lease.label, lease.consumer).under(held.group, held.lease_id, lease)
+        hold = LeaseHandle.of(queue, held.group, held.lease_id, lease)
         return Delivery(hold, index, event, lease.message(index).attempts, lease.deadline_of(index))
 
 
@@ -586,7 +586,7 @@ def _stats(view: View, group: Group, name: str, names: tuple[str, ...]) -> Queue
         late += sum(special.due > now for _, special in view.unabsorbed(group, min(view.latest, overdue)))
         delayed, ready = delayed - late, ready - (group.overdue(snap, overdue) - late)
     metrics.in_flight.labels(queue=view.state.name).set(record.in_flight)
-    breaker = breaker_state(snap, view.state, group, now)
+    breaker = breaker_state(snap, group, now)
     if breaker is not None:
         level = {"closed": 0, "half-open": 0.5, "open": 1}[breaker]
         metrics.breaker_open.labels(queue=view.state.name, group=name).set(level)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from penstock.clock import SystemClock, to_ms
+from penstock.clock import SystemClock
 from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError
 from penstock.events import Draft, Receipt
 from penstock.journal.blocks import Columns
@@ -40,14 +40,13 @@ from penstock.queue.operations.repair import Redriven, Where, move_in, purge_in,
 from penstock.queue.operations.settle import (
     LeaseHandle,
     ack,
-    ack_mask,
     extend_in,
     held_by_token,
     held_or_stale,
     nack_in,
     release_in,
 )
-from penstock.queue.operations.take import Request, Taken, name_message, take
+from penstock.queue.operations.take import Taken, check_take, take
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.registry import QueueRegistry
 from penstock.queue.results import NOTHING, StoredResult, answer_of
@@ -70,6 +69,7 @@ class LocalQueue:
         self.journal = core.journal
         self.name = name
         self._registry = registry
+        self.owner = registry.owner
         self._cache = registry.cache
         self._writer = core.writer
         self._log = TopicLog(core, name)
@@ -159,11 +159,13 @@ class LocalQueue:
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def take(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
-        request, wait = self.request(wanted), None
+        wait = None
+        if wanted.seq is not None or wanted.key is not None or wanted.since is not None:
+            check_take(wanted)
         began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
         while True:
             seen = self._signal.version
-            operation = WriteRequest(self.take_in, 0, (request,), True)
+            operation = WriteRequest(self.take_in, 0, (wanted,), True)
             try:
                 taken = self._writer.run(operation)
             except BaseException:
@@ -182,11 +184,12 @@ class LocalQueue:
 
     async def take_async(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
         """`take` for an event loop: the tries are committed by the writer's own thread."""
-        request, wait = self.request(wanted), None
+        wait = None
+        check_take(wanted)
         began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
         while True:
             seen = self._signal.version
-            operation = WriteRequest(self.take_in, 0, (request,), True)
+            operation = WriteRequest(self.take_in, 0, (wanted,), True)
             try:
                 taken = await self._writer.submit(operation)
             except BaseException:
@@ -203,11 +206,10 @@ class LocalQueue:
                     await self._signal.wait_async(seen, nap)
                 wait.check_open()
 
-    def take_in(self, commit: Commit, request: Request) -> Taken:
+    def take_in(self, commit: Commit, wanted: TakeRequest) -> Taken:
         """One try inside a commit, and a lease if it finds something."""
         state = self._cache.state(commit, self.name)
-        hold = LeaseHandle(self, request.label, request.consumer)
-        return take(commit, state, group_for(commit, state, request.label), request, hold)
+        return take(commit, group_for(commit, state, wanted.group), wanted, self)
 
     def _delivered(self, taken: Taken, wait: TakeWait | None, began_ns: int) -> list[Delivery]:
         self._counters.delivered.inc(len(taken.deliveries))
@@ -230,23 +232,11 @@ class LocalQueue:
             with suppress(PenstockError):  # what ended the caller's wait matters more
                 self._writer.submit(WriteRequest(give_back, relaxed=True))
 
-    def request(self, wanted: TakeRequest) -> Request:
-        """What a take asks for, in milliseconds and on behalf of this process."""
-        lease_ms = None if wanted.lease is None else round(wanted.lease * 1000)
-        owner = self._registry.owner
-        request = Request(wanted.limit, wanted.group, wanted.consumer, lease_ms, wanted.newest, owner, wanted.host)
-        if wanted.seq is not None or wanted.key is not None:
-            name_message(request, wanted)
-        if wanted.host is not None and wanted.since is not None:  # of a consumer elsewhere; of this process it is known
-            request.since_ms = max(0, to_ms(wanted.since, "since"))
-        return request
-
     def claim(
         self, limit: int, group: str, consumer: str | None, lease: float | None, min_idle: float
     ) -> list[Delivery]:
-        lease_ms = None if lease is None else round(lease * 1000)
-        request = Request(limit, group, consumer, lease_ms, False, self._registry.owner)
-        found = repair.claim(self, request, round(min_idle * 1000)) if limit else []
+        wanted = TakeRequest(limit, group, consumer, lease=lease)
+        found = repair.claim(self, wanted, round(min_idle * 1000)) if limit else []
         self._counters.delivered.inc(len(found))
         return found
 
@@ -279,7 +269,8 @@ class LocalQueue:
     def ack_in(self, commit: Commit, delivery: Delivery, answer: StoredResult = NOTHING) -> None:
         """Settles a delivery inside a commit."""
         state = self._cache.state(commit, self.name)
-        ack(commit, state, held_or_stale(commit, state, delivery), answer)
+        held = held_or_stale(commit, state, delivery)
+        ack(commit, held.group, held.lease_id, held.lease, 1 << held.index, answer)
 
     def ack_many(self, deliveries: list[Delivery | str]) -> int:
         if not deliveries:
@@ -309,12 +300,13 @@ class LocalQueue:
         for hold, mask in together:
             group = state.group(commit.tx, hold.group)
             lease = group.lease(commit.tx, hold.lease_id)
-            if lease is not None and lease.secret == hold.secret:
-                count += ack_mask(commit, state, group, hold.lease_id, lease, mask)
+            if lease is not None and lease.secret == hold.secret and (held := mask & lease.held_mask()):
+                ack(commit, group, hold.lease_id, lease, held)
+                count += held.bit_count()
         for token in tokens:
-            held = held_by_token(commit.tx, state, token)
-            if held is not None:
-                ack(commit, state, held)
+            found = held_by_token(commit.tx, state, token)
+            if found is not None:
+                ack(commit, found.group, found.lease_id, found.lease, 1 << found.index)
                 count += 1
         return count
 
@@ -477,10 +469,10 @@ class QueueChanges:
     def take(self, queue: str, wanted: TakeRequest) -> list[Delivery]:
         """Messages that are leased if, and only if, the transaction commits; its own pushes are among them."""
         own = self._existing(queue)
-        request = own.request(wanted)
+        check_take(wanted)
         while True:
             self._held.flushed()
-            taken = self._held.change(lambda commit: own.take_in(commit, request))
+            taken = self._held.change(lambda commit: own.take_in(commit, wanted))
             if taken.deliveries or not taken.more:
                 return taken.deliveries
 

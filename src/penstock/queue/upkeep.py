@@ -101,7 +101,7 @@ class QueueUpkeep:
 
         queue.blocks.refresh(commit)
         through = min(through, queue.latest(commit))
-        return any(give_up_through(commit, queue, group, through, RETIRED) for group in queue.all_groups(commit.tx))
+        return any(give_up_through(commit, group, through, RETIRED) for group in queue.all_groups(commit.tx))
 
     def _expire(self, topic: str) -> None:
         """Gives up what has outlived the queue's ttl, in those groups that have some."""
@@ -123,7 +123,7 @@ class QueueUpkeep:
 
         queue.blocks.refresh(commit)
         overdue = min(queue.overdue_through(commit.tx, commit.now_ms), queue.latest(commit))
-        return give_up_through(commit, queue, queue.group(commit.tx, group_id), overdue, EXPIRED)
+        return give_up_through(commit, queue.group(commit.tx, group_id), overdue, EXPIRED)
 
     def note(self, queue: str, count: int) -> None:
         """Messages of a queue were settled."""

@@ -133,14 +133,13 @@ class QueueWorker(Worker):
     def __init__(
         self,
         queue: Queue,
-        handler: Callable[[Delivery], Any],
-        *,
+        handler: Callable[..., Any],
         group: str,
-        concurrency: int,
         consumer: str | None,
-        ahead: int | None,
         lease: Seconds | None,
         middleware: Iterable[Middleware],
+        concurrency: int,
+        ahead: int | None,
     ) -> None:
         super().__init__(f"{queue.name}:{consumer or group}", queue.journal, handler)
         check_whole(concurrency, "concurrency")
@@ -445,25 +444,14 @@ class QueueBatchWorker(QueueWorker):
         self,
         queue: Queue,
         handler: Callable[[list[Delivery]], Any],
-        *,
-        batch: int,
-        wait: Seconds,
         group: str,
         consumer: str | None,
         lease: Seconds | None,
         middleware: Iterable[Middleware],
+        batch: int,
+        wait: Seconds,
     ) -> None:
-        ahead = check_whole(batch, "batch") - 1
-        super().__init__(
-            queue,
-            handler,  # type: ignore[arg-type]
-            group=group,
-            concurrency=1,
-            consumer=consumer,
-            ahead=ahead,
-            lease=lease,
-            middleware=middleware,
-        )
+        super().__init__(queue, handler, group, consumer, lease, middleware, 1, check_whole(batch, "batch") - 1)
         self._wait = seconds(wait, "wait")
 
     def _work(self) -> None:
@@ -509,7 +497,7 @@ class QueueBatchWorker(QueueWorker):
     def _call_handler(self, deliveries: list[Delivery]) -> None:
         span = self._span(deliveries[0])
         try:
-            result = self._handler(deliveries)  # type: ignore[arg-type]
+            result = self._handler(deliveries)
             if isinstance(result, Awaitable):
                 result = self._wait_for(result)
         except Exception as error:

@@ -513,31 +513,14 @@ class Queue(Generic[PayloadT]):
         check_taking(1, group, consumer, "a worker")
         if self._payload is not None:
             handler = adapted(handler, self._typed_in_hand)
-        worker: QueueWorker
-        if batch is None:
-            worker = QueueWorker(
-                self,
-                handler,
-                group=group,
-                concurrency=concurrency,
-                consumer=consumer,
-                ahead=ahead,
-                lease=lease,
-                middleware=middleware,
-            )
-        elif concurrency != 1 or ahead is not None:
+        if batch is not None and (concurrency != 1 or ahead is not None):
             raise ConfigError("a worker with batch= handles one batch at a time: start several for more at once")
-        else:
-            worker = QueueBatchWorker(
-                self,
-                handler,
-                batch=batch,
-                wait=wait,
-                group=group,
-                consumer=consumer,
-                lease=lease,
-                middleware=middleware,
-            )
+        taker = group, consumer, lease, middleware
+        worker = (
+            QueueWorker(self, handler, *taker, concurrency, ahead)
+            if batch is None
+            else QueueBatchWorker(self, handler, *taker, batch, wait)
+        )
         self.journal._backend.workers.add(worker)
         return worker
 

@@ -33,7 +33,6 @@ from penstock.queue.operations.push import (
 )
 from penstock.queue.operations.settle import (
     GROUP,
-    LeaseHandle,
     expire_messages,
     former_headers,
     origin,
@@ -41,7 +40,7 @@ from penstock.queue.operations.settle import (
     original_options,
     over_budget,
 )
-from penstock.queue.operations.take import STEP, Request, TakeOperation, absorb, wake_due
+from penstock.queue.operations.take import STEP, TakeOperation, absorb, wake_due
 from penstock.queue.results import DISCARDED, answer_removed, answer_taken
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import copy_columns
@@ -58,41 +57,45 @@ from penstock.queue.state.records import (
     read_special,
 )
 from penstock.queue.upkeep import remove_through
-from penstock.surface.delivery import Delivery, PushOptions
+from penstock.surface.delivery import Delivery, PushOptions, TakeRequest
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
 
 
 # ── claim ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def claim(queue: LocalQueue, request: Request, idle_ms: int) -> list[Delivery]:
-    queue.change(group_for, request.label)  # so that it is there, and its times follow the clock
-    chosen, left = [], request.limit
+def claim(queue: LocalQueue, wanted: TakeRequest, idle_ms: int) -> list[Delivery]:
+    queue.change(group_for, wanted.group)  # so that it is there, and its times follow the clock
+    chosen, left = [], wanted.limit
     with viewing(queue) as view:
-        for held in view.held(request.label):
+        for held in view.held(wanted.group):
             lease, index = held.lease, held.index
             if view.now - lease.touched_ms(index) >= idle_ms:
                 chosen.append((held.lease_id, index))
                 left -= not over_budget(view.snap, view.state, lease.message(index))
                 if not left:
                     break
-    return queue.change(_claim, queue, request, idle_ms, chosen) if chosen else []
+    return queue.change(_claim, queue, wanted, idle_ms, chosen) if chosen else []
 
 
 def _claim(
-    commit: Commit, state: QueueState, queue: LocalQueue, request: Request, idle_ms: int, chosen: list[tuple[int, int]]
+    commit: Commit,
+    state: QueueState,
+    queue: LocalQueue,
+    wanted: TakeRequest,
+    idle_ms: int,
+    chosen: list[tuple[int, int]],
 ) -> list[Delivery]:
-    group = group_for(commit, state, request.label)
-    if state.record.is_paused(request.label):
+    group = group_for(commit, state, wanted.group)
+    if state.record.is_paused(wanted.group):
         return []
-    hold = LeaseHandle(queue, request.label, request.consumer)
-    now, operation = commit.now_ms, TakeOperation(commit, state, group, request, hold)
+    now, operation = commit.now_ms, TakeOperation(commit, group, wanted, queue)
     for lease_id, index in chosen:
         lease = group.lease(commit.tx, lease_id)
         if lease is not None and lease.holds(index) and now - lease.touched_ms(index) >= idle_ms:
             event = state.blocks.event(commit.tx, lease.seq(index))
             if event is None or over_budget(commit.tx, state, lease.message(index)):
-                expire_messages(commit, state, group, lease_id, lease, [index])
+                expire_messages(commit, group, lease_id, lease, [index])
                 continue
             (message,) = group.take_back(commit, lease_id, lease, [index], Change("released", "claimed"))
             tried = group.ended_attempts(commit, lease, message, now, "claimed", None)
@@ -198,14 +201,15 @@ def run_now(commit: Commit, queue: QueueState, seqs: list[int], name: str | None
     groups = [group for group in queue.all_groups(commit.tx) if name is None or not queue.fanout or group.name == name]
     count = 0
     for group in groups if queue.record.policy.debounce is not None else ():
-        _sort_in_all(commit, queue, group, latest)
+        _sort_in_all(commit, group, latest)
     for seq in dict.fromkeys(seqs):
         if seq <= latest:
-            count += max([_make_ready(commit, queue, group, seq) for group in groups], default=False)
+            count += max([_make_ready(commit, group, seq) for group in groups], default=False)
     return count
 
 
-def _make_ready(commit: Commit, queue: QueueState, group: Group, seq: int) -> bool:
+def _make_ready(commit: Commit, group: Group, seq: int) -> bool:
+    queue = group.queue
     message = group.find(commit.tx, seq)
     if message is None or message.state not in (WAITING, UNTOUCHED):
         return False
@@ -220,11 +224,12 @@ def _make_ready(commit: Commit, queue: QueueState, group: Group, seq: int) -> bo
     return True
 
 
-def _sort_in_all(commit: Commit, queue: QueueState, group: Group, latest: int) -> None:
+def _sort_in_all(commit: Commit, group: Group, latest: int) -> None:
     """Gives every message that waits, or did, a row: of a key's messages, older ones go before one that runs now."""
+    queue = group.queue
     while wake_due(commit, group, STEP):
         pass
-    while queue.traits.special > group.record.absorbed and absorb(commit, queue, group, latest, STEP):
+    while queue.traits.special > group.record.absorbed and absorb(commit, group, latest, STEP):
         pass
 
 

@@ -100,32 +100,15 @@ def stale(token: str, queue: str) -> StaleDelivery:
 
 
 # ── the ways out ───────────────────────────────────────────────────────────────────────────────────────────────────
-def ack(commit: Commit, queue: QueueState, held: HeldMessage, given: StoredResult = NOTHING) -> None:
-    """Settles a message for good; `given`: what its handler returned, for those that want a reply."""
-    if queue.traits.replies:
-        answer(commit, queue, held.lease.seq(held.index), given)
-    times = held.group.record.settle_times
-    bucket = (commit.now_ms - held.lease.delivered_ms).bit_length()  # a call less than a function of its own
-    times[bucket] = times.get(bucket, 0) + 1
-    held.group.release(commit, held.lease_id, held.lease, 1 << held.index, ACKED)
-    if held.lease.messages is not None:
-        held.group.settle(commit, held.lease.messages[held.index])
-    if queue.traits.letters and not queue.fanout:
-        queue.forget_letter(commit, held.seq)
-    if queue.record.policy.breaker is not None:
-        note_success(commit, queue, held.group, [held.lease.seq(held.index)])
-
-
-def ack_mask(commit: Commit, queue: QueueState, group: Group, lease_id: int, lease: Lease, mask: int) -> int:
-    """Settles those of a lease's messages (a bit each) that it still holds; returns how many."""
-    mask &= lease.held_mask()
-    if not mask:
-        return 0
+def ack(commit: Commit, group: Group, lease_id: int, lease: Lease, mask: int, given: StoredResult = NOTHING) -> None:
+    """Settles messages of a lease (a bit each, all of them held) for good; `given`: what the handler of one returned,
+    for those that want a reply."""
+    queue = group.queue
     if queue.traits.replies:
         for index in indexes_of(mask):
-            answer(commit, queue, lease.seq(index), NOTHING)
+            answer(commit, queue, lease.seq(index), given)
     times = group.record.settle_times
-    bucket = (commit.now_ms - lease.delivered_ms).bit_length()
+    bucket = (commit.now_ms - lease.delivered_ms).bit_length()  # a call less than a function of its own
     times[bucket] = times.get(bucket, 0) + mask.bit_count()
     group.release(commit, lease_id, lease, mask, ACKED)
     if lease.messages is not None:
@@ -135,18 +118,17 @@ def ack_mask(commit: Commit, queue: QueueState, group: Group, lease_id: int, lea
         for index in indexes_of(mask):
             queue.forget_letter(commit, lease.seq(index))
     if queue.record.policy.breaker is not None:
-        note_success(commit, queue, group, [lease.seq(index) for index in indexes_of(mask)])
-    return mask.bit_count()
+        note_success(commit, group, [lease.seq(index) for index in indexes_of(mask)])
 
 
-def nack(commit: Commit, queue: QueueState, held: HeldMessage, options: NackOptions) -> Outcome:
+def nack(commit: Commit, held: HeldMessage, options: NackOptions) -> Outcome:
     """Ends an attempt that failed: requeues the message, now or later, or gives it up."""
     change = Change("failed", "rejected" if options.dead else "nack", options.failure.error)
     (message,) = held.group.take_back(commit, held.lease_id, held.lease, [held.index], change)
-    return _fail(commit, queue, held.group, held.lease, message, commit.now_ms, options)
+    return _fail(commit, held.group, held.lease, message, commit.now_ms, options)
 
 
-def release(commit: Commit, queue: QueueState, held: HeldMessage) -> None:
+def release(commit: Commit, held: HeldMessage) -> None:
     """Requeues a message at once, as if it had not been taken."""
     (message,) = held.group.take_back(commit, held.lease_id, held.lease, [held.index], Change("released"))
     message.attempts -= 1
@@ -180,7 +162,7 @@ def extend(commit: Commit, queue: QueueState, held: list[HeldMessage], lease_ms:
     return deadline
 
 
-def expire(commit: Commit, queue: QueueState, group: Group, step: int) -> bool:
+def expire(commit: Commit, group: Group, step: int) -> bool:
     """Takes back what has not been settled in time; True when there are more leases to look at, or messages to return.
 
     One commit looks at a few hundred leases; the record says where the next one goes on.
@@ -192,9 +174,9 @@ def expire(commit: Commit, queue: QueueState, group: Group, step: int) -> bool:
         if lease.deadline <= now or lease.extended:
             over = [index for index in lease.held() if lease.deadline_of(index) <= now]
             if len(over) > step:
-                expire_messages(commit, queue, group, lease_id, lease, over[:step])
+                expire_messages(commit, group, lease_id, lease, over[:step])
                 return True
-            expire_messages(commit, queue, group, lease_id, lease, over)
+            expire_messages(commit, group, lease_id, lease, over)
             step -= len(over)
         for deadline in lease.deadlines():
             record.swept_deadline = min(record.swept_deadline or deadline, deadline)
@@ -205,14 +187,12 @@ def expire(commit: Commit, queue: QueueState, group: Group, step: int) -> bool:
     return False
 
 
-def expire_messages(
-    commit: Commit, queue: QueueState, group: Group, lease_id: int, lease: Lease, indexes: list[int]
-) -> None:
+def expire_messages(commit: Commit, group: Group, lease_id: int, lease: Lease, indexes: list[int]) -> None:
     """Takes messages of a lease back, as if it had ended; one whose deadline is past ended then."""
     deadlines = [lease.deadline_of(index) for index in indexes]
     messages = group.take_back(commit, lease_id, lease, indexes, Change("failed", "lease", LEASE_LOST.error))
     for message, deadline in zip(messages, deadlines, strict=True):
-        _fail(commit, queue, group, lease, message, min(deadline, commit.now_ms), LAPSED)
+        _fail(commit, group, lease, message, min(deadline, commit.now_ms), LAPSED)
 
 
 def over_budget(snap: Snapshot, queue: QueueState, message: MessageRow) -> bool:
@@ -220,8 +200,9 @@ def over_budget(snap: Snapshot, queue: QueueState, message: MessageRow) -> bool:
     return message.attempts >= queue.budget(snap, message.seq)
 
 
-def give_up_dead_owners(commit: Commit, queue: QueueState, group: Group, owner: str, step: int) -> bool:
+def give_up_dead_owners(commit: Commit, group: Group, owner: str, step: int) -> bool:
     """Takes back what ended processes held by endless leases; True when there are more leases to look at."""
+    queue = group.queue
     now, sweeps = time.monotonic(), queue.owner_sweeps
     checked, swept = sweeps.get(group.group_id, (0.0, 0))
     if not swept and now - checked < OWNER_CHECK:
@@ -234,7 +215,7 @@ def give_up_dead_owners(commit: Commit, queue: QueueState, group: Group, owner: 
                 alive[lease.owner] = is_alive(lease.owner)
             if not alive[lease.owner]:
                 held = lease.held()
-                expire_messages(commit, queue, group, lease_id, lease, held[:step])
+                expire_messages(commit, group, lease_id, lease, held[:step])
                 if len(held) > step:
                     sweeps[group.group_id] = (now, lease_id - 1)
                     return True
@@ -246,7 +227,6 @@ def give_up_dead_owners(commit: Commit, queue: QueueState, group: Group, owner: 
 
 def give_up(
     commit: Commit,
-    queue: QueueState,
     group: Group,
     message: MessageRow,
     reason: Reason,
@@ -258,6 +238,7 @@ def give_up(
 
     `tried`: its failed attempts, when one ends with this.
     """
+    queue = group.queue
     failure = failure or FailureText()
     if queue.traits.replies:
         answer_failure(commit, queue, message.seq, reason, failure)
@@ -269,7 +250,7 @@ def give_up(
         group.tell(commit, message, Change("dead", reason, failure.error))
         return "failed"
     if queue.policy.dead_letter is not None:
-        dead_letter(commit, queue, group, message, reason, failure, attempts)
+        dead_letter(commit, group, message, reason, failure, attempts)
     kind: Kind = "expired" if reason == EXPIRED else "dead"
     group.remove(commit, message, Change(kind, reason, failure.error, queue.policy.dead_letter))
     return "dropped" if queue.policy.dead_letter is None else "dead"
@@ -290,26 +271,21 @@ def _by_lease(held: list[HeldMessage]) -> list[tuple[Group, int, Lease, list[int
 
 
 def _fail(
-    commit: Commit,
-    queue: QueueState,
-    group: Group,
-    lease: Lease,
-    message: MessageRow,
-    since_ms: int,
-    options: NackOptions,
+    commit: Commit, group: Group, lease: Lease, message: MessageRow, since_ms: int, options: NackOptions
 ) -> Outcome:
     """Requeues a message whose attempt ended badly at `since_ms`, or gives it up when its budget is used."""
+    queue = group.queue
     failure = options.failure
     if queue.record.policy.breaker is not None:
         if options.dead:  # the handler's verdict on the message, not a failure of what it depends on
-            note_success(commit, queue, group, [message.seq])
+            note_success(commit, group, [message.seq])
         else:
-            note_failure(commit, queue, group, message.seq)
+            note_failure(commit, group, message.seq)
     ended: AttemptEnd = "rejected" if options.dead else "lapsed" if options is LAPSED else "failed"
     tried = group.ended_attempts(commit, lease, message, since_ms, ended, failure.error)
     if options.dead or over_budget(commit.tx, queue, message):
         reason: Reason = REJECTED if options.dead else EXHAUSTED
-        return give_up(commit, queue, group, message, reason, failure, tried=tried)
+        return give_up(commit, group, message, reason, failure, tried=tried)
     message.error = failure.error
     group.save_trail(commit, message, FailureTrail(tried, failure.traceback))
     wait = options.delay
@@ -324,15 +300,10 @@ def _fail(
 
 # ── dead letters ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def dead_letter(
-    commit: Commit,
-    queue: QueueState,
-    group: Group,
-    message: MessageRow,
-    reason: str,
-    failure: FailureText,
-    tried: list[AttemptRow],
+    commit: Commit, group: Group, message: MessageRow, reason: str, failure: FailureText, tried: list[AttemptRow]
 ) -> None:
     """Pushes a copy of a message to its queue's dead letters, where it has a fresh budget."""
+    queue = group.queue
     target = queue.policy.dead_letter
     assert target is not None
     event = queue.blocks.event(commit.tx, message.seq)
@@ -355,8 +326,9 @@ def dead_letter(
 log = Log("penstock.queue")
 
 
-def note_failure(commit: Commit, queue: QueueState, group: Group, seq: int) -> None:
+def note_failure(commit: Commit, group: Group, seq: int) -> None:
     """Tells a group's breaker that an attempt failed."""
+    queue = group.queue
     policy = queue.policy
     if policy.breaker is None:
         return
@@ -375,8 +347,9 @@ def note_failure(commit: Commit, queue: QueueState, group: Group, seq: int) -> N
     save_breaker(commit, group, breaker)
 
 
-def note_success(commit: Commit, queue: QueueState, group: Group, seqs: list[int]) -> None:
+def note_success(commit: Commit, group: Group, seqs: list[int]) -> None:
     """Tells a group's breaker that messages were handled."""
+    queue = group.queue
     breaker = load_breaker(commit.tx, group)
     if any(breaker.succeeded(seq) for seq in seqs):
         log.info("the circuit breaker of queue %r (group %r) closes", queue.name, group.name or "default")
@@ -389,15 +362,16 @@ GIVE_UP_STEP = 64
 """How many messages one commit gives up, so that no caller waits long behind it."""
 
 
-def give_up_through(commit: Commit, queue: QueueState, group: Group, through: int, reason: Reason) -> bool:
+def give_up_through(commit: Commit, group: Group, through: int, reason: Reason) -> bool:
     """Gives up some of a group's messages up to a position that are not in flight; True when there may be more."""
+    queue = group.queue
     tx, left = commit.tx, GIVE_UP_STEP
     parked = group.parked(tx, through, 0, PARKED if reason == RETIRED else UNFINISHED)
     for seq in [message.seq for message in islice(parked, left)]:
         message = group.find(tx, seq)  # giving up others may have made it ready
         assert message is not None
         failure = FailureText(message.error, group.trail(tx, message).traceback)
-        give_up(commit, queue, group, message, reason, failure)
+        give_up(commit, group, message, reason, failure)
         left -= 1
     told = queue.policy.dead_letter is not None or queue.traits.replies or queue.feed is not None
     while left > 0 and (stretch := next(group.untouched(tx, through), None)) is not None:
@@ -408,7 +382,7 @@ def give_up_through(commit: Commit, queue: QueueState, group: Group, through: in
         else:
             special = queue.special(tx, group, first)
             priority = 0 if special is None else special.priority
-            give_up(commit, queue, group, MessageRow(first, UNTOUCHED, 0, priority, event.key), reason, None)
+            give_up(commit, group, MessageRow(first, UNTOUCHED, 0, priority, event.key), reason, None)
         left -= 1
     return left <= 0
 
@@ -451,22 +425,22 @@ class LeaseHandle(msgspec.Struct, eq=False, weakref=False):
 
     queue: LocalQueue
     label: str
-    consumer: str | None = None
-    topic: int = 0
-    group: int = 0
-    lease_id: int = 0
-    secret: bytes = b""
-    deadline: int = 0
+    consumer: str | None
+    topic: int
+    group: int
+    lease_id: int
+    secret: bytes
+    deadline: int
 
     def token(self, index: int) -> str:
         """The name of the delivery with this index in the lease."""
         return make_token(self.topic, self.group, self.lease_id, index, self.secret)
 
-    def under(self, group: Group, lease_id: int, lease: Lease) -> LeaseHandle:
-        """The same taker's hold on a lease it was given."""
-        return LeaseHandle(
-            self.queue, self.label, self.consumer, group.topic, group.group_id, lease_id, lease.secret, lease.deadline
-        )
+    @classmethod
+    def of(cls, queue: LocalQueue, group: Group, lease_id: int, lease: Lease) -> LeaseHandle:
+        """What the deliveries of a lease of a group have in common."""
+        taker, secret = (lease.label, lease.consumer), (lease.secret, lease.deadline)
+        return cls(queue, *taker, group.topic, group.group_id, lease_id, *secret)
 
 
 def held_in(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessage | None:
@@ -489,7 +463,7 @@ def held_or_stale(commit: Commit, queue: QueueState, delivery: Delivery) -> Held
 
 
 def nack_in(commit: Commit, queue: QueueState, delivery: Delivery, options: NackOptions) -> Outcome:
-    return nack(commit, queue, held_or_stale(commit, queue, delivery), options)
+    return nack(commit, held_or_stale(commit, queue, delivery), options)
 
 
 def release_in(commit: Commit, queue: QueueState, deliveries: list[Delivery]) -> int:
@@ -497,7 +471,7 @@ def release_in(commit: Commit, queue: QueueState, deliveries: list[Delivery]) ->
     for delivery in deliveries:
         held = held_in(commit, queue, delivery)
         if held is not None:
-            release(commit, queue, held)
+            release(commit, held)
             released += 1
     return released
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.clock import set_back_ms
+from penstock.clock import set_back_ms, to_ms
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
 from penstock.events import Event
@@ -46,6 +46,9 @@ from penstock.queue.state.records import (
 )
 from penstock.surface.delivery import Delivery, TakeRequest
 
+if TYPE_CHECKING:
+    from penstock.queue.queue import LocalQueue
+
 STEP = 256
 """How many messages one commit sorts in, walks past or takes back before it lets others have their turn."""
 RUN_STEPS, ROWS_OF_A_STEP = 8, 1024
@@ -58,32 +61,18 @@ SHORTEST_RUN = 16
 """Fewer messages behind busy keys than this get a row each."""
 
 
-class Request(msgspec.Struct, eq=False):
-    """What a take asks for."""
-
-    limit: int
-    label: str
-    consumer: str | None
-    lease_ms: int | None
-    newest: bool
-    owner: str
-    host: str | None = None
-    """The consumer's machine, where it is not this one."""
-    since_ms: int = 0
-    """When the consumer began, where this process cannot tell."""
-    seq: int = 0
-    """The position of the one message that is wanted; 0: any."""
-    key: str | None = None
-    """The ordering key of the one message that is wanted."""
-
-
-def name_message(request: Request, wanted: TakeRequest) -> None:
-    """Notes that one message is asked for by its position or key; ConfigError when nothing can be that."""
+def check_take(wanted: TakeRequest) -> None:
+    """ConfigError when a take cannot ask for one message by its position or key, or says no time it began at."""
+    if wanted.since is not None:
+        to_ms(wanted.since, "since")
+    if wanted.seq is None and wanted.key is None:
+        return
     if wanted.limit != 1 or wanted.newest or (wanted.seq is not None and wanted.key is not None):
         raise ConfigError("a take names one message by seq= or by key=, not both, and without newest= or a limit")
     if wanted.seq is not None:
-        request.seq = check_position(check_whole(wanted.seq, "seq"), "seq")
-    request.key = None if wanted.key is None else check_text(wanted.key, "key")
+        check_position(check_whole(wanted.seq, "seq"), "seq")
+    if wanted.key is not None:
+        check_text(wanted.key, "key")
 
 
 class Taken(msgspec.Struct, eq=False):
@@ -98,29 +87,30 @@ FENCE_MS = 50
 """How soon a take looks again that an exclusive fence kept from giving messages up."""
 
 
-def take(commit: Commit, queue: QueueState, group: Group, request: Request, hold: LeaseHandle) -> Taken:
+def take(commit: Commit, group: Group, wanted: TakeRequest, taker: LocalQueue) -> Taken:
     """Hands out up to `limit` messages."""
+    queue = group.queue
     if commit.catalog.reshaped != queue.blocks.reshaped:
         queue.blocks.refresh(commit)
-    if request.consumer is not None:
-        note_presence(commit, queue, request.label, request.consumer, request.host, request.since_ms)
-    if queue.record.paused and queue.record.is_paused(request.label):
+    if wanted.consumer is not None:
+        note_presence(commit, queue, wanted)
+    if queue.record.paused and queue.record.is_paused(wanted.group):
         return Taken([], False, 0)
-    plain = _take_plainly(commit, queue, group, request, hold)
+    plain = _take_plainly(commit, group, wanted, taker)
     if plain is not None:
         return plain
-    if commit.fenced and _may_append(queue, group, commit.now_ms):
+    if commit.fenced and _may_append(group, commit.now_ms):
         return Taken([], False, commit.now_ms + FENCE_MS)
-    taking = TakeOperation(commit, queue, group, request, hold)
+    taking = TakeOperation(commit, group, wanted, taker)
     behind = taking.catch_up()
     cap = queue.policy.max_in_flight
-    limit = request.limit if cap is None else min(request.limit, cap - group.record.in_flight)
+    limit = wanted.limit if cap is None else min(wanted.limit, cap - group.record.in_flight)
     if taking.limiter is not None and not behind:
         limit = taking.limiter.room(limit)
     if limit > 0 and not behind:
-        if request.seq or request.key is not None:
+        if wanted.seq is not None or wanted.key is not None:
             taking.named()
-        elif request.newest:
+        elif wanted.newest:
             taking.newest(limit)
         else:
             taking.oldest(limit)
@@ -131,13 +121,14 @@ def take(commit: Commit, queue: QueueState, group: Group, request: Request, hold
     return Taken(taking.deliveries, behind or (taking.walked >= STEP and not taking.deliveries), next_ms)
 
 
-def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Request, hold: LeaseHandle) -> Taken | None:
+def _take_plainly(commit: Commit, group: Group, wanted: TakeRequest, taker: LocalQueue) -> Taken | None:
     """Takes neighbouring untouched messages of one block; None when the queue or the request needs the long way."""
+    queue = group.queue
     record, policy, now = group.record, queue.record.policy, commit.now_ms
     if (
-        request.newest
-        or request.seq
-        or request.key is not None
+        wanted.newest
+        or wanted.seq is not None
+        or wanted.key is not None
         or record.ready
         or record.taken
         or record.endless
@@ -157,23 +148,23 @@ def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Requ
     rows, row = found
     if isinstance(rows, DamagedBlock) or rows.wire.key is not None or rows.wire.seqs is not None:
         return None
-    count = min(request.limit, LONGEST_LEASE, rows.count - row)
-    if rows.first + row != first or (count < request.limit and first + count <= latest):
+    count = min(wanted.limit, LONGEST_LEASE, rows.count - row)
+    if rows.first + row != first or (count < wanted.limit and first + count <= latest):
         return None
-    lease_ms = round(policy.lease * 1000) if request.lease_ms is None else request.lease_ms
+    lease_ms = round((policy.lease if wanted.lease is None else wanted.lease) * 1000)
     lease = Lease(
         new_secret(),
         now,
         now + lease_ms if lease_ms else NEVER,
         first,
         count,
-        request.label,
-        request.consumer,
-        owner=None if lease_ms else request.owner,
+        wanted.group,
+        wanted.consumer,
+        owner=None if lease_ms else taker.owner,
     )
     lease_id = group.add_lease(commit, lease)
-    under = LeaseHandle(  # as `hold.under` makes it, without the call
-        hold.queue, hold.label, hold.consumer, group.topic, group.group_id, lease_id, lease.secret, lease.deadline
+    under = LeaseHandle(  # as `of` makes it, without the call
+        taker, wanted.group, wanted.consumer, group.topic, group.group_id, lease_id, lease.secret, lease.deadline
     )
     record.frontier += count
     if count == 1:
@@ -181,8 +172,9 @@ def _take_plainly(commit: Commit, queue: QueueState, group: Group, request: Requ
     return Taken([Delivery(under, index, Event(rows, row + index), 1) for index in range(count)], False, 0)
 
 
-def _may_append(queue: QueueState, group: Group, now: int) -> bool:
+def _may_append(group: Group, now: int) -> bool:
     """Whether a take may have to append dead letters, which is refused while an exclusive fence is open."""
+    queue = group.queue
     policy, deadline = queue.policy, group.record.next_deadline
     appends = policy.dead_letter is not None or queue.traits.replies
     return appends and (policy.ttl is not None or 0 < deadline <= now)
@@ -199,26 +191,27 @@ class TakeOperation:
     """One take, inside its commit."""
 
     __slots__ = (
-        "blocks", "commit", "deadline", "deliveries", "group", "hold", "latest", "limiter", "messages", "now", "owner",
-        "queue", "request", "ttl_bound", "walked",
+        "blocks", "commit", "deadline", "deliveries", "group", "latest", "limiter", "messages", "now", "owner", "queue",
+        "taker", "ttl_bound", "walked", "wanted",
     )  # fmt: skip
 
-    def __init__(self, commit: Commit, queue: QueueState, group: Group, request: Request, hold: LeaseHandle) -> None:
+    def __init__(self, commit: Commit, group: Group, wanted: TakeRequest, taker: LocalQueue) -> None:
+        queue = group.queue
         self.commit = commit
         self.queue = queue
         self.group = group
-        self.request = request
-        self.hold = hold
+        self.wanted = wanted
+        self.taker = taker
         self.blocks = queue.blocks
-        self.limiter = limiter_for(commit, queue, group)
+        self.limiter = limiter_for(commit, group)
         self.now = commit.now_ms
         self.latest = queue.latest(commit)
         self.deliveries: list[Delivery] = []
         self.messages: list[tuple[MessageRow, Event]] = []
         self.walked = 0
-        lease_ms = request.lease_ms if request.lease_ms is not None else round(queue.policy.lease * 1000)
+        lease_ms = round((queue.policy.lease if wanted.lease is None else wanted.lease) * 1000)
         self.deadline = self.now + lease_ms if lease_ms else NEVER
-        self.owner = None if lease_ms else request.owner
+        self.owner = None if lease_ms else taker.owner
         ttl = queue.policy.ttl
         self.ttl_bound = 0 if ttl is None else self.now - round(ttl * 1000)
 
@@ -228,17 +221,17 @@ class TakeOperation:
         group, record, now = self.group, self.group.record, self.now
         behind = False
         if record.next_deadline and record.next_deadline <= now:
-            behind = expire(self.commit, self.queue, group, STEP)
+            behind = expire(self.commit, group, STEP)
         if record.endless:
-            behind = give_up_dead_owners(self.commit, self.queue, group, self.request.owner, STEP) or behind
+            behind = give_up_dead_owners(self.commit, group, self.taker.owner, STEP) or behind
         if record.next_due and record.next_due <= now:
             behind = wake_due(self.commit, group, STEP) or behind
         if self.ttl_bound:
             behind = self._give_up_late() or behind
         if record.absorbed < self.queue.traits.special:
-            behind = absorb(self.commit, self.queue, group, self.latest, STEP) or behind
+            behind = absorb(self.commit, group, self.latest, STEP) or behind
         if self.queue.record.policy.fair_by is not None and not behind:
-            sort_in(self.commit, self.queue, group, self.latest, STEP)
+            sort_in(self.commit, group, self.latest, STEP)
         return behind
 
     # ── the choice ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -291,15 +284,15 @@ class TakeOperation:
 
     def named(self) -> None:
         """Takes the one message that is asked for, where no other of its key has to be settled first."""
-        group, tx, seq, key = self.group, self.commit.tx, self.request.seq, self.request.key
+        group, tx, seq, key = self.group, self.commit.tx, self.wanted.seq or 0, self.wanted.key
         while self.walked < STEP:
-            if self.request.seq:
+            if self.wanted.seq:
                 event = self.blocks.event(tx, seq) if seq <= self.latest else None
                 key = None if event is None else event.key
             if key is not None:
                 seq = self._next_of_key(key)
             message = group.find(tx, seq) if 0 < seq <= self.latest else None
-            if message is None or message.state not in (READY, UNTOUCHED) or self.request.seq not in (0, seq):
+            if message is None or message.state not in (READY, UNTOUCHED) or self.wanted.seq not in (None, seq):
                 return
             event = self.blocks.event(tx, seq)
             if event is None:
@@ -326,7 +319,7 @@ class TakeOperation:
         ready = next((seq for seq in occupants if group.placed(tx, READY, seq) is not None), 0)
         if ready or len(occupants) >= most:
             return ready
-        lookup = self.hold.queue._core.index.lookup_within(self.queue.name)
+        lookup = self.taker._core.index.lookup_within(self.queue.name)
         later = keyed_positions(tx, self.queue, lookup, key, group.record.frontier)
         return next((seq for seq in later if group.is_untouched(tx, seq)), 0)
 
@@ -418,9 +411,8 @@ class TakeOperation:
         self.lease_messages()
         count = len(events)
         lease = self._lease(start, count, None)
-        lease_id = self.group.add_lease(self.commit, lease)
+        hold = LeaseHandle.of(self.taker, self.group, self.group.add_lease(self.commit, lease), lease)
         self.group.mark_taken(self.commit, start + count - 1)
-        hold = self.hold.under(self.group, lease_id, lease)
         self.deliveries.extend([Delivery(hold, index, event, 1) for index, event in enumerate(events)])
         return count
 
@@ -498,8 +490,7 @@ class TakeOperation:
                 message.last_ms = self.now
                 message.first_ms = message.first_ms or self.now
             lease = self._lease(part[0][0].seq, len(part), [message for message, _ in part])
-            lease_id = self.group.add_lease(self.commit, lease)
-            hold = self.hold.under(self.group, lease_id, lease)
+            hold = LeaseHandle.of(self.taker, self.group, self.group.add_lease(self.commit, lease), lease)
             self.deliveries.extend(
                 [Delivery(hold, index, event, message.attempts) for index, (message, event) in enumerate(part)]
             )
@@ -511,8 +502,8 @@ class TakeOperation:
             self.deadline,
             start,
             count,
-            self.request.label,
-            self.request.consumer,
+            self.wanted.group,
+            self.wanted.consumer,
             messages=messages,
             owner=self.owner,
         )
@@ -525,7 +516,7 @@ class TakeOperation:
         if event is None or int(event._rows.recorded_ms(event._row)) > self.ttl_bound:
             return False
         overdue = min(self.queue.overdue_through(self.commit.tx, self.now), self.latest)
-        return give_up_through(self.commit, self.queue, self.group, overdue, EXPIRED)
+        return give_up_through(self.commit, self.group, overdue, EXPIRED)
 
 
 class _HeldRun:
@@ -590,8 +581,9 @@ def wake_due(commit: Commit, group: Group, step: int) -> bool:
     return len(due) == step
 
 
-def absorb(commit: Commit, queue: QueueState, group: Group, latest: int, step: int) -> bool:
+def absorb(commit: Commit, group: Group, latest: int, step: int) -> bool:
     """Sorts in what was pushed with a delay or a priority since the last take; True when there is more."""
+    queue = group.queue
     tx, now = commit.tx, commit.now_ms
     start = keys.special_key(group.topic, group.record.absorbed + 1)
     rows = list(islice(tx.scan(start, keys.special_key(group.topic, latest + 1)), step))
@@ -617,9 +609,10 @@ def absorb(commit: Commit, queue: QueueState, group: Group, latest: int, step: i
     return full
 
 
-def sort_in(commit: Commit, queue: QueueState, group: Group, latest: int, step: int) -> None:
+def sort_in(commit: Commit, group: Group, latest: int, step: int) -> None:
     """Sorts messages into lanes that no push has sorted: they are older than the policy or the group, or were appended
     to the topic."""
+    queue = group.queue
     for _ in range(step):
         if (stretch := next(group.untouched(commit.tx, latest), None)) is None:
             return

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.clock import to_ms
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, UnknownQueue
 from penstock.journal.catalog import TopicRecord, TopicState, load_state, save_record
@@ -40,6 +41,7 @@ from penstock.queue.state.records import (
     read_special,
     read_traits,
 )
+from penstock.surface.delivery import TakeRequest
 
 WORK = 0
 """The id of the one group that all consumers share in work mode."""
@@ -388,14 +390,16 @@ def presences(snap: Snapshot, topic: int) -> list[tuple[bytes, bytes, Presence]]
     return [(key, value, read_presence(value)) for key, value in snap.scan(*keys.presence_range(topic))]
 
 
-def note_presence(
-    commit: Commit, queue: QueueState, label: str, consumer: str, host: str | None, since_ms: int
-) -> None:
+def note_presence(commit: Commit, queue: QueueState, wanted: TakeRequest) -> None:
     """Notes, every few seconds, that a consumer is there. Without a host it runs in this process."""
-    known = queue.seen.get((queue.record.groups.get(label, 0), consumer))
+    assert wanted.consumer is not None
+    known = queue.seen.get((queue.record.groups.get(wanted.group, 0), wanted.consumer))
     if known is None or not 0 <= commit.now_ms - known.seen_ms < PRESENCE_MS:
-        since = since_ms or (commit.now_ms if known is None else known.since_ms)
-        _save_presence(commit, queue, label, consumer, since, this_host() if host is None else host)
+        since, host = commit.now_ms if known is None else known.since_ms, this_host()
+        if wanted.host is not None:  # of a consumer elsewhere
+            since = since if wanted.since is None else max(0, to_ms(wanted.since, "since"))
+            host = wanted.host
+        _save_presence(commit, queue, wanted.group, wanted.consumer, since, host)
 
 
 def note_extension(commit: Commit, queue: QueueState, label: str, consumer: str) -> None:
