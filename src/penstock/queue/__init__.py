@@ -17,7 +17,7 @@ and in none of these is settled: settling is forgetting.
     worker, schedule    workers and their middleware; periodic messages
     upkeep              what is removed in passing
 
-Rows (`t`: the topic's id, `g`: a group's; everything big-endian):
+Rows (`t`: the topic's id, `g`: a group's, in rows `qg` with the number of purges before it; everything big-endian):
 
     qr name         the queue: policy, topic, groups
     qt t c          what pushes have used so far: delays or priorities, retry budgets

@@ -142,7 +142,7 @@ class QueueUpkeep:
         self._expire(topic)
         standing = self._find_standing(topic)
         self._repeat(lambda commit: self._remove(commit, topic, standing))
-        self._repeat(lambda commit: self._clear(commit, topic))
+        self._repeat(lambda commit: self._clear(commit, topic, standing))
         while self._thin(topic):
             pass
         self._forget_consumers(topic)
@@ -174,20 +174,24 @@ class QueueUpkeep:
         compact(commit, topic, through, ())
         return through < settled
 
-    def _clear(self, commit: Commit, topic: str) -> bool:
-        """Deletes some of what was known about the delivery of messages that are removed; True when there is more."""
+    def _clear(self, commit: Commit, topic: str, standing: Standing) -> bool:
+        """Deletes some rows about messages that are removed, settled as dead letters, or purged; True when there is
+        more."""
         queue = self._cache.find(commit, topic)
         if queue is None:
             return False
         tx, left = commit.tx, CLEAR_ROWS
         trimmed = load_state(tx, queue.topic, topic).trimmed
-        for key_of in (keys.special_key, keys.override_key):
-            rows = islice(tx.scan(key_of(queue.topic, 0), key_of(queue.topic, trimmed + 1)), left)
-            gone = [key for key, _ in rows]
-            for key in gone:
-                tx.delete(key)
+        removed = [
+            (key(queue.topic, 0), key(queue.topic, trimmed + 1)) for key in (keys.special_key, keys.override_key)
+        ]
+        for low, high in [*keys.purged_ranges(queue.topic, queue.record.purges), *removed]:
+            gone = [key for key, _ in islice(tx.scan(low, high), left)]
+            if gone:
+                tx.delete_range(low, gone[-1] + b"\0")
             left -= len(gone)
-        letters = tx.scan(keys.letter_key(queue.topic, "", 0), keys.letter_key(queue.topic, "", trimmed + 1))
+        settled = max(trimmed, standing.settled if encode(queue.record) == standing.record else 0)
+        letters = tx.scan(keys.letter_key(queue.topic, "", 0), keys.letter_key(queue.topic, "", settled + 1))
         for seq in [keys.tail_seq(key) for key, _ in islice(letters, left)]:
             queue.forget_letter(commit, seq)
             left -= 1
@@ -260,18 +264,6 @@ class QueueUpkeep:
                 self._forgotten.get(queue.topic, b""),
             )
             self._forgotten[queue.topic] = forget_rows(commit, queue, after, over)
-
-
-def remove_through(commit: Commit, queue: QueueState, through: int, core: JournalCore) -> None:
-    """Removes messages up to a position that are not in flight, and what was known about their delivery."""
-    if not queue.record.over_log:
-        compact(commit, queue.name, through, core.holds)
-    trimmed = load_state(commit.tx, queue.topic, queue.name).trimmed
-    commit.tx.delete_range(keys.special_key(queue.topic, 0), keys.special_key(queue.topic, trimmed + 1))
-    commit.tx.delete_range(keys.override_key(queue.topic, 0), keys.override_key(queue.topic, trimmed + 1))
-    commit.tx.delete_range(*keys.letters_range(queue.topic))
-    for group in queue.all_groups(commit.tx):
-        commit.tx.delete_range(*group.rows(keys.TRAIL, 0, trimmed))
 
 
 def _whole_blocks(commit: Commit, queue: QueueState, through: int) -> int:

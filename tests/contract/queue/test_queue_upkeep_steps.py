@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from journals import on
 
 from penstock import Journal, ManualClock, Queue
 from penstock.engine.contract import Snapshot
+from penstock.errors import StaleDelivery
+from penstock.journal.commit import Commit
 from penstock.local.backend import LocalJournal
 from penstock.queue import upkeep
+from penstock.queue.inspect import inspecting
 from penstock.queue.operations import settle
+from penstock.queue.queue import LocalQueue
 from penstock.queue.state import blocks, keys
+from penstock.queue.state.cache import QueueState
 
 pytestmark = on("memory", "sqlite")
 
@@ -155,6 +160,50 @@ def test_what_was_known_of_removed_messages_goes_in_small_commits(
     assert max(commit.rows for commit in commits) < 120
     assert _delivery_rows(local, "q") == 0
     assert len(local.topic("q")) == 0
+
+
+@pytest.mark.parametrize("mode", ["work", "fanout"])
+@pytest.mark.parametrize("before", [0, keys.MOST_PURGES - 1])
+def test_a_purge_is_a_small_commit_and_its_rows_go_in_passing(
+    local: LocalJournal,
+    clock: ManualClock,
+    commits: list[CountedTx],
+    monkeypatch: pytest.MonkeyPatch,
+    mode: Literal["work", "fanout"],
+    before: int,
+) -> None:
+    monkeypatch.setattr(upkeep, "CLEAR_ROWS", 50)
+    queue = local.queue("q", mode=mode)
+    own = queue._backend
+    assert isinstance(own, LocalQueue)
+    own.change(_begin_with, before)
+    queue.push("held")
+    held = queue.take()
+    queue.push_many(range(400), delay=60)
+    assert held is not None and queue.take() is None
+    commits.clear()
+    assert queue.purge() == 401
+    assert max(commit.rows for commit in commits) < 40
+    assert len(queue) == queue.stats().delayed == queue.stats().in_flight == 0
+    assert queue.peek(5) == queue.messages() == [] and queue.get(2) is None
+    with pytest.raises(StaleDelivery):
+        held.ack()
+    queue.push("new")
+    clock.advance(61)
+    assert [one.payload for one in queue.take_many(5)] == ["new"]
+    commits.clear()
+    local.maintain()
+    assert max(commit.rows for commit in commits) < 120
+    with inspecting(own) as (snap, state):
+        rows = [key for key, _ in snap.scan(*keys.groups_range(state.topic))]
+        assert rows and all(key.startswith(keys.group_prefix(state.topic, 0, state.record.purges)[:8]) for key in rows)
+    assert [one.payload for one in queue] == ["new"]
+
+
+def _begin_with(commit: Commit, state: QueueState, purges: int) -> None:
+    state.record.purges = purges
+    state.save(commit)
+    state.forget_groups()
 
 
 def _delivery_rows(journal: LocalJournal, queue: str) -> int:

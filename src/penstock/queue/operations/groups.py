@@ -177,7 +177,7 @@ def remove_group(commit: Commit, queue: QueueState, name: str) -> bool:
         kept = image_of(commit, shared) if shared.kept() else None
         _install(commit, shared, _for_newcomer(commit, [queue.group(commit.tx, group_id)], kept))
         commit.flush()
-    commit.tx.delete_range(*keys.group_range(queue.topic, group_id))
+    commit.tx.delete_range(*keys.group_range(queue.topic, group_id, queue.record.purges))
     commit.tx.delete_range(*keys.flow_of_group(queue.topic, group_id))
     if queue.fanout:
         queue.tell_purged(commit, commit.latest(queue.name), "its group was removed", name)
@@ -238,7 +238,7 @@ def _urgency(message: MessageRow) -> tuple[int, int]:
 
 def _install(commit: Commit, group: Group, image: GroupImage, until: int = -1) -> None:
     """Makes the rows of a group that has no leases say what an image says; `until`: where the group ends."""
-    commit.tx.delete_range(*keys.group_range(group.topic, group.group_id))
+    commit.tx.delete_range(*keys.group_range(group.topic, group.group_id, group.queue.record.purges))
     commit.tx.delete_range(*keys.flow_of_group(group.topic, group.group_id))
     commit.touch(group)
     stops = [start - 1 for start, _ in image.untouched] + ([until] if until >= 0 else [])

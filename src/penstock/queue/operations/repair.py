@@ -20,6 +20,7 @@ import msgspec
 from penstock.errors import ConfigError, QueueFull
 from penstock.events import Event, Receipt
 from penstock.journal.commit import Commit
+from penstock.journal.upkeep import compact
 from penstock.journal.writer import WriteRequest
 from penstock.queue.inspect import View, viewing
 from penstock.queue.operations.groups import group_for
@@ -56,7 +57,6 @@ from penstock.queue.state.records import (
     MessageRow,
     read_special,
 )
-from penstock.queue.upkeep import remove_through
 from penstock.surface.delivery import Delivery, PushOptions, TakeRequest
 
 if TYPE_CHECKING:
@@ -136,44 +136,48 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
 
 # ── emptying ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def purge(queue: LocalQueue) -> int:
-    count = queue._writer.run(WriteRequest(lambda commit: purge_in(commit, queue)))
+    with viewing(queue) as view:  # of many groups the messages are counted here, where no writer waits
+        count = _count(view) if view.state.fanout else None
+    count = queue._writer.run(WriteRequest(purge_in, 0, (queue, count)))
     if count:
         queue._writer.reclaim()
+        queue._registry.upkeep.note(queue.name, count)
     return count
 
 
-def purge_in(commit: Commit, queue: LocalQueue) -> int:
-    """Removes everything inside a commit."""
+def purge_in(commit: Commit, queue: LocalQueue, count: int | None = None) -> int:
+    """Removes everything inside a commit; `count`: how much that is, where it is known. Rows of messages are cleared
+    in passing: from now on no group knows of them."""
     state = queue._cache.state(commit, queue.name)
     commit.flush()
     latest = commit.latest(queue.name)
-    count = _count(commit, state, latest)
+    count = _count(View(commit.tx, state, commit.now_ms)) if count is None else count
     answer_removed(commit, state, latest)
     state.tell_purged(commit, latest)
-    for group in state.all_groups(commit.tx):
-        commit.tx.delete_range(*keys.group_range(state.topic, group.group_id))
+    groups = state.all_groups(commit.tx)
+    state.record.purges = (state.record.purges + 1) % keys.MOST_PURGES
+    state.save(commit)
+    for group in groups:
+        commit.tx.delete_range(*keys.group_range(state.topic, group.group_id, state.record.purges))
         commit.tx.delete_range(*keys.flow_rows(state.topic, group.group_id, b"t"))
         old = group.record
-        fresh = Group(
-            state,
-            group.group_id,
-            group.name,
-            GroupRecord(latest, latest, next_lease=old.next_lease, until=old.until, seen_ms=old.seen_ms),
-        )
+        record = GroupRecord(latest, latest, next_lease=old.next_lease, until=old.until, seen_ms=old.seen_ms)
+        fresh = Group(state, group.group_id, group.name, record)
         state.adopt(fresh)
         commit.touch(fresh)
-    remove_through(commit, state, latest, queue._core)
+    if not state.record.over_log:
+        compact(commit, queue.name, latest, queue._core.holds)
     commit.touched.setdefault(queue.name, 0)
     return count
 
 
-def _count(commit: Commit, state: QueueState, latest: int) -> int:
+def _count(view: View) -> int:
     """Messages that some group has not settled, failed ones included."""
-    groups = state.all_groups(commit.tx)
+    groups = view.state.all_groups(view.snap)
     if len(groups) == 1:
-        overdue = groups[0].overdue(commit.tx, state.overdue_through(commit.tx, commit.now_ms))
-        return groups[0].unsettled(latest) + groups[0].record.failed - overdue
-    return len({entry.seq for entry in View(commit.tx, state, commit.now_ms).walk()})
+        left = groups[0].unsettled(view.latest) - groups[0].overdue(view.snap, view.overdue)
+        return left + groups[0].record.failed
+    return len({entry.seq for entry in view.walk()})
 
 
 def drop(queue: LocalQueue) -> int:

@@ -125,7 +125,7 @@ class QueueState:
         """A group by its id; one that has no record yet has not done anything yet."""
         group = self._groups.get(group_id)
         if group is None:
-            value = snap.get(keys.group_prefix(self.topic, group_id) + keys.RECORD)
+            value = snap.get(keys.group_prefix(self.topic, group_id, self.record.purges) + keys.RECORD)
             record = GroupRecord() if value is None else read_group(value, self.name)
             if name is None:
                 name = next((name for name, known in self.record.groups.items() if known == group_id), "")

@@ -185,7 +185,7 @@ class Group:
         self.name = name
         self.record = record
         self._leases: dict[int, Lease] = {}
-        self.prefix = keys.group_prefix(queue.topic, group_id)
+        self.prefix = keys.group_prefix(queue.topic, group_id, queue.record.purges)
 
     def save(self, commit: Commit) -> None:
         """Writes the record, when the commit ends: see `Commit.touch`."""

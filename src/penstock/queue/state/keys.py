@@ -25,6 +25,7 @@ HIGHEST_PRIORITY = (1 << 31) - 1
 FRONT = HIGHEST_PRIORITY
 """The rank of messages pushed to the front: before all others, also in a queue without priorities."""
 LOWEST_PRIORITY = -(1 << 31)
+MOST_PURGES = (1 << 16) - 1
 ALL_GROUPS = (1 << 32) - 1
 """The group of those rows of flow control that are about pushes."""
 _SHARED = b"qt"
@@ -118,19 +119,25 @@ def shared_range(topic: int) -> tuple[bytes, bytes]:
 
 
 # ── a group ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def group_prefix(topic: int, group: int) -> bytes:
-    """What every row of a group begins with."""
-    return _group.pack(_GROUP, topic, group)
+def group_prefix(topic: int, group: int, purges: int = 0) -> bytes:
+    """What every row of a group begins with, since so many purges of its queue."""
+    return _group.pack(_GROUP, topic, purges << 16 | group)
 
 
-def group_range(topic: int, group: int) -> tuple[bytes, bytes]:
+def group_range(topic: int, group: int, purges: int) -> tuple[bytes, bytes]:
     """Every row of a group."""
-    return group_prefix(topic, group), group_prefix(topic, group + 1)
+    return group_prefix(topic, group, purges), group_prefix(topic, group + 1, purges)
 
 
 def groups_range(topic: int) -> tuple[bytes, bytes]:
-    """Every row of every group of a queue."""
+    """Every row of every group of a queue, also those from before a purge."""
     return group_prefix(topic, 0), group_prefix(topic + 1, 0)
+
+
+def purged_ranges(topic: int, purges: int) -> list[tuple[bytes, bytes]]:
+    """The rows of groups from before the last purge; the number begins anew after `MOST_PURGES`."""
+    first, end = groups_range(topic)
+    return [(first, group_prefix(topic, 0, purges)), (group_prefix(topic, 0, purges + 1), end)]
 
 
 def ready_key(group: bytes, priority: int, seq: int) -> bytes:

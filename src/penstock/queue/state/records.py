@@ -38,6 +38,11 @@ class QueueRecord(msgspec.Struct, array_like=True):
     """Since when nothing is handed out, by group; of the whole queue, under the empty name."""
     over_log: bool = False
     """Whether the topic had a history of its own when the queue was made: a queue removes no event of a log."""
+    indexed: bool = True
+    """Stored, and not read."""
+    purges: int = 0
+    """How often it was purged: under this number lie the rows of its groups, and those under others are cleared in
+    passing; see `keys.purged_ranges`."""
 
     def is_paused(self, group: str) -> bool:
         """Whether a group gets nothing for now."""
