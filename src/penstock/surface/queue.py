@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, Unpack, overload
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from penstock.clock import Seconds, seconds
 from penstock.documents.conditions import EventChoice, Where, predicate
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from penstock.ticket import Ticket
 
 A = TypeVar("A")
+L = TypeVar("L", bound="ListPage")
 
 log = Log("penstock.queue")
 
@@ -70,6 +71,14 @@ FIRST_PAGE, PAGE = 50, 1_000
 """Messages that a walk over a queue asks for first, and then at a time."""
 LISTED = 10_000
 """Rows that a list asks for at a time."""
+
+
+class ListPage(Protocol):
+    """A part of a list."""
+
+    @property
+    def next(self) -> int | str | None:
+        """Behind what the next page begins; None: there is none."""
 
 
 class Queue(Generic[PayloadT]):
@@ -90,6 +99,15 @@ class Queue(Generic[PayloadT]):
 
     def _call(self, operation: Operation[A], *names: str, request: msgspec.Struct | None = None) -> A:
         return self.journal._backend.call(operation, self.name, *names, request=request)
+
+    def _pages(self, operation: Operation[L], query: msgspec.Struct) -> Iterator[L]:
+        """The pages of a list, a short one first."""
+        page = self._call(operation, request=replace(query, limit=FIRST_PAGE))
+        while True:
+            yield page
+            if page.next is None:
+                return
+            page = self._call(operation, request=replace(query, after=page.next, limit=PAGE))
 
     def _sister(self, other: Queue) -> str:
         """The name of another queue of the same journal."""
@@ -261,16 +279,12 @@ class Queue(Generic[PayloadT]):
 
     def __iter__(self) -> Iterator[Event[PayloadT]]:
         """Everything not acknowledged, in order of position: ready, in flight, delayed and failed."""
-        query, previous = MessageQuery(limit=FIRST_PAGE), 0
-        while True:
-            page = self._call(operations.LIST_MESSAGES, request=query)
+        previous = 0
+        for page in self._pages(operations.LIST_MESSAGES, MessageQuery()):
             for one in page.messages:
                 if one.seq != previous:
                     previous = one.seq
                     yield one.event if self._payload is None else self._payload.typed(one.event)
-            if page.next is None:
-                return
-            query.after, query.limit = page.next, PAGE
 
     def __len__(self) -> int:
         """Messages that are ready, in flight or delayed; in fanout, for the group that has most left."""
@@ -294,27 +308,13 @@ class Queue(Generic[PayloadT]):
 
     def failures(self, group: str = DEFAULT_GROUP) -> Iterator[FailedMessage]:
         """The same with the reason each was given up for."""
-        query = FailedQuery(check_group(group), 0, FIRST_PAGE)
-
-        def pages() -> Iterator[FailedMessage]:
-            while True:
-                page = self._call(operations.LIST_FAILED, request=query)
-                yield from page.failed
-                if page.next is None:
-                    return
-                query.after, query.limit = page.next, PAGE
-
-        return pages()
+        pages = self._pages(operations.LIST_FAILED, FailedQuery(check_group(group)))
+        return (failure for page in pages for failure in page.failed)
 
     def dead_letters(self) -> Iterator[FailedMessage]:
         """The queue's dead letters with the reason each was given up for; of a dead-letter queue, all it holds."""
-        query = DeadLetterQuery("", FIRST_PAGE)
-        while True:
-            page = self._call(operations.LIST_DEAD_LETTERS, request=query)
-            yield from page.dead
-            if page.next is None:
-                return
-            query.after, query.limit = page.next, PAGE
+        pages = self._pages(operations.LIST_DEAD_LETTERS, DeadLetterQuery())
+        return (letter for page in pages for letter in page.dead)
 
     def messages(
         self,
