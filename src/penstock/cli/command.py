@@ -172,10 +172,16 @@ class CommandContext:
         self.err.write(text + "\n")
         self.err.flush()
 
-    def document(self, value: object) -> None:
-        """A line of JSON, for machines."""
+    def document(self, value: object, **further: object) -> None:
+        """A line of JSON, for machines: a struct with `further` fields, its event as a document; or any other value."""
         import msgspec
 
+        if isinstance(value, msgspec.Struct):
+            value = {**msgspec.structs.asdict(value), **further}
+            if "event" in value:
+                from penstock.documents.events import event_document
+
+                value["event"] = event_document(value["event"])
         self.out.write(msgspec.json.encode(value).decode() + "\n")
 
     def rows(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, otherwise: str = "") -> None:

@@ -180,13 +180,11 @@ def seal(
 @values.any_topic
 def lake(context: CommandContext, topic: str | None) -> None:
     """Lists sealed history: its lakes, tables, files, events and bytes, and how DuckDB, Polars and Spark read it."""
-    import msgspec
-
     with context.journal(read_only=True) as journal:
         found = _lakes(journal, [handle.name for handle in chosen_topics(context, journal, topic)])
     if context.json:
         for one in found:
-            context.document(msgspec.to_builtins(one) | {"readers": one.readers()})
+            context.document(one, readers=one.readers())
         return
     rows = [
         (one.topic, one.lake, one.format, one.files, one.events, show_size(one.bytes), one.through) for one in found

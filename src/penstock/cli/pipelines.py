@@ -164,9 +164,7 @@ class FlowLines:
                 continue
             self._said[flow.flow] = news
             if self._context.json:
-                import msgspec
-
-                self._context.document({**msgspec.to_builtins(flow), "reported_at": datetime.now(UTC)})
+                self._context.document(flow, reported_at=datetime.now(UTC))
             else:
                 self._context.line(_line(flow))
         self._context.flush()
@@ -222,10 +220,8 @@ def pipelines(context: CommandContext, pipeline: str | None, forget: bool, yes: 
     if pipeline is not None and not found:
         raise Nothing(f"no pipeline {pipeline!r} has run over this journal")
     if context.json:
-        import msgspec
-
         for flow in found:
-            context.document({**msgspec.to_builtins(flow), "state": flow.believed(now)})
+            context.document(flow, state=flow.believed(now))
         return
     rows = [(*_row(flow, flow.key, flow.believed(now))[:-1], flow.reported_at, flow.error) for flow in found]
     context.rows((*_COLUMNS[:-1], "Reported", "Error"), rows, otherwise="no pipeline has run: penstock run pipeline.py")

@@ -113,14 +113,10 @@ def messages(
 
     The next page begins --after the last position. With --json each message comes with its event.
     """
-    import msgspec
-
-    from penstock.documents.events import event_document
-
     found = queue.messages(state, limit=limit, **given)
     if context.json:
         for one in found:
-            context.document({**msgspec.structs.asdict(one), "event": event_document(one.event)})
+            context.document(one)
         return
     if attempts:
         for one in found:
@@ -175,10 +171,6 @@ def _say_failures(
     traceback: bool,
     attempts: bool,
 ) -> None:
-    import msgspec
-
-    from penstock.documents.events import event_document
-
     rows: list[tuple[object, ...]] = []
     shown = list(islice(found, limit + 1))
     for failure in shown[:limit]:
@@ -187,8 +179,7 @@ def _say_failures(
         if event.topic != failure.queue:
             was, letter = f"{failure.queue}#{event.headers.get('dead-seq', '?')}", was
         if context.json:
-            own = {"message": was, "letter": letter, "event": event_document(event)}
-            context.document({**msgspec.structs.asdict(failure), **own})
+            context.document(failure, message=was, letter=letter)
             continue
         heading = safe(f"{was}: {failure.error or failure.reason}")
         if attempts:
@@ -236,9 +227,7 @@ def redrive(
     context: CommandContext, queue: Queue, to: str | None, slowly: float | None, dry_run: bool, **which: Any
 ) -> Record:
     """Sends dead letters and failed messages back to their queue, with a fresh budget."""
-    import msgspec
-
-    from penstock.queue.operations.repair import Redriven, paced
+    from penstock.queue.operations.repair import Redriven
 
     target = context.existing_queue(queue.journal, to) if to is not None else None
     if slowly is None or dry_run:
@@ -250,8 +239,8 @@ def redrive(
         count = Redriven(moved, queue.redrive(to=target, where=where, dry_run=True).left)
     for one in count.left:
         context.note(safe(f"{one.count:,} dead letters from {one.queue} stay: {one.reason}"))
-    left = [msgspec.structs.asdict(one) for one in count.left]
-    return {"would_redrive" if dry_run else "redriven": int(count), **({"left": left} if left and context.json else {})}
+    left = {"left": count.left} if count.left and context.json else {}
+    return {"would_redrive" if dry_run else "redriven": int(count), **left}
 
 
 @queue_command("purge", "penstock purge emails --yes", writes=True)
@@ -626,8 +615,6 @@ def workers(context: CommandContext, only: str | None, forget: str | None, trace
     Those that failed too often and gave up come first: `penstock check` warns of them until they are started again.
     Other consumers that gave their name are shown as well; one that ended without saying so is forgotten after a day.
     """
-    import msgspec
-
     from penstock.errors import UnknownQueue
     from penstock.observe import workers as reports
 
@@ -650,7 +637,7 @@ def workers(context: CommandContext, only: str | None, forget: str | None, trace
         for one in found:
             context.document(one)
         for name, consumer in there:
-            context.document({"queue": name} | msgspec.to_builtins(consumer))
+            context.document(consumer, queue=name)
     elif traceback and found:
         for one in found:
             context.line(safe(f"{one.worker}: {one.error or ''}"), "bold")
