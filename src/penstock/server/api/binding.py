@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from inspect import isfunction
 from types import ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -127,7 +128,10 @@ def api_routes(modules: Iterable[ModuleType]) -> list[BaseRoute]:
     A handler gets a `Call` and gives the answer's struct, or a whole response. A plain function runs in a thread: it
     may wait for the disk.
     """
-    handlers = {name: found for module in modules for name, found in vars(module).items()}
+    found = (one for module in modules for one in vars(module).values() if isfunction(one))
+    handlers: dict[str, Callable[..., Any]] = {
+        one.__name__: one for one in found if one.__module__.startswith("penstock.server.api.")
+    }
     routes: list[BaseRoute] = []
     for one in sorted(OPERATIONS, key=lambda one: one.name not in FIRST):
         handler = handlers.get(one.name)
