@@ -344,7 +344,7 @@ def converter(kind: pa.DataType) -> Converter | None:
         return _float
     if pa.types.is_decimal(kind):
         return lambda value: _decimal(value, kind)
-    return _TEXT_CONVERTERS.get(_text_kind(kind))
+    return _text_converter(kind)
 
 
 def _struct_converter(kind: pa.DataType) -> Converter:
@@ -380,17 +380,16 @@ def _key_converter(kind: pa.DataType) -> Converter:
         return (lambda text: _float(float(text))) if pa.types.is_float32(kind) else float
     if pa.types.is_decimal(kind):
         return lambda text: _decimal(Decimal(text), kind)
-    return _TEXT_CONVERTERS.get(_text_kind(kind)) or str
+    return _text_converter(kind) or str
 
 
-def _text_kind(kind: pa.DataType) -> str:
+def _text_converter(kind: pa.DataType) -> Converter | None:
+    """Converts text to a value of a type that JSON has no literal for; None where text is the value."""
     if pa.types.is_timestamp(kind):
-        return "timestamp" if kind.tz else "timestamp_ntz"
-    named = {"date": pa.types.is_date, "time": pa.types.is_time, "binary": pa.types.is_binary}
-    for name, check in {**named, "duration": pa.types.is_duration}.items():
-        if check(kind):
-            return name
-    return "text"
+        return _timestamp if kind.tz else _timestamp_ntz
+    known = {pa.types.is_date: date.fromisoformat, pa.types.is_time: _time, pa.types.is_binary: from_base64}
+    known[pa.types.is_duration] = _duration
+    return next((convert for check, convert in known.items() if check(kind)), None)
 
 
 def _switch(text: str) -> bool:
@@ -467,16 +466,6 @@ def from_base64(text: str | None) -> bytes | None:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise Unfit(f"it is not base64: {error}") from error
-
-
-_TEXT_CONVERTERS: dict[str, Converter] = {
-    "timestamp": _timestamp,
-    "timestamp_ntz": _timestamp_ntz,
-    "date": date.fromisoformat,
-    "time": _time,
-    "binary": from_base64,
-    "duration": _duration,
-}
 
 
 def reason_of(error: Exception) -> str:
