@@ -104,7 +104,7 @@ def test_a_frame_is_inside_the_functions_that_led_to_it() -> None:
 def test_an_interrupt_inside_a_commit_comes_after_it_and_the_event_is_kept() -> None:
     with penstock.open("memory:") as journal:
         topic = journal.topic("t")
-        batch = topic._at.log.prepare("k", 1, {})
+        batch = topic._at.prepare("k", 1, {})
 
         def interrupted(commit: Commit) -> None:
             signal.raise_signal(signal.SIGINT)

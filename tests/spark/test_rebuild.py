@@ -113,7 +113,7 @@ def test_projections_start_from_them_and_fold_what_came_since(
 
     monkeypatch.setattr(rebuilding.StateSaving, "begin", append_meanwhile)
     assert penstock.spark.rebuild(url, "tills", Till).through == before
-    number = topic._at.log.ask(lambda view: view.topic_id, 0)  # type: ignore[attr-defined]
+    number = topic._at.ask(lambda view: view.topic_id, 0)  # type: ignore[attr-defined]
     for n in range(40):
         key, state = f"k{n}", Till()
         with local(journal, "a test")._engine.read() as snap:

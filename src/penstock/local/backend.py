@@ -181,24 +181,22 @@ class LocalBackend:
         self.core.close()
 
 
-class LocalTopic:
+class LocalTopic(TopicLog):
     """What a `Topic` of a journal in this process stands on: the topic's log, and what event sourcing makes of it."""
 
-    __slots__ = ("_core", "_states", "_writer", "log", "name")
+    __slots__ = ("_states", "_writer")
 
     def __init__(self, backend: LocalBackend, name: str) -> None:
-        self.name = name
-        self._core = backend.core
+        super().__init__(backend.core, name)
         self._writer = backend.core.writer
         self._states = backend.entities.states
-        self.log = TopicLog(backend.core, name)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def append(self, kind: object, payload: object, draft: DraftArguments) -> Receipt:
         span = sending(self.name, "append", None, draft.get("headers")) if "opentelemetry.trace" in modules else None
         try:
-            if draft or self._core.guards:
-                batch = self.log.prepare(kind, payload, draft)
+            if draft or self.core.guards:
+                batch = self.prepare(kind, payload, draft)
             else:
                 batch = prepare_one(kind, payload)
             return self._writer.run(WriteRequest(Commit.append, batch.size, (self.name, batch)))[0]
@@ -210,36 +208,27 @@ class LocalTopic:
         rows = list(drafts)
         span = sending(self.name, "append", len(rows)) if "opentelemetry.trace" in modules else None
         try:
-            batch = self.log.prepare_many(rows)
-            self._core.indexer.make_room(self.name)
+            batch = self.prepare_many(rows)
+            self.core.indexer.make_room(self.name)
             return self._writer.run(WriteRequest(Commit.append, batch.size, (self.name, batch)))
         finally:
             if span is not None:
                 span.end()
 
     def submit(self, kind: object, payload: object, draft: DraftArguments, *, patient: bool) -> Ticket[Receipt]:
-        batch = self.log.prepare(kind, payload, draft)
+        batch = self.prepare(kind, payload, draft)
         return self._writer.submit(WriteRequest(Commit.append_one, batch.size, (self.name, batch)), patient=patient)
 
     def submit_many(self, drafts: Iterable[Draft], *, patient: bool) -> Ticket[list[Receipt]]:
-        batch = self.log.prepare_many(drafts)
+        batch = self.prepare_many(drafts)
         return self._writer.submit(WriteRequest(Commit.append, batch.size, (self.name, batch)), patient=patient)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def latest(self) -> int:
-        return self.log.latest
-
-    def oldest(self) -> int:
-        return self.log.oldest
-
     def length(self) -> int:
-        return self.log.ask(TopicView.count, 0)
+        return self.ask(TopicView.count, 0)
 
     def settings(self) -> Settings:
-        return self.log.ask(lambda view: view.record.settings, Settings())
-
-    def read(self, query: EventQuery) -> Iterator[Event]:
-        return self.log.read(query)
+        return self.ask(lambda view: view.record.settings, Settings())
 
     def read_arrow(
         self, after: int, limit: int | None, through: int | None, rows: int, payload: Literal["string", "binary"]
@@ -247,22 +236,19 @@ class LocalTopic:
         from penstock.journal.to_arrow import read_batches
 
         end = keys.MAX_SEQ if through is None else through
-        core = self._core
+        core = self.core
         return read_batches(core.engine, self.name, after, limit, end, rows, payload, core.clock.now_ms())
-
-    def get(self, seq: int) -> Event | None:
-        return self.log.get(seq)
 
     def find(self, id: str) -> Event | None:
         number = parse_id(id)
-        return None if number is None else self.log.ask(lambda view: view.find(number), None)
+        return None if number is None else self.ask(lambda view: view.find(number), None)
 
     def subscribe(
         self, after: int | Literal["latest"], buffer: int, on_lag: OnLag, wanted: EventQuery
     ) -> LocalSubscription:
         from penstock.journal.following import LocalSubscription
 
-        return LocalSubscription(self.log, after, buffer=buffer, on_lag=on_lag, wanted=wanted)
+        return LocalSubscription(self, after, buffer=buffer, on_lag=on_lag, wanted=wanted)
 
     def worker(
         self,
@@ -276,32 +262,32 @@ class LocalTopic:
     ) -> TopicWorker:
         from penstock.journal.worker import TopicWorker
 
-        return TopicWorker(self.log, consumer, handler, batch=batch, idle=idle, restarts=restarts, wanted=wanted)
+        return TopicWorker(self, consumer, handler, batch=batch, idle=idle, restarts=restarts, wanted=wanted)
 
     # ── event sourcing ───────────────────────────────────────────────────────────────────────────────────────────────
     def position_of(self, key: str) -> int:
-        return newest_position(self.log, key)
+        return newest_position(self, key)
 
     def project(self, projection: type[P], key: str | None, freshness: Freshness) -> P | None:
-        return project(self.log, self._states, projection, key, freshness)[1]
+        return project(self, self._states, projection, key, freshness)[1]
 
     def project_if_changed(self, projection: type[P], key: str | None, position: int) -> tuple[int, P | None] | None:
-        return project_if_changed(self.log, self._states, projection, key, position)
+        return project_if_changed(self, self._states, projection, key, position)
 
     def rebuild(self, projection: type[P], *, whole: bool, progress: Progress | None) -> RebuildReport:
         from penstock.entity.states import rebuild
 
-        return rebuild(self.log, self._states, projection, whole=whole, progress=progress)
+        return rebuild(self, self._states, projection, whole=whole, progress=progress)
 
     def ancestors(self, event: Event | Receipt | str) -> Iterator[Event]:
         from penstock.entity.causality import ancestors
 
-        return ancestors(self._core, event)
+        return ancestors(self.core, event)
 
     def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
         from penstock.entity.causality import effects
 
-        return effects(self._core, event)
+        return effects(self.core, event)
 
 
 class LocalJournal(Journal):

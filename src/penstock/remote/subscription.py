@@ -230,7 +230,7 @@ class RemoteSubscription(RemoteFollower, Subscription):
         self._wanted = wanted
         self.missed = 0
         """Always 0: over http nothing is skipped."""
-        start = topic.latest() if after == "latest" else after
+        start = topic.latest if after == "latest" else after
         super().__init__(topic.backend, {topic.name: start}, buffer, topic.name)
 
     @property

@@ -69,9 +69,11 @@ class RemoteTopic:
         return [receipt_of(document) for document in answer.receipts]
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
     def latest(self) -> int:
         return self.backend.call(wire.READ_TOPIC, self.name).latest
 
+    @property
     def oldest(self) -> int:
         return self.backend.call(wire.READ_TOPIC, self.name).oldest
 
@@ -127,7 +129,7 @@ class RemoteTopic:
     def project_if_changed(self, projection: type[P], key: str | None, position: int) -> tuple[int, P | None] | None:
         check_position(position, "position")
         check_projection(projection)
-        if (self.position_of(key) if key is not None else self.latest()) == position:
+        if (self.position_of(key) if key is not None else self.latest) == position:
             return None
         newest, state = self._folded(projection, key)
         return None if newest == position else (newest, state)

@@ -132,9 +132,11 @@ class TopicBackend(Protocol):
         """`append_many` with a ticket."""
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
     def latest(self) -> int:
         """The highest position ever assigned."""
 
+    @property
     def oldest(self) -> int:
         """The first position still stored."""
 

@@ -105,12 +105,12 @@ class Topic(Generic[PayloadT]):
     @property
     def latest(self) -> int:
         """The highest position ever assigned (0: none); compaction never lowers it."""
-        return self._at.latest()
+        return self._at.latest
 
     @property
     def oldest(self) -> int:
         """The first position still stored (0: none)."""
-        return self._at.oldest()
+        return self._at.oldest
 
     def __len__(self) -> int:
         return self._at.length()

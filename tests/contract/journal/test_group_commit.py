@@ -130,7 +130,7 @@ def test_one_that_fails_does_not_fail_its_neighbours(journal: Journal) -> None:
 
 def test_one_that_fails_after_changing_something_is_undone_alone(journal: Journal) -> None:
     topic, writer = journal.topic("orders"), journal._core.writer
-    batch = topic._at.log.prepare("half", None, {})
+    batch = topic._at.prepare("half", None, {})
 
     def half_way(commit: Commit) -> None:
         commit.append("orders", batch)
@@ -289,7 +289,7 @@ def test_an_interrupted_leader_leaves_nobody_waiting(journal: Journal, in_thread
 
 def test_an_interrupted_lone_caller_leaves_the_writer_usable(topic: Topic) -> None:
     def interrupted(commit: Commit) -> None:
-        commit.append("orders", topic._at.log.prepare("k", None, {}))
+        commit.append("orders", topic._at.prepare("k", None, {}))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -101,9 +101,7 @@ def test_a_step_that_fails_half_way_spoils_the_transaction(journal: Journal) -> 
     with pytest.raises(StorageError, match="half-way"), journal.transaction() as tx:
         tx.append("a", "k", 1)
         with pytest.raises(Failure):
-            tx._held.change(
-                lambda commit: (commit.append("a", journal.topic("a")._at.log.prepare("k", 2, {})), _fail())
-            )
+            tx._held.change(lambda commit: (commit.append("a", journal.topic("a")._at.prepare("k", 2, {})), _fail()))
     assert journal.topics() == [] and journal.topic("a").append("k").seq == 1
 
 
