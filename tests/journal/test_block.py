@@ -20,12 +20,13 @@ from penstock.journal.blocks import (
     join_codes,
     join_ints,
     join_text,
-    merge,
+    joined,
     offsets,
     pack_ints,
     pack_signed,
     pack_text,
     read_block,
+    seal,
     select,
     text_reader,
     text_values,
@@ -164,10 +165,10 @@ def test_merged_blocks_hold_the_same_events(history: list[tuple[Block, list[Stor
     blocks = [block for block, _ in history]
     expected = [one for _, stored in history for one in stored]
     check(join_blocks(blocks), expected)
-    check(read_block(merge(blocks), "t"), expected)
+    check(read_block(seal(joined(blocks)), "t"), expected)
     middle = len(blocks) // 2
-    halves = [read_block(merge(part), "t") for part in (blocks[:middle], blocks[middle:]) if part]
-    check(read_block(merge(halves), "t"), expected)
+    halves = [read_block(seal(joined(part)), "t") for part in (blocks[:middle], blocks[middle:]) if part]
+    check(read_block(seal(joined(halves)), "t"), expected)
 
 
 @pytest.mark.slow
@@ -188,7 +189,7 @@ def test_a_selection_keeps_the_events_it_selects(
             expected.extend(stored)
     if not blocks:
         return
-    merged = read_block(merge(blocks), "t")
+    merged = read_block(seal(joined(blocks)), "t")
     check(merged, expected)
     again = sorted(data.draw(st.sets(st.integers(0, len(expected) - 1), min_size=1)))
     check(read_block(select(merged, again), "t"), [expected[row] for row in again])

@@ -389,22 +389,13 @@ def spread(block: Block) -> tuple[list[int], list[int], Sequence[int]]:
 
 def select(block: Block, rows: Sequence[int]) -> bytes:
     """The bytes of a block that keeps only some events, with the positions, times and ids they have."""
-    columns = columns_of(block, rows)
-    built = decode_wire(memoryview(build_block(columns, block.seq(rows[0]), 0, 0))[:-4])
-    set_runs_of(built, [block.id_number(row) for row in rows], [block.recorded_ms(row) for row in rows])
-    seqs = [block.seq(row) for row in rows]
-    if seqs[-1] - seqs[0] != len(seqs) - 1:
-        built.seqs = pack_seqs(seqs)
-    return seal(built)
-
-
-def merge(blocks: Sequence[Block]) -> bytes:
-    """The bytes of one block that holds the events of several, in order; Corrupt when one of them does not hold."""
-    return seal(joined(blocks))
+    ids = [low_bytes(block.id_number(row)) for row in rows]
+    times = [block.recorded_ms(row) for row in rows]
+    return build_copies(columns_of(block, rows), [block.seq(row) for row in rows], ids, times)
 
 
 def joined(blocks: Sequence[Block]) -> Wire:
-    """The same, not yet sealed."""
+    """One block of the events of several, in order; Corrupt when one of them does not hold."""
     for block in blocks:  # else one that cannot be read would take its neighbours with it
         block.check_columns()
     return join_blocks(blocks).wire

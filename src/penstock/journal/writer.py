@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from penstock.clock import Clock
-from penstock.engine.contract import Engine
+from penstock.engine.contract import Engine, WriteTx
 from penstock.errors import Backpressure, Closed, ConfigError, OutcomeUnknown, PenstockError, ReadOnly, StorageError
 from penstock.journal import interrupts
 from penstock.journal.catalog import Catalog
@@ -144,17 +144,22 @@ class Writer:
     def pending(self) -> int:
         return len(self._pending)
 
-    def exclusively(self) -> Exclusive:
-        """The lead, for a user's transaction: no other caller commits until it is let go of."""
-        if self._leader == get_ident():
-            raise self._nested()
+    def hold_lead(self) -> None:
+        """Takes the lead for a user's transaction: no other caller commits until `release_lead`."""
+        self.check_idle_here()
         try:
             self._check_process()
             self._lead.acquire()
-            return Exclusive(self)
+            self._leader = get_ident()
+            if self._closed:
+                raise Closed("the journal is closed")
         except BaseException:
             self.release_lead()
             raise
+
+    def begin(self, tx: WriteTx) -> Commit:
+        """A commit in a transaction of the engine that has begun."""
+        return Commit(self.catalog, tx, self.clock.now_ms(), self._entities)
 
     def drain(self) -> None:
         """Returns when everything submitted so far is committed."""
@@ -339,7 +344,7 @@ class Writer:
             relaxed = batch[0].relaxed and (len(batch) == 1 or all(operation.relaxed for operation in batch))
             begun = perf_counter()
             with self.engine.write(sync=not relaxed) as tx:
-                commit = Commit(self.catalog, tx, self.clock.now_ms(), self._entities)
+                commit = Commit(self.catalog, tx, self.clock.now_ms(), self._entities)  # a call less than `begin`
                 before = 0
                 for operation in batch:
                     try:
@@ -399,60 +404,6 @@ class Writer:
                     log.exception("a commit was interrupted")
             if self._closed:
                 return
-
-
-# ── One caller's transaction, during which no other caller commits ──
-
-
-class Exclusive:
-    """The writer's lead held over a user's transaction."""
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        self.thread = writer._leader = get_ident()
-        self._held = True
-        if writer._closed:
-            raise Closed("the journal is closed")
-
-    def begin(self) -> Commit:
-        writer = self._writer
-        self._tx = writer.engine.write()
-        self._tx.__enter__()
-        try:
-            self.commit = Commit(writer.catalog, self._tx, writer.clock.now_ms(), writer._entities)
-        except BaseException as error:
-            self._tx.__exit__(type(error), error, error.__traceback__)
-            raise
-        return self.commit
-
-    def end(self) -> None:
-        """Commits; when that fails, nothing was kept."""
-        begun = perf_counter()  # the user's own time inside the transaction is none of the writer's
-        try:
-            self.commit.flush()
-        except BaseException as error:
-            self.roll_back(error)
-            raise
-        try:
-            self._tx.__exit__(None, None, None)
-        except BaseException:
-            self._writer.catalog.forget()
-            raise
-        self.commit.publish()
-        writer = self._writer
-        writer.measures.committed(1, perf_counter() - begun, writer.engine.durability == "disk", self.commit.touched)
-        if self.commit.touched:
-            self._writer.announce(self.commit.touched)
-
-    def roll_back(self, error: BaseException | None) -> None:
-        self._writer.catalog.forget()
-        reason = error or RuntimeError("rolled back")
-        self._tx.__exit__(type(reason), reason, reason.__traceback__)
-
-    def release(self) -> None:
-        if self._held:
-            self._held = False
-            self._writer.release_lead()
 
 
 # ── What is asked of the writer, and how those who asked are told: values, errors, wake-ups ──
