@@ -81,18 +81,15 @@ class LocalSubscription(Signalled, Subscription):
             return event
 
     def _refill(self) -> bool:
+        """Reads on until something is chosen; False when there is nothing more."""
         if self._core.closed:
             raise Closed("the journal was closed under this subscription")
-        return self._refill_all() if self._wanted.everything else self._refill_chosen()
-
-    def _refill_chosen(self) -> bool:
-        """Reads on until something is chosen."""
         most = max(self._buffer, _READ_AHEAD)
         while not self._ahead and not self._closed:
             start = max(self._position, self._read_through)
-            found, through = search(self._log, self._wanted, start, most, self._begin)
+            found, through, ended = search(self._log, self._wanted, start, most, self._begin)
+            self._live = self._live or ended
             if through == start:
-                self._live = True
                 return False
             self._ahead.extend(found)
             self._read_through = through
@@ -105,23 +102,6 @@ class LocalSubscription(Signalled, Subscription):
         if view is not None and self._on_lag != "catch_up" and self._live:
             self._mind_the_lag(view)
         return self._position
-
-    def _refill_all(self) -> bool:
-        with self._core.engine.read() as snap:
-            view = TopicView.open(snap, self._log.name, self._core.clock.now_ms())
-            if view is None:
-                self._live = True
-                return False
-            if self._on_lag != "catch_up" and self._live:
-                self._mind_the_lag(view)
-            view.check_not_trimmed(self._position)
-            self._ahead.extend(view.events(self._position, keys.MAX_SEQ, max(self._buffer, _READ_AHEAD)))
-        if not self._ahead:
-            self._live = True
-            return False
-        if len(self._ahead) < max(self._buffer, _READ_AHEAD):
-            self._live = True
-        return True
 
     def _mind_the_lag(self, view: TopicView) -> None:
         behind = view.latest() - max(self._position, view.began())
@@ -250,8 +230,8 @@ def search(
     after: int,
     limit: int,
     begin: Callable[[TopicView | None], int] | None = None,
-) -> tuple[list[Event], int]:
-    """The next wanted events after a position, and how far that went: one step of a search.
+) -> tuple[list[Event], int, bool]:
+    """The next wanted events after a position, how far that went, and whether to the topic's end: one step of a search.
 
     `begin` may say, once the topic (or that there is none) is seen, that the search begins later.
     """
@@ -263,12 +243,13 @@ def search(
             after = max(after, begin(view))
         latest = 0 if view is None else view.latest()
         if view is None or after >= latest:
-            return [], after
+            return [], after, True
         view.check_not_trimmed(after)
         through = latest if lookup is not None else min(latest, after + STEP)
         if lookup is not None and through - after > SEARCHED:
             found = entity_events(lookup.open(view), wanted, after, None, through, reverse=False)
         else:
-            found = view.events(after, through, None, wanted)
+            found = view.events(after, through, limit if wanted.where is None else None, wanted)
         events = list(islice(wanted.fulfilled(found), limit))
-    return events, events[-1].seq if len(events) == limit else through
+    through = events[-1].seq if len(events) == limit else through
+    return events, through, through == latest

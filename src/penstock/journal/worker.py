@@ -141,7 +141,7 @@ class TopicWorker(BatchWorker):
         else:
             self._committed = self._passed = start
         while not events and not self._stopping.is_set():
-            events, through = search(log, self._wanted, start, self._batch, partial(_beginning, start))
+            events, through, _ = search(log, self._wanted, start, self._batch, partial(_beginning, start))
             if through == start:
                 break
             start = self._passed = through
