@@ -291,11 +291,7 @@ class Consumer(BufferHandle):
         """Deletes batch objects no consumer can need, and returns how many. Runs by itself every `gc_interval`."""
         with self._measures.gc_duration.time():
             done = collect(
-                self._store,
-                self.paths,
-                now_ms=self._clock.now_ms(),
-                grace_ms=self._grace_ms,
-                decide=self._decide,
+                self._store, self.paths, now_ms=self._clock.now_ms(), grace_ms=self._grace_ms, decide=self._decide
             )
         self._measures.gc_files_deleted.inc(done.deleted)
         self._measures.gc_files_failed.inc(done.failed)

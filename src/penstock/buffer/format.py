@@ -501,11 +501,7 @@ def empty_manifest(next_sequence: int) -> Manifest:
 
 
 def encode_entry(
-    sequence: int,
-    location: str,
-    metadata: Sequence[Metadata] = (),
-    mark: Mark | None = None,
-    crc: int | None = None,
+    sequence: int, location: str, metadata: Sequence[Metadata] = (), mark: Mark | None = None, crc: int | None = None
 ) -> bytes:
     """One manifest entry."""
     name = location.encode()

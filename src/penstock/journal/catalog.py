@@ -30,14 +30,7 @@ from penstock.journal.blocks import (
 )
 from penstock.journal.keys import block_key
 from penstock.journal.summaries import said_of, summarise, summarise_joined
-from penstock.limits import (
-    BLOCK_BYTES,
-    BLOCK_EVENTS,
-    MERGE_FAN_IN,
-    SMALL_BYTES,
-    SUMMARY_EVENTS,
-    TOPIC_DEDUP_WINDOW,
-)
+from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MERGE_FAN_IN, SMALL_BYTES, SUMMARY_EVENTS, TOPIC_DEDUP_WINDOW
 
 T = TypeVar("T")
 

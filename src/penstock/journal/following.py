@@ -225,11 +225,7 @@ def follower_query(**given: Unpack[FilterArguments]) -> EventQuery:
 
 
 def search(
-    log: TopicLog,
-    wanted: EventQuery,
-    after: int,
-    limit: int,
-    begin: Callable[[TopicView | None], int] | None = None,
+    log: TopicLog, wanted: EventQuery, after: int, limit: int, begin: Callable[[TopicView | None], int] | None = None
 ) -> tuple[list[Event], int, bool]:
     """The next wanted events after a position, how far that went, and whether to the topic's end: one step of a search.
 

@@ -346,13 +346,7 @@ class TopicView:
                 left -= len(rows)
 
     def spans(
-        self,
-        after: int,
-        through: int,
-        wanted: EventQuery,
-        *,
-        occurred: Bounds | None = None,
-        reverse: bool = False,
+        self, after: int, through: int, wanted: EventQuery, *, occurred: Bounds | None = None, reverse: bool = False
     ) -> Iterator[Bounds]:
         """Where in after < position ≤ through wanted events may be; elsewhere there are none, as summaries say.
 

@@ -99,14 +99,7 @@ class TopicWorker(BatchWorker):
         wanted: EventQuery = EVERYTHING,
     ) -> None:
         super().__init__(
-            log.core.journal,
-            log.name,
-            consumer,
-            handler,
-            batch=batch,
-            idle=idle,
-            restarts=restarts,
-            wanted=wanted,
+            log.core.journal, log.name, consumer, handler, batch=batch, idle=idle, restarts=restarts, wanted=wanted
         )
         self._log = log
         self._committed = self._passed = -1

@@ -180,12 +180,7 @@ class Memtable:
             return True
 
     def add_committed(
-        self,
-        topic: str,
-        covered: int,
-        wires: Sequence[Wire | None],
-        keys: Sequence[str | None] | None,
-        newest: Newest,
+        self, topic: str, covered: int, wires: Sequence[Wire | None], keys: Sequence[str | None] | None, newest: Newest
     ) -> bool:
         """Adds what a commit of this process has just written after `covered`; unless something came in between.
 

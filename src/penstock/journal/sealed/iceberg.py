@@ -73,8 +73,7 @@ def _as_storage_error(owner: Owner, done: str) -> Iterator[None]:
         yield
     except CommitFailedException as error:
         raise StorageError(
-            f"the Iceberg table of {owner.shown} was changed by another program meanwhile; seal again",
-            retryable=True,
+            f"the Iceberg table of {owner.shown} was changed by another program meanwhile; seal again", retryable=True
         ) from error
     except PenstockError:
         raise
