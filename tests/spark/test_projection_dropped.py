@@ -122,7 +122,8 @@ def test_states_of_a_stream_that_may_leave_events_out_are_its_own_only(
     spark: SparkSession, journal: penstock.Journal, tmp_path: Path
 ) -> None:
     """With failOnDataLoss=false it goes on behind its position in a restored backup, once that has grown so far."""
-    read = spark.readStream.format("penstock").options(url=str(tmp_path / "shop.db"), topic="sums")
-    for lenient in ("true", "false"):
-        found = _source_of(read.option("failOnDataLoss", lenient).load())
-        assert found is not None and found.whole == (lenient == "true")
+    url = str(tmp_path / "shop.db")
+    partly = ({"failOnDataLoss": "false"}, {"kinds": "added"}, {"where": "payload.amount > 1"}, {"keys": "a"})
+    for options in ({}, {"failOnDataLoss": "true"}, *partly):
+        found = _source_of(spark.readStream.format("penstock").options(url=url, topic="sums", **options).load())
+        assert found is not None and found.whole == (options not in partly), options
