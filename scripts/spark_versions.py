@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,7 +22,9 @@ HOME = Path(sys.prefix).parent if Path(sys.prefix).name.startswith("spark-") els
 
 
 def environment(version: str) -> Path:
-    """The Python of an environment with that Spark; made where there is none."""
+    """The Python of an environment with that Spark: this one, or another, made where there is none."""
+    if metadata.version("pyspark").startswith(f"{version}."):
+        return Path(sys.executable)
     folder = HOME / f"spark-{version}"
     ready = folder / ".ready"
     if not ready.exists():
