@@ -227,7 +227,7 @@ def redrive(
     context: CommandContext, queue: Queue, to: str | None, slowly: float | None, dry_run: bool, **which: Any
 ) -> Record:
     """Sends dead letters and failed messages back to their queue, with a fresh budget."""
-    from penstock.queue.operations.repair import Redriven
+    from penstock.queue.operations.repair import Redriven, paced
 
     target = context.existing_queue(queue.journal, to) if to is not None else None
     if slowly is None or dry_run:
