@@ -9,17 +9,14 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
 import penstock
 from cli.commandline import Cli
 from penstock.cli.main import run
-from penstock.cli.queues import _redrive_slowly
 from penstock.documents.conditions import Where
-from penstock.queue.operations.repair import Redriven
-from penstock.surface.queue import Queue
+from penstock.queue.operations.repair import paced
 from penstock.units import show_moment
 
 
@@ -151,28 +148,19 @@ def test_a_slow_redrive_ends_though_every_message_fails_again_at_once(url: str) 
     with penstock.open(url) as journal:
         queue = journal.queue("emails", max_attempts=1, dead_letter="emails.dead")
         queue.push_many(range(450))
-        portions: list[int] = []
 
         def fail_all() -> None:
             for delivery in queue.take_many(450):
                 delivery.nack()
 
-        class Failing:
-            """The queue, with workers beside it that fail with what is sent back."""
-
-            def redrive(self, **how: Any) -> Redriven:
-                done = queue.redrive(**how)
-                if not how.get("dry_run"):
-                    portions.append(done)
-                    assert len(portions) <= 4, "messages that fail are sent back again and again"
-                    fail_all()
-                return done
+        def send(due: int) -> int:
+            sent = queue.redrive(limit=due)
+            fail_all()  # as workers beside it would
+            return sent
 
         fail_all()
-        failing: Queue = Failing()  # type: ignore[assignment]
-        assert _redrive_slowly(failing, None, None, None, 1000.0) == 450
-        assert _redrive_slowly(failing, None, 2, None, 1000.0) == 2
-        assert portions == [200, 200, 50, 2] and len(journal.queue("emails.dead")) == 450
+        assert paced(send, queue.redrive(dry_run=True), 5000.0) == 450
+        assert paced(send, 2, 5000.0) == 2 and len(journal.queue("emails.dead")) == 450
 
 
 # ── names that others chose ──────────────────────────────────────────────────────────────────────────────────────────
