@@ -251,10 +251,7 @@ class View:
 
     def has(self, group: Group, seq: int) -> bool:
         """Whether a group has not settled the message at a position."""
-        message = group.find(self.snap, seq)
-        if message is None:
-            return group.lease_of(self.snap, seq) is not None
-        return seq > self.overdue or message.state == FAILED
+        return self._entry(group, seq) is not None
 
     def events(self, entries: Iterable[Entry]) -> Iterator[Event]:
         """The events of messages in order of position, each once."""
@@ -262,7 +259,7 @@ class View:
         for entry in entries:
             if entry.seq != previous:
                 previous = entry.seq
-                event = entry.event or self.event(entry)
+                event = self.event(entry)
                 if event is not None:
                     yield event
 

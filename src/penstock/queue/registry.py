@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.journal.catalog import load_record
 from penstock.journal.commit import Commit
-from penstock.journal.keys import stored_name
+from penstock.journal.keys import prefix_end, stored_name
 from penstock.journal.owners import new_owner, retire_owner
 from penstock.names import check_name
 from penstock.queue.policy import FEED, QueuePolicy, checked, refuse_mismatch
@@ -71,20 +71,17 @@ class QueueRegistry:
 
     def names(self) -> list[str]:
         """The names of all queues, sorted."""
-        with self.core.engine.read() as snap:
-            start = keys.QUEUE
-            found = snap.scan(start, start[:-1] + bytes([start[-1] + 1]))
-            return [stored_name(key[len(start) :]) for key, _ in found]
+        return [name for name, _ in self._stored()]
 
     def paused(self) -> list[str]:
         """The names of queues that are paused, and QUEUE/GROUP where only a group is; sorted."""
-        found = []
+        paused = [(name, group) for name, value in self._stored() for group in read_queue(value, name).paused]
+        return sorted(f"{name}/{group}" if group else name for name, group in paused)
+
+    def _stored(self) -> list[tuple[str, bytes]]:
         with self.core.engine.read() as snap:
-            start = keys.QUEUE
-            for key, value in snap.scan(start, start[:-1] + bytes([start[-1] + 1])):
-                name = stored_name(key[len(start) :])
-                found += [f"{name}/{group}" if group else name for group in read_queue(value, name).paused]
-        return sorted(found)
+            found = snap.scan(keys.QUEUE, prefix_end(keys.QUEUE))
+            return [(stored_name(key[len(keys.QUEUE) :]), value) for key, value in found]
 
     def queue(self, name: str, policy: Mapping[str, object], *, create: bool = True) -> LocalQueue:
         """A queue; it is made when it is not there."""

@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.clock import Seconds, SystemClock, from_ms, seconds, set_back_ms
 from penstock.engine.contract import Snapshot
-from penstock.errors import Closed, ConfigError, Corrupt, FenceActive, PenstockError
+from penstock.errors import Closed, ConfigError, FenceActive, PenstockError
 from penstock.events import Receipt
 from penstock.journal.blocks import Columns
 from penstock.journal.commit import Commit
@@ -80,7 +80,7 @@ class Schedule(msgspec.Struct, frozen=True):
     kind: str
 
 
-_decode = msgspec.msgpack.Decoder(ScheduleRecord).decode
+_read = keys.reader(ScheduleRecord)
 
 
 # ── managing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -212,13 +212,6 @@ def _search(snap: Snapshot, queue: str, topic: int, now: int) -> tuple[list[str]
         else:
             later.append(record.next_ms)
     return due, min(later, default=None)
-
-
-def _read(value: bytes, queue: str) -> ScheduleRecord:
-    try:
-        return _decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"a schedule of queue {queue!r} does not decode: {error}", topic=queue) from error
 
 
 # ── ticking ──────────────────────────────────────────────────────────────────────────────────────────────────────────

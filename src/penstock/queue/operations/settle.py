@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal
@@ -257,17 +257,12 @@ def give_up(
 
 
 # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _by_lease(held: list[HeldMessage]) -> list[tuple[Group, int, Lease, list[int]]]:
-    if len(held) == 1:
-        one = held[0]
-        return [(one.group, one.lease_id, one.lease, [one.index])]
+def _by_lease(held: list[HeldMessage]) -> Iterable[tuple[Group, int, Lease, list[int]]]:
     together: dict[tuple[int, int], tuple[Group, int, Lease, list[int]]] = {}
     for one in held:
-        found = together.get((one.group.group_id, one.lease_id))
-        if found is None:
-            found = together[one.group.group_id, one.lease_id] = (one.group, one.lease_id, one.lease, [])
-        found[3].append(one.index)
-    return list(together.values())
+        where = one.group.group_id, one.lease_id
+        together.setdefault(where, (one.group, one.lease_id, one.lease, []))[3].append(one.index)
+    return together.values()
 
 
 def _fail(

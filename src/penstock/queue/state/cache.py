@@ -181,10 +181,7 @@ class QueueState:
     def find_free(self, snap: Snapshot, seq: int) -> list[tuple[Group, MessageRow]]:
         """The same, unless a lease of some group holds it: then it is not to be touched."""
         found = self.find(snap, seq)
-        others = {group.group_id: group for group in self.all_groups(snap)}
-        for group, _ in found:
-            del others[group.group_id]
-        return [] if found and any(group.lease_of(snap, seq) for group in others.values()) else found
+        return [] if found and any(group.lease_of(snap, seq) for group in self.all_groups(snap)) else found
 
     def is_free(self, snap: Snapshot, seq: int) -> bool:
         """Whether a message is neither settled nor in flight, and no group has given it up."""

@@ -545,16 +545,9 @@ class Group:
             self._join_lane(commit, message.lane, message.seq)
         elif state != FAILED:
             commit.tx.put(self.order_key(message), b"")
-        if state == READY:
-            record.ready += 1
-        elif state == WAITING:
-            record.waiting += 1
-            if not record.next_due or message.due < record.next_due:
-                record.next_due = message.due
-        elif state == HELD:
-            record.held += 1
-        else:
-            record.failed += 1
+        self._count(state, 1)
+        if state == WAITING and (not record.next_due or message.due < record.next_due):
+            record.next_due = message.due
         if state in (READY, WAITING):
             commit.touched.setdefault(self.queue.name, 0)  # takes wait for it, or for a later time
 
@@ -569,16 +562,20 @@ class Group:
                 self._leave_lane(commit, message.lane, message.seq)
             elif state != FAILED:
                 commit.tx.delete(self.order_key(message))
+        self._count(state, -1)
+        if not record.waiting:
+            record.next_due = 0
+
+    def _count(self, state: int, by: int) -> None:
+        record = self.record
         if state == READY:
-            record.ready -= 1
+            record.ready += by
         elif state == WAITING:
-            record.waiting -= 1
-            if not record.waiting:
-                record.next_due = 0
+            record.waiting += by
         elif state == HELD:
-            record.held -= 1
+            record.held += by
         else:
-            record.failed -= 1
+            record.failed += by
 
     def order_key(self, message: MessageRow) -> bytes:
         """The row that puts a message in order among those of its state; one that has failed has none."""
