@@ -26,6 +26,12 @@ def check_queue(snap: Snapshot, queue: QueueState) -> list[str]:
     ] + [f"queue {queue.name!r}: {found}" for found in (*_letters(snap, queue), *_ticks(snap, queue))]
 
 
+def letters_range(topic: int) -> tuple[bytes, bytes]:
+    """All rows of dead letters."""
+    unnamed = keys.letter_key(topic, "", 0)[:-10]
+    return unnamed, unnamed[:-1] + b"m"
+
+
 def _ticks(snap: Snapshot, queue: QueueState) -> Iterator[str]:
     """Every periodic message has one row of its next tick."""
     names = [keys.schedule_name(key) for key, _ in snap.scan(*keys.schedule_range(queue.topic))]
@@ -40,7 +46,7 @@ def _letters(snap: Snapshot, queue: QueueState) -> Iterator[str]:
     view = TopicView(snap, queue.name, TopicRecord(queue.topic))
     rows = [(seq, block.headers(row)) for block in view.blocks(0, view.latest()) for row, seq in enumerate(block.seqs)]
     letters = {seq: headers.get(DEAD_QUEUE) for seq, headers in rows}
-    stored = [row for row, _ in snap.scan(*keys.letters_range(queue.topic))]
+    stored = [row for row, _ in snap.scan(*letters_range(queue.topic))]
     named = {seq: ("", origin) for seq, origin in letters.items() if origin}
     expected = {seq: [keys.letter_key(queue.topic, name, seq) for name in names] for seq, names in named.items()}
     for seq, wanted in expected.items() if not queue.record.over_log else ():

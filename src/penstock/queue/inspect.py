@@ -20,9 +20,7 @@ from penstock.clock import from_ms
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, StaleDelivery
 from penstock.events import Event
-from penstock.journal.catalog import TopicRecord, load_state
 from penstock.journal.index.index import Lookup
-from penstock.journal.reading import TopicView
 from penstock.observe.sample import FailedMessage
 from penstock.queue import metrics
 from penstock.queue.flow import BreakerState, breaker_state
@@ -191,7 +189,7 @@ class View:
         self.snap = snap
         self.state = state
         self.now = now
-        self.latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
+        self.latest = state.view(snap).latest()
         self.overdue = state.overdue_through(snap, now)
         """Messages up to here have outlived their ttl: they are gone, unless they are in flight or have failed."""
 
@@ -351,7 +349,7 @@ class View:
             record.ready += state.group(snap, WORK).kept()
             return Group(state, furthest.group_id, name, record)
         record = msgspec.structs.replace(state.group(snap, WORK).record)
-        record.frontier = max(record.frontier, load_state(snap, state.topic, state.name).trimmed)
+        record.frontier = max(record.frontier, state.view(snap).trimmed())
         return Group(state, WORK, name, record)
 
     def next_positions(self, group: Group) -> Iterator[int]:
@@ -610,7 +608,7 @@ def _oldest_ready(view: View, group: Group) -> int | None:
 def length(queue: LocalQueue) -> int:
     """How many messages are ready, in flight or delayed; in fanout, for the group that has most left."""
     with inspecting(queue) as (snap, state):
-        latest = TopicView(snap, state.name, TopicRecord(state.topic)).latest()
+        latest = state.view(snap).latest()
         return state.count_unsettled(snap, latest, state.overdue_through(snap, queue.journal.clock.now_ms()))
 
 

@@ -24,7 +24,6 @@ from penstock.journal.blocks import Columns
 from penstock.journal.catalog import TopicRecord, save_record
 from penstock.journal.commit import Commit
 from penstock.journal.prepare import PreparedBatch, encode_payload, is_binary
-from penstock.journal.reading import TopicView
 from penstock.limits import RESULT_TTL
 from penstock.names import check_name
 from penstock.queue.state.cache import QueueState
@@ -175,7 +174,7 @@ def answer_taken(
 def _wanting(commit: Commit, queue: QueueState, through: int) -> Iterator[int]:
     """Messages up to a position that want replies, settled or not."""
     commit.flush()
-    view = TopicView(commit.tx, queue.name, TopicRecord(queue.topic))
+    view = queue.view(commit.tx)
     for block in view.blocks(0, through):
         if block.may_have_header(REPLY):
             for row, seq in enumerate(block.seqs):

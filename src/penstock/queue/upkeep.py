@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.engine.contract import Snapshot
-from penstock.journal.catalog import TopicRecord, load_state
+from penstock.journal.catalog import load_state
 from penstock.journal.commit import Commit
 from penstock.journal.keys import block_key
-from penstock.journal.reading import TopicView
 from penstock.journal.upkeep import (
     BlockRow,
     ThinnedBlock,
@@ -181,7 +180,7 @@ class QueueUpkeep:
         if queue is None:
             return False
         tx, left = commit.tx, CLEAR_ROWS
-        trimmed = load_state(tx, queue.topic, topic).trimmed
+        trimmed = queue.view(tx).trimmed()
         removed = [
             (key(queue.topic, 0), key(queue.topic, trimmed + 1)) for key in (keys.special_key, keys.override_key)
         ]
@@ -270,7 +269,7 @@ def _whole_blocks(commit: Commit, queue: QueueState, through: int) -> int:
     """Where to cut at or before a position: in the middle of a block only if that is small."""
     if commit.tx.get(block_key(queue.topic, through + 1)) is not None:
         return through
-    block = TopicView(commit.tx, queue.name, TopicRecord(queue.topic)).block_holding(through)
+    block = queue.view(commit.tx).block_holding(through)
     if block is None or block.last <= through or block.count <= CUT_EVENTS:
         return through
     return block.first - 1

@@ -60,7 +60,8 @@ class Retries(Middleware):
 
     def failure(self, delivery: Delivery, error: BaseException) -> None:
         if not delivery._settled:
-            delivery._nack(worker_nack(delivery, error))
+            # After a while, unless the policy says when.
+            delivery._nack(NackOptions(failure_text(error), otherwise=Retry.WORKER.delay(delivery.attempt)))
 
 
 class Logging(Middleware):
@@ -71,11 +72,6 @@ class Logging(Middleware):
 
     def failure(self, delivery: Delivery, error: BaseException) -> None:
         log_failure(delivery, error)
-
-
-def worker_nack(delivery: Delivery, error: BaseException) -> NackOptions:
-    """How a worker gives back a message that its handler failed with: after a while, unless the policy says when."""
-    return NackOptions(failure_text(error), otherwise=Retry.WORKER.delay(delivery.attempt))
 
 
 _BECOMES = {
@@ -228,20 +224,17 @@ class QueueWorker(Worker):
 
     def _hand(self, jobs: stdlib_queue.SimpleQueue[Delivery | None]) -> None:
         with self._in_hand_thread():
-            self._handle_all(jobs)
-
-    def _handle_all(self, jobs: stdlib_queue.SimpleQueue[Delivery | None]) -> None:
-        while (delivery := jobs.get()) is not None:
-            try:
-                self._handle(delivery)
-            except BaseException as error:
-                self._failure = self._failure or error
-                self._stopping.set()
-                self._nudge()
-            finally:
-                with self._change:
-                    self._in_hand.discard(delivery)
-                    self._change.notify_all()
+            while (delivery := jobs.get()) is not None:
+                try:
+                    self._handle(delivery)
+                except BaseException as error:
+                    self._failure = self._failure or error
+                    self._stopping.set()
+                    self._nudge()
+                finally:
+                    with self._change:
+                        self._in_hand.discard(delivery)
+                        self._change.notify_all()
 
     def _handle(self, delivery: Delivery) -> None:
         try:

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from penstock.ticket import Ticket
 
 A = TypeVar("A")
-L = TypeVar("L", bound="ListPage")
+L = TypeVar("L", bound="AnswerPage")
 
 log = Log("penstock.queue")
 
@@ -73,7 +73,7 @@ LISTED = 10_000
 """Rows that a list asks for at a time."""
 
 
-class ListPage(Protocol):
+class AnswerPage(Protocol):
     """A part of a list."""
 
     @property

@@ -16,7 +16,7 @@ from penstock.queue.queue import LocalQueue
 from penstock.queue.state import keys
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import FAILED, LISTED, READY, TAKEN, WAITING, MessageRow, encode, read_group
-from queue_check import check_queue
+from queue_check import check_queue, letters_range
 
 
 def problems(queue: Queue) -> list[str]:
@@ -182,7 +182,7 @@ def test_letters_that_were_handled_leave_no_rows(journal: Journal) -> None:
     own = dead._backend
     assert isinstance(own, LocalQueue)
     with inspecting(own) as (snap, state):
-        assert {keys.tail_seq(key) for key, _ in snap.scan(*keys.letters_range(state.topic))} == {first.seq}
+        assert {keys.tail_seq(key) for key, _ in snap.scan(*letters_range(state.topic))} == {first.seq}
     assert [one.event.seq for one in mail.dead_letters()] == [first.seq] and problems(dead) == []
 
 

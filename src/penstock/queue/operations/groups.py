@@ -14,7 +14,6 @@ import msgspec
 
 from penstock.clock import from_ms, set_back_ms
 from penstock.errors import ConfigError
-from penstock.journal.catalog import load_state
 from penstock.journal.commit import Commit
 from penstock.queue.flow import forget_breakers, load_breaker, read_window, save_breaker
 from penstock.queue.operations.push import debounced_until
@@ -157,7 +156,7 @@ def register_group(commit: Commit, queue: QueueState, name: str, after: int) -> 
     kept = image_of(commit, shared) if not others or shared.kept() else None
     begin = _for_newcomer(commit, others, kept) if others else kept
     assert begin is not None
-    trimmed = load_state(commit.tx, queue.topic, queue.name).trimmed
+    trimmed = queue.view(commit.tx).trimmed()
     begin = begin.part(after)
     _install(commit, group, GroupImage(begin.absorbed, begin.part(trimmed).untouched, begin.messages))
     if kept is not None:  # what this one does not want stays with the shared group

@@ -314,7 +314,8 @@ def dead_letter(
     columns.occurred = [event._rows.occurred_ms(event._row)]
     columns.causation = [event.id]
     columns.correlation = [event.correlation_id or event.id]
-    push(commit, queue.cache.find_or_create(commit, target), as_batch(columns), None, forced=True)
+    letters = queue.cache.find(commit, target) or queue.cache.create(commit, target, {})
+    push(commit, letters, as_batch(columns), None, forced=True)
 
 
 # ── circuit breakers ──────────────────────────────────────────────────────────────────────────────────────────────────

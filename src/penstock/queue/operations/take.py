@@ -18,12 +18,10 @@ from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal.blocks import Block
-from penstock.journal.catalog import TopicRecord, load_state
 from penstock.journal.commit import Commit
 from penstock.journal.following import event_query
 from penstock.journal.index.index import Lookup
 from penstock.journal.log import read_view
-from penstock.journal.reading import TopicView
 from penstock.names import check_position, check_text, check_whole
 from penstock.queue.flow import limiter_for
 from penstock.queue.operations.settle import EXPIRED, LeaseHandle, expire, give_up_dead_owners, give_up_through
@@ -559,9 +557,8 @@ class _HeldRun:
 def keyed_positions(snap: Snapshot, queue: QueueState, lookup: Lookup, key: str, after: int) -> Iterator[int]:
     """The positions of messages with a key that are stored beyond another, settled or not, through the topic's
     index."""
-    view = TopicView(snap, queue.name, TopicRecord(queue.topic))
-    after = max(after, load_state(snap, queue.topic, queue.name).trimmed)
-    return (event.seq for event in read_view(view, event_query(after, key=key), lookup))
+    view = queue.view(snap)
+    return (event.seq for event in read_view(view, event_query(max(after, view.trimmed()), key=key), lookup))
 
 
 # ── before a take ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -116,6 +116,10 @@ class QueueState:
             head.settings = msgspec.structs.replace(head.settings, dedup_window=new)
             save_record(commit.tx, self.name, TopicRecord(head.topic_id, head.settings))
 
+    def view(self, snap: Snapshot) -> TopicView:
+        """The topic under the queue."""
+        return TopicView(snap, self.name, TopicRecord(self.topic))
+
     def latest(self, commit: Commit) -> int:
         """The newest position that takes may see: what this very commit appends is not among them yet."""
         head = commit.head(self.name)
@@ -238,7 +242,7 @@ class QueueState:
         ttl = self.policy.ttl
         if ttl is None:
             return 0
-        return TopicView(snap, self.name, TopicRecord(self.topic)).position_before(now_ms - round(ttl * 1000) + 1)
+        return self.view(snap).position_before(now_ms - round(ttl * 1000) + 1)
 
     def count_unsettled(self, snap: Snapshot, latest: int, overdue: int) -> int:
         """The same as a snapshot has it; of those up to `overdue`, only what is in flight."""
@@ -311,10 +315,6 @@ class QueueCache:
         if dropped is not None:
             commit.tx.delete(keys.dropped_key(head.topic_id))
         return state
-
-    def find_or_create(self, commit: Commit, name: str) -> QueueState:
-        """A queue, made with the default policy when it is not there."""
-        return self.find(commit, name) or self.create(commit, name, {})
 
     def load(self, snap: Snapshot, name: str) -> QueueState | None:
         """A queue as a snapshot has it."""

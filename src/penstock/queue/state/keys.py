@@ -75,10 +75,6 @@ def letter_key(topic: int, origin: str, seq: int) -> bytes:
     return _shared.pack(_SHARED, topic, b"l") + _length.pack(len(text)) + text + _seq.pack(seq)
 
 
-def letters_range(topic: int) -> tuple[bytes, bytes]:
-    return _shared.pack(_SHARED, topic, b"l"), _shared.pack(_SHARED, topic, b"m")
-
-
 def schedule_key(topic: int, name: str) -> bytes:
     return _shared.pack(_SHARED, topic, b"s") + name.encode()
 
