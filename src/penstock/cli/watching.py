@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -322,14 +322,13 @@ OLDEST_SAFE_SQLITE = (3, 51, 3)
 OLDEST_JAVA = 17
 
 
-class Diagnosis:
+class Diagnosis(NamedTuple):
     """Something the doctor looked at, and what to do about it."""
 
-    def __init__(self, what: str, found: str, advice: str | None = None, *, bad: bool = False) -> None:
-        self.what = what
-        self.found = found
-        self.advice = advice
-        self.bad = bad
+    what: str
+    found: str
+    advice: str | None = None
+    bad: bool = False
 
 
 @command("doctor", "penstock doctor", "penstock doctor --url rocksdb:/var/lib/shop --json")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
@@ -160,13 +161,10 @@ class StagingArea:
         self._options = options
         self._clock = clock
         self._folder = folder
-        self._opened: ObjectStore | _Files | None = None
 
-    @property
+    @cached_property
     def _store(self) -> ObjectStore | _Files:
-        if self._opened is None:
-            self._opened = _open_store(self.url, self._options)
-        return self._opened
+        return _open_store(self.url, self._options)
 
     def put(self, job: str, number: int, batch: str, piece: int, body: bytes) -> str:
         """Keeps a piece; returns its path."""
