@@ -17,12 +17,10 @@ from penstock.protocol.fields import PolicyFields, payload_of, policy_changes, p
 from penstock.protocol.operation import PAGE_BYTES, page_of
 from penstock.protocol.topics import EventList
 from penstock.queue import inspect, schedule
-from penstock.queue.inspect import QueueMessage, QueueStats
 from penstock.queue.operations import groups, repair
 from penstock.queue.operations.settle import DeadLetterCursor
 from penstock.queue.policy import checked
 from penstock.queue.queue import LocalQueue
-from penstock.queue.schedule import Schedule
 from penstock.queue.state.cache import QueueState
 
 
@@ -41,7 +39,7 @@ def _document(queue: LocalQueue) -> wire.QueueDocument:
     return wire.QueueDocument(queue.name, queue.length(), policy, queue.groups(), numbers, queue.pauses())
 
 
-def read_queue_stats(at: LocalBackend, name: str, query: wire.GroupQuery) -> QueueStats:
+def read_queue_stats(at: LocalBackend, name: str, query: wire.GroupQuery) -> inspect.QueueStats:
     return inspect.stats(at.queue(name), check_consumer(query.group, "group"))
 
 
@@ -91,7 +89,7 @@ def remove_group(at: LocalBackend, name: str, group: str) -> wire.WasRemoved:
     return wire.WasRemoved(at.queue(name).change(groups.remove_group, check_consumer(group, "group")))
 
 
-def add_schedule(at: LocalBackend, name: str, wanted: wire.NewSchedule) -> Schedule:
+def add_schedule(at: LocalBackend, name: str, wanted: wire.NewSchedule) -> schedule.Schedule:
     interval = wanted.cron if wanted.interval is None else wanted.interval
     if interval is None or (wanted.cron is not None and wanted.interval is not None):
         raise ConfigError('give one of "interval" and "cron"')
@@ -136,8 +134,8 @@ def peek_messages(at: LocalBackend, name: str, query: wire.PeekQuery) -> EventLi
     return EventList(inspect.peek(at.queue(name), query.limit, check_consumer(query.group, "group")))
 
 
-def list_messages(at: LocalBackend, name: str, query: wire.MessageQuery) -> wire.MessagePage[QueueMessage]:
-    found: list[QueueMessage] = []
+def list_messages(at: LocalBackend, name: str, query: wire.MessageQuery) -> wire.MessagePage[inspect.QueueMessage]:
+    found: list[inspect.QueueMessage] = []
     last = seen = size = 0
     state, key = inspect.check_state(query.state), None if query.key is None else check_text(query.key, "key")
     for one in inspect.messages(at.queue(name), state, query.group, query.after, key):
@@ -164,7 +162,7 @@ def list_dead_letters(at: LocalBackend, name: str, query: wire.DeadLetterQuery) 
     return wire.DeadLetterList(found, None if last is None else str(DeadLetterCursor.of(last.event)))
 
 
-def _size(one: QueueMessage | FailedMessage) -> int:
+def _size(one: inspect.QueueMessage | FailedMessage) -> int:
     return len(one.event.raw) + len(one.error or "") + len(one.traceback or "")
 
 

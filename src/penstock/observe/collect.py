@@ -28,12 +28,9 @@ from penstock.journal.blocks import stored_size
 from penstock.journal.catalog import load_state, open_block
 from penstock.journal.cursors import read_consumers
 from penstock.journal.reading import TopicView
+from penstock.observe import pipelines, workers
 from penstock.observe.metrics import REGISTRY, Registry
-from penstock.observe.pipelines import TOPIC as PIPELINES
-from penstock.observe.pipelines import FlowStatus, status
 from penstock.observe.sample import Finding, FindingKind, QueueSample, Sample, TopicSample
-from penstock.observe.workers import TOPIC as WORKERS
-from penstock.observe.workers import gave_up
 from penstock.queue.inspect import stats_of_groups
 from penstock.units import counted, show_duration, show_size
 
@@ -77,8 +74,8 @@ def take_sample(journal: LocalJournal) -> Sample:
         unstored_seconds=journal._engine.unstored_seconds(),
         unreadable=unreadable,
     )
-    sample.flows = _reported(journal, topics.get(PIPELINES), status)
-    sample.workers = _reported(journal, topics.get(WORKERS), gave_up)
+    sample.flows = _reported(journal, topics.get(pipelines.TOPIC), pipelines.status)
+    sample.workers = _reported(journal, topics.get(workers.TOPIC), workers.gave_up)
     sample.findings = examine(sample)
     return sample
 
@@ -497,7 +494,7 @@ def _of_queues(name: str, help: str, pick: Callable[[QueueSample], float]) -> Jo
     return name, help, ("queue", "group"), values
 
 
-def _of_flows(name: str, help: str, pick: Callable[[FlowStatus], float | None]) -> JournalGauge:
+def _of_flows(name: str, help: str, pick: Callable[[pipelines.FlowStatus], float | None]) -> JournalGauge:
     def values(sample: Sample) -> Values:
         picked = (((flow.pipeline, flow.flow), pick(flow)) for flow in sample.flows)
         return [(labels, value) for labels, value in picked if value is not None]

@@ -24,7 +24,6 @@ from penstock.limits import MAX_KEY_BYTES
 from penstock.local.backend import LocalJournal
 from penstock.names import check_name, shown_url
 from penstock.protocol import bulk as wire
-from penstock.protocol.bulk import message_of
 from penstock.protocol.operation import BLOCKS
 from penstock.server.api.binding import Call
 from penstock.server.limits import BLOCKS_BYTES
@@ -98,8 +97,8 @@ def _blocks(service: Service, topic: str, query: wire.BlocksQuery) -> tuple[byte
             values.append(block.value)
             size += len(block.value)
             if size >= BLOCKS_BYTES:
-                return message_of(values), min(block.last, through)
-    return message_of(values), max(after, through)
+                return wire.message_of(values), min(block.last, through)
+    return wire.message_of(values), max(after, through)
 
 
 def _gzipped(message: bytes) -> bytes:

@@ -25,13 +25,9 @@ from penstock.journal.following import event_query
 from penstock.journal.locating import find_event
 from penstock.limits import BUFFER_MANIFEST
 from penstock.names import is_system
-from penstock.observe.pipelines import TOPIC as PIPELINES
-from penstock.observe.pipelines import FlowStatus, status
+from penstock.observe import pipelines, workers
 from penstock.observe.sample import FailedMessage, Finding, QueueSample, Sample, TopicSample
-from penstock.observe.workers import TOPIC as WORKERS
-from penstock.observe.workers import WorkerFailure
 from penstock.queue import inspect
-from penstock.queue.inspect import PendingDelivery, QueueConsumer, QueueMessage, failures
 from penstock.queue.operations.settle import DeadLetterCursor, letter
 from penstock.queue.schedule import Cron, Schedule
 from penstock.server.api.queues import queue_of
@@ -208,7 +204,7 @@ FINDING_COLUMNS: Final[parts.Columns[Finding]] = (
     ListColumn("What", lambda one: one.says),
     ListColumn("Kind", lambda one: one.kind),
 )
-WORKER_COLUMNS: Final[parts.Columns[WorkerFailure]] = (
+WORKER_COLUMNS: Final[parts.Columns[workers.WorkerFailure]] = (
     ListColumn("Worker", lambda one: one.worker),
     ListColumn("Host", lambda one: one.host),
     ListColumn("Process", lambda one: one.pid, str),
@@ -227,8 +223,8 @@ def health_page(request: Request, service: Service, sample: Sample) -> Content:
             f"{one.kind}/{one.subject}/{one.detail}", cells, base + parts.page_of_finding(one), parts.level_of(one)
         )
 
-    def worker(one: WorkerFailure, cells: list[str]) -> Row:
-        href = f"{base}/topics/{parts.segment(WORKERS)}?{urlencode({'key': one.worker})}"
+    def worker(one: workers.WorkerFailure, cells: list[str]) -> Row:
+        href = f"{base}/topics/{parts.segment(workers.TOPIC)}?{urlencode({'key': one.worker})}"
         buttons = [ActButton("Forget", "forget-worker", {"worker": one.worker})] if may_admin else []
         return Row(one.worker, cells, href, "alert", buttons)
 
@@ -259,7 +255,7 @@ class NamedCursor(msgspec.Struct):
     topic: TopicSample
 
 
-FLOW_COLUMNS: Final[parts.Columns[FlowStatus]] = (
+FLOW_COLUMNS: Final[parts.Columns[pipelines.FlowStatus]] = (
     ListColumn("Flow", lambda flow: flow.key),
     ListColumn("State", lambda flow: flow.believed(datetime.now(UTC))),
     ListColumn("From", lambda flow: ", ".join(flow.sources), minor=True),
@@ -272,7 +268,7 @@ FLOW_COLUMNS: Final[parts.Columns[FlowStatus]] = (
     ListColumn("Restarts", lambda flow: flow.restarts, parts.number, True),
     ListColumn("Reported", lambda flow: flow.reported_at, parts.moment, True),
 )
-ERROR_COLUMNS: Final[parts.Columns[FlowStatus]] = (
+ERROR_COLUMNS: Final[parts.Columns[pipelines.FlowStatus]] = (
     ListColumn("Flow", lambda flow: flow.key),
     ListColumn("Error", lambda flow: flow.error, str),
 )
@@ -288,19 +284,19 @@ FOLLOWER_COLUMNS: Final[parts.Columns[NamedCursor]] = (
 def pipelines_page(request: Request, service: Service, sample: Sample) -> Content:
     """Flows as they last reported; why they failed, whole; and named cursors, of which a streaming query read with the
     `consumer` option is one."""
-    base, found = parts.base_of(request), status(service.journal)
+    base, found = parts.base_of(request), pipelines.status(service.journal)
 
     def page_of(name: str) -> str:
         """The page of a topic or queue that a flow reads or writes; nothing when it is no name of this journal's."""
         page = "queues" if name in sample.queues else "topics" if name in sample.topics else ""
         return page and f"{base}/{page}/{parts.segment(name)}"
 
-    def row(flow: FlowStatus, cells: list[str]) -> Row:
+    def row(flow: pipelines.FlowStatus, cells: list[str]) -> Row:
         level: parts.Level = "alert" if flow.error is not None or cells[1] in ("failed", "silent") else ""
         links = {} if len(cells) == 2 else {3: page_of(flow.target)}
         if links and len(flow.sources) == 1:
             links[2] = page_of(flow.sources[0])
-        href = f"{base}/topics/{parts.segment(PIPELINES)}?{urlencode({'key': flow.key})}"
+        href = f"{base}/topics/{parts.segment(pipelines.TOPIC)}?{urlencode({'key': flow.key})}"
         return Row(flow.key, cells, href, level, links=links)
 
     def follower(one: NamedCursor, cells: list[str]) -> Row:
@@ -402,7 +398,7 @@ class Buffers:
         self._stores: dict[str, ObjectStore] = {}
         self._seen: tuple[float, list[BufferState]] = (0.0, [])
 
-    def states(self, flows: Sequence[FlowStatus]) -> list[BufferState]:
+    def states(self, flows: Sequence[pipelines.FlowStatus]) -> list[BufferState]:
         """Every buffer now, or as it was a moment ago; `flows` say how far pipelines have read."""
         at, found = self._seen
         if self.urls and time.monotonic() - at > FRESH:
@@ -603,13 +599,13 @@ def failure_of(request: Request, service: Service, event: Event) -> FailedMessag
         return letter(event)
     group = request.query_params.get("group") or "default"
     try:
-        failure = next(failures(service.journal._backend.queue(event.topic), group, event.seq - 1), None)
+        failure = next(inspect.failures(service.journal._backend.queue(event.topic), group, event.seq - 1), None)
     except UnknownQueue:
         return None
     return failure if failure is not None and failure.event.id == event.id else None
 
 
-def message_of(service: Service, event: Event) -> list[QueueMessage] | None:
+def message_of(service: Service, event: Event) -> list[inspect.QueueMessage] | None:
     """How an event stands as a message, with each group that has not settled it; None when its topic is no queue."""
     try:
         found = service.journal.queue(event.topic, create=False).messages(after=event.seq - 1, limit=1)
@@ -684,7 +680,7 @@ QUEUE_TABS: Final = {
 }
 
 
-def in_hand_words(one: QueueConsumer) -> str:
+def in_hand_words(one: inspect.QueueConsumer) -> str:
     """What a consumer holds, by position."""
     if not one.in_hand:
         return "nothing"
@@ -692,7 +688,7 @@ def in_hand_words(one: QueueConsumer) -> str:
     return shown if one.in_hand <= 3 else f"{shown} and {one.in_hand - 3:,} more"
 
 
-PENDING_COLUMNS: Final[parts.Columns[PendingDelivery]] = (
+PENDING_COLUMNS: Final[parts.Columns[inspect.PendingDelivery]] = (
     ListColumn("Message", lambda held: held.seq, parts.position),
     ListColumn("Holder", lambda held: held.consumer),
     ListColumn("Group", lambda held: held.group, minor=True),
@@ -700,7 +696,7 @@ PENDING_COLUMNS: Final[parts.Columns[PendingDelivery]] = (
     ListColumn("Delivered", lambda held: held.delivered_at, parts.moment, True),
     ListColumn("Deadline", lambda held: held.deadline, parts.moment),
 )
-CONSUMER_COLUMNS: Final[parts.Columns[QueueConsumer]] = (
+CONSUMER_COLUMNS: Final[parts.Columns[inspect.QueueConsumer]] = (
     ListColumn("Worker", lambda one: one.name),
     ListColumn("Group", lambda one: one.group, minor=True),
     ListColumn("Host", lambda one: one.host, minor=True),
@@ -710,7 +706,7 @@ CONSUMER_COLUMNS: Final[parts.Columns[QueueConsumer]] = (
     ListColumn("In hand", in_hand_words),
 )
 GROUP_COLUMNS: Final = (ListColumn[QueueSample]("Group", lambda one: one.group), *STATE_COLUMNS)
-MESSAGE_COLUMNS: Final[parts.Columns[QueueMessage]] = (
+MESSAGE_COLUMNS: Final[parts.Columns[inspect.QueueMessage]] = (
     ListColumn("Message", lambda one: f"#{one.seq}"),
     ListColumn("State", lambda one: one.state.replace("_", " ")),
     ListColumn("Group", lambda one: one.group, minor=True),
@@ -807,7 +803,7 @@ class QueueView:
     def _pending(self) -> Table:
         """Messages in flight, with what can be done about each."""
 
-        def row(held: PendingDelivery, cells: list[str]) -> Row:
+        def row(held: inspect.PendingDelivery, cells: list[str]) -> Row:
             fields = {"queue": self.name, "token": held.token}
             buttons = [ActButton("Release", "release", fields)] if self.may_write else []
             if self.may_admin:
@@ -836,7 +832,7 @@ class QueueView:
             made.following = urlencode({**self.request.query_params, "after": shown[-1].seq})
         return made
 
-    def _message(self, one: QueueMessage, cells: list[str]) -> Row:
+    def _message(self, one: inspect.QueueMessage, cells: list[str]) -> Row:
         buttons = []
         fields = {"queue": self.name, "seq": str(one.seq)}
         if self.may_admin and one.state == "delayed":
@@ -853,7 +849,7 @@ class QueueView:
         """Workers, and other consumers that gave their name: where, since when, their last sign of life, what they
         hold."""
 
-        def row(one: QueueConsumer, cells: list[str]) -> Row:
+        def row(one: inspect.QueueConsumer, cells: list[str]) -> Row:
             return Row(f"{one.group}/{one.name}", cells, None, "alert" if one.state == "gone" and one.in_hand else "")
 
         empty, found = "no worker is there: penstock work, or queue.worker(handler)", self.queue.consumers()
