@@ -39,19 +39,6 @@ PAGE_EVENTS = 1000
 PAGE_BYTES = 8 << 20
 """Payload bytes after which a page of an answer, or a take over HTTP, ends early."""
 
-
-def page_of(items: Iterable[T], limit: int | None, size: Callable[[T], int]) -> tuple[list[T], T | None]:
-    """As many as an answer has room for, in number and in bytes; and the last of them when others follow."""
-    found: list[T] = []
-    left = PAGE_BYTES
-    for one in items:
-        if len(found) == limit or left <= 0:
-            return found, found[-1] if found else None
-        found.append(one)
-        left -= size(one)
-    return found, None
-
-
 PREFIX = "/v1"
 """Where the operations are, below the server's address."""
 
@@ -68,7 +55,7 @@ Limit = Annotated[Count | None, Meta(description="how many at the most")]
 class Operation(Generic[A]):
     """One declaration: method and path, role, request, answer (which decodes to `A`), and what it does.
 
-    A request without a body (GET, DELETE) is asked in the query string; what has both says `query` besides.
+    The request of a GET or DELETE stands in the query string, of others in the body; `query` is for those with both.
     """
 
     def __init__(
@@ -89,7 +76,7 @@ class Operation(Generic[A]):
         on_system: bool = False,
     ) -> None:
         self.name = ""
-        """That of the constant which holds it, in small letters: `declared` says it."""
+        """The name of the constant that holds it, in small letters: `declared` sets it."""
         method, _, self.path = route.partition(" ")
         """The path is below `PREFIX`, with names in braces: POST /topics/{topic}/events."""
         self.method: Method = msgspec.convert(method, Method)
@@ -188,3 +175,15 @@ def _query_string(query: msgspec.Struct | None) -> str:
 
 def _text(value: object) -> object:
     return ("true" if value else "false") if isinstance(value, bool) else value
+
+
+def page_of(items: Iterable[T], limit: int | None, size: Callable[[T], int]) -> tuple[list[T], T | None]:
+    """As many as an answer has room for, in number and in bytes; and the last of them when others follow."""
+    found: list[T] = []
+    left = PAGE_BYTES
+    for one in items:
+        if len(found) == limit or left <= 0:
+            return found, found[-1] if found else None
+        found.append(one)
+        left -= size(one)
+    return found, None
