@@ -1,13 +1,13 @@
 """Topics to files, and back: a folder of JSON Lines or Parquet parts with a manifest; or one topic to one file.
 
     export.json               the manifest: format, and each topic's settings, what compaction had removed, checksums
-    orders.jsonl              a topic as JSON Lines, one event's document a line, in order
-    orders/1-262144.parquet   a topic as Parquet: parts named by the positions they cover
+    orders/1-262144.jsonl     a topic's part, named by the positions it covers: one event's document a line, in order
+    orders/1-262144.parquet   the same as Parquet
 
-Run again, an export goes on where the last one ended, interrupted or not: a line torn off at the end is cut away, a
-part is there whole or not at all. It goes on with the same journal only, whose id is in the manifest. What it holds of
-a topic stays when that is compacted, or dropped: one made anew under its name follows, since positions go on. A path
-that ends with .jsonl, .parquet, .arrow or .csv is one topic's file.
+Run again, an export goes on where the last one ended, interrupted or not: a part is there whole or not at all. It goes
+on with the same journal only, whose id is in the manifest. What it holds of a topic stays when that is compacted, or
+dropped: one made anew under its name follows, since positions go on. A path that ends with .jsonl, .parquet, .arrow or
+.csv is one topic's file.
 
 Imported back, events keep their positions, ids, times and causes. What a topic holds already is compared and skipped,
 so an import that was interrupted is simply run again.
@@ -16,7 +16,6 @@ so an import that was interrupted is simply run again.
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import os
 import zlib
@@ -30,7 +29,7 @@ import msgspec
 
 from penstock.clock import to_ms
 from penstock.documents.events import EventDocument, base64_json, decode_binary, event_json
-from penstock.durable import as_storage_error, like, make_folder, move_into_place, replace_file, sync_folder
+from penstock.durable import as_storage_error, like, make_folder, move_into_place, replace_file
 from penstock.errors import ConfigError, Corrupt, FenceActive
 from penstock.events import EVENT_FIELDS, Event, parse_id
 from penstock.journal import keys
@@ -49,14 +48,13 @@ if TYPE_CHECKING:
 
 
 MANIFEST = "export.json"
-FORMAT = 3
-_LONGEST_FILE_NAME = 255
-_PART_EVENTS = 262_144
-_SYNC_BYTES = 8 << 20
+FORMAT = 4
+_PART_EVENTS, _PART_BYTES = 262_144, 64 << 20
+"""Where a part ends: whichever comes first, about."""
 
 
 class PartEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a manifest says of a Parquet part: its bytes, and their CRC-32."""
+    """What a manifest says of a part: its bytes, and their CRC-32."""
 
     size: int
     crc: int
@@ -70,14 +68,8 @@ class TopicEntry(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True)
     settings: Settings = Settings()
     trimmed: int = 0
     through: int = 0
-    synced: int = 0
-    """How many bytes of its lines are on disk; what an interrupted run wrote after them is written again."""
-    crc: int = 0
-    """The CRC-32 of these."""
-    last: int = 0
-    """The position of the last of these lines' events."""
     parts: dict[str, PartEntry] = {}
-    """Its Parquet parts by name; one that is not here was not finished, and is written again."""
+    """Its parts by name; one that is not here was not finished, and is written again."""
 
 
 class ExportManifest(msgspec.Struct, forbid_unknown_fields=True):
@@ -174,7 +166,6 @@ class _FolderExport:
         self._meter = Meter()
 
     def run(self, names: list[str], progress: Progress | None) -> ExportReport:
-        write = self._write_lines if self._manifest.format == "jsonl" else self._write_parts
         with self._core.engine.read() as snap:
             views = [view for name in names if (view := TopicView.open(snap, name)) is not None]
             for view in views:
@@ -185,7 +176,7 @@ class _FolderExport:
                 entry = self._manifest.topics.setdefault(view.name, TopicEntry(self._core.id))
                 entry.settings, entry.trimmed, entry.through = view.record.settings, state.trimmed, view.latest()
                 self._save()
-                write(view, entry)
+                self._write_parts(view, entry)
         return ExportReport(len(views), self._meter.written)
 
     def _check_same_journal(self, name: str) -> None:
@@ -204,34 +195,8 @@ class _FolderExport:
         if after > view.trimmed():
             self._meter.skipped += view.count_between(view.trimmed(), after)
 
-    def _write_lines(self, view: TopicView, entry: TopicEntry) -> None:
-        path = self._folder / topic_file(view.name, ".jsonl")
-        if entry.synced:
-            check_file(path, PartEntry(entry.synced, entry.crc))
-        after = entry.last
-        self._skip(view, after)
-        with path.open("ab", buffering=1 << 20) as out:
-            out.seek(out.truncate(entry.synced))  # what followed may not be on disk, or not as it was written
-            like(self._store, path)
-            sync_folder(self._folder)
-            for block in view.blocks(after, keys.MAX_SEQ):
-                rows = range(block.row_after(after), block.count)
-                lines = b"".join([event_json(Event(block, row)) + b"\n" for row in rows])
-                out.write(lines)
-                entry.crc, entry.last = zlib.crc32(lines, entry.crc), block.last
-                self._meter.add(len(rows))
-                if out.tell() - entry.synced >= _SYNC_BYTES:
-                    self._sync_lines(out, entry)
-            self._sync_lines(out, entry)
-
-    def _sync_lines(self, out: BinaryIO, entry: TopicEntry) -> None:
-        out.flush()
-        os.fsync(out.fileno())
-        entry.synced = out.tell()
-        self._save()
-
     def _write_parts(self, view: TopicView, entry: TopicEntry) -> None:
-        own = self._folder / topic_file(view.name)
+        own = self._folder / topic_folder(view.name)
         make_folder(own)
         like(self._store, own)
         parts = parts_of(own, entry)
@@ -243,45 +208,46 @@ class _FolderExport:
         after = parts[-1][1] if parts else 0
         self._skip(view, after)
         gathered: list[Block] = []
-        count = 0
+        count = size = 0
         for block in view.blocks(after, keys.MAX_SEQ):
             gathered.append(block)
-            count += block.count
-            if count >= _PART_EVENTS:
+            count, size = count + block.count, size + len(block.payload)
+            if count >= _PART_EVENTS or size >= _PART_BYTES:
                 self._write_part(own, entry, gathered, after)
-                after, gathered, count = block.last, [], 0
+                after, gathered, count, size = block.last, [], 0, 0
         if gathered:
             self._write_part(own, entry, gathered, after)
 
     def _write_part(self, folder: Path, entry: TopicEntry, blocks: list[Block], after: int) -> None:
-        import pyarrow as pa
+        partial, pieces = folder / ".partial", [(block, block.row_after(after)) for block in blocks]
+        first = pieces[0][0].seq(pieces[0][1])
+        with partial.open("wb", buffering=1 << 20) as out:
+            like(self._store, partial)  # before there is anything in it
+            if self._manifest.format == "jsonl":
+                for block, start in pieces:
+                    out.writelines(event_json(event) + b"\n" for event in block.events(start))
+            else:
+                self._write_parquet(out, pieces)
+        name = f"{first}-{blocks[-1].last}.{self._manifest.format}"
+        found = _measured(partial, partial.stat().st_size)
+        move_into_place(partial, folder / name)
+        entry.parts[name] = found
+        self._meter.add(sum(block.count - start for block, start in pieces))
+        self._save()
+
+    def _write_parquet(self, out: BinaryIO, pieces: list[tuple[Block, int]]) -> None:
         import pyarrow.parquet as pq
 
         schema = part_schema()
-        partial = folder / ".partial"
-        first = 0
-        with pa.OSFile(str(partial), "wb") as out, pq.ParquetWriter(out, schema, compression="zstd") as writer:
-            for block in blocks:
-                rows = range(block.row_after(after), block.count)
-                first = first or block.seq(rows[0])
-                writer.write_batch(_part_batch(block, rows, schema))
-                self._meter.add(len(rows))
-        like(self._store, partial)
-        name, found = f"{first}-{blocks[-1].last}.parquet", _measured(partial, partial.stat().st_size)
-        move_into_place(partial, folder / name)
-        entry.parts[name] = found
-        self._save()
+        with pq.ParquetWriter(out, schema, compression="zstd") as writer:
+            for block, start in pieces:
+                writer.write_batch(_part_batch(block, range(start, block.count), schema))
 
 
-def topic_file(topic: str, ending: str = "") -> str:
-    """What a topic's file, or its folder, is called in an export: as the topic is, where the name can be used.
-
-    Else, since it is too long with its ending, or the manifest's, a part of it with a hash. A topic's name has no ~.
-    """
-    name = topic + ending
-    if len(name) <= _LONGEST_FILE_NAME and name not in (MANIFEST, f"{MANIFEST}.partial"):
-        return name
-    return f"{topic[:200]}~{hashlib.sha256(topic.encode()).hexdigest()[:16]}{ending}"
+def topic_folder(topic: str) -> str:
+    """What a topic's folder is called in an export: as the topic is, unless that is the manifest's name: a topic's has
+    no ~."""
+    return f"{topic}~" if topic in (MANIFEST, f"{MANIFEST}.partial") else topic
 
 
 def load_manifest(folder: Path) -> ExportManifest | None:
@@ -331,10 +297,10 @@ def _measured(path: Path, most: int) -> PartEntry:
 
 # ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def parts_of(folder: Path, entry: TopicEntry) -> list[tuple[int, int, Path]]:
-    """A topic's finished Parquet parts in order: first and last position, and the file."""
+    """A topic's finished parts in order: first and last position, and the file."""
     found = []
     for name in entry.parts:
-        first, _, last = name.removesuffix(".parquet").partition("-")
+        first, _, last = name.partition(".")[0].partition("-")
         if not (first.isdecimal() and last.isdecimal()):
             raise Corrupt(f"an export names {name!r} as a part", file=str(folder))
         found.append((int(first), int(last), folder / name))
@@ -638,26 +604,13 @@ def _batches(rows: Iterator[Copies]) -> Iterator[Copies]:
 
 def _rows(folder: Path, manifest: ExportManifest, name: str) -> Iterator[Copies]:
     entry = manifest.topics[name]
-    if manifest.format == "parquet":
-        for _, _, path in parts_of(folder / topic_file(name), entry):
-            check_file(path, entry.parts[path.name])
-            with path.open("rb") as part:
+    for _, _, path in parts_of(folder / topic_folder(name), entry):
+        check_file(path, entry.parts[path.name])
+        with path.open("rb", buffering=1 << 20) as part:
+            if manifest.format == "jsonl":
+                yield from _line_rows(part, str(path), name)
+            else:
                 yield from _arrow_rows(part, "parquet", str(path), name)
-        return
-    path = folder / topic_file(name, ".jsonl")
-    if entry.synced:
-        check_file(path, PartEntry(entry.synced, entry.crc))
-        with path.open("rb", buffering=1 << 20) as lines:
-            yield from _line_rows(_up_to(lines, entry.synced), str(path), name)
-
-
-def _up_to(lines: BinaryIO, size: int) -> Iterator[bytes]:
-    """The lines of a file's first bytes; what an interrupted export wrote after them comes with its next run."""
-    for line in lines:
-        size -= len(line)
-        if size < 0:
-            return
-        yield line
 
 
 def _line_rows(lines: Iterable[bytes], file: str, topic: str | None) -> Iterator[Copies]:
