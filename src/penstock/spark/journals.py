@@ -40,7 +40,7 @@ from penstock.local.backend import LocalJournal
 from penstock.protocol.bulk import SpansDocument, TopicEnds, Wanted
 from penstock.spark.options import JournalLocation, ReadOptions, is_served
 from penstock.spark.startup.settings import MASTER_VARIABLE
-from penstock.transfer.reading import correlations_of, ends_of, range_cuts, range_size, spans_of, topic_names
+from penstock.transfer.reading import correlations_of, ends_of, range_cuts, range_size, spans_of
 
 if TYPE_CHECKING:
     from penstock.engine.slatedb.database import ObjectOptions
@@ -249,8 +249,6 @@ class PlannedTopic(NamedTuple):
 class JournalState(NamedTuple):
     """One state of a journal."""
 
-    names: Callable[[], Sequence[str]]
-    """Every topic."""
     matching: Callable[[tuple[str, ...]], Sequence[str]]
     """The topics that names and patterns stand for, as for `journal.read`."""
     topics: Callable[[Sequence[str]], Mapping[str, PlannedTopic]]
@@ -347,8 +345,7 @@ class LocalSource:
     @contextmanager
     def state(self) -> Iterator[JournalState]:
         with self._engine.read() as snap:
-            named = partial(matching, self._journal._core, snap)
-            yield JournalState(partial(topic_names, snap), named, partial(_topics, self._journal, snap))
+            yield JournalState(partial(matching, self._journal._core, snap), partial(_topics, self._journal, snap))
 
     def blocks(self, topic: str, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
         while after < through:

@@ -50,7 +50,6 @@ from penstock.protocol.operation import BLOCKS, ROLES, Role
 from penstock.protocol.topics import (
     DESCRIBE_JOURNAL,
     FIND_POSITION,
-    LIST_TOPICS,
     MOVE_CURSOR,
     READ_ACROSS,
     AcrossRequest,
@@ -163,11 +162,7 @@ class ServedJournal:
 
     @contextmanager
     def state(self) -> Iterator[JournalState]:
-        yield JournalState(self.names, self.matching, self.topics)
-
-    def names(self) -> Sequence[str]:
-        """Every topic."""
-        return patiently(lambda: self._client.call(LIST_TOPICS)).topics
+        yield JournalState(self.matching, self.topics)
 
     def matching(self, patterns: tuple[str, ...]) -> Sequence[str]:
         """The topics that names and patterns stand for."""

@@ -70,7 +70,7 @@ class Topics:
         self.views = found.topics(names)
         for name in options.topics:
             if name not in self.views:
-                there = ", ".join(found.names()) or "none yet"
+                there = ", ".join(found.matching(("*",))) or "none yet"
                 raise ConfigError(f"there is no topic {name!r} in {options.location.url}; topics: {there}")
 
     def starts(self) -> Offsets:
