@@ -19,7 +19,7 @@ from penstock.local.backend import LocalJournal
 from penstock.spark import journals as stores
 from penstock.spark.journals import correlations, open_source, reading
 from penstock.spark.options import JournalLocation
-from penstock.spark.projection.keeping import keeper_of
+from penstock.spark.projection.projecting import keeper_of
 from penstock.spark.sealing import _SegmentTask
 from penstock.spark.source import PenstockSource, Range, StreamReader
 

@@ -13,9 +13,8 @@ import penstock
 from penstock import Draft, Projection, on
 from penstock.errors import PositionTrimmed
 from penstock.spark.options import JournalLocation
-from penstock.spark.projection import keeping
-from penstock.spark.projection import keeping as follow
-from penstock.spark.projection.keeping import StateKeeper, StreamFold, _source_of, keeper_of
+from penstock.spark.projection import projecting
+from penstock.spark.projection.projecting import StateKeeper, StreamFold, _source_of, keeper_of
 from penstock.spark.projection.shipping import Shipped, result_schema
 from server.serving import serving
 
@@ -49,7 +48,7 @@ def url(request: pytest.FixtureRequest, journal: penstock.Journal, tmp_path: Pat
 
 @pytest.fixture(autouse=True)
 def query(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "_query_of_task", lambda: "query-1")
+    monkeypatch.setattr(projecting, "_query_of_task", lambda: "query-1")
 
 
 def add(journal: penstock.Journal, keys: str, amount: int) -> None:
@@ -103,8 +102,8 @@ def test_states_that_are_asked_for_in_parts_of_two_topics_are_not_gone_on_with(
         list(fold(iter(rows(journal))))
         add(journal, "ab", 1)
         read = rows(journal)
-        monkeypatch.setattr(keeping, "MOST_STATES", 1)
-        client, asked = keeping.client_of, []
+        monkeypatch.setattr(projecting, "MOST_STATES", 1)
+        client, asked = projecting.client_of, []
 
         def dropped_after_the_first(place: JournalLocation) -> Any:
             asked.append(place)
@@ -112,7 +111,7 @@ def test_states_that_are_asked_for_in_parts_of_two_topics_are_not_gone_on_with(
                 make_anew(journal)
             return client(place)
 
-        monkeypatch.setattr(keeping, "client_of", dropped_after_the_first)
+        monkeypatch.setattr(projecting, "client_of", dropped_after_the_first)
         with pytest.raises(PositionTrimmed):
             list(fold(iter(read)))
         assert len(asked) == 3 and fold.keeper.load(fold.wanted("query-1"), ["a", "b"]).states == {}

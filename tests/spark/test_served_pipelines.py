@@ -23,7 +23,7 @@ from penstock.spark.options import JournalLocation
 from penstock.spark.pipeline.alone import checkpoint_root
 from penstock.spark.pipeline.flows import Pipeline
 from penstock.spark.pipeline.running import Runner, run
-from penstock.spark.projection import keeping
+from penstock.spark.projection import projecting
 from server.serving import ADMIN, READ, TOKENS, WRITE, Served, serving
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def test_states_travel_in_several_requests_and_an_older_one_takes_no_newer_ones_
 ) -> None:
     monkeypatch.setattr(rebuilding, "_SAVE_BYTES", 200)
     monkeypatch.setattr(served_states, "BLOCKS_BYTES", 300)
-    keeper = keeping.keeper_of(JournalLocation(served.url))
+    keeper = projecting.keeper_of(JournalLocation(served.url))
     wanted = StreamedStates("orders", "Total", 1, "query")
 
     def states(generation: int) -> list[StreamedState]:
@@ -180,12 +180,12 @@ def test_states_travel_in_several_requests_and_an_older_one_takes_no_newer_ones_
         keeper.save(wanted, states(generation), whole=False)
     found = keeper.load(wanted, keys)
     assert list(found.states.values()) == states(20) and found.filed == FiledStates(1, 7)
-    opened = keeping.OpenedKeeper(f"sqlite:{tmp_path / 'shop.db'}", journal.id)
+    opened = projecting.OpenedKeeper(f"sqlite:{tmp_path / 'shop.db'}", journal.id)
     assert opened.load(wanted, keys) == found
     assert keeper.load(StreamedStates("orders", "Total", 1, "other"), keys).states == {}
 
     with pytest.raises(ConfigError, match="another journal is served here"):
-        keeping.ServedKeeper(JournalLocation(served.url), "0" * 32).save(wanted, states(30), whole=False)
+        projecting.ServedKeeper(JournalLocation(served.url), "0" * 32).save(wanted, states(30), whole=False)
     with pytest.raises(ConfigError, match="there is no topic 'nowhere'"):
         keeper.load(StreamedStates("nowhere", "Total", 1, "query"), keys)
     with pytest.raises(ConfigError, match="begins at 9 and ends at 3"):

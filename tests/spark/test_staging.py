@@ -30,7 +30,7 @@ from penstock.journal.bulk import staged_batches
 from penstock.limits import STAGED_SECONDS
 from penstock.protocol.bulk import COMMIT_STAGED, CommitRequest
 from penstock.spark.options import JournalLocation
-from penstock.spark.projection.keeping import keeper_of
+from penstock.spark.projection.projecting import keeper_of
 from penstock.spark.served import client_of
 from penstock.spark.sink import mark_name
 from penstock.spark.source import PenstockSource

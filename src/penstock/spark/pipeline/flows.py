@@ -610,7 +610,7 @@ def schema_problems(
     graph: FlowGraph, spark: SparkSession, query_of: Callable[[str], str | None]
 ) -> tuple[dict[str, list[str]], list[str]]:
     """The columns that each flow makes, and what is wrong with them. `query_of`: a flow's query, if it has run."""
-    from penstock.spark.projection.keeping import planned_folds
+    from penstock.spark.projection.projecting import planned_folds
 
     columns: dict[str, list[str]] = {}
     problems = []

@@ -1,33 +1,69 @@
-"""`project` and `rebuild`: the state of every entity, folded on Spark by the class that also runs in-process."""
+"""`project` and `rebuild`: the state of every entity, folded on Spark by the class that also runs in-process.
+
+Of a projected stream, tasks load the states of their rows' entities, fold what is new, and save before rows go on. A
+saved state says which position it has reached: whatever part of a batch is run again changes nothing and gives the same
+rows. A stream over a whole topic from its beginning also saves the states as the projection's own snapshots, which
+`Topic.project` then begins with. States lie in a journal that tasks open themselves, or at a server.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
 
 from penstock.api import local, open_local
 from penstock.entity.projection import EVENT, Projection, check_projection, folder_of
-from penstock.entity.states import RebuildReport, StateSaving
-from penstock.errors import ConfigError
+from penstock.entity.states import (
+    FiledStates,
+    RebuildReport,
+    StateSaving,
+    StreamedState,
+    StreamedStates,
+    filed_states,
+    load_streamed,
+    pack_state,
+    save_streamed,
+    states_topic,
+    unpack_state,
+)
+from penstock.errors import ConfigError, PenstockError
+from penstock.journal.commit import Commit
 from penstock.local.backend import LocalJournal
 from penstock.names import check_name
-from penstock.remote.topic import RemoteStateSaving
-from penstock.spark.journals import check_reach, patiently
-from penstock.spark.options import JournalLocation, location_of_journal
-from penstock.spark.projection.fold import NEEDED, OPTIONAL, STORED, BatchFold
+from penstock.protocol.bulk import FIND_STATES, MOST_STATES, SAVE_STATES, SaveStatesRequest, StatesRequest
+from penstock.remote.backend import RemoteJournal
+from penstock.remote.topic import RemoteStateSaving, shares
+from penstock.spark.journals import check_reach, journal_id, patiently, reading, writing
+from penstock.spark.options import JournalLocation, location_of_journal, read_options, resolved
+from penstock.spark.projection.fold import (
+    NEEDED,
+    OPTIONAL,
+    STORED,
+    BatchFold,
+    Folded,
+    emit,
+    fold_sorted,
+    in_columns,
+)
 from penstock.spark.projection.shipping import Shipped, result_schema
-from penstock.spark.served import check_may_write, client_of
+from penstock.spark.served import check_may_write, check_same, client_of
+from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
     Map = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-    from penstock.surface.journal import Journal
 
 
 def map_in_arrow(frame: DataFrame, function: Map, schema: StructType) -> DataFrame:
@@ -54,8 +90,6 @@ def project(events: DataFrame, projection: type[Projection], *, journal: Journal
     shipped, schema = Shipped(projection), result_schema(projection)
     if events.isStreaming:
         rows = events.select(*_columns(events, projection))
-        from penstock.spark.projection.keeping import stream_fold
-
         fold = stream_fold(events, shipped, schema, journal)
         return map_in_arrow(rows.repartition("key"), fold, schema)
     return map_in_arrow(ordered_events(events, projection), BatchFold(shipped, schema), schema)
@@ -152,3 +186,290 @@ def _opened(
 
 def _saving(journal: LocalJournal, topic: str, projection: type[Projection]) -> StateSaving:
     return StateSaving(journal._backend.log(topic), journal._entities.states, projection)
+
+
+# ── streams ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+class LoadedStates(NamedTuple):
+    """The states of some entities."""
+
+    states: Mapping[str, StreamedState]
+    filed: FiledStates | None
+    """Of which projection the query's states are; None when it has none."""
+
+
+class StateKeeper(Protocol):
+    """Loads and saves the states of streams, in a task."""
+
+    def make_topic(self, name: str) -> None:
+        """Makes the topic that states are kept with, where that is none of the stream's own."""
+
+    def load(self, wanted: StreamedStates, keys: Sequence[str]) -> LoadedStates: ...
+
+    def save(self, wanted: StreamedStates, states: Sequence[StreamedState], *, whole: bool) -> None:
+        """Keeps states; PositionTrimmed when they were folded from a topic that was dropped."""
+
+
+def keeper_of(location: JournalLocation) -> StateKeeper:
+    """The keeper of a journal's states; ConfigError when they cannot be kept there.
+
+    Where a server writes the journal, it is asked for what it has written as well: a reader of its own may be behind.
+    """
+    if location.server is None:
+        return OpenedKeeper(location.url, journal_id(location.url))
+    about = check_may_write(location.server, "a projected stream, which keeps its states,", role="admin")
+    return ServedKeeper(location.server, about.id)
+
+
+class OpenedKeeper:
+    """A journal that tasks open."""
+
+    def __init__(self, url: str, id: str | None) -> None:
+        self.url = url
+        self.id = id
+
+    def make_topic(self, name: str) -> None:
+        with writing(self.url, self.id) as journal:
+            journal.topic(name).configure()
+            self.id = journal.id
+
+    def load(self, wanted: StreamedStates, keys: Sequence[str]) -> LoadedStates:
+        with reading(self.url, self.id)._engine.read() as snap:
+            topic_id = states_topic(snap, wanted.topic)
+            found = (load_streamed(snap, topic_id, wanted, key) for key in keys)
+            states = {one.key: one for one in found if one is not None}
+            return LoadedStates(states, filed_states(snap, topic_id, wanted))
+
+    def save(self, wanted: StreamedStates, states: Sequence[StreamedState], *, whole: bool) -> None:
+        def apply(commit: Commit) -> None:
+            save_streamed(commit, wanted, states, whole=whole)
+
+        with writing(self.url, self.id) as journal:
+            journal._core.run(apply)
+
+
+class ServedKeeper:
+    """A journal at a server. Every request may be repeated."""
+
+    def __init__(self, location: JournalLocation, id: str) -> None:
+        self.location = location
+        self.id = id
+
+    def make_topic(self, name: str) -> None:
+        token = None if self.location.token is None else self.location.token.reveal()
+        with RemoteJournal(self.location.url, token=token) as journal:
+            if name not in journal.topics():
+                journal.topic(name).configure()
+
+    def load(self, wanted: StreamedStates, keys: Sequence[str]) -> LoadedStates:
+        at = 0
+        found: dict[str, StreamedState] = {}
+        while True:
+            asked = StatesRequest(wanted.name, wanted.version, wanted.query, list(keys[at : at + MOST_STATES]))
+            answer = patiently(partial(client_of(self.location).call, FIND_STATES, wanted.topic, body=asked))
+            check_same(self.location, answer.journal, self.id)
+            at += answer.found
+            found.update((one.key, one) for one in answer.states)
+            if at >= len(keys):
+                return LoadedStates(found, answer.filed)
+
+    def save(self, wanted: StreamedStates, states: Sequence[StreamedState], *, whole: bool) -> None:
+        for some in shares(states):
+            asked = SaveStatesRequest(self.id, wanted.name, wanted.version, wanted.query, some, whole)
+            patiently(partial(client_of(self.location).call, SAVE_STATES, wanted.topic, body=asked))
+
+
+_planned: ContextVar[list[StreamFold] | None] = ContextVar("projected streams that are planned", default=None)
+_STATELESS = ("Project", "SubqueryAlias", "EventTimeWatermark")
+
+
+class StreamFold:
+    """The task of a streaming projection."""
+
+    def __init__(
+        self,
+        shipped: Shipped,
+        schema: StructType,
+        keeper: StateKeeper,
+        topic: str,
+        *,
+        whole: bool,
+    ) -> None:
+        self.shipped = shipped
+        self.schema = schema
+        self.keeper = keeper
+        self.topic = topic
+        self.whole = whole
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = [batch for batch in batches if batch.num_rows]
+        if not rows:
+            return
+        table = pa.Table.from_batches(rows).combine_chunks()
+        table = table.take(pc.sort_indices(table, [("key", "ascending"), ("seq", "ascending")])).combine_chunks()
+        wanted = self.wanted(_query_of_task())
+        keys = [key for key in pc.unique(table.column("key")).to_pylist() if key is not None]
+        found = self.keeper.load(wanted, keys)
+        self.check(found)
+
+        def load(key: str) -> Folded:
+            return self._begun(key, found.states.get(key))
+
+        folded = list(fold_sorted(iter(table.to_batches()), self.shipped, load))
+        fingerprint = self.shipped.projection.__projection__.fingerprint
+        states = [
+            StreamedState(one.key, fingerprint, one.generation, one.first, pack_state(one.state)) for one in folded
+        ]
+        self.keeper.save(wanted, states, whole=self.whole)
+        yield from emit(iter(folded), in_columns(self.schema))
+
+    def wanted(self, query: str) -> StreamedStates:
+        """The states of a query."""
+        own = self.shipped.projection.__projection__
+        return StreamedStates(self.topic, own.name, own.version, query)
+
+    def check(self, found: LoadedStates) -> None:
+        """ConfigError when what a query has saved is not of this projection."""
+        own, filed = self.shipped.projection.__projection__, found.filed
+        if filed is None or (filed.version, filed.fingerprint) == (own.version, own.fingerprint):
+            return
+        name = self.shipped.projection.__name__
+        if filed.version != own.version:
+            said = f"is of version {own.version}, and the states that this stream has saved are of {filed.version}"
+        else:
+            said = "has other fields or handlers than when this stream began"
+        raise ConfigError(f"projection {name} {said}: start it with a new checkpoint")
+
+    def _begun(self, key: str, saved: StreamedState | None) -> Folded:
+        projection = self.shipped.projection
+        if saved is None:
+            return Folded(key, projection())
+        try:
+            return Folded(key, unpack_state(projection, saved.state), saved.generation, saved.first)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"the state of {key!r} that this stream has saved cannot be read by projection {projection.__name__} "
+                f"any more ({error}): start it with a new checkpoint"
+            ) from error
+
+
+def _query_of_task() -> str:
+    """The id of the streaming query that this task works for; restarts do not change it."""
+    context = TaskContext.get()
+    query = context.getLocalProperty("sql.streaming.queryId") if context else None
+    if not query:
+        raise PenstockError("Spark did not tell the task which streaming query it works for")
+    return query
+
+
+@contextmanager
+def planned_folds() -> Iterator[list[StreamFold]]:
+    """Gathers the projected streams that are made inside, for those who check them before they run."""
+    found: list[StreamFold] = []
+    token = _planned.set(found)
+    try:
+        yield found
+    finally:
+        _planned.reset(token)
+
+
+def stream_fold(events: DataFrame, shipped: Shipped, schema: StructType, journal: Journal | str | None) -> StreamFold:
+    """The task of a stream, with the journal found in what the frame reads, or given."""
+    fold = _fold_of(events, shipped, schema, journal)
+    planned = _planned.get()
+    if planned is not None:
+        planned.append(fold)
+    return fold
+
+
+def _fold_of(events: DataFrame, shipped: Shipped, schema: StructType, journal: Journal | str | None) -> StreamFold:
+    source = _source_of(events)
+    location = source.location if source is not None else None
+    if journal is not None:
+        named = location_of_journal(journal, "a projected stream")
+        location = location if location is not None and named.url == location.url and named.token is None else named
+    if location is None:
+        raise ConfigError(
+            "a projected stream remembers its states in a journal: this frame does not read one directly, "
+            "so name it: project(events, Projection, journal=…)"
+        )
+    check_reach(location.url)
+    keeper = keeper_of(location)
+    if source is not None and source.location.url == location.url:
+        topic, whole = source.topic, source.whole
+    else:
+        topic, whole = _states_name(shipped.projection.__projection__.name), False
+        if _planned.get() is None:  # else nothing is to be changed
+            keeper.make_topic(topic)
+    return StreamFold(shipped, schema, keeper, topic, whole=whole)
+
+
+def _states_name(projection: str) -> str:
+    """The topic that states are kept with where that is none of the stream's own."""
+    topic = f"states-{projection}"
+    if topic.isascii() and topic.replace("-", "").replace(".", "").replace("_", "").isalnum():
+        return topic
+    return f"states-{zlib.crc32(projection.encode()):08x}"
+
+
+class FollowedTopic(NamedTuple):
+    """What a stream reads: a topic, and whether the frame is that topic, whole and from its beginning."""
+
+    location: JournalLocation
+    topic: str
+    whole: bool
+
+
+def _source_of(events: DataFrame) -> FollowedTopic | None:
+    """The topic that a stream reads; None when it reads something else as well, or no topic."""
+    plan = getattr(events, "_jdf", None)
+    found = _source_over_connect(events) if plan is None else _source_here(plan.queryExecution().analyzed())
+    if found is None:
+        return None
+    given, same = found
+    options = read_options(resolved(given))
+    if len(options.topics) != 1:
+        raise ConfigError("project one topic at a time: positions of several topics are not in one order")
+    whole = same and options.start == "earliest" and options.start_ms is None
+    whole = whole and options.fail_on_data_loss  # else it may leave events out, of a restored backup
+    whole = whole and not {"kinds", "keys", "where", "payloadschema"} & options.given
+    return FollowedTopic(options.location, options.topics[0], whole)
+
+
+def _source_here(top: Any) -> tuple[dict[str, str], bool] | None:
+    """The options of the source that a plan of Spark's reads, and whether the plan leaves its events as they are."""
+    node, same = top, True
+    while node.children().size() == 1:
+        same = same and node.nodeName() in _STATELESS
+        node = node.children().apply(0)
+    if node.children().size() or not node.getClass().getSimpleName().startswith("StreamingRelationV2"):
+        return None
+    if node.sourceName() != "penstock":
+        return None
+    known, kept = _attributes(node.output()), _attributes(top.output())
+    same = same and all(kept.get(name) == known.get(name) for name in NEEDED)
+    given = node.extraOptions()
+    return {str(name): str(given.get(name)) for name in given.keySet().toArray()}, same
+
+
+def _source_over_connect(events: Any) -> tuple[dict[str, str], bool] | None:
+    """The same of a plan on its way to a server, which is a message of Spark Connect's protocol."""
+    node, same = events._plan.to_proto(events.sparkSession.client).root, True
+    while (kind := node.WhichOneof("rel_type")) != "read":
+        inner = getattr(node, kind or "", None)
+        if inner is None or not inner.DESCRIPTOR.fields_by_name.get("input"):
+            return None
+        if kind == "project":  # columns without another name are the source's own
+            same = same and all(
+                one.WhichOneof("expr_type") in ("unresolved_attribute", "unresolved_star") for one in inner.expressions
+            )
+        else:
+            same = same and kind in ("subquery_alias", "with_watermark")
+        node = inner.input
+    source = node.read.data_source
+    return (dict(source.options), same) if source.format == "penstock" else None
+
+
+def _attributes(output: Any) -> dict[str, int]:
+    """Columns of a plan, by which Spark tells one from another."""
+    attributes = [output.apply(at) for at in range(output.size())]
+    return {str(attribute.name()): attribute.exprId().id() for attribute in attributes}
