@@ -62,7 +62,9 @@ class Flow:
         writer = self.query(spark).option("kill", str(self.folder)).trigger(availableNow=True)
         query: StreamingQuery = writer.option("checkpointLocation", str(self.folder / "checkpoint")).start()
         # Spark gives a source in Python ten seconds to start: one at a time has them even on a busy machine.
-        while query.isActive and query.status["message"].startswith("Initializing"):
+        # But some versions plan a batch in that time, where this one may wait for others at its stage.
+        waits = self.folder / "done"
+        while query.isActive and query.status["message"].startswith("Initializing") and not waits.exists():
             time.sleep(0.1)
         return query
 

@@ -121,6 +121,8 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 def run(spark: SparkSession, flows: list[Flow]) -> None:
     register_sources(spark)
+    for flow in flows:
+        (flow.folder / "done").unlink(missing_ok=True)
     assert finish(spark, flows) == []
     for flow in flows:
         flow.check_exactly_once()
