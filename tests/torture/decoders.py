@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -98,13 +99,19 @@ BYTES: dict[str, tuple[Callable[[bytes], Any], Callable[[], list[bytes]]]] = {
     ),
     "mark": (lambda data: decode_mark(data, 0, len(data)), lambda: [encode_mark(Mark("query", 7))]),
     "index chunk": (lambda data: read_chunk(data, "t"), lambda: stored(b"k")),
-    "dedup": (commit._decode, lambda: [msgspec.msgpack.encode(commit.Original(1, bytes(10), 5, "c"))]),
+    "dedup": (
+        partial(keys.stored, commit._decode, what="a row"),
+        lambda: [msgspec.msgpack.encode(commit.Original(1, bytes(10), 5, "c"))],
+    ),
     "root": (receipts._decode, lambda: [msgspec.msgpack.encode((bytes(32), bytes(32), 5))]),
     "segment": (
-        segments._decode_segment,
+        partial(keys.stored, segments._decode_segment, what="a row"),
         lambda: [msgspec.msgpack.encode(segments.Segment(1, 2, 2, "lake", "a", 9, 7, 0, 0, (), ((4, 5), (9, 6))))],
     ),
-    "seals": (segments._decode_seals, lambda: [msgspec.msgpack.encode(segments.Seals("token", {"lake": "t"}))]),
+    "seals": (
+        partial(keys.stored, segments._decode_seals, what="a row"),
+        lambda: [msgspec.msgpack.encode(segments.Seals("token", {"lake": "t"}))],
+    ),
     "queue": (lambda data: read_queue(data, "q"), lambda: stored(b"qr")),
     "traits": (lambda data: read_traits(data, "q"), lambda: stored(b"qt")),
     "special": (lambda data: read_special(data, "q"), lambda: stored(b"qt")),
