@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 from urllib.parse import quote, urlencode
@@ -152,15 +152,23 @@ def _written(answer: Any) -> Any:
     return WRITTEN.get(answer, answer)
 
 
-def converted(answer: Any, conversions: dict[type, Callable[[Any], object]]) -> Any:
-    """An answer with what it holds, itself or in its lists, converted by type: values to documents, or back."""
-    convert = conversions.get(type(answer))
-    if convert is not None:
+def converted(answer: Any, kinds: Mapping[type, Any], event: Callable[[Any], object]) -> Any:
+    """An answer whose values, itself or in its lists, are of another kind: documents for values, or values again.
+
+    `kinds` says what becomes what (`WRITTEN`, or the other way round), `event` converts an event.
+    """
+
+    def convert(one: Any) -> object:
+        if isinstance(one, Event | EventDocument):
+            return event(one)
+        return kinds[type(one)](**(msgspec.structs.asdict(one) | {"event": event(one.event)}))
+
+    if type(answer) in kinds:
         return convert(answer)
     if isinstance(answer, msgspec.Struct):
         for name in answer.__struct_fields__:
             found = getattr(answer, name)
-            if isinstance(found, list) and found and (convert := conversions.get(type(found[0]))) is not None:
+            if isinstance(found, list) and found and type(found[0]) in kinds:
                 setattr(answer, name, list(map(convert, found)))
     return answer
 

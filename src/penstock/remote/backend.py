@@ -13,20 +13,18 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.clock import Clock, SystemClock
-from penstock.documents.events import EventDocument
 from penstock.entity.outbox import Staged
 from penstock.errors import Closed, ConfigError, ReadOnly
 from penstock.events import Event, Receipt
 from penstock.journal.description import Description, Pressure
 from penstock.journal.sealed.segments import LakeSummary, Progress, SealReport
 from penstock.names import check_name
-from penstock.observe.sample import FailedMessage, Sample
+from penstock.observe.sample import Sample
 from penstock.protocol import topics as wire
 from penstock.protocol.bulk import LIST_LAKES, SEAL_TOPIC, LakesQuery, SealRequest
 from penstock.protocol.fields import policy_fields, policy_of
-from penstock.protocol.operation import Operation, converted
-from penstock.protocol.queues import OPEN_QUEUE, READ_QUEUE, FailureDocument, MessageDocument, RedriveRequest
-from penstock.queue.inspect import QueueMessage
+from penstock.protocol.operation import WRITTEN, Operation, converted
+from penstock.protocol.queues import OPEN_QUEUE, READ_QUEUE, RedriveRequest
 from penstock.queue.policy import checked, refuse_mismatch
 from penstock.remote.client import Client
 from penstock.remote.events import draft_document, event_of, read_across, receipt_of
@@ -38,7 +36,7 @@ from penstock.ticket import Ticket
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from penstock import Journal, Queue, Worker
+    from penstock import Queue, Worker
     from penstock.journal.across import AcrossQuery
     from penstock.remote.subscription import RemoteFollower, RemoteJournalSubscription
     from penstock.surface.backend import TopicScan
@@ -248,22 +246,10 @@ def _changes_nothing(request: object) -> bool:
 
 def _read(answer: Any) -> Any:
     """An answer with the values that its documents stand for."""
-    return converted(answer, _READ)
+    return converted(answer, _VALUES, event_of)
 
 
-def _message(one: MessageDocument) -> QueueMessage:
-    return QueueMessage(**(msgspec.structs.asdict(one) | {"event": event_of(one.event)}))
-
-
-def _failure(one: FailureDocument) -> FailedMessage:
-    return FailedMessage(**(msgspec.structs.asdict(one) | {"event": event_of(one.event)}))
-
-
-_READ: dict[type, Callable[[Any], object]] = {
-    EventDocument: event_of,
-    MessageDocument: _message,
-    FailureDocument: _failure,
-}
+_VALUES = {document: kind for kind, document in WRITTEN.items()}
 
 _STEP_SECONDS = 3_600.0
 """How long the server may take for a step, those of other clients before it included."""

@@ -25,7 +25,7 @@ from penstock.units import in_parts
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock import Event, RebuildReport, Ticket, Topic
+    from penstock import Ticket, Topic
     from penstock.entity.states import Progress
     from penstock.remote.backend import RemoteBackend
     from penstock.remote.worker import RemoteTopicWorker

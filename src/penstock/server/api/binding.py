@@ -16,12 +16,9 @@ from starlette.routing import BaseRoute, Route
 from penstock.documents.decoding import decoded, query_of, refuse_parameters
 from penstock.documents.events import event_document
 from penstock.errors import ConfigError
-from penstock.events import Event
 from penstock.local.backend import implementation
-from penstock.observe.sample import FailedMessage
 from penstock.protocol.openapi import OPERATIONS
 from penstock.protocol.operation import JSON, PAGE_EVENTS, PREFIX, WITH_SLASHES, WRITTEN, Operation, converted
-from penstock.queue.inspect import QueueMessage
 from penstock.server.limits import MOST_EVENTS
 from penstock.server.service import Endpoint, Refused, Service, awaitable, entered, read_body, whole_answer
 
@@ -35,15 +32,6 @@ RAW = frozenset(("append_events", "stage_blocks"))
 """Operations whose handlers decode the body themselves."""
 
 
-def _document(one: QueueMessage | FailedMessage) -> object:
-    return WRITTEN[type(one)](**(msgspec.structs.asdict(one) | {"event": event_document(one.event)}))
-
-
-_DOCUMENTS: dict[type, Callable[[Any], object]] = {
-    Event: event_document,
-    QueueMessage: _document,
-    FailedMessage: _document,
-}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -119,7 +107,7 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any]) -> Endp
 
 def answered(service: Service, answer: object, status: int = 200) -> Response:
     """An answer in JSON."""
-    return whole_answer(service, _encode(converted(answer, _DOCUMENTS)), status, JSON)
+    return whole_answer(service, _encode(converted(answer, WRITTEN, event_document)), status, JSON)
 
 
 def api_routes(modules: Iterable[ModuleType]) -> list[BaseRoute]:
