@@ -54,22 +54,9 @@ class Reactor(TopicWorker):
         self._fences = fences
         self._react = handler
 
-    def _work(self) -> None:
-        log, hub = self._log, self._log.core.hub
-        signal = hub.signal(log.name)
-        while not self._stopping.is_set():
-            seen = signal.version
-            nothing: list[Event] = []
-            start, events = log.ask(self._cursor_and_events, (0, nothing))
-            if events:
-                self._handle_from(start, events)
-                continue
-            with hub:
-                # The wait is for other processes' sake bounded; commits of this one signal at once.
-                signal.wait(seen, max(self._idle, 0.05))
-
-    def _handle_from(self, start: int, events: list[Event]) -> None:
+    def _settle(self, events: list[Event]) -> None:
         """Reacts to events; when the handler fails, what it returned before that is kept."""
+        start = self._committed
         reactions: list[list[Staged]] = []
         failure: Exception | None = None
         for event in events:

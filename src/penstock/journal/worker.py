@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from sys import modules
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from penstock.events import Event
 from penstock.journal.commit import Commit
 from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.following import search
-from penstock.journal.log import TopicLog, read_view
+from penstock.journal.log import TopicLog
 from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
 from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_whole
@@ -113,8 +112,7 @@ class TopicWorker(BatchWorker):
             seen = signal.version
             events = self._next_events()
             if events:
-                self._handle(events)
-                self._move_cursor(max(self._passed, events[-1].seq) if not self._wanted.everything else events[-1].seq)
+                self._settle(events)
                 continue
             with hub:
                 # The wait is for other processes' sake bounded; commits of this one signal at once.
@@ -122,30 +120,29 @@ class TopicWorker(BatchWorker):
             self._commit_passed()
         self._commit_passed(now=True)
 
+    def _settle(self, events: list[Event]) -> None:
+        """Handles a batch, and moves the cursor after it."""
+        self._handle(events)
+        self._move_cursor(self._passed)
+
     def _next_events(self) -> list[Event]:
         """The next batch after the cursor, which others may have moved; what is not chosen is passed over."""
-        log = self._log
-        nothing: list[Event] = []
-        start, events = log.ask(self._cursor_and_events, (0, nothing))
-        if self._wanted.everything:
-            return events
-        if start == self._committed:
-            start = max(start, self._passed)
-        else:
-            self._committed = self._passed = start
+        events: list[Event] = []
         while not events and not self._stopping.is_set():
-            events, through, _ = search(log, self._wanted, start, self._batch, partial(_beginning, start))
-            if through == start:
+            events, through, _ = search(self._log, self._wanted, 0, self._batch, self._begin)
+            if through == self._passed:
                 break
-            start = self._passed = through
+            self._passed = through
         return events
 
-    def _cursor_and_events(self, view: TopicView) -> tuple[int, list[Event]]:
-        """The cursor, and what follows it where everything is wanted, of one moment."""
-        start = read_cursor(view.snap, view.topic_id, self._consumer) or 0
-        if not self._wanted.everything:
-            return start, []
-        return start, list(read_view(view, EventQuery(after=start, limit=self._batch)))
+    def _begin(self, view: TopicView | None) -> int:
+        """Where a search goes on: after the cursor, or after what was passed over since it moved there."""
+        cursor = 0 if view is None else read_cursor(view.snap, view.topic_id, self._consumer) or 0
+        if cursor != self._committed:
+            self._committed = self._passed = cursor
+        if view is not None and 0 < self._passed <= view.began():  # it had come so far in a topic that was dropped
+            self._passed = view.trimmed()
+        return self._passed
 
     def _move_cursor(self, seq: int) -> None:
         name = self._topic
@@ -167,8 +164,3 @@ class TopicWorker(BatchWorker):
 
     def _check_may_wait(self) -> None:
         self._log.core.writer.check_idle_here()
-
-
-def _beginning(after: int, view: TopicView | None) -> int:
-    """Where a search goes on: with the oldest event, when it had come to `after` in a topic that was dropped."""
-    return view.trimmed() if view is not None and 0 < after <= view.began() else after
