@@ -214,8 +214,8 @@ def test_a_large_entity_is_read_in_small_steps_from_memory(journal: Journal) -> 
     with journal._core.engine.read() as snap:
         view = lookup.TopicView.open(snap, "t")
         assert view is not None
-        some = next(iter(found.events(view, memtable.KEYS, "a", 0, 10**9, reverse=True)))
-    assert [event.seq for event in some] == list(range(3001, 2745, -1))
+        block, rows = next(iter(found.pieces(view, memtable.KEYS, "a", 0, 10**9, reverse=True)))
+    assert [block.seq(row) for row in rows] == list(range(3001, 2745, -1))
     assert [event.seq for event in topic.read(key="a", after=1000, limit=700)] == list(range(1001, 1701))
     assert [event.seq for event in topic.read(key="a", limit=700, reverse=True)] == list(range(3001, 2301, -1))
 

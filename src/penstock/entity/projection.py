@@ -37,7 +37,7 @@ import msgspec
 from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal.blocks import Block
-from penstock.journal.index.index import Piece
+from penstock.journal.index.memtable import Piece
 from penstock.names import check_kind, is_whole
 from penstock.schema import Schema, decode_event, schema_of, schema_of_type, stored_version
 

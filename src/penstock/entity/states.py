@@ -20,7 +20,8 @@ from penstock.journal import keys
 from penstock.journal.blocks import Block, text_values
 from penstock.journal.catalog import TopicState, load_record, load_state
 from penstock.journal.commit import Commit
-from penstock.journal.index.index import Lookup, Piece
+from penstock.journal.index.index import Lookup
+from penstock.journal.index.memtable import Piece
 from penstock.journal.index.runs import drop_index
 from penstock.journal.keys import MAX_SEQ, prefix_end
 from penstock.journal.log import TopicLog, read_view

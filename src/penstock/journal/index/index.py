@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -21,7 +21,7 @@ from penstock.journal import keys
 from penstock.journal.blocks import Block, text_values
 from penstock.journal.catalog import Head, TopicRecord, last_block, load_state, open_block
 from penstock.journal.index import memtable
-from penstock.journal.index.memtable import Memtable, Newest, block_size
+from penstock.journal.index.memtable import Memtable, Newest, Piece, block_size
 from penstock.journal.index.runs import (
     CAUSES,
     CORRELATIONS,
@@ -138,10 +138,6 @@ class EntityIndex:
 # So it costs what the entity has, plus a few look-ups, however many events the topic has.
 
 
-Piece = tuple[Block, Sequence[int]]
-"""A block and some of its rows, in order of their positions."""
-
-
 class Lookup:
     """One look-up in one topic. `open` it on a view; everything it finds is as of that view's snapshot."""
 
@@ -252,56 +248,43 @@ class Lookup:
                 self._extra.add(block, size)
 
     # ── entities ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def events(self, key: str, after: int, through: int, *, reverse: bool = False) -> Iterator[Sequence[Event]]:
+    def events(self, key: str, after: int, through: int, *, reverse: bool = False) -> Iterator[list[Event]]:
         """The events of an entity in after < position ≤ through, some at a time, in order."""
-        after = max(after, self._trimmed)
-        if reverse:
-            yield from self._recent(key, after, through, reverse=True)
-            for block, rows in self._run_pieces(key, after, through, reverse=True):
-                yield [Event(block, row) for row in reversed(rows)]
-            return
-        for block, rows in self._run_pieces(key, after, through, reverse=False):
+        for block, rows in self.pieces(key, after, through, reverse=reverse):
             yield [Event(block, row) for row in rows]
-        yield from self._recent(key, after, through)
-
-    def pieces(self, key: str, after: int, through: int) -> Iterator[Piece]:
-        """The same, as rows of blocks, for those who read whole columns."""
-        after = max(after, self._trimmed)
-        yield from self._run_pieces(key, after, through, reverse=False)
-        block: Block | None = None
-        rows: list[int] = []
-        for event in chain.from_iterable(self._recent(key, after, through)):
-            if event._rows is not block:
-                if block is not None:
-                    yield block, rows
-                assert isinstance(event._rows, Block)  # what is recent was read from blocks
-                block, rows = event._rows, []
-            rows.append(event._row)
-        if block is not None:
-            yield block, rows
 
     def newest(self, key: str, through: int = keys.MAX_SEQ) -> Event | None:
         """The newest event of an entity at or before a position."""
-        for recent in self._recent(key, self._trimmed, through, reverse=True):
-            return recent[0]
-        for block, rows in self._run_pieces(key, self._trimmed, through, reverse=True):
-            if rows:
-                return Event(block, rows[-1])
+        for block, rows in self.pieces(key, 0, through, reverse=True):
+            return Event(block, rows[0])
         return None
 
-    def _recent(self, key: str, after: int, through: int, *, reverse: bool = False) -> Iterable[list[Event]]:
-        """The events that no run covers, some at a time, in order, never none at all."""
-        after = max(after, self.directory.through)
+    def pieces(self, key: str, after: int, through: int, *, reverse: bool = False) -> Iterator[Piece]:
+        """The same as rows of blocks, never none of one, for those who read whole columns."""
+        after = max(after, self._trimmed)
+        recent = self._recent(key, max(after, self.directory.through), through, reverse)
+        if not self.directory.runs:
+            return recent
+        covered = self._run_pieces(key, after, through, reverse=reverse)
+        return chain(recent, covered) if reverse else chain(covered, recent)
+
+    def _recent(self, key: str, after: int, through: int, reverse: bool) -> Iterator[Piece]:
+        """Those that no run covers."""
         if self._behind:
-            found = list(self._view.events(after, through, None, EventQuery(key=key)))
-            return [found[::-1] if reverse else found] if found else []
+            return self._in_blocks(EventQuery(key=key), after, through, reverse)
         assert self._tail is not None
-        known = self._tail.events(self._view, memtable.KEYS, key, after, min(through, self._limit), reverse=reverse)
+        known = self._tail.pieces(self._view, memtable.KEYS, key, after, min(through, self._limit), reverse=reverse)
         if self._extra is None:
             return known
         low = max(after, self._limit)
-        newer = self._extra.events(self._view, memtable.KEYS, key, low, through, reverse=reverse)
+        newer = self._extra.pieces(self._view, memtable.KEYS, key, low, through, reverse=reverse)
         return chain(newer, known) if reverse else chain(known, newer)
+
+    def _in_blocks(self, wanted: EventQuery, after: int, through: int, reverse: bool) -> Iterator[Piece]:
+        for block in (self._view.blocks_back if reverse else self._view.blocks)(after, through):
+            rows = wanted.rows(block, block.row_after(after), block.row_after(through))
+            if rows:
+                yield block, rows[::-1] if reverse else rows
 
     def _run_pieces(self, key: str, after: int, through: int, *, reverse: bool) -> Iterator[Piece]:
         runs = self.directory.runs
@@ -322,7 +305,7 @@ class Lookup:
                 while start < stop and seqs[stop - 1] > through:
                     stop -= 1
                 if start < stop:
-                    yield block, range(start, stop)
+                    yield block, range(stop - 1, start - 1, -1) if reverse else range(start, stop)
 
     def _chunks(self, run: Run, section: bytes, term: str, after: int) -> Iterator[tuple[Block, int, int]]:
         """The chunks of a run that hold a term after a position, with the rows that are the term's.
@@ -397,7 +380,8 @@ class Lookup:
     def _named(self, section: bytes, column: int, id: str) -> Iterator[Event]:
         yield from self._marked(section, id)
         for tail, after, through in self._tails():
-            yield from chain.from_iterable(tail.events(self._view, column, id, after, through))
+            for block, rows in tail.pieces(self._view, column, id, after, through):
+                yield from [Event(block, row) for row in rows]
 
     def _tails(self) -> Iterator[tuple[Memtable, int, int]]:
         after = max(self._trimmed, self.directory.through)

@@ -20,14 +20,14 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from operator import attrgetter
 
-from penstock.events import Event
 from penstock.journal.blocks import Block, Wire, text_values
 from penstock.journal.reading import TopicView
 from penstock.journal.summaries import TermHashes, hashes_of, rows_with
 from penstock.limits import INDEX_MEMORY_BYTES, INDEX_RUN_EVENTS, SUMMARY_EVENTS
 
+Piece = tuple[Block, Sequence[int]]
+"""A block and some of its rows, in order of their positions."""
 Positions = dict[str, bytearray]
 """The positions of a term's events, ascending, packed as an array of "Q" would be."""
 Newest = tuple[bytes, int, bytes]
@@ -95,7 +95,7 @@ class HashedPart:
 
 KEYS, CAUSES, CORRELATIONS = range(3)
 """The columns of a part."""
-_TERM_OF = (attrgetter("key"), attrgetter("causation_id"), attrgetter("correlation_id"))
+_TERMS = ("key", "causation", "correlation")
 Part = MemtablePart | HashedPart
 
 
@@ -110,9 +110,9 @@ class KeptBlocks:
         self._size = 0
         self._lock = threading.Lock()
 
-    def events(self, view: TopicView, positions: Iterable[int]) -> list[Event]:
-        """The events at positions, from blocks that are here, else from the store; those that there are."""
-        found: list[Event] = []
+    def pieces(self, view: TopicView, positions: Iterable[int]) -> list[tuple[Block, list[int]]]:
+        """The rows of positions, by blocks that are here, else from the store; those that there are."""
+        found: list[tuple[Block, list[int]]] = []
         block: Block | None = None
         for seq in positions:
             if block is None or not block.first <= seq <= block.last:
@@ -126,7 +126,9 @@ class KeptBlocks:
             if block is not None:
                 row = seq - block.first if block.wire.seqs is None else block.row_of(seq)
                 if row is not None and row < block.count:
-                    found.append(Event(block, row))
+                    if not found or found[-1][0] is not block:
+                        found.append((block, []))
+                    found[-1][1].append(row)
         return found
 
     def keep(self, block: Block, size: int) -> None:
@@ -252,10 +254,10 @@ class Memtable:
         self.size += _TERM_BYTES * noted
         self.covered = block.last
 
-    def events(
+    def pieces(
         self, view: TopicView, column: int, term: str, after: int, through: int, *, reverse: bool = False
-    ) -> Iterator[list[Event]]:
-        """The events with a key, cause or correlation in after < position ≤ through, some at a time, in order."""
+    ) -> Iterator[Piece]:
+        """The rows with a key, cause or correlation in after < position ≤ through, in order, never none of a block."""
         for part in self._parts[::-1] if reverse else self._parts:
             if isinstance(part, HashedPart):
                 positions: Iterable[int] = part.positions(column, term, after, through, reverse=reverse)
@@ -265,11 +267,12 @@ class Memtable:
                 continue
             positions = iter(positions)
             while some := list(islice(positions, _TOGETHER)):
-                events = self._kept.events(view, some)
-                if isinstance(part, HashedPart):  # another term may have the same hash
-                    events = [event for event in events if _TERM_OF[column](event) == term]
-                if events:
-                    yield events
+                for block, rows in self._kept.pieces(view, some):
+                    if isinstance(part, HashedPart):  # another term may have the same hash
+                        term_of = getattr(block, _TERMS[column])
+                        rows = [row for row in rows if term_of(row) == term]
+                    if rows:
+                        yield block, rows
 
     def entities(self, view: TopicView, after: int, through: int) -> list[str]:
         """Every key that has events in after < position ≤ through."""
