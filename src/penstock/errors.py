@@ -163,7 +163,7 @@ class UnknownQueue(PenstockError, KeyError):
     """No queue has that name."""
 
     queue: str | None = None
-    """The name, where the journal is in this process."""
+    """The name that none has."""
     __str__ = Exception.__str__  # KeyError would print the repr of the message
 
 

@@ -43,6 +43,7 @@ class Problem(msgspec.Struct, omit_defaults=True):
     epoch: int | None = None
     retryable: bool | None = None
     topic: str | None = None
+    queue: str | None = None
     seq: int | None = None
     reason: str | None = None
 
