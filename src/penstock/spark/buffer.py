@@ -55,13 +55,8 @@ from penstock.spark.versions import LimitedReader, arrow_schema_of, check_batch_
 
 _PLACE = ("url", "manifest", "prefix", "shards", "gcGrace")
 _READ = (
-    *_PLACE,
-    "startingOffsets",
-    "maxOffsetsPerTrigger",
-    "minPartitions",
-    "failOnDataLoss",
-    "gcInterval",
-    "maxBatchBytes",
+    *(*_PLACE, "startingOffsets", "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss"),
+    *("gcInterval", "maxBatchBytes"),
 )
 _WRITE = (*_PLACE, "compression", "flushBytes", "txnAppId", "txnVersion")
 _OWN = frozenset(name.lower() for name in (*_READ, *_WRITE))

@@ -182,20 +182,8 @@ def _server_url(url: str) -> str:
 
 
 _READ = (
-    *(
-        "url",
-        "writer",
-        "token",
-        "compression",
-        "topic",
-        "topics",
-        "topicPattern",
-        "queue",
-        "kinds",
-        "keys",
-        "where",
-        "hold",
-    ),
+    *("url", "writer", "token", "compression", "topic", "topics", "topicPattern", "queue"),
+    *("kinds", "keys", "where", "hold"),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "failOnDataLoss", "consumer"),
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions"),
     *("payloadSchema", "payloadFormat", "payloadColumns", "mode", "badRecords"),

@@ -34,10 +34,6 @@ _PLAIN: tuple[type[T.DataType], ...] = (
     T.VariantType,
     *TIMES,
 )
-_ADVICE: tuple[tuple[type[T.DataType], str], ...] = (
-    (T.CharType, "use STRING"),
-    (T.VarcharType, "use STRING"),
-)
 
 
 def check_form(path: str, kind: T.DataType) -> None:
@@ -58,7 +54,7 @@ def check_form(path: str, kind: T.DataType) -> None:
             )
         check_form(f"{path}[]", kind.valueType)
     elif not isinstance(kind, _PLAIN) or isinstance(kind, T.CharType | T.VarcharType):
-        advice = next((text for type_, text in _ADVICE if isinstance(kind, type_)), "cast it to text or a number")
+        advice = "use STRING" if isinstance(kind, T.CharType | T.VarcharType) else "cast it to text or a number"
         raise ConfigError(f"the column {path!r} has the type {kind.simpleString()}, which has no JSON form: {advice}")
 
 
