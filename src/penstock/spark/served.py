@@ -166,7 +166,7 @@ class ServedJournal:
 
     def matching(self, patterns: tuple[str, ...]) -> Sequence[str]:
         """The topics that names and patterns stand for."""
-        asked = AcrossRequest(topics=list(patterns), limit=0)
+        asked = AcrossRequest(topics=list(patterns), through={}, limit=0)  # the ends alone, no event is looked at
         return sorted(patiently(lambda: self._client.call(READ_ACROSS, body=asked)).ends)
 
     def topics(self, names: Sequence[str]) -> Mapping[str, PlannedTopic]:
