@@ -5,7 +5,7 @@
     python -m benchmarks spark_batches micro 2          # micro-batches of 1,000 events
 
 Everything is a ratio to the same queries from JSON files into Parquet, measured next to them in the same run, local[2],
-two shuffle partitions for both, the median of the rounds.
+two shuffle partitions for both, the median of the rounds; a first round, in which the JVM compiles, does not count.
 """
 
 from __future__ import annotations
@@ -164,18 +164,21 @@ def measure_micro(table: Table, rounds: int, batches: int = 40) -> None:
         write_topic(events(spark, 1000 * batches), url)
         rows = spark.read.format("penstock").options(url=url, topic="orders", payloadSchema=_SCHEMA).load()
         rows.select("kind", "key", "customer", "amount", "sku").repartition(batches).write.json(files)
-        times: dict[str, list[float]] = {}
-        for at in range(rounds):
+        times: dict[str, list[tuple[float, float]]] = {}
+        for at in range(rounds + 1):
             # Each round has folders of its own: a Parquet sink passes over batches that its folder knows already.
             for way, writer in _ways(spark, url, files, folder / str(at)).items():
-                times.setdefault(way, []).append(_batch_time(writer(), folder / str(at) / way))
+                found = _batch_time(writer(), folder / str(at) / way)
+                times.setdefault(way, []).extend([found] if at else [])
         penstock.spark.stop()
     base = times["file → Parquet"]
     goals = {"topic → topic": 0.7, "topic → sums → topic": 1.2}
     for way, found in times.items():
-        ratio = statistics.median(mine / other for mine, other in zip(found, base, strict=True))
+        ratio, cpu = (
+            statistics.median(mine[at] / other[at] for mine, other in zip(found, base, strict=True)) for at in (0, 1)
+        )
         goal = goals.get(way)
-        shown = f"{ratio:.2f} × file → Parquet ({statistics.median(found):.0f} ms)"
+        shown = f"{ratio:.2f} × file → Parquet ({statistics.median(wall for wall, _ in found):.0f} ms), CPU {cpu:.2f} ×"
         table.row(f"micro-batch of 1,000: {way}", shown, *([] if goal is None else [f"≤ {goal} ×", ratio <= goal]))
 
 
@@ -209,13 +212,17 @@ def _ways(spark: SparkSession, url: str, files: str, folder: Path) -> dict[str, 
     }
 
 
-def _batch_time(writer: Any, checkpoint: Path) -> float:
-    """The median of a query's batches, in ms, without its first quarter."""
+def _batch_time(writer: Any, checkpoint: Path) -> tuple[float, float]:
+    """The median of a query's batches, in ms, without its first quarter; and what a batch used of all cores."""
+    before, after = {os.getpid(): 0.0}, {os.getpid(): 0.0}
+    _add_used(before)
     query = writer.option("checkpointLocation", str(checkpoint)).start()
     query.processAllAvailable()
+    _add_used(after)
     query.stop()
     found = [one["durationMs"]["triggerExecution"] for one in query.recentProgress if "addBatch" in one["durationMs"]]
-    return statistics.median(found[len(found) // 4 :])
+    used = sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
+    return statistics.median(found[len(found) // 4 :]), 1000 * used / len(found)
 
 
 def main() -> None:
