@@ -13,10 +13,13 @@ import pytest
 
 import penstock
 from penstock import Draft, Journal
+from penstock.api import open_local
 from penstock.errors import Conflict
 from penstock.journal.index import index as lookup
 from penstock.journal.index import indexer, memtable
 from penstock.journal.index import indexer as contents
+from penstock.journal.keys import MAX_SEQ
+from penstock.journal.reading import TopicView
 
 
 @pytest.fixture
@@ -228,3 +231,19 @@ def test_a_memtable_keeps_a_few_megabytes_of_blocks_however_many_entities_there_
     kept = journal._core.index.memtables["t"]
     assert len(kept) == 1_500 and kept.size < 1_500 * 200
     assert sum(len(block.payload) for block in kept._kept._blocks.values()) <= memtable._KEPT_BYTES
+
+
+def test_a_look_up_finds_what_was_committed_before_its_snapshot() -> None:
+    """A follower of a key would else pass by what is committed while it begins to look."""
+    with open_local("memory:") as journal:
+        topic = journal.topic("orders")
+        topic.append("placed", key="ada")
+        for _ in range(2):  # from the second on, what is in memory is known to be complete
+            assert len(list(topic.read(key="ada"))) == 1
+        lookup = journal._core.index.lookup("orders")
+        topic.append("paid", key="ada")
+        with journal._engine.read() as snap:
+            view = TopicView.open(snap, "orders")
+            assert view is not None
+            found = [event.seq for some in lookup.open(view).events("ada", 0, MAX_SEQ) for event in some]
+    assert found == [1, 2]

@@ -56,6 +56,7 @@ class EntityIndex:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.changes = engine.changes
         self.memtables: dict[str, Memtable] = {}
         self._lock = threading.Lock()
         self._filters: OrderedDict[tuple[int, int], BloomFilter] = OrderedDict()
@@ -67,7 +68,7 @@ class EntityIndex:
     def lookup(self, name: str) -> Lookup:
         """Begins a look-up; call it before the snapshot is taken, so that the tail is never newer than the snapshot."""
         self.lookups += 1
-        return Lookup(self, name, self._engine.changes(), self.memtables.get(name))
+        return Lookup(self, name, self.changes(), self.memtables.get(name))
 
     def lookup_within(self, name: str, needed: int = 0) -> Lookup:
         """The same for a transaction, whose own events must not be remembered; `needed`: as in `Lookup.open`."""
@@ -175,7 +176,10 @@ class Lookup:
         stale = tail is not None and tail.epoch != (view.topic_id, directory.epoch)
         if tail is None or stale or self._limit < max(directory.through, state.sealed):
             self._begin(view, directory, tail, needed, state.trimmed)
-        elif self._limit < needed and (self._version is None or self._checked_version != self._version):
+        elif self._limit < needed and (
+            # Asked again, now that there is a snapshot: it has what was committed since the look-up was begun.
+            self._version is None or not self._checked_version == self._version == self._index.changes()
+        ):
             self._catch_up(view, tail, max(state.trimmed, state.compacted))
             if directory.through > tail.base and self._version is not None:
                 self._index.cut(self._name, view.topic_id, directory.through)
