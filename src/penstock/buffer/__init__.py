@@ -14,9 +14,9 @@ What holds:
 - the collector deletes nothing that a manifest names, or that a producer may still append.
 
     format      the bytes, as pure functions       store       object stores behind one contract
-    producer    entries to batches to objects      consumer    reading, acknowledging, running handlers
+    producer    entries to batches to objects      draining    from a buffer into a journal
     manifest    the shared object: every change is one conditional put
-    collector   deleting batches that no manifest names; draining: from a buffer into a journal
+    consumer    reading, acknowledging, running handlers, deleting batches that no manifest names
 """
 
 from penstock.buffer.consumer import Batch, Consumer, Fetcher, RunReport

@@ -4,7 +4,7 @@
     states        states saved, checked and watched; rebuild: every entity of a topic folded again
     causality     causes, effects and correlations across topics, and their picture
     outbox, fence, gate, reactor    drafts that become events together
-    exporting, importing    whole journals to files and back
+    copying       topics to files and back
     receipts, proof    Merkle roots over topics, proofs that convince a third party, verifying
 
 Entities are keys: `read(key=…)` and `generation(key)` go through the index in `penstock.journal.index.index`. Saved

@@ -6,11 +6,13 @@
     prepare     drafts to columns, in the caller's thread
     writer      group commit; commit: one write transaction; catalog: what the writer knows of each topic
     reading     one topic in one snapshot: blocks, events, searching; to_arrow, from_arrow: its columns
+    across      several topics as one log; locating: which topics may hold an id, a cause, a correlation
     summaries   what ranges of positions hold, so that readers skip them; in verified topics, hashes of events
     cursors     how far each named consumer has come
     bulk        events by the block, appended or staged; checking: blocks that came from elsewhere
     upkeep      merging small blocks, retention, compaction, dropping topics
-    waking      waking readers that wait, in this process and in others
+    moving      a whole store copied to another engine
+    waking      waking readers that wait, in this process and in others; threads in the background
     owners      processes that hold leases and fences, and whether they live
     interrupts  keeps Ctrl-C out of the middle of a commit
     index/      the entity index behind `read(key=…)`: memtable, runs, merges

@@ -5,7 +5,7 @@
     x batch piece index     a block of either
 
 A step (a piece) is one commit of some MiB, so that no caller waits long behind it. Publishing gives every block its
-place: large ones stay where they are, with a reference under their block keys (`storage.apart`); small ones, and all
+place: large ones stay where they are, with a reference under their block keys (`blocks.Reference`); small ones, and all
 of a batch that is small as a whole, become blocks like any others. What is never published is swept when it is old.
 What was published is remembered until its last reference is gone, which may be when retention removes it.
 """

@@ -14,7 +14,7 @@
     n name                    a mark: a named number that commits with a transaction
     y topic                   a topic's seals: whose turn it is, files that await their removal (msgpack)
     z topic last              a segment: a Parquet file of sealed events first … last
-    w batch                   a large batch that is being staged (journal.bulk.staging, msgpack)
+    w batch                   a large batch that is being staged (journal.bulk, msgpack)
     v batch                   one that is published, with blocks that are stored apart (msgpack)
     x batch piece index       a block that is stored apart
     N hashed topic            a topic's name; N alone: every topic has one (journal.locating)
@@ -23,7 +23,7 @@
     U hashed topic            a topic of which C says nothing after a position (journal.locating)
     e name                    where a dropped topic of this name ended: one made later begins after it (msgpack)
     g topic                   a dropped topic whose rows are not all cleared yet (journal.upkeep, msgpack)
-    f owner                   an exclusive fence that is open: in which file (entity.staging.holders)
+    f owner                   an exclusive fence that is open: in which file (entity.fence)
     u                         an unfinished copy: the id of the journal it is made from
     h …                       the past in numbers: what the console's charts show (observe.history)
     k …                       the entity index        (entity layer)

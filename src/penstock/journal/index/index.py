@@ -1,7 +1,7 @@
-"""The index of a journal's entities, causes and correlations, as those who read and commit see it.
+"""Looking up the events of an entity, the effects of an event, and the events of a correlation.
 
-`lookup` begins a look-up (see `lookup`); a commit asks for an entity's generation. What is kept
-in memory (tails and filters) is kept here. Reading is all that happens here; `indexer` builds the runs.
+`EntityIndex` belongs to an open journal: it keeps the memtables and the runs' filters, and tells a commit how far an
+entity has come. A `Lookup` finds events in one snapshot. Nothing is built here: `indexer` builds the runs.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class EntityIndex:
 
 
 # ── One look-up: an entity's events, its newest one, what an event caused, what belongs together ──
-# A look-up asks the runs (see `directory`), oldest first, then the memtable: the events that no run covers yet.
+# A look-up asks the runs (see `runs.Directory`), oldest first, then the memtable: the events that no run covers yet.
 # So it costs what the entity has, plus a few look-ups, however many events the topic has.
 
 

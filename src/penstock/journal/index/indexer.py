@@ -517,7 +517,7 @@ def _level(size: int) -> int:
 
 
 # ── What goes into a run: which blocks make a first one, which neighbours become one, and the chunks of the first ──
-# No run is written here and nothing is waited for: `indexer` asks, `builder` writes.
+# No run is written here and nothing is waited for: `Indexer` asks, `Building` writes.
 
 
 def blocks_of_a_run(blocks: Iterator[Block], breathe: Breathe) -> list[Block]:

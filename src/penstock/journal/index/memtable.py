@@ -35,7 +35,7 @@ Newest = tuple[bytes, int, bytes]
 State = tuple[int, int | None, Newest | None]
 """Through which position the tail is complete, what the engine's `changes` said before it was, and its newest block."""
 Epoch = tuple[int, int]
-"""The topic's id, its index's epoch, and whether events without a key are indexed, too."""
+"""The topic's id, and its index's epoch."""
 
 _KEPT_BYTES = 4 << 20
 """Blocks that are kept for the next look-up."""

@@ -1,10 +1,9 @@
 """Sealed history: a topic's oldest events in Parquet files of a lake, read as if they were still in the store.
 
-segments    the journal's record of which file holds which events, and who is sealing
+segments    the journal's record of which file holds which events, and who is sealing; what lies in the lakes
 files       reading sealed files
 sealing     `seal`: moves settled history into files, verified before the journal removes it
 writing     one file: written, read back, compared, given its name; the folder it lies in
 columns     fields of payloads as typed columns; files by the values of one
 tables      sealed files as a table that others read: delta, iceberg
-report      what a seal did, and what lies in the lakes
 """
