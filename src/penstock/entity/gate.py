@@ -34,9 +34,6 @@ from penstock.names import check_kind, check_name
 from penstock.schema import encode_event, schema_of_type
 
 if TYPE_CHECKING:
-    import threading
-
-    from penstock.entity.fence import Fences
     from penstock.journal.core import JournalCore
 
 

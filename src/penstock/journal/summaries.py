@@ -223,8 +223,6 @@ def stored_hashes(snap: Snapshot, topic: int, name: str, after: int) -> Iterator
 
 HASH_BYTES = 32
 
-_encode = msgspec.msgpack.Encoder().encode
-
 
 def leaf_hash(said: bytes) -> bytes:
     """The hash of a leaf."""

@@ -300,7 +300,7 @@ class Indexer(Background):
                 return False
             directory = load_directory(snap, view.topic_id, topic)
             base = max(directory.through, view.trimmed())
-            blocks = blocks_of_a_run(view.blocks(base, keys.MAX_SEQ), self._breathe)
+            blocks = blocks_of_a_run(view.blocks(base, keys.MAX_SEQ), view.latest(), not directory.runs, self._breathe)
             if not blocks or not (thorough or are_enough(blocks)):
                 return False
             last = blocks[-1].last
@@ -520,15 +520,18 @@ def _level(size: int) -> int:
 # No run is written here and nothing is waited for: `Indexer` asks, `Building` writes.
 
 
-def blocks_of_a_run(blocks: Iterator[Block], breathe: Breathe) -> list[Block]:
-    """As many blocks as make one run: a few times the usual size when building is behind."""
+def blocks_of_a_run(blocks: Iterator[Block], latest: int, alone: bool, breathe: Breathe) -> list[Block]:
+    """As many blocks as make one run: a few times the usual size when building is behind; twice that where no others
+    are and the whole topic fits, which would be merged into one."""
     found: list[Block] = []
-    size = 0
+    size = count = 0
     for block in blocks:
         breathe()
         found.append(block)
+        count += block.count
         size += len(block.payload) + 48 * block.count
-        if size >= 4 * INDEX_RUN_BYTES:
+        left = (latest - block.last) * size // count
+        if size >= 4 * INDEX_RUN_BYTES and not (alone and size + left <= 8 * INDEX_RUN_BYTES):
             break
     return found
 
