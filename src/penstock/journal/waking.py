@@ -95,8 +95,9 @@ class Background:
             if self._closed:
                 return
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread  # only now: where one cannot start, the next to wake it tries again
         self._wanted.set()
 
     def _run(self) -> None:

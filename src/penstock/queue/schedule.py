@@ -6,7 +6,6 @@ on, in one commit: the second to come finds the time moved.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Literal
@@ -19,6 +18,7 @@ from penstock.errors import Closed, ConfigError, FenceActive, PenstockError
 from penstock.events import Receipt
 from penstock.journal.blocks import Columns
 from penstock.journal.commit import Commit
+from penstock.journal.waking import Background
 from penstock.journal.writer import WriteRequest
 from penstock.names import check_consumer, is_whole
 from penstock.observe.logs import Log
@@ -296,16 +296,13 @@ def tick(commit: Commit, state: QueueState, name: str) -> int | None:
     return following_ms
 
 
-class Scheduler:
+class Scheduler(Background):
     """The thread that pushes periodic messages, for every queue of the journal that is open here and has any."""
 
     def __init__(self, registry: QueueRegistry) -> None:
+        super().__init__("penstock-schedules", log)
         self._registry = registry
         self._watched: set[str] = set()
-        self._wanted = threading.Event()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._closed = False
 
     def watch(self, queue: str, *, start: bool = False) -> None:
         """A queue was opened: its schedules, if it has any, are run from here too."""
@@ -315,22 +312,10 @@ class Scheduler:
             with self._registry.core.engine.read() as snap:
                 value = snap.get(keys.queue_key(queue))
                 start = value is not None and any(snap.scan(*keys.schedule_range(read_queue(value, queue).topic)))
-        if not start:
-            return
-        with self._lock:
-            self._watched.add(queue)
-            if self._thread is None and not self._closed:
-                thread = threading.Thread(target=self._run, name="penstock-schedules", daemon=True)
-                thread.start()
-                self._thread = thread  # only now: where one cannot start, the next to watch tries again
-        self._wanted.set()
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-        self._wanted.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        if start:
+            with self._lock:
+                self._watched.add(queue)
+            self._wake()
 
     def _run(self) -> None:
         clock = self._registry.core.clock
