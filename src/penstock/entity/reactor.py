@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from penstock.clock import Seconds
 from penstock.entity.outbox import Plan, Staged, ask_guards, counted_from
 from penstock.errors import ConfigError, FenceActive
 from penstock.events import Draft, Event
@@ -23,6 +22,7 @@ from penstock.journal.reading import TopicView
 from penstock.journal.worker import TopicWorker
 from penstock.journal.writer import WriteRequest
 from penstock.names import check_name
+from penstock.surface.worker import BatchPlan
 
 if TYPE_CHECKING:
     from penstock.entity.fence import Fences
@@ -39,20 +39,10 @@ Reaction = Callable[[Event], Any]
 class Reactor(TopicWorker):
     """Runs a handler over a topic's events and appends what it returns."""
 
-    def __init__(
-        self,
-        log: TopicLog,
-        fences: Fences,
-        consumer: str,
-        handler: Reaction,
-        *,
-        batch: int,
-        idle: Seconds,
-        restarts: int,
-    ) -> None:
-        super().__init__(log, consumer, handler, batch=batch, idle=idle, restarts=restarts)
+    def __init__(self, log: TopicLog, fences: Fences, plan: BatchPlan) -> None:
+        super().__init__(log, plan)
         self._fences = fences
-        self._react = handler
+        self._react: Reaction = plan.handler
 
     def _settle(self, events: list[Event]) -> None:
         """Reacts to events; when the handler fails, what it returned before that is kept."""

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import ExitStack, contextmanager
 from sys import modules
 from typing import TYPE_CHECKING
 
-from penstock.clock import Seconds, seconds
+from penstock.clock import seconds
 from penstock.events import Event
 from penstock.journal.commit import Commit
 from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.following import search
 from penstock.journal.log import TopicLog
-from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
-from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
+from penstock.journal.reading import TopicView
 from penstock.names import check_whole
 from penstock.observe.tracing import handling
-from penstock.surface.worker import Worker, finished
+from penstock.surface.worker import BatchPlan, Worker, finished
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,26 +31,14 @@ PASS_SECONDS = 1.0
 class BatchWorker(Worker):
     """A handler over a topic's events, a batch at a time, with a durable cursor; wherever the topic is."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        topic: str,
-        consumer: str,
-        handler: Callable[[list[Event]], object],
-        *,
-        batch: int = WORKER_BATCH,
-        idle: Seconds = WORKER_IDLE,
-        restarts: int = WORKER_RESTARTS,
-        wanted: EventQuery = EVERYTHING,
-    ) -> None:
-        super().__init__(f"{topic}:{consumer}", journal, handler, restarts)
-        check_whole(batch, "batch")
+    def __init__(self, journal: Journal, topic: str, plan: BatchPlan) -> None:
+        super().__init__(f"{topic}:{plan.consumer}", journal, plan.handler, plan.restarts)
         self._topic = topic
-        self._consumer = consumer
-        self._handler = handler
-        self._batch = batch
-        self._idle = seconds(idle, "idle")
-        self._wanted = wanted
+        self._consumer = plan.consumer
+        self._handler = plan.handler
+        self._batch = check_whole(plan.batch, "batch")
+        self._idle = seconds(plan.idle, "idle")
+        self._wanted = plan.wanted
         self._runner: asyncio.Runner | None = None
 
     @contextmanager
@@ -86,20 +73,8 @@ class BatchWorker(Worker):
 class TopicWorker(BatchWorker):
     """A worker over a topic of a journal in this process."""
 
-    def __init__(
-        self,
-        log: TopicLog,
-        consumer: str,
-        handler: Callable[..., object],
-        *,
-        batch: int = WORKER_BATCH,
-        idle: Seconds = WORKER_IDLE,
-        restarts: int = WORKER_RESTARTS,
-        wanted: EventQuery = EVERYTHING,
-    ) -> None:
-        super().__init__(
-            log.core.journal, log.name, consumer, handler, batch=batch, idle=idle, restarts=restarts, wanted=wanted
-        )
+    def __init__(self, log: TopicLog, plan: BatchPlan) -> None:
+        super().__init__(log.core.journal, log.name, plan)
         self._log = log
         self._committed = self._passed = -1
         self._moved = 0.0

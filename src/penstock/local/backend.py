@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from penstock.clock import Clock, Seconds
+from penstock.clock import Clock
 from penstock.engine.contract import Engine
 from penstock.entity.gate import EntityRegistry
 from penstock.entity.outbox import Staged, append_staged, submit_staged
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from penstock.surface.arguments import DraftArguments
     from penstock.surface.backend import TopicScan
     from penstock.surface.subscription import OnLag
+    from penstock.surface.worker import BatchPlan
 
 
 A = TypeVar("A")
@@ -250,19 +251,10 @@ class LocalTopic(TopicLog):
 
         return LocalSubscription(self, after, buffer=buffer, on_lag=on_lag, wanted=wanted)
 
-    def worker(
-        self,
-        topic: Topic,
-        consumer: str,
-        handler: Callable[[list[Event]], object],
-        batch: int,
-        idle: Seconds,
-        restarts: int,
-        wanted: EventQuery,
-    ) -> TopicWorker:
+    def worker(self, topic: Topic, plan: BatchPlan) -> TopicWorker:
         from penstock.journal.worker import TopicWorker
 
-        return TopicWorker(self, consumer, handler, batch=batch, idle=idle, restarts=restarts, wanted=wanted)
+        return TopicWorker(self, plan)
 
     # ── event sourcing ───────────────────────────────────────────────────────────────────────────────────────────────
     def position_of(self, key: str) -> int:

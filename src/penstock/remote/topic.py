@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from penstock.clock import Seconds
 from penstock.documents.events import DraftDocument
 from penstock.entity.projection import Projection, check_projection, folder_of
 from penstock.entity.states import Freshness, Progress, RebuildReport, StreamedState, folded, pack_state
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.remote.worker import RemoteTopicWorker
     from penstock.surface.arguments import DraftArguments
     from penstock.surface.subscription import OnLag
+    from penstock.surface.worker import BatchPlan
 
 
 P = TypeVar("P", bound=Projection)
@@ -103,21 +103,10 @@ class RemoteTopic:
     ) -> RemoteSubscription:
         return RemoteSubscription(self, after, buffer=buffer, on_lag=on_lag, wanted=wanted)
 
-    def worker(
-        self,
-        topic: Topic,
-        consumer: str,
-        handler: Callable[[list[Event]], object],
-        batch: int,
-        idle: Seconds,
-        restarts: int,
-        wanted: EventQuery,
-    ) -> RemoteTopicWorker:
+    def worker(self, topic: Topic, plan: BatchPlan) -> RemoteTopicWorker:
         from penstock.remote.worker import RemoteTopicWorker
 
-        return RemoteTopicWorker(
-            self, topic, consumer, handler, batch=batch, idle=idle, restarts=restarts, wanted=wanted
-        )
+        return RemoteTopicWorker(self, topic, plan)
 
     # ── event sourcing: the events travel, the projection does not ───────────────────────────────────────────────────
     def position_of(self, key: str) -> int:

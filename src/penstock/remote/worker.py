@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from penstock.clock import Seconds
 from penstock.errors import ConfigError, PositionTrimmed
 from penstock.events import Event
-from penstock.journal.reading import EVERYTHING, EventQuery
 from penstock.journal.worker import BatchWorker
-from penstock.limits import WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.remote.subscription import RemoteSubscription
 
 if TYPE_CHECKING:
     from penstock.remote.topic import RemoteTopic
     from penstock.surface.topic import Topic
+    from penstock.surface.worker import BatchPlan
 
 GLANCE = 0.1
 """Seconds between two looks at whether the worker should stop."""
@@ -25,28 +22,8 @@ GLANCE = 0.1
 class RemoteTopicWorker(BatchWorker):
     """A handler over a topic's events, with a durable cursor; at least once. It follows instead of asking again."""
 
-    def __init__(
-        self,
-        remote: RemoteTopic,
-        topic: Topic,
-        consumer: str,
-        handler: Callable[[list[Event]], object],
-        *,
-        batch: int = WORKER_BATCH,
-        idle: Seconds = WORKER_IDLE,
-        restarts: int = WORKER_RESTARTS,
-        wanted: EventQuery = EVERYTHING,
-    ) -> None:
-        super().__init__(
-            topic.journal,
-            topic.name,
-            consumer,
-            handler,
-            batch=batch,
-            idle=idle,
-            restarts=restarts,
-            wanted=wanted,
-        )
+    def __init__(self, remote: RemoteTopic, topic: Topic, plan: BatchPlan) -> None:
+        super().__init__(topic.journal, topic.name, plan)
         self._remote = remote
         self._followed = topic
 

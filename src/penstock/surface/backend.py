@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from typing import Literal
     from weakref import WeakSet
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import msgspec
     import pyarrow as pa
 
-    from penstock.clock import Clock, Seconds
+    from penstock.clock import Clock
     from penstock.entity.outbox import Staged
     from penstock.entity.projection import Projection
     from penstock.entity.states import Freshness, Progress, RebuildReport
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from penstock.surface.queue import Queue
     from penstock.surface.subscription import JournalSubscription, OnLag, Subscription
     from penstock.surface.topic import Topic
-    from penstock.surface.worker import Worker
+    from penstock.surface.worker import BatchPlan, Worker
     from penstock.ticket import Ticket
 
 A = TypeVar("A")
@@ -163,16 +163,7 @@ class TopicBackend(Protocol):
     def subscribe(self, after: int | Literal["latest"], buffer: int, on_lag: OnLag, wanted: EventQuery) -> Subscription:
         """Follows the topic."""
 
-    def worker(
-        self,
-        topic: Topic,
-        consumer: str,
-        handler: Callable[[list[Event]], object],
-        batch: int,
-        idle: Seconds,
-        restarts: int,
-        wanted: EventQuery,
-    ) -> Worker:
+    def worker(self, topic: Topic, plan: BatchPlan) -> Worker:
         """A worker over the topic of a handle."""
 
     # ── event sourcing ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,13 +12,14 @@ from penstock.events import parse_id
 from penstock.journal.commit import checked_settings
 from penstock.journal.cursors import TopicConsumer
 from penstock.journal.following import event_query, follower_query
+from penstock.journal.reading import EVERYTHING
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_consumer, check_limit, check_position, check_text, check_whole
 from penstock.protocol import topics as operations
 from penstock.protocol.fields import SettingsFields
 from penstock.protocol.topics import CompactRequest, CursorChange, CursorDocument, PositionQuery
 from penstock.schema import PayloadT
-from penstock.surface.worker import adapted
+from penstock.surface.worker import BatchPlan, adapted
 
 if TYPE_CHECKING:
     import msgspec
@@ -256,7 +257,8 @@ class Topic(Generic[PayloadT]):
         check_consumer(consumer)
         if self._payload is not None:
             handler = adapted(handler, self._payload.typed_all)
-        worker = self._at.worker(self, consumer, handler, batch, idle, restarts, follower_query(**wanted))
+        plan = BatchPlan(consumer, handler, batch, idle, restarts, follower_query(**wanted))
+        worker = self._at.worker(self, plan)
         self.journal._backend.workers.add(worker)
         return worker
 
@@ -445,8 +447,8 @@ class Topic(Generic[PayloadT]):
         if self._payload is not None:
             handler = adapted(handler, self._payload.typed)
         store = self.journal._backend.store("a reactor", "use worker() with dedup keys, or run it where the store is")
-        fences = store.entities.fences
-        reactor = Reactor(store.log(self.name), fences, consumer, handler, batch=batch, idle=idle, restarts=restarts)
+        plan = BatchPlan(consumer, handler, batch, idle, restarts, EVERYTHING)
+        reactor = Reactor(store.log(self.name), store.entities.fences, plan)
         store.workers.add(reactor)
         return reactor
 

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from penstock.clock import Seconds, seconds
 from penstock.errors import Closed, ConfigError
 from penstock.limits import WORKER_RESTART_PAUSE, WORKER_RESTART_SECONDS, WORKER_RESTARTS
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
+    from penstock.journal.reading import EventQuery
     from penstock.surface.journal import Journal
 
 log = Log("penstock.worker")
@@ -37,6 +40,17 @@ LOOP_GLANCE = 0.5
 
 _at_work: ContextVar[Worker | None] = ContextVar("penstock_worker", default=None)
 """The worker whose handler runs here: it cannot wait for its own end."""
+
+
+class BatchPlan(msgspec.Struct, frozen=True):
+    """What a worker over a topic does: for whom, with which events, how many at a time."""
+
+    consumer: str
+    handler: Callable[..., object]
+    batch: int
+    idle: Seconds
+    restarts: int
+    wanted: EventQuery
 
 
 class Worker:
