@@ -90,21 +90,7 @@ def remove_group(at: LocalBackend, name: str, group: str) -> wire.WasRemoved:
 
 
 def add_schedule(at: LocalBackend, name: str, wanted: wire.NewSchedule) -> schedule.Schedule:
-    interval = wanted.cron if wanted.interval is None else wanted.interval
-    if interval is None or (wanted.cron is not None and wanted.interval is not None):
-        raise ConfigError('give one of "interval" and "cron"')
-    return schedule.add(
-        at.queue(name),
-        interval,
-        payload_of(wanted.payload, wanted.binary),
-        wanted.name,
-        wanted.timezone,
-        wanted.missed,
-        wanted.kind,
-        wanted.headers,
-        key=wanted.key,
-        priority=wanted.priority,
-    )
+    return schedule.add(at.queue(name), wanted, payload_of(wanted.payload, wanted.binary))
 
 
 def remove_schedule(at: LocalBackend, name: str, wanted: str) -> wire.WasRemoved:

@@ -232,11 +232,8 @@ class LocalQueue:
             with suppress(PenstockError):  # what ended the caller's wait matters more
                 self._writer.submit(WriteRequest(give_back, relaxed=True))
 
-    def claim(
-        self, limit: int, group: str, consumer: str | None, lease: float | None, min_idle: float
-    ) -> list[Delivery]:
-        wanted = TakeRequest(limit, group, consumer, lease=lease)
-        found = repair.claim(self, wanted, round(min_idle * 1000)) if limit else []
+    def claim(self, wanted: TakeRequest, min_idle: float) -> list[Delivery]:
+        found = repair.claim(self, wanted, round(min_idle * 1000)) if wanted.limit else []
         self._counters.delivered.inc(len(found))
         return found
 

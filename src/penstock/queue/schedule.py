@@ -6,13 +6,12 @@ on, in one commit: the second to come finds the time moved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from penstock.clock import Seconds, SystemClock, from_ms, seconds, set_back_ms
+from penstock.clock import SystemClock, from_ms, seconds, set_back_ms
 from penstock.engine.contract import Snapshot
 from penstock.errors import Closed, ConfigError, FenceActive, PenstockError
 from penstock.events import Receipt
@@ -23,7 +22,14 @@ from penstock.journal.writer import WriteRequest
 from penstock.names import check_consumer, is_whole
 from penstock.observe.logs import Log
 from penstock.queue.inspect import inspecting
-from penstock.queue.operations.push import DeliveryOptions, as_batch, push, read_delivery_options
+from penstock.queue.operations.push import (
+    DeliveryOptions,
+    as_batch,
+    check_rank,
+    push,
+    read_delivery_options,
+    refuse_keys,
+)
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.records import NEVER, encode, read_queue
@@ -32,6 +38,7 @@ from penstock.surface.delivery import PushOptions
 if TYPE_CHECKING:
     from cronsim import CronSim
 
+    from penstock.protocol.queues import NewSchedule
     from penstock.queue.queue import LocalQueue
     from penstock.queue.registry import QueueRegistry
 
@@ -84,37 +91,21 @@ _read = keys.reader(ScheduleRecord)
 
 
 # ── managing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def add(
-    queue: LocalQueue,
-    interval: Seconds | str,
-    payload: object,
-    name: str,
-    timezone: str,
-    missed: Missed,
-    kind: str,
-    headers: Mapping[str, str] | None,
-    *,
-    key: str | None,
-    priority: int,
-) -> Schedule:
-    check_consumer(name, "schedule")
-    if missed not in ("all", "last", "none"):
-        raise ConfigError(f'missed is "all", "last" or "none", not {missed!r}')
-    period = line = None
-    if isinstance(interval, str):
-        line = Cron(interval, timezone).line
-    else:
-        period = seconds(interval, "interval", minimum=0.001)
+def add(queue: LocalQueue, wanted: NewSchedule, payload: object) -> Schedule:
+    name, key, priority = check_consumer(wanted.name, "schedule"), wanted.key, wanted.priority
+    if wanted.missed not in ("all", "last", "none"):
+        raise ConfigError(f'missed is "all", "last" or "none", not {wanted.missed!r}')
+    if (wanted.interval is None) == (wanted.cron is None):
+        raise ConfigError('give one of "interval" and "cron"')
     if not is_whole(priority):
         raise ConfigError(f"the priority of a schedule is a whole number, not {priority!r:.40}")
     read_delivery_options(queue.journal.clock, PushOptions(priority=priority), key)
-    batch, _ = queue.prepare(payload, PushOptions(kind, key, headers=headers))
-    columns = batch.columns
+    columns = queue.prepare(payload, PushOptions(wanted.kind, key, headers=wanted.headers))[0].columns
     made = ScheduleRecord(
-        period,
-        line,
-        timezone,
-        missed,
+        None if wanted.interval is None else seconds(wanted.interval, "interval", minimum=0.001),
+        None if wanted.cron is None else Cron(wanted.cron, wanted.timezone).line,
+        wanted.timezone,
+        wanted.missed,
         0,
         columns.kinds[0],
         columns.payloads[0],
@@ -126,12 +117,10 @@ def add(
 
     def apply(commit: Commit) -> ScheduleRecord:
         state = queue._cache.state(commit, queue.name)
-        if priority and not state.policy.priority:
-            raise ConfigError(f"queue {queue.name!r} has no priorities: make it with priority=True")
-        if key is not None and state.policy.priority:
-            raise ConfigError(
-                f"queue {queue.name!r} has priorities, and messages with priorities have no ordering keys"
-            )
+        if priority:
+            check_rank(state, priority)
+        if key is not None:
+            refuse_keys(state)
         known = _find(commit.tx, state, name)
         if known is not None:
             if msgspec.structs.replace(known, next_ms=0, last_ms=0) == made:

@@ -152,10 +152,8 @@ class RemoteQueue:
                 asyncio.get_running_loop().run_in_executor(None, self.release, found)
             raise
 
-    def claim(
-        self, limit: int, group: str, consumer: str | None, lease: float | None, min_idle: float
-    ) -> list[Delivery]:
-        request = ClaimRequest(min_idle, group, consumer, limit, lease)
+    def claim(self, wanted: TakeRequest, min_idle: float) -> list[Delivery]:
+        request = ClaimRequest(min_idle, wanted.group, wanted.consumer, wanted.limit, wanted.lease)
         return [self._taken(one) for one in self._call(operations.CLAIM_DELIVERIES, request=request).deliveries]
 
     def delivery(self, token: str) -> Delivery:

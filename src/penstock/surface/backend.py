@@ -248,9 +248,7 @@ class QueueBackend(Protocol):
     async def take_async(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
         """`take` for an event loop. Cancelled, it leaves nothing taken."""
 
-    def claim(
-        self, limit: int, group: str, consumer: str | None, lease: float | None, min_idle: float
-    ) -> list[Delivery]:
+    def claim(self, wanted: TakeRequest, min_idle: float) -> list[Delivery]:
         """Takes over deliveries that no consumer has extended for `min_idle` seconds."""
 
     def delivery(self, token: str) -> Delivery:

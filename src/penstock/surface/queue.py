@@ -364,9 +364,8 @@ class Queue(Generic[PayloadT]):
         A claim is a new delivery: a new token, one more attempt; the old handle is stale.
         """
         idle = seconds(min_idle, "min_idle")
-        check_taking(limit, group, consumer, "claim")
-        hold = None if lease is None else seconds(lease, "lease")
-        return self._typed(self._backend.claim(limit, group, consumer, hold, idle))
+        wanted = take_request(limit, "claim", 0, group, consumer, lease)
+        return self._typed(self._backend.claim(wanted, idle))
 
     def redrive(
         self,
