@@ -33,19 +33,11 @@ from penstock.observe.metrics import Counter
 from penstock.observe.tracing import received, sending
 from penstock.queue import inspect, metrics
 from penstock.queue.metrics import QueueCounters
-from penstock.queue.operations import groups, repair
+from penstock.queue.operations import groups, repair, settle
 from penstock.queue.operations.groups import Pause, group_for
 from penstock.queue.operations.push import DeliveryOptions, draft_fields, drafts_of, push, read_delivery_options
 from penstock.queue.operations.repair import Redriven, Where, move_in, purge_in, redrive_in
-from penstock.queue.operations.settle import (
-    LeaseHandle,
-    ack,
-    extend_in,
-    held_by_token,
-    held_or_stale,
-    nack_in,
-    release_in,
-)
+from penstock.queue.operations.settle import LeaseHandle
 from penstock.queue.operations.take import Taken, check_take, take
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.registry import QueueRegistry
@@ -226,7 +218,7 @@ class LocalQueue:
         def give_back(commit: Commit) -> None:
             state, taken = self._cache.find(commit, self.name), operation.value
             if taken is not None and state is not None:
-                release_in(commit, state, taken.deliveries)
+                settle.release(commit, state, taken.deliveries)
 
         if operation.error is None or isinstance(operation.error, OutcomeUnknown):
             with suppress(PenstockError):  # what ended the caller's wait matters more
@@ -266,8 +258,8 @@ class LocalQueue:
     def ack_in(self, commit: Commit, delivery: Delivery, answer: StoredResult = NOTHING) -> None:
         """Settles a delivery inside a commit."""
         state = self._cache.state(commit, self.name)
-        held = held_or_stale(commit, state, delivery)
-        ack(commit, held.group, held.lease_id, held.lease, 1 << held.index, answer)
+        held = settle.held_or_stale(commit, state, delivery)
+        settle.ack(commit, held.group, held.lease_id, held.lease, 1 << held.index, answer)
 
     def ack_many(self, deliveries: list[Delivery | str]) -> int:
         if not deliveries:
@@ -298,12 +290,12 @@ class LocalQueue:
             group = state.group(commit.tx, hold.group)
             lease = group.lease(commit.tx, hold.lease_id)
             if lease is not None and lease.secret == hold.secret and (held := mask & lease.held_mask()):
-                ack(commit, group, hold.lease_id, lease, held)
+                settle.ack(commit, group, hold.lease_id, lease, held)
                 count += held.bit_count()
         for token in tokens:
-            found = held_by_token(commit.tx, state, token)
+            found = settle.held_by_token(commit.tx, state, token)
             if found is not None:
-                ack(commit, found.group, found.lease_id, found.lease, 1 << found.index)
+                settle.ack(commit, found.group, found.lease_id, found.lease, 1 << found.index)
                 count += 1
         return count
 
@@ -313,16 +305,13 @@ class LocalQueue:
         self._registry.upkeep.note(self.name, count)
 
     def nack(self, delivery: Delivery, options: NackOptions) -> Outcome:
-        outcome = self.change(nack_in, delivery, options)
+        outcome = self.change(settle.nack, delivery, options)
         metrics.nacked.labels(queue=self.name, outcome=outcome).inc()
         return outcome
 
     def extend(self, deliveries: list[Delivery], lease: float | None, *, patient: bool = False) -> int:
-        lease_ms = None if lease is None else round(lease * 1000)
-
         def apply(commit: Commit) -> int:
-            state = self._cache.state(commit, self.name)
-            return extend_in(commit, state, deliveries, lease_ms, patient=patient)
+            return settle.extend(commit, self._cache.state(commit, self.name), deliveries, lease, patient=patient)
 
         return self._writer.run(WriteRequest(apply, relaxed=True))
 
@@ -332,7 +321,7 @@ class LocalQueue:
         def apply(commit: Commit) -> None:
             state = self._cache.find(commit, self.name)
             if state is not None:
-                release_in(commit, state, deliveries)
+                settle.release(commit, state, deliveries)
 
         try:
             self._writer.run(WriteRequest(apply, relaxed=True))
@@ -460,7 +449,7 @@ class QueueChanges:
 
     def nack(self, queue: str, delivery: Delivery, options: NackOptions) -> None:
         cache = self._registry.cache
-        self._held.change(lambda commit: nack_in(commit, cache.state(commit, queue), delivery, options))
+        self._held.change(lambda commit: settle.nack(commit, cache.state(commit, queue), delivery, options))
         self._keep(delivery)
 
     def take(self, queue: str, wanted: TakeRequest) -> list[Delivery]:
@@ -474,16 +463,16 @@ class QueueChanges:
                 return taken.deliveries
 
     def extend(self, queue: str, delivery: Delivery, lease: float | None) -> None:
-        lease_ms, cache = None if lease is None else round(lease * 1000), self._registry.cache
+        cache = self._registry.cache
         deadline = self._held.change(
-            lambda commit: extend_in(commit, cache.state(commit, queue), [delivery], lease_ms, patient=False)
+            lambda commit: settle.extend(commit, cache.state(commit, queue), [delivery], lease, patient=False)
         )
         self._extended.append((delivery, delivery._deadline))
         delivery._deadline = deadline
 
     def release(self, queue: str, delivery: Delivery) -> None:
         cache = self._registry.cache
-        self._held.change(lambda commit: release_in(commit, cache.state(commit, queue), [delivery]))
+        self._held.change(lambda commit: settle.release(commit, cache.state(commit, queue), [delivery]))
         self._keep(delivery)
 
     def purge(self, queue: str) -> int:

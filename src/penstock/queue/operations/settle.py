@@ -69,15 +69,24 @@ OWNER_CHECK = 0.5
 LAPSED: Final = NackOptions(LEASE_LOST)
 
 
-def find_held(
-    commit: Commit, queue: QueueState, group: int, lease_id: int, index: int, secret: bytes
-) -> HeldMessage | None:
-    """The message under a handle, if its lease still holds it."""
-    found = queue.group(commit.tx, group)
-    lease = found.lease(commit.tx, lease_id)
-    if lease is None or lease.secret != secret or not lease.holds(index):
+def held_in(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessage | None:
+    """The message a delivery holds; None when it does not hold it any more."""
+    hold = delivery._hold
+    if TYPE_CHECKING:
+        assert isinstance(hold, LeaseHandle)
+    group = queue.group(commit.tx, hold.group)
+    lease = group.lease(commit.tx, hold.lease_id)
+    if lease is None or lease.secret != hold.secret or not lease.holds(delivery._index):
         return None
-    return HeldMessage(found, lease_id, lease, index)
+    return HeldMessage(group, hold.lease_id, lease, delivery._index)
+
+
+def held_or_stale(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessage:
+    """The message a delivery holds; StaleDelivery when it does not hold it any more."""
+    held = held_in(commit, queue, delivery)
+    if held is None:
+        raise stale(delivery.token, queue.name)
+    return held
 
 
 def held_by_token(snap: Snapshot, queue: QueueState, token: str) -> HeldMessage | None:
@@ -121,23 +130,33 @@ def ack(commit: Commit, group: Group, lease_id: int, lease: Lease, mask: int, gi
         note_success(commit, group, [lease.seq(index) for index in indexes_of(mask)])
 
 
-def nack(commit: Commit, held: HeldMessage, options: NackOptions) -> Outcome:
+def nack(commit: Commit, queue: QueueState, delivery: Delivery, options: NackOptions) -> Outcome:
     """Ends an attempt that failed: requeues the message, now or later, or gives it up."""
+    held = held_or_stale(commit, queue, delivery)
     change = Change("failed", "rejected" if options.dead else "nack", options.failure.error)
     (message,) = held.group.take_back(commit, held.lease_id, held.lease, [held.index], change)
     return _fail(commit, held.group, held.lease, message, commit.now_ms, options)
 
 
-def release(commit: Commit, held: HeldMessage) -> None:
-    """Requeues a message at once, as if it had not been taken."""
-    (message,) = held.group.take_back(commit, held.lease_id, held.lease, [held.index], Change("released"))
-    message.attempts -= 1
-    message.since_ms = commit.now_ms
-    held.group.requeue(commit, message)
+def release(commit: Commit, queue: QueueState, deliveries: list[Delivery]) -> None:
+    """Requeues messages that are still held at once, as if they had not been taken."""
+    for delivery in deliveries:
+        held = held_in(commit, queue, delivery)
+        if held is not None:
+            (message,) = held.group.take_back(commit, held.lease_id, held.lease, [held.index], Change("released"))
+            message.attempts -= 1
+            message.since_ms = commit.now_ms
+            held.group.requeue(commit, message)
 
 
-def extend(commit: Commit, queue: QueueState, held: list[HeldMessage], lease_ms: int) -> int:
-    """Gives messages more (or less) time from now on; returns the new deadline."""
+def extend(
+    commit: Commit, queue: QueueState, deliveries: list[Delivery], longer: float | None, *, patient: bool
+) -> int:
+    """Gives what is still held more (or less) time from now on, the policy's unless `longer` says how much; returns
+    the new deadline. Impatient: StaleDelivery when one of them is not held."""
+    find = held_in if patient else held_or_stale
+    held = [one for delivery in deliveries if (one := find(commit, queue, delivery)) is not None]
+    lease_ms = round((queue.policy.lease if longer is None else longer) * 1000)
     deadline = commit.now_ms + lease_ms if lease_ms else NEVER
     for group, lease_id, lease, indexes in _by_lease(held):
         if not lease_ms and lease.owner is None:
@@ -437,51 +456,6 @@ class LeaseHandle(msgspec.Struct, eq=False, weakref=False):
         """What the deliveries of a lease of a group have in common."""
         taker, secret = (lease.label, lease.consumer), (lease.secret, lease.deadline)
         return cls(queue, *taker, group.topic, group.group_id, lease_id, *secret)
-
-
-def held_in(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessage | None:
-    """The message a delivery holds; None when it does not hold it any more."""
-    hold = delivery._hold
-    if TYPE_CHECKING:
-        assert isinstance(hold, LeaseHandle)
-    return find_held(commit, queue, hold.group, hold.lease_id, delivery._index, hold.secret)
-
-
-def held_or_stale(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessage:
-    """The message a delivery holds; StaleDelivery when it does not hold it any more."""
-    hold = delivery._hold
-    if TYPE_CHECKING:
-        assert isinstance(hold, LeaseHandle)
-    held = find_held(commit, queue, hold.group, hold.lease_id, delivery._index, hold.secret)
-    if held is None:
-        raise stale(delivery.token, queue.name)
-    return held
-
-
-def nack_in(commit: Commit, queue: QueueState, delivery: Delivery, options: NackOptions) -> Outcome:
-    return nack(commit, held_or_stale(commit, queue, delivery), options)
-
-
-def release_in(commit: Commit, queue: QueueState, deliveries: list[Delivery]) -> int:
-    released = 0
-    for delivery in deliveries:
-        held = held_in(commit, queue, delivery)
-        if held is not None:
-            release(commit, held)
-            released += 1
-    return released
-
-
-def extend_in(
-    commit: Commit, queue: QueueState, deliveries: list[Delivery], lease_ms: int | None, *, patient: bool
-) -> int:
-    """Extends what is still held; impatient: StaleDelivery when one of them is not."""
-    held = []
-    for delivery in deliveries:
-        found = held_in(commit, queue, delivery) if patient else held_or_stale(commit, queue, delivery)
-        if found is not None:
-            held.append(found)
-    return extend(commit, queue, held, round(queue.policy.lease * 1000) if lease_ms is None else lease_ms)
 
 
 # ── what a dead letter's headers say ─────────────────────────────────────────────────────────────────────────────────

@@ -449,10 +449,15 @@ class TakeOperation:
     def _pass_blocked(self, rows: Rows, row: int, through: int) -> None:
         """Holds messages whose keys are busy: many neighbours as one run, a few with a row each."""
         group, commit = self.group, self.commit
+        known: dict[str | None, bool] = {None: False}
+
+        def is_busy(key: str | None) -> bool:
+            if key not in known:
+                known[key] = group.is_busy(commit.tx, key or "")
+            return known[key]
+
         assert isinstance(rows, Block)
-        run = _HeldRun(commit.tx, group)
-        stop = min(rows.count, rows.row_after(through))
-        free = run.first_free(rows, row, stop)
+        free = first_free_row(rows, row, min(rows.count, rows.row_after(through)), is_busy)
         if free - row < SHORTEST_RUN:
             for at in range(row, free):
                 group.mark_taken(commit, rows.seq(at))
@@ -460,21 +465,25 @@ class TakeOperation:
                 self.walked += 1
             return
         # As many blocks as a step allows, because a run costs a row for every key in it.
+        start, count = rows.seq(row), 0
+        firsts: dict[str | None, int] = {}
+        """Where the first message of each key is."""
         while True:
-            run.add(rows, row, free)
+            firsts |= {key: rows.seq(at) for key, at in first_rows(rows, row, free, firsts).items()}
+            count, end = count + free - row, rows.seq(free - 1)
             self.walked += RUN_STEPS + (free - row) // ROWS_OF_A_STEP
-            if free < rows.count or self.walked >= STEP or run.is_full:
+            if len(firsts) >= LONGEST_SCAN:  # as many keys as one commit should write rows for
+                self.walked = STEP
+            if free < rows.count or self.walked >= STEP:
                 break
             found = self.blocks.find(commit.tx, rows.last + 1, through)
             if found is None or not isinstance(found[0], Block) or not has_keys(found[0]):
                 break
             rows, row = found[0], found[1]
-            free = run.first_free(rows, row, min(rows.count, rows.row_after(through)))
+            free = first_free_row(rows, row, min(rows.count, rows.row_after(through)), is_busy)
             if free == row:
                 break
-        if run.is_full:
-            self.walked = STEP
-        group.hold_run(commit, run.start, run.end, run.count, run.firsts)
+        group.hold_run(commit, start, end, count, firsts)
 
     # ── leasing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def lease_messages(self) -> None:
@@ -515,43 +524,6 @@ class TakeOperation:
             return False
         overdue = min(self.queue.overdue_through(self.commit.tx, self.now), self.latest)
         return give_up_through(self.commit, self.group, overdue, EXPIRED)
-
-
-class _HeldRun:
-    """Collects messages of neighbouring blocks, right above the frontier, whose keys are all busy."""
-
-    __slots__ = ("_blocked", "_group", "_snap", "count", "end", "firsts", "start")
-
-    def __init__(self, snap: Snapshot, group: Group) -> None:
-        self._snap = snap
-        self._group = group
-        self._blocked: dict[str | None, bool] = {None: False}
-        self.firsts: dict[str | None, int] = {}
-        """Where the first message of each key is."""
-        self.start = self.end = self.count = 0
-
-    def _is_busy(self, key: str | None) -> bool:
-        known = self._blocked.get(key)
-        if known is None:
-            known = self._blocked[key] = self._group.is_busy(self._snap, key or "")
-        return known
-
-    def first_free(self, block: Block, row: int, stop: int) -> int:
-        """The first row from `row` on that does not belong to the run."""
-        return first_free_row(block, row, stop, self._is_busy)
-
-    def add(self, block: Block, row: int, stop: int) -> None:
-        """Takes in some rows of a block."""
-        for key, at in first_rows(block, row, stop, self.firsts).items():
-            self.firsts[key] = block.seq(at)
-        self.start = self.start or block.seq(row)
-        self.end = block.seq(stop - 1)
-        self.count += stop - row
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it has as many keys as one commit should write rows for."""
-        return len(self.firsts) >= LONGEST_SCAN
 
 
 def keyed_positions(snap: Snapshot, queue: QueueState, lookup: Lookup, key: str, after: int) -> Iterator[int]:
