@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.observe.metrics import REGISTRY, Counter
+from penstock.observe.metrics import REGISTRY
 
 pushed = REGISTRY.counters("queue.pushed", "messages pushed", ("queue",))
 delivered = REGISTRY.counters("queue.delivered", "messages handed out", ("queue",))
@@ -29,14 +29,3 @@ wait_seconds = REGISTRY.histogram(
 
 handled = REGISTRY.counters("queue.handled", "messages that worker handlers finished", ("queue", "outcome"))
 handling_seconds = REGISTRY.histograms("queue.handling_seconds", "how long worker handlers took", ("queue",))
-
-
-class QueueCounters:
-    """One queue's counters, looked up once."""
-
-    __slots__ = ("acked", "delivered", "pushed")
-
-    def __init__(self, queue: str) -> None:
-        self.pushed: Counter = pushed.labels(queue=queue)
-        self.delivered: Counter = delivered.labels(queue=queue)
-        self.acked: Counter = acked.labels(queue=queue)

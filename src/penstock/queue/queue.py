@@ -32,7 +32,6 @@ from penstock.observe.logs import Log
 from penstock.observe.metrics import Counter
 from penstock.observe.tracing import received, sending
 from penstock.queue import inspect, metrics
-from penstock.queue.metrics import QueueCounters
 from penstock.queue.operations import groups, repair, settle
 from penstock.queue.operations.groups import Pause, group_for
 from penstock.queue.operations.push import DeliveryOptions, draft_fields, drafts_of, push, read_delivery_options
@@ -66,7 +65,9 @@ class LocalQueue:
         self._writer = core.writer
         self._log = TopicLog(core, name)
         self._signal = core.hub.signal(name)
-        self._counters = QueueCounters(name)
+        self._pushed = metrics.pushed.labels(queue=name)
+        self._taken = metrics.delivered.labels(queue=name)
+        self._acked = metrics.acked.labels(queue=name)
         self.handle = registry.make_handle(self)
 
     def change(self, apply: Callable[..., T], *args: object) -> T:
@@ -96,12 +97,12 @@ class LocalQueue:
         finally:
             if span is not None:
                 span.end()
-        self._counters.pushed.inc()
+        self._pushed.inc()
         return receipts[0]
 
     def submit(self, payload: object, options: PushOptions) -> Ticket[Receipt]:
         batch, delivery = self.prepare(payload, options)
-        self._counters.pushed.inc()
+        self._pushed.inc()
         return self._writer.submit(WriteRequest(lambda commit: self.push_in(commit, batch, delivery)[0], batch.size))
 
     def push_many(self, payloads: list[object], options: PushOptions) -> list[Receipt]:
@@ -112,7 +113,7 @@ class LocalQueue:
         finally:
             if span is not None:
                 span.end()
-        self._counters.pushed.inc(len(receipts))
+        self._pushed.inc(len(receipts))
         return receipts
 
     def push_in(self, commit: Commit, batch: PreparedBatch, delivery: DeliveryOptions | None) -> list[Receipt]:
@@ -204,7 +205,7 @@ class LocalQueue:
         return take(commit, group_for(commit, state, wanted.group), wanted, self)
 
     def _delivered(self, taken: Taken, wait: TakeWait | None, began_ns: int) -> list[Delivery]:
-        self._counters.delivered.inc(len(taken.deliveries))
+        self._taken.inc(len(taken.deliveries))
         if began_ns:
             received(self.name, [delivery.event for delivery in taken.deliveries], began_ns)
         if wait is not None:
@@ -226,7 +227,7 @@ class LocalQueue:
 
     def claim(self, wanted: TakeRequest, min_idle: float) -> list[Delivery]:
         found = repair.claim(self, wanted, round(min_idle * 1000)) if wanted.limit else []
-        self._counters.delivered.inc(len(found))
+        self._taken.inc(len(found))
         return found
 
     def delivery(self, token: str) -> Delivery:
@@ -301,7 +302,7 @@ class LocalQueue:
 
     def note_acks(self, count: int) -> None:
         """Counts what was settled, and lets upkeep know."""
-        self._counters.acked.inc(count)
+        self._acked.inc(count)
         self._registry.upkeep.note(self.name, count)
 
     def nack(self, delivery: Delivery, options: NackOptions) -> Outcome:

@@ -341,6 +341,19 @@ def test_a_message_that_does_not_decode_is_delivered_as_poison_and_blocks_nobody
     assert letter.raw == b'{"p": \xff' and letter.headers["dead-error"].startswith("PoisonMessage")
 
 
+def test_a_damaged_block_keeps_no_message_behind_it_past_its_ttl(
+    journal: Journal, reopen: Reopen, clock: ManualClock
+) -> None:
+    queue = journal.queue("jobs", ttl=10)
+    queue.push_many([1, 2, 3])
+    queue.push("old")
+    clock.advance(11)
+    queue.push("new")
+    _damage(journal, "jobs", 1, lambda value: value[:-1] + bytes([value[-1] ^ 1]))
+    queue = reopen(journal).queue("jobs")
+    assert [delivery.payload for delivery in queue.take_many(9)] == ["new"]
+
+
 def test_a_damaged_block_is_delivered_as_poison_and_blocks_nobody(journal: Journal, reopen: Reopen) -> None:
     queue = journal.queue("jobs", dead_letter="grave", max_attempts=1)
     queue.push("before")

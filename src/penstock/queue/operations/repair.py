@@ -349,7 +349,7 @@ class _Redrive:
         self._to = to
         self._where = where
         self._known: dict[str, QueueState | None] = {}
-        self._left: dict[tuple[str, _Refusal], int] = {}
+        self._left: Counter[tuple[str, _Refusal]] = Counter()
         self._letters: list[tuple[LocalQueue, list[int]]] = []
         """By the queue that holds them."""
         self.wanted: Counter[str] = Counter()
@@ -402,7 +402,7 @@ class _Redrive:
         if refusal is None:
             self.wanted[to] += 1
         else:
-            self._left[name, refusal] = self._left.get((name, refusal), 0) + 1
+            self._left[name, refusal] += 1
         return refusal is None
 
     def report(self) -> tuple[LettersLeft, ...]:

@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.clock import set_back_ms, to_ms
 from penstock.engine.contract import Snapshot
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Corrupt
 from penstock.events import Event
 from penstock.journal.blocks import Block
 from penstock.journal.commit import Commit
@@ -518,12 +518,19 @@ class TakeOperation:
     # ── too old ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _give_up_late(self) -> bool:
         """Gives up messages that have outlived their ttl, so that others of their keys go; True when there are more."""
-        oldest = self.group.oldest(self.commit.tx, self.latest, 0, UNFINISHED)
-        event = self.blocks.event(self.commit.tx, oldest) if oldest else None
-        if event is None or int(event._rows.recorded_ms(event._row)) > self.ttl_bound:
+        tx, after = self.commit.tx, 0
+        while oldest := self.group.oldest(tx, self.latest, after, UNFINISHED):
+            rows, row = self.blocks.find(tx, oldest, oldest) or (None, 0)
+            if isinstance(rows, Block):
+                break
+            after = oldest if rows is None else rows.last  # what is removed, or cannot be read, tells no time
+        if not oldest or rows is None or rows.recorded_ms(row) > self.ttl_bound:
             return False
-        overdue = min(self.queue.overdue_through(self.commit.tx, self.now), self.latest)
-        return give_up_through(self.commit, self.group, overdue, EXPIRED)
+        try:
+            overdue = min(self.queue.overdue_through(tx, self.now), self.latest)
+        except Corrupt:  # the search met a damaged block, which must not stop the queue: one at a time
+            overdue = oldest
+        return give_up_through(self.commit, self.group, overdue, EXPIRED) or overdue == oldest
 
 
 def keyed_positions(snap: Snapshot, queue: QueueState, lookup: Lookup, key: str, after: int) -> Iterator[int]:
