@@ -9,8 +9,8 @@ from __future__ import annotations
 import queue as stdlib_queue
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from sys import modules
 from typing import TYPE_CHECKING, Any
@@ -158,15 +158,8 @@ class QueueWorker(Worker):
         self._change = threading.Condition()
 
     def _work(self) -> None:
-        if self._is_async:
-            import asyncio
-
-            asyncio.run(self._work_async())
-        else:
-            self._work_in_threads()
-        self._leave()
-
-    def _leave(self) -> None:
+        with self._keeping_leases():
+            self._work_until_stopped()
         group, consumer, _ = self._request
         with suppress(PenstockError):  # one that cannot say that it has ended is listed as gone
             self._backend.leave(group, consumer)
@@ -179,6 +172,16 @@ class QueueWorker(Worker):
     def _check_may_wait(self) -> None:
         self._backend.check_may_wait()
 
+    def _work_until_stopped(self) -> None:
+        if self._is_async:
+            import asyncio
+
+            asyncio.run(self._work_async())
+        else:
+            self._work_in_threads()
+        if self._failure is not None:
+            raise self._failure
+
     # ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _work_in_threads(self) -> None:
         jobs: stdlib_queue.SimpleQueue[Delivery | None] = stdlib_queue.SimpleQueue()
@@ -186,8 +189,6 @@ class QueueWorker(Worker):
             threading.Thread(target=self._hand, args=(jobs,), name=f"penstock-{self.name}-{number}", daemon=True)
             for number in range(self._concurrency)
         ]
-        done = threading.Event()
-        housekeeper = self._start_keeping_leases(done)
         begun: list[threading.Thread] = []
         try:
             for hand in hands:
@@ -202,10 +203,6 @@ class QueueWorker(Worker):
                 jobs.put(None)
             for hand in begun:
                 hand.join()
-            done.set()
-            housekeeper.join()
-        if self._failure is not None:
-            raise self._failure
 
     def _has_room(self) -> bool:
         """Waits until another message may be taken; False when the worker is to stop."""
@@ -274,14 +271,19 @@ class QueueWorker(Worker):
     def _lease_seconds(self) -> float:
         return self.queue.policy.lease if self._lease is None else self._lease
 
-    def _start_keeping_leases(self, done: threading.Event) -> threading.Thread:
+    @contextmanager
+    def _keeping_leases(self) -> Iterator[None]:
+        """Has a thread renew the leases of what is in hand."""
         # Not in the thread: it may start late, and a failure there would end it, and with it every renewal.
-        begun, lease = self.queue.journal.clock.now_ms(), self._lease_seconds()
-        thread = threading.Thread(
-            target=self._keep_leases, args=(done, begun, lease), name=f"penstock-{self.name}-leases", daemon=True
-        )
-        thread.start()
-        return thread
+        done, begun, lease = threading.Event(), self.queue.journal.clock.now_ms(), self._lease_seconds()
+        name = f"penstock-{self.name}-leases"
+        keeper = threading.Thread(target=self._keep_leases, args=(done, begun, lease), name=name, daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            done.set()
+            keeper.join()
 
     def _keep_leases(self, done: threading.Event, renewed: int, lease: float) -> None:
         """Renews what is in hand until `done`; `renewed`: when that was last done, or had nothing to do yet."""
@@ -316,8 +318,6 @@ class QueueWorker(Worker):
         tasks: set[asyncio.Task[None]] = set()
         turns = asyncio.Semaphore(self._concurrency)
         room = asyncio.Event()
-        done = threading.Event()
-        housekeeper = self._start_keeping_leases(done)
         over = threading.Event()
         group, consumer, lease = self._request
 
@@ -344,10 +344,6 @@ class QueueWorker(Worker):
             over.set()  # what no turn has come to is given back, also when an interrupt or a failed take ends this
             while tasks:
                 await asyncio.wait(set(tasks))
-            done.set()
-            await asyncio.to_thread(housekeeper.join)
-        if self._failure is not None:
-            raise self._failure
 
     async def _hand_async(self, delivery: Delivery, turns: asyncio.Semaphore, over: threading.Event) -> None:
         import asyncio
@@ -447,9 +443,7 @@ class QueueBatchWorker(QueueWorker):
         super().__init__(queue, handler, group, consumer, lease, middleware, 1, check_whole(batch, "batch") - 1)
         self._wait = seconds(wait, "wait")
 
-    def _work(self) -> None:
-        done = threading.Event()
-        housekeeper = self._start_keeping_leases(done)
+    def _work_until_stopped(self) -> None:
         try:
             while not self._stopping.is_set():
                 self._gather()
@@ -458,9 +452,6 @@ class QueueBatchWorker(QueueWorker):
         finally:
             self._backend.release([delivery for delivery in self._in_hand if not delivery._settled])
             self._in_hand.clear()
-            done.set()
-            housekeeper.join()
-        self._leave()
 
     def _gather(self) -> None:
         """Takes the next messages, and waits a while for more of them when they are fewer than a batch."""
