@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
@@ -406,11 +407,11 @@ class QueueWorker(Worker):
 
     def _handled(self, delivery: Delivery, result: Any) -> None:
         for middleware in reversed(self._chain):
-            self._tell(lambda middleware=middleware: middleware.after(delivery, result), delivery)  # type: ignore[misc]
+            self._tell(partial(middleware.after, delivery, result), delivery)
 
     def _failed(self, delivery: Delivery, error: Exception) -> None:
         for middleware in reversed(self._chain):
-            self._tell(lambda middleware=middleware: middleware.failure(delivery, error), delivery)  # type: ignore[misc]
+            self._tell(partial(middleware.failure, delivery, error), delivery)
 
     def _tell(self, hook: Callable[[], None], delivery: Delivery) -> None:
         """A hook that fails must not take the message's fate, or the worker, with it."""
