@@ -405,33 +405,15 @@ def give_up_through(commit: Commit, group: Group, through: int, reason: Reason) 
 def settle_through(commit: Commit, queue: QueueState, through: int) -> None:
     """Settles everything up to a position for every group: a forced compaction removes it."""
     queue.tell_purged(commit, through, "compacted")
-    groups = queue.all_groups(commit.tx)
-    for group in groups:
-        _trim_leases(commit, group, through)
-    for group in groups:
+    for group in queue.all_groups(commit.tx):
+        for lease_id, lease in list(group.leases(commit.tx)):
+            gone = [index for index in lease.held() if lease.seq(index) <= through]
+            for message in group.take_back(commit, lease_id, lease, gone, TOLD_TOGETHER):
+                group.remove(commit, message, TOLD_TOGETHER)
         for seq in [message.seq for message in group.parked(commit.tx, through)]:
             group.discard(commit, seq, TOLD_TOGETHER)
-        _trim_untouched(commit, group, through)
-
-
-def _trim_leases(commit: Commit, group: Group, through: int) -> None:
-    for lease_id, lease in list(group.leases(commit.tx)):
-        gone = [index for index in lease.held() if lease.seq(index) <= through]
-        for message in group.take_back(commit, lease_id, lease, gone, TOLD_TOGETHER):
-            group.remove(commit, message, TOLD_TOGETHER)
-
-
-def _trim_untouched(commit: Commit, group: Group, through: int) -> None:
-    record = group.record
-    if record.frontier >= through:
-        return
-    for start, end in list(group.taken_ranges(commit.tx)):
-        if start > through:
-            break
-        commit.tx.delete(group.row(keys.TAKEN, start))
-        record.taken -= end - start + 1
-        through = max(through, end)
-    group.mark_taken(commit, through)
+        for start, end in list(group.untouched(commit.tx, through)):
+            group.mark_taken(commit, end, start)
 
 
 # ── the deliveries of this process ───────────────────────────────────────────────────────────────────────────────────
