@@ -16,6 +16,8 @@ from functools import partial
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from penstock.clock import Seconds, SystemClock, seconds
 from penstock.errors import Closed, ConfigError, FenceActive, PenstockError, StaleDelivery
 from penstock.journal.owners import this_process
@@ -148,22 +150,21 @@ class QueueWorker(Worker):
         self._concurrency = concurrency
         self._capacity = concurrency + (ahead or 0)
         self._lease = None if lease is None else seconds(lease, "lease")
-        self._request = (group, consumer or this_process(), self._lease)
+        self._taker = consumer or this_process()
+        self._wanted = TakeRequest(1, group, self._taker, IDLE, self._lease, since=datetime.now(UTC))
         own = list(middleware)
         for one in own:
             if not isinstance(one, Middleware):
                 raise ConfigError(f"middleware must be Middleware objects, not {one!r:.80}")
         self._chain = [Logging(), Retries(), Metrics(), *own]
-        self._began = datetime.now(UTC)
         self._in_hand: set[Delivery] = set()
         self._change = threading.Condition()
 
     def _work(self) -> None:
         with self._keeping_leases():
             self._work_until_stopped()
-        group, consumer, _ = self._request
         with suppress(PenstockError):  # one that cannot say that it has ended is listed as gone
-            self._backend.leave(group, consumer)
+            self._backend.leave(self._wanted.group, self._taker)
 
     def _nudge(self) -> None:
         self._backend.nudge()
@@ -212,10 +213,8 @@ class QueueWorker(Worker):
         return not self._stopping.is_set()
 
     def _take(self, wait: float = IDLE) -> list[Delivery]:
-        group, consumer, lease = self._request
         limit = max(1, self._capacity - len(self._in_hand))
-        wanted = TakeRequest(limit, group, consumer, wait, lease, since=self._began)
-        found = self._backend.take(wanted, self._stopping)
+        found = self._backend.take(replace(self._wanted, limit=limit, wait=wait), self._stopping)
         with self._change:
             self._in_hand.update(found)
         return found
@@ -320,7 +319,6 @@ class QueueWorker(Worker):
         turns = asyncio.Semaphore(self._concurrency)
         room = asyncio.Event()
         over = threading.Event()
-        group, consumer, lease = self._request
 
         def finished(task: asyncio.Task[None]) -> None:
             tasks.discard(task)
@@ -333,8 +331,7 @@ class QueueWorker(Worker):
                 if free <= 0:
                     await room.wait()
                     continue
-                wanted = TakeRequest(free, group, consumer, IDLE, lease, since=self._began)
-                found = await self._backend.take_async(wanted, self._stopping)
+                found = await self._backend.take_async(replace(self._wanted, limit=free), self._stopping)
                 with self._change:
                     self._in_hand.update(found)
                 for delivery in found:
