@@ -166,13 +166,23 @@ def push(
 
 def _debounce(commit: Commit, queue: QueueState, receipts: list[Receipt], keys_given: list[str | None]) -> None:
     """Holds messages with a key back; each replaces the one of its key that is held back."""
-    policy = queue.record.policy
+    policy, now = queue.record.policy, commit.now_ms
     assert policy.debounce is not None
-    limit = None if policy.debounce_limit is None else round(policy.debounce_limit * 1000)
     for receipt, key in zip(receipts, keys_given, strict=True):
-        if key is not None and not receipt.duplicate:
-            due = debounce(commit, queue, key, receipt.seq, round(policy.debounce * 1000), limit)
-            _grant(commit, queue, [receipt], DeliveryOptions(due=due, since=commit.now_ms), key)
+        if key is None or receipt.duplicate:
+            continue
+        held, first = _held_back(commit, queue, key), now
+        if held is not None and held.due > now and queue.find(commit.tx, held.seq):
+            first = min(held.first, now)
+            if queue.traits.replies:
+                replaced = FailureText("a newer push of its key took its place")
+                answer_failure(commit, queue, held.seq, "replaced", replaced)
+            queue.discard(commit, held.seq, Change("discarded", "replaced"))
+        due = now + round(policy.debounce * 1000)
+        if policy.debounce_limit is not None:
+            due = min(due, first + round(policy.debounce_limit * 1000))
+        commit.tx.put(_debounce_key(queue, key), keys.encode(Debounced(receipt.seq, due, first)))
+        _grant(commit, queue, [receipt], DeliveryOptions(due=due, since=now), key)
 
 
 def _grant_each(
@@ -367,21 +377,6 @@ def count_replaced(commit: Commit, queue: QueueState, batch: PreparedBatch) -> i
         if held is not None and held.due > commit.now_ms:
             replaced += bool(queue.find(commit.tx, held.seq))
     return replaced
-
-
-def debounce(commit: Commit, queue: QueueState, key: str, seq: int, window_ms: int, limit_ms: int | None) -> int:
-    """Replaces the message of a key that is held back by a new one; returns when that is due."""
-    now, row = commit.now_ms, _debounce_key(queue, key)
-    held = _held_back(commit, queue, key)
-    first = now
-    if held is not None and held.due > now and queue.find(commit.tx, held.seq):
-        first = min(held.first, now)
-        if queue.traits.replies:
-            answer_failure(commit, queue, held.seq, "replaced", FailureText("a newer push of its key took its place"))
-        queue.discard(commit, held.seq, Change("discarded", "replaced"))
-    due = now + window_ms if limit_ms is None else min(now + window_ms, first + limit_ms)
-    commit.tx.put(row, keys.encode(Debounced(seq, due, first)))
-    return due
 
 
 def debounced_until(commit: Commit, queue: QueueState, key: str, seq: int) -> int:
