@@ -227,14 +227,8 @@ def check_flow_together(policy: QueuePolicy, queue: str) -> None:
 
 def shapes_takes(policy: QueuePolicy) -> bool:
     """Whether a take has more to think of than which message comes next."""
-    return (
-        policy.ttl is not None
-        or policy.max_in_flight is not None
-        or policy.rate is not None
-        or policy.rate_per_key is not None
-        or policy.breaker is not None
-        or policy.fair_by is not None
-    )
+    limits = policy.ttl, policy.max_in_flight, policy.rate, policy.rate_per_key, policy.breaker, policy.fair_by
+    return any(limit is not None for limit in limits)
 
 
 # ── in the store ──────────────────────────────────────────────────────────────────────────────────────────────────────
