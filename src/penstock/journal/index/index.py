@@ -11,7 +11,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -430,20 +430,15 @@ def entity_events(
     lookup: Lookup, wanted: EventQuery, after: int, limit: int | None, through: int, *, reverse: bool
 ) -> Iterator[Event]:
     """The events of one entity that a reader wants, in order."""
-    key, kinds, scope = wanted.key, wanted.kinds, wanted.scope
-    if not key:
-        return
-    left = keys.MAX_SEQ if limit is None else limit
-    for events in lookup.events(key, after, through, reverse=reverse):
-        if kinds is not None:
-            events = [event for event in events if event.kind in kinds]
-        if scope is not None:
-            events = [event for event in events if event.scope == scope]
-        if len(events) >= left:
-            yield from events[:left]
-            return
-        left -= len(events)
-        yield from events
+    kinds, scope = wanted.kinds, wanted.scope
+    if not wanted.key:
+        return iter(())
+    found: Iterator[Event] = chain.from_iterable(lookup.events(wanted.key, after, through, reverse=reverse))
+    if kinds is not None:
+        found = (event for event in found if event.kind in kinds)
+    if scope is not None:
+        found = (event for event in found if event.scope == scope)
+    return islice(found, limit)
 
 
 # ── Keys that begin with a text: they lie together in a run ──
