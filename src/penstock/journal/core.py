@@ -27,7 +27,7 @@ from penstock.journal.commit import Commit, read_mark
 from penstock.journal.description import Description, Pressure
 from penstock.journal.index.index import EntityIndex
 from penstock.journal.index.indexer import Indexer
-from penstock.journal.locating import find_event
+from penstock.journal.locating import find_event, list_topics
 from penstock.journal.moving import check_finished
 from penstock.journal.upkeep import DropReport, Hold, Housekeeper, Trim, cursor_holds, drop_topic
 from penstock.journal.waking import Hub
@@ -103,7 +103,6 @@ class JournalCore:
         with self.engine.read() as snap:
             check_finished(snap, self.engine.location)
             value = snap.get(keys.STORE)
-            listed = snap.get(keys.NEXT_TOPIC) is None or snap.get(keys.NAME) is not None
         if value is None and not self.engine.read_only:
             with interrupts.Shield(interrupts.always), self.engine.write() as tx:
                 check_finished(tx, self.engine.location)  # again: a copy may have begun here meanwhile
@@ -121,11 +120,6 @@ class JournalCore:
             raise ConfigError(
                 f"{self.engine.location} was written in format {record.format}; this version of penstock reads format "
                 f"{FORMAT}: open it with the version that wrote it"
-            )
-        if not listed:
-            raise ConfigError(
-                f"{self.engine.location} does not list its topics, as stores of versions before any release: export it "
-                "with the version that wrote it, and import it into a new one"
             )
         return record
 
@@ -199,6 +193,7 @@ class JournalCore:
         """Does all housekeeping now: merges small blocks, applies retention, brings the index up to date."""
         self.writer.check_idle_here()  # the housekeeper may be waiting for this thread's transaction to end
         self.housekeeper.clear_dropped()
+        list_topics(self.engine, self.writer)
         unreadable: Corrupt | None = None
         for name in self.topics():
             try:

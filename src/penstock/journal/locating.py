@@ -31,6 +31,7 @@ from penstock.journal.commit import Commit
 from penstock.journal.reading import TopicView
 from penstock.journal.writer import Writer, WriteRequest
 from penstock.limits import MERGED_BYTES, UNFOLDED_TOPICS
+from penstock.units import in_parts
 
 _STEP_ROWS = 256
 """Rows that one commit of folding writes."""
@@ -53,6 +54,9 @@ def find_event(snap: Snapshot, id: str, now_ms: int | None = None) -> Event | No
 
 
 def _topics_of_id(snap: Snapshot, number: int) -> Iterator[str]:
+    if snap.get(keys.NAME) is None:
+        yield from _all_topics(snap)
+        return
     begin = keys.NAME + ((number & keys.ID_BITS) >> 32).to_bytes(2)
     for _, name in snap.scan(begin, begin + b"\xff" * 5):
         yield keys.stored_name(name)
@@ -61,6 +65,8 @@ def _topics_of_id(snap: Snapshot, number: int) -> Iterator[str]:
 
 def topics_naming(snap: Snapshot, id: str) -> list[str]:
     """The topics that may have events whose cause or correlation this is."""
+    if snap.get(keys.NAME) is None:
+        return list(_all_topics(snap))
     begin = keys.CAUSAL + _hash(id)
     return list(_named(snap, {*_topics(snap, begin), *_topics(snap, keys.UNFOLDED)}))
 
@@ -77,6 +83,10 @@ def _named(snap: Snapshot, topics: Iterable[bytes]) -> Iterator[str]:
         name = snap.get(keys.NAME + topic)
         if name is not None:
             yield keys.stored_name(name)
+
+
+def _all_topics(snap: Snapshot) -> Iterator[str]:
+    return (keys.stored_name(key[1:]) for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC)))
 
 
 def _hash(text: str) -> bytes:
@@ -204,3 +214,24 @@ def _advance(found: Sequence[_Unfolded], commit: Commit) -> None:
         else:
             head.unfolded = False
             commit.tx.delete(key)
+
+
+def list_topics(engine: Engine, writer: Writer) -> None:
+    """In a store of an earlier version: gives every topic its rows, so that those listed are all there are."""
+    with engine.read() as snap:
+        if snap.get(keys.NAME) is not None:
+            return
+        names = list(_all_topics(snap))
+    for part in in_parts(names, len, keys.MAX_SEQ, _STEP_ROWS):
+        writer.run(WriteRequest(partial(_list, part), relaxed=True))
+    writer.run(WriteRequest(lambda commit: commit.tx.put(keys.NAME, b"")))
+
+
+def _list(names: Sequence[str], commit: Commit) -> None:
+    for name in names:
+        head = commit.head(name)
+        topic = b"" if head is None else keys.hashed_topic(name, head.topic_id)
+        if topic and commit.tx.get(keys.NAME + topic) is None:
+            commit.tx.put(keys.NAME + topic, name.encode())
+            commit.tx.put(keys.OTHER_IDS + topic, b"")
+            commit.tx.put(keys.UNFOLDED + topic, keys.pack_seq(0))

@@ -12,7 +12,6 @@ from journals import Place, eventually, on, only
 
 import penstock
 from penstock import Draft, Event, Journal
-from penstock.errors import ConfigError
 from penstock.journal import keys, locating
 from penstock.journal.index.indexer import Indexer
 from penstock.journal.locating import find_event, topics_naming
@@ -162,15 +161,21 @@ def test_topics_compacted_by_key_stay_unfolded(journal: Journal) -> None:
     assert kinds(journal.correlated("chain 5")) == ["other"]
 
 
-@on("sqlite")
-def test_a_store_that_does_not_list_its_topics_is_refused(journal: Journal, place: Place) -> None:
-    fill(journal)
+def test_a_store_of_an_earlier_version_asks_all_until_it_is_maintained(journal: Journal) -> None:
+    cause = fill(journal)
     assert isinstance(journal, LocalJournal)
     with journal._engine.write() as tx:
-        tx.delete(keys.NAME)
-    journal.close()
-    with pytest.raises(ConfigError, match="does not list its topics"):
-        place.open()
+        for prefix in (keys.NAME, keys.OTHER_IDS, keys.CAUSAL, keys.UNFOLDED):
+            tx.delete_range(prefix, keys.prefix_end(prefix))
+    assert naming(journal, "no chain") == set(journal.topics())
+    journal.topic("made-since").append("sent", cause=cause)
+    assert kinds(journal.correlated(cause)) == ["paid", "placed", "sent"]
+    journal.maintain()
+    assert naming(journal, cause) == {"topic-3", "made-since"} and naming(journal, "no chain") <= {"made-since"}
+    assert kinds(journal.correlated(cause)) == ["paid", "placed", "sent"]
+    for name in journal.topics():
+        for event in journal.topic(name).read():
+            assert next(iter(journal.topic("first").ancestors(event.id))) == event
 
 
 @pytest.mark.parametrize("seed", range(3))
