@@ -9,11 +9,12 @@ import pytest
 
 import penstock
 from penstock import Journal, Queue
-from penstock.errors import Corrupt
+from penstock.errors import ConfigError
 from penstock.journal.commit import Commit
 from penstock.queue.inspect import inspecting
 from penstock.queue.queue import LocalQueue
 from penstock.queue.state import keys
+from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import FAILED, LISTED, READY, TAKEN, WAITING, MessageRow, encode, read_group
 from queue_check import check_queue, letters_range
@@ -192,6 +193,19 @@ def test_the_fields_of_a_groups_record_keep_their_order() -> None:
     record = read_group(msgspec.msgpack.encode(stored), "jobs")
     assert (record.frontier, record.in_flight, record.endless) == (9, 2, 14)
     assert (record.runs, record.until, record.settle_times, record.seen_ms) == (15, 16, {3: 2}, 20)
-    stored[13] = 0  # messages as they lay before there was a release
-    with pytest.raises(Corrupt, match="a record of queue 'jobs' does not decode"):
-        read_group(msgspec.msgpack.encode(stored), "jobs")
+
+
+def test_a_queue_of_an_earlier_layout_is_refused_with_a_sentence(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push(1)
+    own = queue._backend
+    assert isinstance(own, LocalQueue)
+
+    def make_old(commit: Commit, state: QueueState) -> None:
+        group = state.group(commit.tx, WORK)
+        group.record.layout = 0
+        commit.touch(group)
+
+    own.change(make_old)
+    with pytest.raises(ConfigError, match="queue 'jobs' was written by an earlier version of penstock"):
+        queue.stats()

@@ -27,6 +27,7 @@ from penstock.queue.state.blocks import BlockCache
 from penstock.queue.state.group import Change, Group, QueueFeed
 from penstock.queue.state.records import (
     FAILED,
+    LAYOUT,
     GroupRecord,
     MessageRow,
     Presence,
@@ -131,6 +132,11 @@ class QueueState:
         if group is None:
             value = snap.get(keys.group_prefix(self.topic, group_id, self.record.purges) + keys.RECORD)
             record = GroupRecord() if value is None else read_group(value, self.name)
+            if record.layout != LAYOUT:
+                raise ConfigError(
+                    f"queue {self.name!r} was written by an earlier version of penstock, whose rows this one does "
+                    "not read: take its messages with that version, or drop it here with its topic"
+                )
             if name is None:
                 name = next((name for name, known in self.record.groups.items() if known == group_id), "")
             group = self._groups[group_id] = Group(self, group_id, name, record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from base64 import b32decode, b32encode
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -77,6 +77,10 @@ class SpecialRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return MessageRow(seq, UNTOUCHED, 0, self.priority, self.key, self.due, since_ms=self.since_ms)
 
 
+LAYOUT: Final = 1
+"""Messages with a row lie by their state."""
+
+
 class GroupRecord(msgspec.Struct, array_like=True):
     """How far a group is, and how many messages are in which state."""
 
@@ -100,8 +104,8 @@ class GroupRecord(msgspec.Struct, array_like=True):
     """No lease ends before this; 0: there is none that ends."""
     endless: int = 0
     """Leases that last as long as their owner's process."""
-    layout: Literal[1] = 1
-    """Messages with a row lie by their state; a store that has them otherwise is not read."""
+    layout: int = LAYOUT
+    """How messages with a row lie; `QueueState.group` refuses any but this."""
     runs: int = 0
     """Runs of messages held behind busy ordering keys that have no rows of their own; see `runs`."""
     until: int = -1
