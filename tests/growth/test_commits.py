@@ -16,6 +16,7 @@ from penstock.engine.memory import MemoryEngine
 from penstock.journal import locating, upkeep
 from penstock.journal.sealed.sealing import seal_topic
 from penstock.queue import flow
+from penstock.queue import upkeep as queue_upkeep
 from penstock.queue.operations import repair
 
 ACTS: dict[str, Callable[[Journal], object]] = {
@@ -28,6 +29,8 @@ ACTS: dict[str, Callable[[Journal], object]] = {
     "reindex": lambda journal: journal.topic("reindex").reindex(),
     "Queue.move": lambda journal: journal.queue("moved").move(journal.queue("jobs")),
     "Queue.redrive": lambda journal: journal.queue("lost").redrive(),
+    "Queue.purge": lambda journal: journal.queue("waiting").purge(),
+    "Queue.drop": lambda journal: journal.queue("waiting").drop(),
     "drop_topic": lambda journal: (journal.drop_topic("log", force=True), journal.maintain()),
 }
 
@@ -77,6 +80,7 @@ def largest_commit(size: int, act: Callable[[Journal], object], lake: Path) -> i
         patch.object(locating, "_STEP_ROWS", 16),
         patch.object(flow, "FORGET_STEP", 32),
         patch.object(repair, "MOVE_STEP", 8),
+        patch.object(queue_upkeep, "CLEAR_ROWS", 32),
         penstock.open(in_memory(), clock=clock) as journal,
     ):
         build(journal, size, clock)

@@ -139,13 +139,17 @@ class QueueUpkeep:
             if snap.get(keys.queue_key(topic)) is None:
                 return
         self._expire(topic)
-        standing = self._find_standing(topic)
-        self._repeat(lambda commit: self._remove(commit, topic, standing))
-        self._repeat(lambda commit: self._clear(commit, topic, standing))
+        self.remove_settled(topic)
         while self._thin(topic):
             pass
         self._forget_consumers(topic)
         self._core.run(lambda commit: self._forget_flow(commit, topic), relaxed=True)
+
+    def remove_settled(self, topic: str) -> None:
+        """Removes messages that are settled from the beginning on, and rows about them, a little at a time."""
+        standing = self._find_standing(topic)
+        self._repeat(lambda commit: self._remove(commit, topic, standing))
+        self._repeat(lambda commit: self._clear(commit, topic, standing))
 
     def _repeat(self, step: Callable[[Commit], bool]) -> None:
         """Commits a step again and again, until it says that there is no more to do."""

@@ -153,7 +153,8 @@ def purge_in(commit: Commit, queue: LocalQueue, count: int | None = None) -> int
     latest = commit.latest(queue.name)
     count = _count(View(commit.tx, state, commit.now_ms)) if count is None else count
     answer_removed(commit, state, latest)
-    state.tell_purged(commit, latest)
+    if count:
+        state.tell_purged(commit, latest)
     groups = state.all_groups(commit.tx)
     state.record.purges = (state.record.purges + 1) % keys.MOST_PURGES
     state.save(commit)
@@ -181,6 +182,10 @@ def _count(view: View) -> int:
 
 
 def drop(queue: LocalQueue) -> int:
+    """Empties a queue, a little at a time, and then removes it with what came meanwhile."""
+    purged = purge(queue)
+    queue._registry.upkeep.remove_settled(queue.name)
+
     def apply(commit: Commit) -> int:
         count = purge_in(commit, queue)
         commit.flush()
@@ -195,7 +200,7 @@ def drop(queue: LocalQueue) -> int:
         queue._cache.drop(queue.name)
         return count
 
-    return queue._writer.run(WriteRequest(apply))
+    return purged + queue._writer.run(WriteRequest(apply))
 
 
 # ── running now ───────────────────────────────────────────────────────────────────────────────────────────────────────
