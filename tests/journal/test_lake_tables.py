@@ -157,6 +157,17 @@ def test_typed_columns_have_values_and_statistics(journal: penstock.Journal, tmp
     assert (places["total"].min, places["total"].max) == (0.0, 73.5)
 
 
+def test_files_say_of_each_row_group_which_keys_it_may_have(journal: penstock.Journal, tmp_path: Path) -> None:
+    topic = journal.topic("orders")
+    topic.append_many(penstock.Draft("placed", n, key=f"key {n % 40}") for n in range(200))
+    seal(journal, "orders", lake=str(tmp_path / "lake"), through=200)
+    (file,) = (tmp_path / "lake" / "orders").glob("date=*/*.parquet")
+    probe = "select bloom_filter_excludes from parquet_bloom_probe(?, 'key', ?)"
+    found = {key: duckdb.execute(probe, [str(file), key]).fetchall() for key in ("key 7", "key 7x", "nobody")}
+    assert found == {"key 7": [(False,)], "key 7x": [(True,)], "nobody": [(True,)]}
+    assert file.stat().st_size < 12_000
+
+
 def test_what_does_not_fit_leaves_its_columns_empty_and_its_text_whole(
     journal: penstock.Journal, tmp_path: Path
 ) -> None:

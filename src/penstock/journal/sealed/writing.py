@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import NamedTuple, Self
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 from pyarrow import fs
@@ -121,9 +123,9 @@ class _SegmentWriter:
         for batch in table.to_batches():
             self.total.add(batch)
         for folder, rows in [("", table)] if partition is None else partition.parted(table):
-            self._file(folder).add(rows)
+            self._file(folder, rows).add(rows)
 
-    def _file(self, folder: str) -> _OpenFile:
+    def _file(self, folder: str, rows: pa.Table) -> _OpenFile:
         file = self._files.get(folder)
         if file is None:
             path = f"{self._root}/{folder}" if folder else self._root
@@ -132,7 +134,7 @@ class _SegmentWriter:
             target = f"{path}/{self._name}"
             # elsewhere than on a disk a file is not there before it is whole
             written = f"{path}/_{self._name}" if self._local else target
-            file = self._files[folder] = _OpenFile(self._filesystem, written, target, self._schema)
+            file = self._files[folder] = _OpenFile(self._filesystem, written, target, rows)
         return file
 
     def finish(self, store: str | None, topic: str) -> list[SegmentPart]:
@@ -149,14 +151,14 @@ class _SegmentWriter:
 
 
 class _OpenFile:
-    """One file while it is written."""
+    """One file while it is written; `rows`: those of its first row group."""
 
-    def __init__(self, filesystem: fs.FileSystem, path: str, target: str, schema: pa.Schema) -> None:
+    def __init__(self, filesystem: fs.FileSystem, path: str, target: str, rows: pa.Table) -> None:
         self.path = path
         self.target = target
         self.tally = _Tally()
         self._out = filesystem.open_output_stream(path)
-        self._writer = pq.ParquetWriter(self._out, schema, **_PARQUET)
+        self._writer = pq.ParquetWriter(self._out, rows.schema, **_PARQUET, **_key_filter(rows))
 
     def add(self, table: pa.Table) -> None:
         for batch in table.to_batches():
@@ -182,6 +184,14 @@ _PARQUET: dict[str, object] = {
     "sorting_columns": [pq.SortingColumn(0)],
 }
 """Encodings that Spark's vectorised reader, DuckDB and Arrow all read; ids and times differ little from row to row."""
+_HAS_FILTERS = "bloom_filter_options" in inspect.signature(pq.ParquetWriter.__init__).parameters
+"""Not every pyarrow that we take writes them."""
+
+
+def _key_filter(rows: pa.Table) -> dict[str, object]:
+    """Bloom filters for about as many keys as some rows have: readers that look for one pass over row groups."""
+    keys = pc.count_distinct(rows["key"]).as_py() if _HAS_FILTERS else 0
+    return {"bloom_filter_options": {"key": {"ndv": keys, "fpp": 0.05}}} if keys else {}
 
 
 def _batches(
