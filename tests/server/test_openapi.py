@@ -7,7 +7,10 @@ from openapi_spec_validator import validate
 from starlette.routing import Route
 
 import penstock
+from penstock.local import queues as local_queues
+from penstock.local import topics as local_topics
 from penstock.protocol.openapi import OPERATIONS, document
+from penstock.server.api import bulk, queues, topics
 from penstock.server.application import make_app
 from server.serving import Served
 
@@ -31,6 +34,16 @@ def test_names_of_operations_are_words_and_stand_once() -> None:
     assert len(set(names)) == len(names) and all(re.fullmatch("[a-z_]+", name) for name in names)
     said = json.loads(document())["paths"]
     assert {one["operationId"] for path in said.values() for one in path.values()} == set(names)
+
+
+def test_what_runs_for_an_operation_is_written_where_it_is_looked_for() -> None:
+    """It is found by its name: a function that a module only imports must not be taken for it."""
+    for operation in OPERATIONS:
+        name, found = operation.name, []
+        for module in (bulk, queues, topics, local_queues, local_topics):
+            if name in vars(module):
+                found.append(vars(module)[name].__module__ == module.__name__)
+        assert found and all(found), name
 
 
 def test_every_success_has_the_status_that_is_declared() -> None:

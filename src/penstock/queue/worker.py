@@ -225,13 +225,17 @@ class QueueWorker(Worker):
                 try:
                     self._handle(delivery)
                 except BaseException as error:
-                    self._failure = self._failure or error
-                    self._stopping.set()
-                    self._nudge()
+                    self._fail(error)
                 finally:
                     with self._change:
                         self._in_hand.discard(delivery)
                         self._change.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends the worker, which then raises this."""
+        self._failure = self._failure or error
+        self._stopping.set()
+        self._nudge()
 
     def _handle(self, delivery: Delivery) -> None:
         try:
@@ -353,9 +357,7 @@ class QueueWorker(Worker):
                     return
                 await self._handle_async(delivery)
         except BaseException as error:
-            self._failure = self._failure or error
-            self._stopping.set()
-            self._nudge()
+            self._fail(error)
         finally:
             with self._change:
                 self._in_hand.discard(delivery)

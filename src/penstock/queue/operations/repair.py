@@ -57,6 +57,7 @@ from penstock.queue.state.records import (
     MessageRow,
     read_special,
 )
+from penstock.queue.upkeep import settled_through
 from penstock.surface.delivery import Delivery, PushOptions, TakeRequest
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def purge_in(commit: Commit, queue: LocalQueue, count: int | None = None) -> int
     latest = commit.latest(queue.name)
     count = _count(View(commit.tx, state, commit.now_ms)) if count is None else count
     answer_removed(commit, state, latest)
-    if count:
+    if settled_through(commit.tx, state) < latest:
         state.tell_purged(commit, latest)
     groups = state.all_groups(commit.tx)
     state.record.purges = (state.record.purges + 1) % keys.MOST_PURGES
