@@ -290,19 +290,19 @@ def register_sources(spark: SparkSession) -> None:
     spark.dataSource.register(killing.KillingBufferSource)
 
 
-def finish(spark: SparkSession, flows: Iterable[Flow]) -> list[Flow]:
-    """Runs flows to their end, at once, and returns those that failed.
+def finish(spark: SparkSession, flows: Iterable[Flow]) -> dict[Flow, str]:
+    """Runs flows to their end, at once, and returns those that failed, each with what Spark says of it.
 
     Without limits a run is one batch, and may be the one that a kill has interrupted: then it is run once more.
     """
     queries = {flow: flow.start(spark) for flow in flows}
     again = set() if HAS_LIMITS else set(queries)
-    failed = []
+    failed: dict[Flow, str] = {}
     while queries:
         for flow, query in [(flow, query) for flow, query in queries.items() if not query.isActive]:
             del queries[flow]
-            if query.exception() is not None:
-                failed.append(flow)
+            if (error := query.exception()) is not None:
+                failed[flow] = str(error)
             elif flow in again:
                 again.remove(flow)
                 queries[flow] = flow.start(spark)

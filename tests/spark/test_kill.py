@@ -123,7 +123,7 @@ def run(spark: SparkSession, flows: list[Flow]) -> None:
     register_sources(spark)
     for flow in flows:
         (flow.folder / "done").unlink(missing_ok=True)
-    assert finish(spark, flows) == []
+    assert finish(spark, flows) == {}
     for flow in flows:
         flow.check_exactly_once()
 
@@ -141,7 +141,7 @@ def kill_workers(spark: SparkSession, stages: dict[Flow, str]) -> None:
         order_kill(flow.folder, stage, "worker", SECOND)
     failed = finish(spark, stages)
     for flow in stages:
-        assert flow in failed and was_killed(flow.folder), (stages[flow], flow)
+        assert flow in failed and was_killed(flow.folder), (stages[flow], flow, failed.get(flow))
         flow.check_whole_batches()
 
 
