@@ -171,6 +171,7 @@ class _FolderExport:
             for view in views:
                 self._check_same_journal(view.name)
             self._meter = Meter(progress, sum(view.count() for view in views))
+            self._save()  # an export of a journal without topics is one, too
             for view in views:
                 state = load_state(snap, view.topic_id, view.name)
                 entry = self._manifest.topics.setdefault(view.name, TopicEntry(self._core.id))

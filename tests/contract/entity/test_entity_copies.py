@@ -59,6 +59,11 @@ def everything(journal: Journal) -> dict[str, Any]:
     }
 
 
+def test_a_copy_of_an_empty_journal_is_empty(journal: Journal, other: Journal, tmp_path: Path) -> None:
+    assert journal.export(tmp_path / "copy").topics == 0
+    assert other.import_(tmp_path / "copy").topics == 0
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_copy_is_the_same_journal(journal: Journal, other: Journal, tmp_path: Path, format: Any) -> None:
     fill(journal)
