@@ -92,6 +92,8 @@ def _kind(schema: dict[str, Any]) -> str:
     kind = schema.get("type")
     if kind == "array":
         return f"a list of {_kind(schema.get('items', {}))}" if schema.get("items") else "a list"
+    if kind == "object" and "properties" in schema:
+        return " and ".join(f"`{name}`: {_kind(said)}" for name, said in schema["properties"].items())
     if kind == "object":
         inner = schema.get("additionalProperties")
         return f"an object of {_kind(inner)}" if isinstance(inner, dict) and inner else "an object"

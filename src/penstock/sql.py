@@ -106,7 +106,7 @@ def _explained(error: duckdb.Error, backend: Backend) -> Exception:
     """What is wrong with a query, in DuckDB's words, with the place; a topic that is not there in ours."""
     missing = _NO_TABLE.search(str(error))
     if missing is not None:
-        return UnknownTopic(f"there is no topic {missing[1]!r}{nearest(missing[1], backend.call(LIST_TOPICS).topics)}")
+        return UnknownTopic(f"there is no topic {missing[1]!r}{nearest(missing[1], backend.call(LIST_TOPICS))}")
     if isinstance(error, duckdb.OperationalError):
         return StorageError(f"the query failed: {error}")
     return ConfigError(f"the query cannot be run: {error}")

@@ -25,8 +25,8 @@ from penstock.queue.state.cache import QueueState
 
 
 # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def list_queues(at: LocalBackend) -> wire.QueueNames:
-    return wire.QueueNames(at.queues.names())
+def list_queues(at: LocalBackend) -> list[str]:
+    return at.queues.names()
 
 
 def read_queue(at: LocalBackend, name: str) -> wire.QueueDocument:
@@ -53,12 +53,12 @@ def configure_queue(at: LocalBackend, name: str, policy: PolicyFields) -> Policy
     return policy_document(at.queue(name).change(groups.configure, changes))
 
 
-def drop_queue(at: LocalBackend, name: str) -> wire.Removed:
-    return wire.Removed(repair.drop(at.queue(name)))
+def drop_queue(at: LocalBackend, name: str) -> int:
+    return repair.drop(at.queue(name))
 
 
-def purge_queue(at: LocalBackend, name: str) -> wire.Removed:
-    return wire.Removed(repair.purge(at.queue(name)))
+def purge_queue(at: LocalBackend, name: str) -> int:
+    return repair.purge(at.queue(name))
 
 
 def pause_queue(at: LocalBackend, name: str, wanted: wire.PauseRequest) -> wire.PauseAnswer:
@@ -79,35 +79,35 @@ def _change_pause(
 
 
 # ── groups, schedules, consumers ─────────────────────────────────────────────────────────────────────────────────────
-def add_group(at: LocalBackend, name: str, wanted: wire.NewGroup) -> wire.GroupNames:
+def add_group(at: LocalBackend, name: str, wanted: wire.NewGroup) -> list[str]:
     queue = at.queue(name)
     queue.change(groups.add_group, check_consumer(wanted.name, "group"), wanted.after)
-    return wire.GroupNames(queue.groups())
+    return queue.groups()
 
 
-def remove_group(at: LocalBackend, name: str, group: str) -> wire.WasRemoved:
-    return wire.WasRemoved(at.queue(name).change(groups.remove_group, check_consumer(group, "group")))
+def remove_group(at: LocalBackend, name: str, group: str) -> bool:
+    return at.queue(name).change(groups.remove_group, check_consumer(group, "group"))
 
 
 def add_schedule(at: LocalBackend, name: str, wanted: wire.NewSchedule) -> schedule.Schedule:
     return schedule.add(at.queue(name), wanted, payload_of(wanted.payload, wanted.binary))
 
 
-def remove_schedule(at: LocalBackend, name: str, wanted: str) -> wire.WasRemoved:
-    return wire.WasRemoved(schedule.remove(at.queue(name), wanted))
+def remove_schedule(at: LocalBackend, name: str, wanted: str) -> bool:
+    return schedule.remove(at.queue(name), wanted)
 
 
-def list_schedules(at: LocalBackend, name: str) -> wire.ScheduleList:
-    return wire.ScheduleList(schedule.listed(at.queue(name)))
+def list_schedules(at: LocalBackend, name: str) -> list[schedule.Schedule]:
+    return schedule.listed(at.queue(name))
 
 
-def list_consumers(at: LocalBackend, name: str) -> wire.ConsumerList:
-    return wire.ConsumerList(inspect.consumers(at.queue(name)))
+def list_consumers(at: LocalBackend, name: str) -> list[inspect.QueueConsumer]:
+    return inspect.consumers(at.queue(name))
 
 
-def leave_queue(at: LocalBackend, name: str, wanted: wire.LeaveRequest) -> wire.WasListed:
+def leave_queue(at: LocalBackend, name: str, wanted: wire.LeaveRequest) -> bool:
     group, consumer = check_consumer(wanted.group, "group"), check_consumer(wanted.consumer)
-    return wire.WasListed(at.queue(name).leave(group, consumer))
+    return at.queue(name).leave(group, consumer)
 
 
 # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -152,8 +152,8 @@ def _size(one: inspect.QueueMessage | FailedMessage) -> int:
     return len(one.event.raw) + len(one.error or "") + len(one.traceback or "")
 
 
-def list_pending(at: LocalBackend, name: str, query: wire.PendingQuery) -> wire.PendingList:
-    return wire.PendingList(list(islice(inspect.pending(at.queue(name), query.group), query.limit)))
+def list_pending(at: LocalBackend, name: str, query: wire.PendingQuery) -> list[inspect.PendingDelivery]:
+    return list(islice(inspect.pending(at.queue(name), query.group), query.limit))
 
 
 # ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -166,9 +166,9 @@ def redrive_queue(at: LocalBackend, name: str, wanted: wire.RedriveRequest) -> w
     return wire.RedriveAnswer(redriven=int(count), left=count.left)
 
 
-def move_messages(at: LocalBackend, name: str, wanted: wire.MoveRequest) -> wire.Moved:
+def move_messages(at: LocalBackend, name: str, wanted: wire.MoveRequest) -> int:
     queue, to = at.queue(name), at.queue(wanted.to)
-    return wire.Moved(repair.move(queue, to, wanted.limit, _choice(wanted.where, wanted.ids)))
+    return repair.move(queue, to, wanted.limit, _choice(wanted.where, wanted.ids))
 
 
 def _choice(where: str | None, ids: list[str] | None) -> Callable[[Event], bool] | None:
@@ -179,9 +179,9 @@ def _choice(where: str | None, ids: list[str] | None) -> Callable[[Event], bool]
     return lambda event: event.id in chosen and (condition is None or condition.matches(event))
 
 
-def discard_messages(at: LocalBackend, name: str, wanted: wire.DiscardRequest) -> wire.Discarded:
-    return wire.Discarded(repair.discard_many(at.queue(name), wanted.seqs))
+def discard_messages(at: LocalBackend, name: str, wanted: wire.DiscardRequest) -> int:
+    return repair.discard_many(at.queue(name), wanted.seqs)
 
 
-def run_now(at: LocalBackend, name: str, wanted: wire.RunNowRequest) -> wire.RunNowResult:
-    return wire.RunNowResult(at.queue(name).change(repair.run_now, wanted.seqs, wanted.group))
+def run_now(at: LocalBackend, name: str, wanted: wire.RunNowRequest) -> int:
+    return at.queue(name).change(repair.run_now, wanted.seqs, wanted.group)

@@ -29,14 +29,14 @@ from penstock.units import parse_moment
 
 
 # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def flush_journal(at: LocalBackend) -> wire.Flushed:
+def flush_journal(at: LocalBackend) -> bool:
     at.core.flush()
-    return wire.Flushed(True)
+    return True
 
 
-def maintain_journal(at: LocalBackend) -> wire.Maintained:
+def maintain_journal(at: LocalBackend) -> bool:
     at.core.maintain()
-    return wire.Maintained(True)
+    return True
 
 
 def read_correlated(at: LocalBackend, correlation: str, query: wire.CausesQuery) -> wire.EventList[Event]:
@@ -84,7 +84,7 @@ def requested_events(query: wire.FilterQuery, **further: Any) -> EventQuery:
     )
 
 
-def read_cursors(at: LocalBackend, consumer: str) -> wire.PositionsDocument:
+def read_cursors(at: LocalBackend, consumer: str) -> dict[str, int]:
     check_consumer(consumer)
     found: dict[str, int] = {}
     with at.core.engine.read() as snap:
@@ -94,25 +94,25 @@ def read_cursors(at: LocalBackend, consumer: str) -> wire.PositionsDocument:
             position = None if record is None else cursors.read_cursor(snap, record.topic_id, consumer)
             if position is not None:
                 found[name] = position
-    return wire.PositionsDocument(found)
+    return found
 
 
-def move_cursors(at: LocalBackend, consumer: str, to: wire.PositionsDocument) -> wire.PositionsDocument:
+def move_cursors(at: LocalBackend, consumer: str, to: wire.PositionsDocument) -> dict[str, int]:
     check_consumer(consumer)
     positions = check_positions(to.positions, "positions")
 
-    def apply(commit: Commit) -> wire.PositionsDocument:
+    def apply(commit: Commit) -> dict[str, int]:
         there = {name: seq for name, seq in positions.items() if commit.head(name) is not None}
         for name, seq in there.items():
             cursors.move_cursor(commit, name, consumer, seq)
-        return wire.PositionsDocument(there)
+        return there
 
     return at.core.run(apply)
 
 
 # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def list_topics(at: LocalBackend) -> wire.TopicNames:
-    return wire.TopicNames(at.core.topics())
+def list_topics(at: LocalBackend) -> list[str]:
+    return at.core.topics()
 
 
 def read_topic(at: LocalBackend, name: str) -> wire.TopicDocument:
@@ -174,10 +174,10 @@ def _compact_keys(log: TopicLog) -> CompactReport:
     return CompactReport(removed, count, latest)
 
 
-def find_position(at: LocalBackend, name: str, query: wire.PositionQuery) -> wire.PositionDocument:
+def find_position(at: LocalBackend, name: str, query: wire.PositionQuery) -> int:
     if not query.time:
         raise ConfigError("time is missing: /position?time=2024-05-01T12:00:00Z")
-    return wire.PositionDocument(_position_at(at, at.log(name), query.time))
+    return _position_at(at, at.log(name), query.time)
 
 
 def _position_at(at: LocalBackend, log: TopicLog, time: str) -> int:
@@ -232,7 +232,7 @@ def move_cursor(at: LocalBackend, name: str, consumer: str, change: wire.CursorC
     return at.core.run(apply)
 
 
-def forget_cursor(at: LocalBackend, name: str, consumer: str) -> wire.Forgotten:
+def forget_cursor(at: LocalBackend, name: str, consumer: str) -> bool:
     log = at.log(name)
     check_consumer(consumer)
-    return wire.Forgotten(at.core.run(lambda commit: cursors.drop_cursor(commit, log.name, consumer)))
+    return at.core.run(lambda commit: cursors.drop_cursor(commit, log.name, consumer))

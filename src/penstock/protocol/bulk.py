@@ -27,7 +27,7 @@ MOST_STATES = 10_000
 """States that may be asked for, or saved, at once."""
 
 
-class EndsQuery(msgspec.Struct, omit_defaults=True):
+class TopicsQuery(msgspec.Struct, omit_defaults=True):
     topic: Annotated[list[str], Meta(description="a topic; may be given several times; without, all of them")] = []
 
 
@@ -102,12 +102,6 @@ class SpansDocument(msgspec.Struct, omit_defaults=True):
     found: bytes = b""
 
 
-class Correlations(msgspec.Struct):
-    """By event id: its correlation id, null where it has none. Ids that no event has are left out."""
-
-    correlations: dict[str, str | None]
-
-
 class StageQuery(msgspec.Struct, omit_defaults=True):
     job: Annotated[str, Meta(max_length=200, description="what the batch belongs to, for dropping it")] = ""
 
@@ -140,20 +134,8 @@ class CommitRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     queue: str | None = None
 
 
-class CommitDocument(msgspec.Struct):
-    """Whether this request published them; false: it was done before."""
-
-    committed: bool
-
-
 class DropQuery(msgspec.Struct, omit_defaults=True):
     job: Annotated[str, Meta(description="drop everything that was staged with it, by this token")] = ""
-
-
-class Dropped(msgspec.Struct):
-    """How many bytes were dropped."""
-
-    bytes: int
 
 
 class SealRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -167,16 +149,6 @@ class SealRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     partition_by: str | None = None
     compact: bool = False
     file_events: Annotated[int, Meta(ge=1, le=FILE_EVENTS)] = FILE_EVENTS
-
-
-class LakesQuery(msgspec.Struct, omit_defaults=True):
-    topic: Annotated[list[str], Meta(description="a topic; may be given several times; without, all of them")] = []
-
-
-class LakeList(msgspec.Struct):
-    """Where sealed history lies, topic by topic."""
-
-    lakes: list[LakeSummary]
 
 
 ProjectionName = Annotated[str, Meta(min_length=1, max_length=200, description="the projection's name")]
@@ -218,12 +190,6 @@ class SaveStatesRequest(msgspec.Struct, forbid_unknown_fields=True, omit_default
     whole: bool = False
 
 
-class StatesSaved(msgspec.Struct):
-    """How many states were sent, and are kept unless newer ones were there."""
-
-    saved: int
-
-
 class FoldedTopic(msgspec.Struct):
     """What of a topic a rebuild folds, and the journal it is in: send `journal` and `compacted` back with the states.
     Of a topic that is not there it is nothing."""
@@ -248,7 +214,7 @@ class RebuiltStatesRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defa
     begin: bool = False
 
 
-READ_ENDS = Operation("GET /ends", "read", EndsQuery, EndsDocument, "Where topics begin and end")
+READ_ENDS = Operation("GET /ends", "read", TopicsQuery, EndsDocument, "Where topics begin and end")
 READ_CUTS = Operation(
     "GET /topics/{topic}/cuts",
     "read",
@@ -273,7 +239,11 @@ READ_BLOCKS = Operation(
     errors=(PositionTrimmed,),
 )
 FIND_CORRELATIONS = Operation(
-    "POST /correlations", "read", list[str], Correlations, "The correlation ids of many events, by their ids"
+    "POST /correlations -> correlations",
+    "read",
+    list[str],
+    dict[str, str | None],
+    "The correlation ids of many events, by their ids",
 )
 STAGE_BLOCKS = Operation(
     "PUT /staging/{batch}/{piece}",
@@ -295,14 +265,16 @@ STAGE_OBJECT = Operation(
     errors=(Conflict,),
 )
 COMMIT_STAGED = Operation(
-    "POST /commits",
+    "POST /commits -> committed",
     "write",
     CommitRequest,
-    CommitDocument,
+    bool,
     "Publishes staged batches, all at once, in one transaction",
     errors=(Conflict, FenceActive, QueueFull),
 )
-DROP_STAGED = Operation("DELETE /staging", "write", DropQuery, Dropped, "Drops what a job has staged and not published")
+DROP_STAGED = Operation(
+    "DELETE /staging -> bytes", "write", DropQuery, int, "Drops what a job has staged and not published"
+)
 SEAL_TOPIC = Operation(
     "POST /topics/{topic}/seal",
     "write",
@@ -310,7 +282,7 @@ SEAL_TOPIC = Operation(
     SealReport,
     f"Moves settled history into a lake, {FILE_EVENTS:,} events at the most; ask again while some are `left`",
 )
-LIST_LAKES = Operation("GET /lakes", "read", LakesQuery, LakeList, "Where sealed history lies")
+LIST_LAKES = Operation("GET /lakes -> lakes", "read", TopicsQuery, list[LakeSummary], "Where sealed history lies")
 FIND_STATES = Operation(
     "POST /topics/{topic}/states/find",
     "read",
@@ -319,10 +291,10 @@ FIND_STATES = Operation(
     "The states that a projected stream keeps between its batches, some MiB at a time",
 )
 SAVE_STATES = Operation(
-    "POST /topics/{topic}/states",
+    "POST /topics/{topic}/states -> saved",
     "admin",
     SaveStatesRequest,
-    StatesSaved,
+    int,
     "Keeps states of a projected stream, all at once; newer ones that are there stay",
     errors=(PositionTrimmed, UnknownTopic),
 )
@@ -334,10 +306,10 @@ FOLD_TOPIC = Operation(
     "What of a topic is there to be folded, for who may save the states",
 )
 REPLACE_STATES = Operation(
-    "PUT /topics/{topic}/states",
+    "PUT /topics/{topic}/states -> saved",
     "admin",
     RebuiltStatesRequest,
-    StatesSaved,
+    int,
     "Saves states of a projection that was folded anew, all at once, in the place of those that were there",
     errors=(PositionTrimmed, UnknownTopic),
 )

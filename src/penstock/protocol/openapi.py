@@ -60,7 +60,11 @@ def _kinds(one: Operation[object]) -> list[object]:
 
 
 def _described(one: Operation[object], by_kind: dict[str, _Json]) -> _Json:
-    answers = [by_kind[str(kind)] for kind in (*one.also, one.wire_answer) if kind is not bytes]
+    answers = [by_kind[str(kind)] for kind in one.also]
+    if one.wire_answer is not bytes:
+        whole = by_kind[str(one.wire_answer)]
+        held: _Json = {"type": "object", "properties": {one.field: whole}, "required": [one.field]}
+        answers.append(held if one.field else whole)
     answer = {"schema": answers[0] if len(answers) == 1 else {"anyOf": answers}} if answers else {}
     described: _Json = {
         "operationId": one.name,

@@ -56,6 +56,7 @@ class Operation(Generic[A]):
     """One declaration: method and path, role, request, answer (which decodes to `A`), and what it does.
 
     The request of a GET or DELETE stands in the query string, of others in the body; `query` is for those with both.
+    "POST /queues/{queue}/move -> moved" answers `{"moved": …}`; without an arrow the answer is written as it is.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class Operation(Generic[A]):
     ) -> None:
         self.name = ""
         """The name of the constant that holds it, in small letters: `declared` sets it."""
+        route, _, self.field = route.partition(" -> ")
+        """The one field of the JSON object that holds the answer: `{"moved": 3}`. Empty: the answer is an object."""
         method, _, self.path = route.partition(" ")
         """The path is below `PREFIX`, with names in braces: POST /topics/{topic}/events."""
         self.method: Method = msgspec.convert(method, Method)
@@ -126,8 +129,19 @@ class Operation(Generic[A]):
         return _written(self.answer)
 
     @cached_property
-    def answer_decoder(self) -> msgspec.json.Decoder[Any]:
-        return msgspec.json.Decoder(self.wire_answer)
+    def _answer_decoder(self) -> msgspec.json.Decoder[Any]:
+        kind = self.wire_answer
+        return msgspec.json.Decoder(msgspec.defstruct("Answer", [(self.field, kind)]) if self.field else kind)
+
+    def read_answer(self, data: bytes) -> A:
+        """The answer that a server's JSON says; what `msgspec` raises where it says none."""
+        found = self._answer_decoder.decode(data)
+        answer: A = getattr(found, self.field) if self.field else found
+        return answer
+
+    def enveloped(self, answer: object) -> object:
+        """An answer as the object that is written."""
+        return {self.field: answer} if self.field else answer
 
     @cached_property
     def body_decoder(self) -> msgspec.json.Decoder[Any]:
@@ -147,9 +161,8 @@ WRITTEN: dict[type, Any] = {Event: EventDocument}
 
 
 def _written(answer: Any) -> Any:
-    if get_origin(answer) is not None:
-        return get_origin(answer)[tuple(map(_written, get_args(answer)))]
-    return WRITTEN.get(answer, answer)
+    kinds = [WRITTEN.get(kind, kind) for kind in get_args(answer)]
+    return WRITTEN.get(answer, answer) if kinds == list(get_args(answer)) else get_origin(answer)[tuple(kinds)]
 
 
 def converted(answer: Any, kinds: Mapping[type, Any], event: Callable[[Any], object]) -> Any:

@@ -14,7 +14,7 @@ from penstock.events import Event
 from penstock.observe.sample import FailedMessage
 from penstock.protocol.fields import PolicyFields
 from penstock.protocol.operation import WRITTEN, After, Count, Limit, Operation, declared
-from penstock.protocol.topics import EventList, Receipts
+from penstock.protocol.topics import EventList
 from penstock.queue.inspect import ListedMessage, MessageState, PendingDelivery, QueueConsumer, QueueMessage, QueueStats
 from penstock.queue.operations.groups import Pause
 from penstock.queue.operations.repair import LettersLeft
@@ -27,10 +27,6 @@ Group = Annotated[str, Meta(description="the group; default unless given")]
 
 class GroupQuery(msgspec.Struct, omit_defaults=True):
     group: Group = "default"
-
-
-class QueueNames(msgspec.Struct):
-    queues: list[str]
 
 
 class QueueDocument(msgspec.Struct):
@@ -46,25 +42,9 @@ class QueueDocument(msgspec.Struct):
     """Of the whole queue, and of single groups."""
 
 
-class Removed(msgspec.Struct):
-    """How many messages went."""
-
-    removed: int
-
-
-class WasRemoved(msgspec.Struct):
-    """Whether it was there."""
-
-    removed: bool
-
-
 class NewGroup(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     name: str
     after: Count | Literal["latest"] = 0
-
-
-class GroupNames(msgspec.Struct):
-    groups: list[str]
 
 
 class NewSchedule(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -81,10 +61,6 @@ class NewSchedule(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     headers: dict[str, str] | None = None
     key: str | None = None
     priority: int = 0
-
-
-class ScheduleList(msgspec.Struct):
-    schedules: list[Schedule]
 
 
 class RedriveRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -125,10 +101,6 @@ class MoveRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     ids: list[str] | None = None
 
 
-class Moved(msgspec.Struct):
-    moved: int
-
-
 class DiscardRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The positions of messages that are not in flight."""
 
@@ -140,16 +112,6 @@ class RunNowRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
 
     seqs: list[Count]
     group: str | None = None
-
-
-class RunNowResult(msgspec.Struct):
-    """How many of them became ready."""
-
-    made_ready: int
-
-
-class Discarded(msgspec.Struct):
-    discarded: int
 
 
 M = TypeVar("M")
@@ -250,12 +212,6 @@ class LeaveRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     group: str = "default"
 
 
-class WasListed(msgspec.Struct):
-    """Whether a consumer was listed."""
-
-    listed: bool
-
-
 class ClaimRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Which deliveries to take over: those that no consumer has extended for `min_idle` seconds."""
 
@@ -277,10 +233,6 @@ class DeliveryDocument(msgspec.Struct):
     event: EventDocument
 
 
-class DeliveryList(msgspec.Struct):
-    deliveries: list[DeliveryDocument]
-
-
 class AckRequest(msgspec.Struct, forbid_unknown_fields=True):
     tokens: list[str]
 
@@ -289,12 +241,6 @@ class AckResult(msgspec.Struct, forbid_unknown_fields=True):
     """What the one who pushed the message with `reply=True` is told."""
 
     result: Any = None
-
-
-class Acknowledged(msgspec.Struct):
-    """How many of them were still held."""
-
-    acknowledged: int
 
 
 class NackRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -313,27 +259,15 @@ class ExtendRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     lease: float | None = None
 
 
-class Extended(msgspec.Struct):
-    deadline: datetime
-
-
 class Settled(msgspec.Struct, omit_defaults=True):
     settled: Literal["ack", "nack", "release", "nothing"]
     outcome: Outcome | None = None
     """What became of a message given back: ready or waiting again, a dead letter, failed, or gone."""
 
 
-class PendingList(msgspec.Struct):
-    pending: list[PendingDelivery]
-
-
-class ConsumerList(msgspec.Struct):
-    consumers: list[QueueConsumer]
-
-
 _STALE = (UnknownQueue, StaleDelivery)
 
-LIST_QUEUES = Operation("GET /queues", "read", None, QueueNames, "The names of all queues")
+LIST_QUEUES = Operation("GET /queues -> queues", "read", None, list[str], "The names of all queues")
 READ_QUEUE = Operation(
     "GET /queues/{queue}", "read", None, QueueDocument, "One queue: its policy, its groups, its numbers"
 )
@@ -353,18 +287,20 @@ CONFIGURE_QUEUE = Operation(
     "Changes a queue's policy",
     errors=(UnknownQueue, PolicyMismatch),
 )
-DROP_QUEUE = Operation("DELETE /queues/{queue}", "admin", None, Removed, "Removes a queue with its messages")
+DROP_QUEUE = Operation("DELETE /queues/{queue} -> removed", "admin", None, int, "Removes a queue with its messages")
 READ_QUEUE_STATS = Operation(
     "GET /queues/{queue}/stats", "read", GroupQuery, QueueStats, "How many messages are in which state"
 )
-ADD_GROUP = Operation("POST /queues/{queue}/groups", "write", NewGroup, GroupNames, "Adds a group", status=201)
-REMOVE_GROUP = Operation("DELETE /queues/{queue}/groups/{group}", "admin", None, WasRemoved, "Forgets a group")
-LIST_SCHEDULES = Operation("GET /queues/{queue}/schedules", "read", None, ScheduleList, "Periodic messages")
+ADD_GROUP = Operation("POST /queues/{queue}/groups -> groups", "write", NewGroup, list[str], "Adds a group", status=201)
+REMOVE_GROUP = Operation("DELETE /queues/{queue}/groups/{group} -> removed", "admin", None, bool, "Forgets a group")
+LIST_SCHEDULES = Operation(
+    "GET /queues/{queue}/schedules -> schedules", "read", None, list[Schedule], "Periodic messages"
+)
 ADD_SCHEDULE = Operation(
     "POST /queues/{queue}/schedules", "write", NewSchedule, Schedule, "Adds a periodic message", status=201
 )
 REMOVE_SCHEDULE = Operation(
-    "DELETE /queues/{queue}/schedules/{schedule}", "write", None, WasRemoved, "Removes a periodic message"
+    "DELETE /queues/{queue}/schedules/{schedule} -> removed", "write", None, bool, "Removes a periodic message"
 )
 REDRIVE_QUEUE = Operation(
     "POST /queues/{queue}/redrive",
@@ -374,23 +310,27 @@ REDRIVE_QUEUE = Operation(
     "Sends dead letters and failed messages back",
 )
 MOVE_MESSAGES = Operation(
-    "POST /queues/{queue}/move", "admin", MoveRequest, Moved, "Moves messages that are not in flight to another queue"
+    "POST /queues/{queue}/move -> moved",
+    "admin",
+    MoveRequest,
+    int,
+    "Moves messages that are not in flight to another queue",
 )
 DISCARD_MESSAGES = Operation(
-    "POST /queues/{queue}/discard",
+    "POST /queues/{queue}/discard -> discarded",
     "admin",
     DiscardRequest,
-    Discarded,
+    int,
     "Settles messages that are not in flight, by their positions",
 )
 RUN_NOW = Operation(
-    "POST /queues/{queue}/run-now",
+    "POST /queues/{queue}/run-now -> made_ready",
     "admin",
     RunNowRequest,
-    RunNowResult,
+    int,
     "Makes delayed messages ready at once, by their positions",
 )
-PURGE_QUEUE = Operation("POST /queues/{queue}/purge", "admin", None, Removed, "Removes every message")
+PURGE_QUEUE = Operation("POST /queues/{queue}/purge -> removed", "admin", None, int, "Removes every message")
 PAUSE_QUEUE = Operation(
     "POST /queues/{queue}/pause",
     "admin",
@@ -410,10 +350,10 @@ LIST_MESSAGES = Operation(
     "Everything not settled, with its state, in order of position, a page at a time",
 )
 PUSH_MESSAGES = Operation(
-    "POST /queues/{queue}/messages",
+    "POST /queues/{queue}/messages -> receipts",
     "write",
     PushRequest,
-    Receipts,
+    list[ReceiptDocument],
     "Pushes a message, or several",
     also=(ReceiptDocument,),
     status=201,
@@ -431,13 +371,21 @@ LIST_DEAD_LETTERS = Operation(
 )
 
 TAKE_MESSAGES = Operation(
-    "POST /queues/{queue}/take", "write", TakeRequest, DeliveryList, "Takes messages under a lease; waits for the first"
+    "POST /queues/{queue}/take -> deliveries",
+    "write",
+    TakeRequest,
+    list[DeliveryDocument],
+    "Takes messages under a lease; waits for the first",
 )
 CLAIM_DELIVERIES = Operation(
-    "POST /queues/{queue}/claim", "write", ClaimRequest, DeliveryList, "Takes over deliveries that no consumer extended"
+    "POST /queues/{queue}/claim -> deliveries",
+    "write",
+    ClaimRequest,
+    list[DeliveryDocument],
+    "Takes over deliveries that no consumer extended",
 )
 ACK_DELIVERIES = Operation(
-    "POST /queues/{queue}/ack", "write", AckRequest, Acknowledged, "Settles several deliveries in one commit"
+    "POST /queues/{queue}/ack -> acknowledged", "write", AckRequest, int, "Settles several deliveries in one commit"
 )
 READ_DELIVERY = Operation(
     "GET /queues/{queue}/deliveries/{token}", "read", None, DeliveryDocument, "One delivery", errors=_STALE
@@ -454,10 +402,10 @@ NACK_DELIVERY = Operation(
     errors=_STALE,
 )
 EXTEND_DELIVERY = Operation(
-    "POST /queues/{queue}/deliveries/{token}/extend",
+    "POST /queues/{queue}/deliveries/{token}/extend -> deadline",
     "write",
     ExtendRequest,
-    Extended,
+    datetime,
     "Keeps a message for longer",
     errors=_STALE,
 )
@@ -468,16 +416,22 @@ RELEASE_DELIVERY = Operation(
     Settled,
     "Gives a message back without counting the attempt; a lease that is lost is no error",
 )
-LIST_PENDING = Operation("GET /queues/{queue}/pending", "read", PendingQuery, PendingList, "Deliveries in flight")
+LIST_PENDING = Operation(
+    "GET /queues/{queue}/pending -> pending", "read", PendingQuery, list[PendingDelivery], "Deliveries in flight"
+)
 LEAVE_QUEUE = Operation(
-    "POST /queues/{queue}/leave",
+    "POST /queues/{queue}/leave -> listed",
     "write",
     LeaveRequest,
-    WasListed,
+    bool,
     "Says that a consumer has ended; what it holds stays with it until its leases end",
 )
 LIST_CONSUMERS = Operation(
-    "GET /queues/{queue}/consumers", "read", None, ConsumerList, "Workers, and other consumers that gave their name"
+    "GET /queues/{queue}/consumers -> consumers",
+    "read",
+    None,
+    list[QueueConsumer],
+    "Workers, and other consumers that gave their name",
 )
 
 OPERATIONS = declared(globals())

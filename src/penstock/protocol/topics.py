@@ -41,20 +41,6 @@ class JournalDocument(Description, kw_only=True, frozen=True):
     """What the sender's token may do."""
 
 
-class Flushed(msgspec.Struct):
-    flushed: bool
-
-
-class Maintained(msgspec.Struct):
-    maintained: bool
-
-
-class Receipts(msgspec.Struct):
-    """One receipt for each event, in order."""
-
-    receipts: list[ReceiptDocument]
-
-
 class CausesQuery(msgspec.Struct, omit_defaults=True):
     after: Annotated[str | None, Meta(description="the `next` of the page before")] = None
     limit: Limit = None
@@ -133,10 +119,6 @@ class PositionQuery(msgspec.Struct, omit_defaults=True):
     time: Annotated[str, Meta(description=TIME)] = ""
 
 
-class TopicNames(msgspec.Struct):
-    topics: list[str]
-
-
 class TopicDocument(msgspec.Struct):
     """A topic: its ends, its consumers, its settings."""
 
@@ -154,10 +136,6 @@ class EventPage(msgspec.Struct, Generic[E]):
     events: list[E]
     next: int | None
     latest: int
-
-
-class PositionDocument(msgspec.Struct):
-    position: int
 
 
 class CursorDocument(msgspec.Struct):
@@ -184,10 +162,6 @@ class CursorChange(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     seek: bool = False
 
 
-class Forgotten(msgspec.Struct):
-    forgotten: bool
-
-
 class CompactRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """What may go: everything through a position, or all but the newest event of every key."""
 
@@ -204,15 +178,15 @@ DESCRIBE_JOURNAL = Operation("GET ", "read", None, JournalDocument, "What the se
 READ_OPENAPI = Operation("GET /openapi.json", None, None, dict[str, Any], "This document")
 READ_STATS = Operation("GET /stats", "read", None, Sample, "Every topic and queue with rates, backlogs and lags")
 FOLLOW_STATS = Operation("GET /stats/live", "read", None, Sample, "The same, whenever it changes", media=(SSE,))
-FLUSH_JOURNAL = Operation("POST /flush", "write", None, Flushed, "Returns when everything submitted is on disk")
+FLUSH_JOURNAL = Operation("POST /flush -> flushed", "write", None, bool, "Returns when everything submitted is on disk")
 MAINTAIN_JOURNAL = Operation(
-    "POST /maintain", "admin", None, Maintained, "Merges small blocks and applies retention, now"
+    "POST /maintain -> maintained", "admin", None, bool, "Merges small blocks and applies retention, now"
 )
 APPEND_SEVERAL = Operation(
-    "POST /append",
+    "POST /append -> receipts",
     "write",
     list[DraftDocument],
-    Receipts,
+    list[ReceiptDocument],
     "Appends drafts to several topics, all or nothing; each names its topic",
     status=201,
     errors=(Conflict, FenceActive, QueueFull),
@@ -256,22 +230,22 @@ FOLLOW_ACROSS = Operation(
     errors=(PositionTrimmed,),
 )
 READ_CURSORS = Operation(
-    "GET /cursors/{consumer}",
+    "GET /cursors/{consumer} -> positions",
     "read",
     None,
-    PositionsDocument,
+    dict[str, int],
     "How far a consumer has come, in every topic where it has a cursor",
 )
 MOVE_CURSORS = Operation(
-    "PUT /cursors/{consumer}",
+    "PUT /cursors/{consumer} -> positions",
     "write",
     PositionsDocument,
-    PositionsDocument,
+    dict[str, int],
     "Commits a position in each of several topics, in one commit; never back",
     on_system=True,
 )
 
-LIST_TOPICS = Operation("GET /topics", "read", None, TopicNames, "The names of all topics")
+LIST_TOPICS = Operation("GET /topics -> topics", "read", None, list[str], "The names of all topics")
 READ_TOPIC = Operation(
     "GET /topics/{topic}", "read", None, TopicDocument, "One topic: its ends, its consumers, its settings"
 )
@@ -296,10 +270,10 @@ READ_EVENTS = Operation(
     errors=(PositionTrimmed,),
 )
 APPEND_EVENTS = Operation(
-    "POST /topics/{topic}/events",
+    "POST /topics/{topic}/events -> receipts",
     "write",
     DraftDocument | list[DraftDocument],
-    Receipts,
+    list[ReceiptDocument],
     "Appends one event or many, or CloudEvents, all or nothing; `dedup` makes a repeat harmless",
     also=(ReceiptDocument,),
     status=201,
@@ -325,7 +299,7 @@ FOLLOW_TOPIC = Operation(
     errors=(PositionTrimmed,),
 )
 FIND_POSITION = Operation(
-    "GET /topics/{topic}/position", "read", PositionQuery, PositionDocument, "The last position before a time"
+    "GET /topics/{topic}/position -> position", "read", PositionQuery, int, "The last position before a time"
 )
 LIST_CURSORS = Operation(
     "GET /topics/{topic}/cursors", "read", None, CursorList, "Every consumer and how far it has come"
@@ -342,7 +316,7 @@ MOVE_CURSOR = Operation(
     on_system=True,
 )
 FORGET_CURSOR = Operation(
-    "DELETE /topics/{topic}/cursors/{consumer}", "write", None, Forgotten, "Forgets a consumer", on_system=True
+    "DELETE /topics/{topic}/cursors/{consumer} -> forgotten", "write", None, bool, "Forgets a consumer", on_system=True
 )
 COMPACT_TOPIC = Operation("POST /topics/{topic}/compact", "admin", CompactRequest, CompactReport, "Removes history")
 

@@ -21,7 +21,7 @@ from penstock.journal.sealed.segments import LakeSummary, Progress, SealReport
 from penstock.names import check_name
 from penstock.observe.sample import Sample
 from penstock.protocol import topics as wire
-from penstock.protocol.bulk import LIST_LAKES, SEAL_TOPIC, LakesQuery, SealRequest
+from penstock.protocol.bulk import LIST_LAKES, SEAL_TOPIC, SealRequest, TopicsQuery
 from penstock.protocol.fields import policy_fields, policy_of
 from penstock.protocol.operation import WRITTEN, Operation, converted
 from penstock.protocol.queues import OPEN_QUEUE, READ_QUEUE, RedriveRequest
@@ -129,7 +129,7 @@ class RemoteBackend:
 
         def send() -> list[Receipt]:
             answer = self.client.call(wire.APPEND_SEVERAL, body=documents)
-            return [receipt_of(document) for document in answer.receipts]
+            return [receipt_of(document) for document in answer]
 
         return send if documents else list
 
@@ -290,4 +290,4 @@ def seal_served(journal: RemoteJournal, topic: str, wanted: SealRequest, progres
 
 def lakes_served(journal: RemoteJournal, topics: list[str]) -> list[LakeSummary]:
     """What lies in the lakes of a served journal's topics."""
-    return journal._client.call(LIST_LAKES, query=LakesQuery(topics)).lakes if topics else []
+    return journal._client.call(LIST_LAKES, query=TopicsQuery(topics)) if topics else []

@@ -171,8 +171,7 @@ class Client:
         if status >= 300:
             raise self._refusal(operation.method, status, data)
         try:
-            answer: A = operation.answer_decoder.decode(data)
-            return answer
+            return operation.read_answer(data)
         except _UNDECODED as error:
             raise self._foreign(operation.method, status, data, error) from error
 

@@ -16,22 +16,9 @@ from penstock.journal.owners import this_host
 from penstock.journal.prepare import encode_payload, is_binary
 from penstock.observe.logs import Log
 from penstock.observe.tracing import trace_headers, with_trace
-from penstock.protocol import queues as operations
+from penstock.protocol import queues as wire
 from penstock.protocol.fields import policy_of
 from penstock.protocol.operation import Operation
-from penstock.protocol.queues import (
-    PUSH_MESSAGES,
-    READ_QUEUE,
-    AckRequest,
-    AckResult,
-    ClaimRequest,
-    DeliveryDocument,
-    ExtendRequest,
-    LeaveRequest,
-    NackRequest,
-    PushRequest,
-    QueueDocument,
-)
 from penstock.queue.operations.groups import Pause
 from penstock.queue.operations.push import drafts_of, one_draft, read_delivery_options
 from penstock.queue.policy import QueuePolicy
@@ -85,8 +72,8 @@ class RemoteQueue:
         return self._backend.call(operation, self.name, *names, request=request, wait=wait)
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _document(self) -> QueueDocument:
-        return self._call(READ_QUEUE)
+    def _document(self) -> wire.QueueDocument:
+        return self._call(wire.READ_QUEUE)
 
     def policy(self) -> QueuePolicy:
         return policy_of(self._document().policy)
@@ -113,10 +100,10 @@ class RemoteQueue:
     def push_many(self, payloads: list[object], options: PushOptions) -> list[Receipt]:
         return self._push(push_request(self.name, drafts_of(payloads, options), options))
 
-    def _push(self, request: PushRequest | None) -> list[Receipt]:
+    def _push(self, request: wire.PushRequest | None) -> list[Receipt]:
         if request is None:
             return []
-        return [receipt_of(document) for document in self._call(PUSH_MESSAGES, request=request).receipts]
+        return [receipt_of(document) for document in self._call(wire.PUSH_MESSAGES, request=request)]
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def take(
@@ -127,7 +114,7 @@ class RemoteQueue:
         while True:
             request.wait = min(left, longest)
             try:
-                found = self._call(operations.TAKE_MESSAGES, request=request, wait=request.wait).deliveries
+                found = self._call(wire.TAKE_MESSAGES, request=request, wait=request.wait)
             except StorageError as error:
                 if stopping is None:
                     raise
@@ -153,19 +140,19 @@ class RemoteQueue:
             raise
 
     def claim(self, wanted: TakeRequest, min_idle: float) -> list[Delivery]:
-        request = ClaimRequest(min_idle, wanted.group, wanted.consumer, wanted.limit, wanted.lease)
-        return [self._taken(one) for one in self._call(operations.CLAIM_DELIVERIES, request=request).deliveries]
+        request = wire.ClaimRequest(min_idle, wanted.group, wanted.consumer, wanted.limit, wanted.lease)
+        return [self._taken(one) for one in self._call(wire.CLAIM_DELIVERIES, request=request)]
 
     def delivery(self, token: str) -> Delivery:
-        return self._taken(self._call(operations.READ_DELIVERY, token))
+        return self._taken(self._call(wire.READ_DELIVERY, token))
 
-    def _taken(self, found: DeliveryDocument) -> Delivery:
+    def _taken(self, found: wire.DeliveryDocument) -> Delivery:
         deadline = to_ms(found.deadline, "deadline")
         hold = ServedLease(self, found.group, found.consumer, deadline, found.token)
         return Delivery(hold, 0, event_of(found.event), found.attempt)
 
     def leave(self, group: str, consumer: str) -> bool:
-        return self._call(operations.LEAVE_QUEUE, request=LeaveRequest(consumer, group)).listed
+        return self._call(wire.LEAVE_QUEUE, request=wire.LeaveRequest(consumer, group))
 
     def nudge(self) -> None:
         """A take of a worker ends by itself, soon enough."""
@@ -177,8 +164,8 @@ class RemoteQueue:
     def ack(self, delivery: Delivery, result: object) -> None:
         if is_binary(result):
             raise ConfigError("a reply over HTTP is JSON: bytes have no place in it")
-        request = AckResult(msgspec.Raw(encode_payload(result)))
-        self._call(operations.ACK_DELIVERY, delivery.token, request=request)
+        request = wire.AckResult(msgspec.Raw(encode_payload(result)))
+        self._call(wire.ACK_DELIVERY, delivery.token, request=request)
 
     async def ack_async(self, delivery: Delivery, result: object) -> None:
         import asyncio
@@ -187,19 +174,19 @@ class RemoteQueue:
 
     def ack_many(self, deliveries: list[Delivery | str]) -> int:
         tokens = [one if isinstance(one, str) else one.token for one in deliveries]
-        return self._call(operations.ACK_DELIVERIES, request=AckRequest(tokens)).acknowledged if tokens else 0
+        return self._call(wire.ACK_DELIVERIES, request=wire.AckRequest(tokens)) if tokens else 0
 
     def nack(self, delivery: Delivery, options: NackOptions) -> Outcome:
         failure = options.failure
-        request = NackRequest(options.delay, failure.error, options.dead, failure.traceback, options.otherwise)
-        return self._call(operations.NACK_DELIVERY, delivery.token, request=request).outcome or "requeued"
+        request = wire.NackRequest(options.delay, failure.error, options.dead, failure.traceback, options.otherwise)
+        return self._call(wire.NACK_DELIVERY, delivery.token, request=request).outcome or "requeued"
 
     def extend(self, deliveries: list[Delivery], lease: float | None, *, patient: bool = False) -> int:
         deadline = 0
         for delivery in deliveries:
             try:
-                found = self._call(operations.EXTEND_DELIVERY, delivery.token, request=ExtendRequest(lease))
-                deadline = to_ms(found.deadline, "deadline")
+                found = self._call(wire.EXTEND_DELIVERY, delivery.token, request=wire.ExtendRequest(lease))
+                deadline = to_ms(found, "deadline")
             except PenstockError as error:
                 if not patient:
                     raise
@@ -209,7 +196,7 @@ class RemoteQueue:
     def release(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
             try:
-                self._call(operations.RELEASE_DELIVERY, delivery.token)
+                self._call(wire.RELEASE_DELIVERY, delivery.token)
             except Closed:
                 pass
             except PenstockError as error:  # what interrupted its holder matters more
@@ -241,7 +228,7 @@ class AsyncTaker:
             return self._found
 
 
-def push_request(queue: str, drafts: list[Draft], options: PushOptions) -> PushRequest | None:
+def push_request(queue: str, drafts: list[Draft], options: PushOptions) -> wire.PushRequest | None:
     """The request that pushes some drafts; None when there is nothing to push."""
     keyed = next((draft.key for draft in drafts if draft.key is not None), options.key)
     read_delivery_options(SystemClock(), options, keyed)
@@ -250,7 +237,7 @@ def push_request(queue: str, drafts: list[Draft], options: PushOptions) -> PushR
     trace, delay = trace_headers(), options.delay
     if trace is not None:
         drafts = [replace(draft, headers=with_trace(draft.headers, trace)) for draft in drafts]
-    return PushRequest(
+    return wire.PushRequest(
         messages=draft_documents(drafts, queue),
         priority=options.priority,
         delay=delay.total_seconds() if isinstance(delay, timedelta) else delay,

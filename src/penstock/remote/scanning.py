@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 @contextmanager
 def open_scans(backend: RemoteBackend, wanted: Iterable[str]) -> Iterator[dict[str, TopicScan]]:
     """Those of the topics that are there, each up to where it ends in one state of the journal."""
-    names = sorted({*wanted} & {*backend.call(LIST_TOPICS).topics})
-    ends = backend.call(wire.READ_ENDS, request=wire.EndsQuery(names)).ends if names else {}  # no name would be all
-    lakes = backend.call(wire.LIST_LAKES, request=wire.LakesQuery(names)).lakes if names else []
+    names = sorted({*wanted} & {*backend.call(LIST_TOPICS)})
+    ends = backend.call(wire.READ_ENDS, request=wire.TopicsQuery(names)).ends if names else {}  # no name would be all
+    lakes = backend.call(wire.LIST_LAKES, request=wire.TopicsQuery(names)) if names else []
     columns = {lake.topic: lake.columns for lake in lakes if lake.columns}
     yield {name: RemoteScan(backend, name, found, columns.get(name, "")) for name, found in ends.items()}
 
@@ -46,7 +46,7 @@ class RemoteScan:
         return [], self.after
 
     def position_before(self, ms: int) -> int:
-        return self._backend.call(FIND_POSITION, self._name, request=PositionQuery(from_ms(ms).isoformat())).position
+        return self._backend.call(FIND_POSITION, self._name, request=PositionQuery(from_ms(ms).isoformat()))
 
     def spans(self, after: int, through: int, kinds: frozenset[str]) -> list[Bounds]:
         request = wire.SpansRequest(wire.Wanted(kinds=tuple(sorted(kinds))), through, after)

@@ -66,7 +66,7 @@ class RemoteTopic:
         if not documents:
             return []
         answer = self.backend.client.call(wire.APPEND_EVENTS, self.name, body=documents)
-        return [receipt_of(document) for document in answer.receipts]
+        return [receipt_of(document) for document in answer]
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @property

@@ -37,12 +37,12 @@ from penstock.protocol.bulk import (
     CutsQuery,
     DropQuery,
     EndsDocument,
-    EndsQuery,
     ObjectRequest,
     SpansDocument,
     SpansRequest,
     StageQuery,
     TopicEnds,
+    TopicsQuery,
     Wanted,
     blocks_of,
 )
@@ -129,7 +129,7 @@ def send_piece(server: JournalLocation, job: str, batch: str, at: int, body: byt
 
 def commit_staged(server: JournalLocation, request: CommitRequest) -> bool:
     """Publishes what a server keeps, in one transaction of its own; False when that was done before."""
-    return patiently(lambda: client_of(server).call(COMMIT_STAGED, body=request)).committed
+    return patiently(lambda: client_of(server).call(COMMIT_STAGED, body=request))
 
 
 def drop_staged(server: JournalLocation, job: str) -> None:
@@ -177,7 +177,7 @@ class ServedJournal:
     def _planned(self, name: str, ends: TopicEnds) -> PlannedTopic:
         def position_before(ms: int) -> int:
             query = PositionQuery((_EPOCH + timedelta(milliseconds=ms)).isoformat())
-            return patiently(lambda: self._client.call(FIND_POSITION, name, query=query)).position
+            return patiently(lambda: self._client.call(FIND_POSITION, name, query=query))
 
         def size(after: int, through: int) -> int:
             return self.cuts(name, CutsQuery(after, through)).size
@@ -193,7 +193,7 @@ class ServedJournal:
 
     def ends(self, names: Sequence[str]) -> EndsDocument:
         """Where topics begin and end; those that are not there are left out."""
-        query = EndsQuery(list(names) if len(names) <= _MOST_NAMED else [])
+        query = TopicsQuery(list(names) if len(names) <= _MOST_NAMED else [])
         found = patiently(lambda: self._client.call(READ_ENDS, query=query))
         check_same(self.location, found.journal, self.id)
         return found
@@ -247,7 +247,7 @@ class ServedJournal:
         found: dict[str, str | None] = {}
         for at in range(0, len(ids), MOST_IDS):
             some = list(ids[at : at + MOST_IDS])
-            found.update(patiently(partial(self._client.call, FIND_CORRELATIONS, body=some)).correlations)
+            found.update(patiently(partial(self._client.call, FIND_CORRELATIONS, body=some)))
         return found
 
     def follow(self, consumer: str, reached: Mapping[str, int], *, back: bool) -> None:

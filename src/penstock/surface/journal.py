@@ -14,8 +14,7 @@ from penstock.journal.across import across_query, check_positions
 from penstock.journal.following import event_query, follower_query
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.names import check_consumer, check_name, check_whole
-from penstock.protocol import topics as operations
-from penstock.protocol.topics import DROP_TOPIC, LIST_TOPICS, DropTopicQuery, PositionsDocument
+from penstock.protocol import topics as wire
 from penstock.schema import PayloadT
 from penstock.surface.topic import Topic
 
@@ -80,7 +79,7 @@ class Journal:
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
-        return self._backend.call(LIST_TOPICS).topics
+        return self._backend.call(wire.LIST_TOPICS)
 
     def drop_topic(self, name: str, force: bool = False) -> DropReport:
         """Removes a topic and everything that belongs to it; a topic of this name made later is another one.
@@ -88,7 +87,7 @@ class Journal:
         TopicInUse when it has cursors, sealed files or a queue; `force` drops it with them. UnknownTopic when there is
         none. It is gone when this returns; its rows are cleared away in passing, or by `maintain`.
         """
-        return self._backend.call(DROP_TOPIC, check_name(name), request=DropTopicQuery(force))
+        return self._backend.call(wire.DROP_TOPIC, check_name(name), request=wire.DropTopicQuery(force))
 
     def queue(
         self,
@@ -127,7 +126,7 @@ class Journal:
         """The names of all queues, sorted."""
         from penstock.protocol.queues import LIST_QUEUES
 
-        return self._backend.call(LIST_QUEUES).queues
+        return self._backend.call(LIST_QUEUES)
 
     # ── across topics ────────────────────────────────────────────────────────────────────────────────────────────────
     def read(
@@ -175,12 +174,12 @@ class Journal:
         It is the consumer's cursor in each of these topics: compaction waits for it, and a smaller position changes
         nothing. Topics that were dropped meanwhile are left out.
         """
-        request = PositionsDocument(check_positions(positions, "positions"))
-        self._backend.call(operations.MOVE_CURSORS, check_consumer(consumer), request=request)
+        request = wire.PositionsDocument(check_positions(positions, "positions"))
+        self._backend.call(wire.MOVE_CURSORS, check_consumer(consumer), request=request)
 
     def cursor(self, consumer: str) -> dict[str, int]:
         """How far a consumer has come in each topic where it has committed: what `read` and `subscribe` take."""
-        return self._backend.call(operations.READ_CURSORS, check_consumer(consumer)).positions
+        return self._backend.call(wire.READ_CURSORS, check_consumer(consumer))
 
     # ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def outbox(self) -> Outbox:
@@ -252,7 +251,7 @@ class Journal:
 
     def maintain(self) -> None:
         """Does all housekeeping now: merges small blocks, applies retention. It also happens in passing."""
-        self._backend.call(operations.MAINTAIN_JOURNAL)
+        self._backend.call(wire.MAINTAIN_JOURNAL)
 
     # ── copies ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def backup(self, destination: str | os.PathLike[str]) -> None:

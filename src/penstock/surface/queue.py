@@ -18,24 +18,9 @@ from penstock.limits import MESSAGES_LISTED
 from penstock.names import check_consumer, check_limit, check_position, check_whole
 from penstock.observe.logs import Log
 from penstock.observe.sample import FailedMessage
-from penstock.protocol import queues as operations
+from penstock.protocol import queues as wire
 from penstock.protocol.fields import payload_fields, policy_fields, policy_of
 from penstock.protocol.operation import Operation
-from penstock.protocol.queues import (
-    DeadLetterQuery,
-    DiscardRequest,
-    FailedQuery,
-    GroupQuery,
-    MessageQuery,
-    MoveRequest,
-    NewGroup,
-    NewSchedule,
-    PauseRequest,
-    PeekQuery,
-    PendingQuery,
-    RedriveRequest,
-    RunNowRequest,
-)
 from penstock.queue.inspect import (
     MessageState,
     PendingDelivery,
@@ -268,19 +253,19 @@ class Queue(Generic[PayloadT]):
         if seq is None:
             found = next((one.event for one in self.messages(key=key, limit=1)), None)
         else:
-            found = self.journal._backend.find(operations.READ_MESSAGE, self.name, str(check_position(seq, "seq")))
+            found = self.journal._backend.find(wire.READ_MESSAGE, self.name, str(check_position(seq, "seq")))
         return found if self._payload is None or found is None else self._payload.typed(found)
 
     def peek(self, limit: int = 1, *, group: str = DEFAULT_GROUP) -> list[Event[PayloadT]]:
         """The messages that would be taken next, without taking them."""
-        query = PeekQuery(check_group(group), check_whole(limit, "limit", 0))
-        found = self._call(operations.PEEK_MESSAGES, request=query).events
+        query = wire.PeekQuery(check_group(group), check_whole(limit, "limit", 0))
+        found = self._call(wire.PEEK_MESSAGES, request=query).events
         return found if self._payload is None else self._payload.typed_all(found)
 
     def __iter__(self) -> Iterator[Event[PayloadT]]:
         """Everything not acknowledged, in order of position: ready, in flight, delayed and failed."""
         previous = 0
-        for page in self._pages(operations.LIST_MESSAGES, MessageQuery()):
+        for page in self._pages(wire.LIST_MESSAGES, wire.MessageQuery()):
             for one in page.messages:
                 if one.seq != previous:
                     previous = one.seq
@@ -295,12 +280,12 @@ class Queue(Generic[PayloadT]):
 
     def stats(self, group: str = DEFAULT_GROUP) -> QueueStats:
         """How many messages are in which state; costs the same whatever the queue holds."""
-        return self._call(operations.READ_QUEUE_STATS, request=GroupQuery(check_group(group)))
+        return self._call(wire.READ_QUEUE_STATS, request=wire.GroupQuery(check_group(group)))
 
     def pending(self, group: str | None = None) -> list[PendingDelivery]:
         """Every delivery in flight, of one group or of all."""
         name = None if group is None else check_group(group)
-        return self._call(operations.LIST_PENDING, request=PendingQuery(name, LISTED)).pending
+        return self._call(wire.LIST_PENDING, request=wire.PendingQuery(name, LISTED))
 
     def failed(self, group: str = DEFAULT_GROUP) -> Iterator[Event]:
         """Messages given up that have no dead-letter queue to go to, in order of position."""
@@ -308,12 +293,12 @@ class Queue(Generic[PayloadT]):
 
     def failures(self, group: str = DEFAULT_GROUP) -> Iterator[FailedMessage]:
         """The same with the reason each was given up for."""
-        pages = self._pages(operations.LIST_FAILED, FailedQuery(check_group(group)))
+        pages = self._pages(wire.LIST_FAILED, wire.FailedQuery(check_group(group)))
         return (failure for page in pages for failure in page.failed)
 
     def dead_letters(self) -> Iterator[FailedMessage]:
         """The queue's dead letters with the reason each was given up for; of a dead-letter queue, all it holds."""
-        pages = self._pages(operations.LIST_DEAD_LETTERS, DeadLetterQuery())
+        pages = self._pages(wire.LIST_DEAD_LETTERS, wire.DeadLetterQuery())
         return (letter for page in pages for letter in page.dead)
 
     def messages(
@@ -332,12 +317,12 @@ class Queue(Generic[PayloadT]):
         fanout mode each group that has not settled a message has an entry of its own; `group` asks for one group's.
         """
         name = None if group is None else check_group(group)
-        query = MessageQuery(check_state(state), name, key, check_position(after, "after"))
+        query = wire.MessageQuery(check_state(state), name, key, check_position(after, "after"))
         left: int | None = check_limit(limit)
         found: list[QueueMessage] = []
         while left is None or left > 0:
             query.limit = LISTED if left is None else min(left, LISTED)
-            page = self._call(operations.LIST_MESSAGES, request=query)
+            page = self._call(wire.LIST_MESSAGES, request=query)
             found += page.messages
             left = None if left is None else left - len({one.seq for one in page.messages})
             if page.next is None:
@@ -347,7 +332,7 @@ class Queue(Generic[PayloadT]):
 
     def consumers(self) -> list[QueueConsumer]:
         """Workers, and other consumers that gave their name: where, since when, last seen when, and what they hold."""
-        return self._call(operations.LIST_CONSUMERS).consumers
+        return self._call(wire.LIST_CONSUMERS)
 
     # ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────
     def claim(
@@ -382,7 +367,7 @@ class Queue(Generic[PayloadT]):
         them up. Returns how many; `dry_run` only counts. The result's `left` names the letters that have nowhere to
         go, because their queue or their group is gone.
         """
-        request = RedriveRequest(None if to is None else self._sister(to), check_limit(limit), dry_run=dry_run)
+        request = wire.RedriveRequest(None if to is None else self._sister(to), check_limit(limit), dry_run=dry_run)
         chooser = predicate(where)
         if chooser is None or isinstance(chooser, Where):
             request.where = None if chooser is None else chooser.text
@@ -392,7 +377,7 @@ class Queue(Generic[PayloadT]):
             given_up = [failure.event for group in groups for failure in self.failures(group)]
             given_up += [letter.event for letter in self.dead_letters()]
             request.ids = sorted({event.id for event in given_up if chooser(event)})
-        answer = self._call(operations.REDRIVE_QUEUE, request=request)
+        answer = self._call(wire.REDRIVE_QUEUE, request=request)
         return Redriven((answer.would_redrive if dry_run else answer.redriven) or 0, answer.left)
 
     def move(self, to: Queue, *, limit: int | None = None, where: EventChoice | None = None) -> int:
@@ -402,7 +387,7 @@ class Queue(Generic[PayloadT]):
         commits, each message in one; QueueFull when the other queue has no room for all of them. In a transaction,
         `tx.move` moves all or none.
         """
-        request = MoveRequest(self._sister(to), check_limit(limit))
+        request = wire.MoveRequest(self._sister(to), check_limit(limit))
         if request.to == self.name:
             raise ConfigError(f"queue {self.name!r} cannot be moved to itself")
         chooser = predicate(where)
@@ -410,15 +395,15 @@ class Queue(Generic[PayloadT]):
             request.where = None if chooser is None else chooser.text
         else:
             request.ids = [event.id for event in self if chooser(event)]
-        return self._call(operations.MOVE_MESSAGES, request=request).moved
+        return self._call(wire.MOVE_MESSAGES, request=request)
 
     def discard(self, seqs: Iterable[int]) -> int:
         """Settles messages that are not in flight, by their positions, as if they had been taken and acknowledged.
 
         Positions that are unknown, settled or in flight count 0; failed messages can be discarded too.
         """
-        request = DiscardRequest([check_position(seq, "seq") for seq in seqs])
-        return self._call(operations.DISCARD_MESSAGES, request=request).discarded
+        request = wire.DiscardRequest([check_position(seq, "seq") for seq in seqs])
+        return self._call(wire.DISCARD_MESSAGES, request=request)
 
     def run_now(self, seqs: Iterable[int], *, group: str | None = None) -> int:
         """Makes delayed messages ready at once, also those that wait for their retry; returns how many did.
@@ -426,24 +411,24 @@ class Queue(Generic[PayloadT]):
         By their positions, for one group or for all. Positions that do not wait for their time count 0.
         """
         name = None if group is None else check_group(group)
-        request = RunNowRequest([check_position(seq, "seq") for seq in seqs], name)
-        return self._call(operations.RUN_NOW, request=request).made_ready
+        request = wire.RunNowRequest([check_position(seq, "seq") for seq in seqs], name)
+        return self._call(wire.RUN_NOW, request=request)
 
     def purge(self) -> int:
         """Removes every message, also those in flight; returns how many. The policy and the positions stay."""
-        return self._call(operations.PURGE_QUEUE).removed
+        return self._call(wire.PURGE_QUEUE)
 
     def drop(self) -> int:
         """Removes the queue with its messages, groups and schedules; returns how many messages that were.
 
         The topic stays, and with it the count of positions: a queue made again under this name goes on from there.
         """
-        return self._call(operations.DROP_QUEUE).removed
+        return self._call(wire.DROP_QUEUE)
 
     def configure(self, **policy: Unpack[PolicyArguments]) -> QueuePolicy:
         """Changes the policy, all but the mode: a queue keeps the one it was made with."""
         fields = policy_fields(checked(named(policy), self.name))
-        return policy_of(self._call(operations.CONFIGURE_QUEUE, request=fields))
+        return policy_of(self._call(wire.CONFIGURE_QUEUE, request=fields))
 
     # ── pausing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def pause(self, group: str | None = None) -> bool:
@@ -452,7 +437,7 @@ class Queue(Generic[PayloadT]):
         It is stored, and holds for every process. What is in flight goes on and can be settled; pushes are taken in.
         """
         name = None if group is None else check_group(group)
-        return self._call(operations.PAUSE_QUEUE, request=PauseRequest(name)).changed
+        return self._call(wire.PAUSE_QUEUE, request=wire.PauseRequest(name)).changed
 
     def resume(self, group: str | None = None) -> bool:
         """Ends a pause: takes that wait wake up. False when there was none.
@@ -460,7 +445,7 @@ class Queue(Generic[PayloadT]):
         The pause of the whole queue and the pauses of its groups are ended each on its own.
         """
         name = None if group is None else check_group(group)
-        return self._call(operations.RESUME_QUEUE, request=PauseRequest(name)).changed
+        return self._call(wire.RESUME_QUEUE, request=wire.PauseRequest(name)).changed
 
     def pauses(self) -> list[Pause]:
         """The pauses that have not ended, that of the whole queue first."""
@@ -478,11 +463,11 @@ class Queue(Generic[PayloadT]):
         """
         if after != "latest":
             check_position(after, "after")
-        self._call(operations.ADD_GROUP, request=NewGroup(check_group(name), after))
+        self._call(wire.ADD_GROUP, request=wire.NewGroup(check_group(name), after))
 
     def remove_group(self, name: str) -> bool:
         """Forgets a group, so that messages no longer wait for it; False when there is none of that name."""
-        return self._call(operations.REMOVE_GROUP, check_group(name)).removed
+        return self._call(wire.REMOVE_GROUP, check_group(name))
 
     # ── working ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def worker(
@@ -551,7 +536,7 @@ class Queue(Generic[PayloadT]):
         if brings_kind(payload, kind):
             kind, payload, own = encode_event(payload)
             headers = {**own, **(headers or {})}
-        request = NewSchedule(
+        request = wire.NewSchedule(
             name=check_consumer(name, "schedule"),
             interval=None if isinstance(interval, str) else seconds(interval, "interval"),
             cron=interval if isinstance(interval, str) else None,
@@ -563,15 +548,15 @@ class Queue(Generic[PayloadT]):
             priority=priority,
             **payload_fields(payload),
         )
-        return self._call(operations.ADD_SCHEDULE, request=request)
+        return self._call(wire.ADD_SCHEDULE, request=request)
 
     def schedules(self) -> list[Schedule]:
         """The queue's periodic messages, by name."""
-        return self._call(operations.LIST_SCHEDULES).schedules
+        return self._call(wire.LIST_SCHEDULES)
 
     def unschedule(self, name: str) -> bool:
         """Removes a periodic message; False when there is none of that name."""
-        return self._call(operations.REMOVE_SCHEDULE, check_consumer(name, "schedule")).removed
+        return self._call(wire.REMOVE_SCHEDULE, check_consumer(name, "schedule"))
 
 
 def push_options(given: Mapping[str, Any]) -> PushOptions:
@@ -584,7 +569,7 @@ def push_options(given: Mapping[str, Any]) -> PushOptions:
 def update_policy(queue: Queue, wanted: Mapping[str, object]) -> Queue:
     """Gives a queue the policy that a program asks for; the log and the audit say what changed."""
     before, changes = queue.policy, checked(wanted, queue.name)
-    queue._call(operations.CONFIGURE_QUEUE, request=policy_fields(changes))
+    queue._call(wire.CONFIGURE_QUEUE, request=policy_fields(changes))
     stored = asdict(before)
     changed = {name: [stored[name], value] for name, value in changes.items() if stored[name] != value}
     said = ", ".join(f"{name} {old} → {new}" for name, (old, new) in changed.items())

@@ -15,9 +15,8 @@ from penstock.journal.following import event_query, follower_query
 from penstock.journal.reading import EVERYTHING
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.names import check_consumer, check_limit, check_position, check_text, check_whole
-from penstock.protocol import topics as operations
+from penstock.protocol import topics as wire
 from penstock.protocol.fields import SettingsFields
-from penstock.protocol.topics import CompactRequest, CursorChange, CursorDocument, PositionQuery
 from penstock.schema import PayloadT
 from penstock.surface.worker import BatchPlan, adapted
 
@@ -187,7 +186,7 @@ class Topic(Generic[PayloadT]):
     def position_at(self, time: datetime) -> int:
         """The last position recorded before a time; 0 for none."""
         to_ms(time, "time")
-        return self._call(operations.FIND_POSITION, request=PositionQuery(time.isoformat())).position
+        return self._call(wire.FIND_POSITION, request=wire.PositionQuery(time.isoformat()))
 
     def subscribe(
         self,
@@ -218,7 +217,7 @@ class Topic(Generic[PayloadT]):
 
     def forget(self, consumer: str) -> bool:
         """Drops a consumer's cursor, so that compaction no longer waits for it; False when there was none."""
-        return self._call(operations.FORGET_CURSOR, check_consumer(consumer)).forgotten
+        return self._call(wire.FORGET_CURSOR, check_consumer(consumer))
 
     def cursor(self, consumer: str) -> int | None:
         """How far a consumer has come, or None when it never committed."""
@@ -226,11 +225,11 @@ class Topic(Generic[PayloadT]):
 
     def cursors(self) -> dict[str, int]:
         """Every consumer and how far it has come."""
-        return {one.consumer: one.position or 0 for one in self._call(operations.LIST_CURSORS).cursors}
+        return {one.consumer: one.position or 0 for one in self._call(wire.LIST_CURSORS).cursors}
 
     def consumers(self) -> list[TopicConsumer]:
         """Every consumer with its position, its lag, and when its cursor last moved."""
-        found = self._call(operations.LIST_CURSORS).cursors
+        found = self._call(wire.LIST_CURSORS).cursors
         return [TopicConsumer(one.consumer, one.position or 0, one.lag, one.moved_at) for one in found]
 
     def lag(self, consumer: str) -> int:
@@ -263,11 +262,11 @@ class Topic(Generic[PayloadT]):
         return worker
 
     def _move_cursor(self, consumer: str, seq: int, *, seek: bool) -> None:
-        change = CursorChange(position=check_position(seq, "seq"), seek=seek)
-        self._call(operations.MOVE_CURSOR, check_consumer(consumer), request=change)
+        change = wire.CursorChange(position=check_position(seq, "seq"), seek=seek)
+        self._call(wire.MOVE_CURSOR, check_consumer(consumer), request=change)
 
-    def _cursor(self, consumer: str) -> CursorDocument:
-        return self._call(operations.READ_CURSOR, check_consumer(consumer))
+    def _cursor(self, consumer: str) -> wire.CursorDocument:
+        return self._call(wire.READ_CURSOR, check_consumer(consumer))
 
     # ── keeping ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @property
@@ -277,16 +276,16 @@ class Topic(Generic[PayloadT]):
 
     def configure(self, **changes: Unpack[SettingsArguments]) -> Settings:
         """Changes the topic's settings (see `Settings`): retention, compaction by key, the dedup window."""
-        return self._call(operations.CONFIGURE_TOPIC, request=SettingsFields(**checked_settings(changes)))
+        return self._call(wire.CONFIGURE_TOPIC, request=SettingsFields(**checked_settings(changes)))
 
     def compact(self, through: int, *, force: bool = False) -> CompactReport:
         """Removes events through a position, inclusive; stops at the slowest cursor unless forced; frees the space."""
         check_position(through, "through")
-        return self._call(operations.COMPACT_TOPIC, request=CompactRequest(through=through, force=force))
+        return self._call(wire.COMPACT_TOPIC, request=wire.CompactRequest(through=through, force=force))
 
     def compact_keys(self) -> int:
         """Keeps only the newest event of every key, now; returns how many went. See also `configure(by_key=True)`."""
-        return self._call(operations.COMPACT_TOPIC, request=CompactRequest(keys=True)).removed
+        return self._call(wire.COMPACT_TOPIC, request=wire.CompactRequest(keys=True)).removed
 
     # ── entities ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def position_of(self, key: str) -> int:

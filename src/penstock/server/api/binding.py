@@ -94,7 +94,7 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any]) -> Endp
                     body = decoded(body or b"{}", operation.body_decoder.decode, body_type)
             call = Call(request, service, query, body)
             answer = await run(call)
-            return answer if isinstance(answer, Response) else answered(service, answer, status)
+            return answer if isinstance(answer, Response) else answered(service, operation.enveloped(answer), status)
         finally:
             service.budget.release(request.state.held)
 

@@ -19,7 +19,7 @@ from penstock.journal.bulk import PreparedPiece, drop_job, staged_batches
 from penstock.journal.catalog import load_state
 from penstock.journal.checking import checked_wire
 from penstock.journal.reading import TopicView
-from penstock.journal.sealed.segments import FILE_EVENTS, SealReport, lake_summaries
+from penstock.journal.sealed.segments import FILE_EVENTS, LakeSummary, SealReport, lake_summaries
 from penstock.limits import MAX_KEY_BYTES
 from penstock.local.backend import LocalJournal
 from penstock.names import check_name, shown_url
@@ -34,7 +34,7 @@ from penstock.transfer.publishing import BulkCommit, publish_staged, stage_step
 
 
 # ── stored blocks, and what a reader of many needs to know before: ends, sizes, places to cut ─────────────────────────
-def read_ends(call: Call[wire.EndsQuery, None]) -> wire.EndsDocument:
+def read_ends(call: Call[wire.TopicsQuery, None]) -> wire.EndsDocument:
     journal = call.service.journal
     ends: dict[str, wire.TopicEnds] = {}
     with journal._engine.read() as snap:
@@ -117,11 +117,11 @@ def _topic(service: Service, name: str) -> Iterator[TopicView]:
         yield view
 
 
-def find_correlations(call: Call[None, list[str]]) -> wire.Correlations:
+def find_correlations(call: Call[None, list[str]]) -> dict[str, str | None]:
     if len(call.body) > wire.MOST_IDS:
         raise ConfigError(f"{len(call.body):,} ids are too many at once; at most {wire.MOST_IDS:,}")
     with call.service.journal._engine.read() as snap:
-        return wire.Correlations(reading.correlations_of(snap, call.body))
+        return reading.correlations_of(snap, call.body)
 
 
 # ── what Spark's tasks write: blocks staged where no reader looks, and the commit that publishes them ─────────────────
@@ -201,7 +201,7 @@ def _stage(call: Call[wire.StageQuery, object], body: bytes) -> wire.StagedDocum
     return wire.StagedDocument(sum(block.count for block in made.blocks), sum(block.size for block in made.blocks))
 
 
-def commit_staged(call: Call[None, wire.CommitRequest]) -> wire.CommitDocument:
+def commit_staged(call: Call[None, wire.CommitRequest]) -> bool:
     request, journal = call.body, call.service.journal
     if request.journal != journal.id:
         raise ConfigError(
@@ -210,14 +210,14 @@ def commit_staged(call: Call[None, wire.CommitRequest]) -> wire.CommitDocument:
     if request.queue is not None:
         check_name(request.queue, "queue")
     wanted = BulkCommit([batch_of(batch) for batch in request.batches], request.mark, request.version, request.queue)
-    return wire.CommitDocument(publish_staged(journal, wanted))
+    return publish_staged(journal, wanted)
 
 
-def drop_staged(call: Call[wire.DropQuery, None]) -> wire.Dropped:
+def drop_staged(call: Call[wire.DropQuery, None]) -> int:
     if not call.query.job:
         raise ConfigError("say what to drop: /staging?job=…")
     owner = call.service.access.identity(call.request)
-    return wire.Dropped(call.service.journal._core.run(lambda commit: drop_job(commit, call.query.job, owner)))
+    return call.service.journal._core.run(lambda commit: drop_job(commit, call.query.job, owner))
 
 
 def batch_of(text: str) -> bytes:
@@ -260,14 +260,14 @@ def find_states(call: Call[None, wire.StatesRequest]) -> wire.StatesDocument:
     return wire.StatesDocument(journal.id, done, found, filed)
 
 
-def save_states(call: Call[None, wire.SaveStatesRequest]) -> wire.StatesSaved:
+def save_states(call: Call[None, wire.SaveStatesRequest]) -> int:
     asked, journal = call.body, call.service.journal
     _check_journal(asked.journal, journal.id)
     wanted = states.StreamedStates(check_name(call.name("topic")), asked.name, asked.version, asked.query)
     for one in asked.states:
         _check_state(one)
     journal._core.run(lambda commit: states.save_streamed(commit, wanted, asked.states, whole=asked.whole))
-    return wire.StatesSaved(len(asked.states))
+    return len(asked.states)
 
 
 def fold_topic(call: Call[None, None]) -> wire.FoldedTopic:
@@ -277,7 +277,7 @@ def fold_topic(call: Call[None, None]) -> wire.FoldedTopic:
     return wire.FoldedTopic(journal.id, of.through, of.events, of.compacted)
 
 
-def replace_states(call: Call[None, wire.RebuiltStatesRequest]) -> wire.StatesSaved:
+def replace_states(call: Call[None, wire.RebuiltStatesRequest]) -> int:
     asked, journal = call.body, call.service.journal
     _check_journal(asked.journal, journal.id)
     if len(asked.name.encode()) > states.MAX_FILED_BYTES:
@@ -291,7 +291,7 @@ def replace_states(call: Call[None, wire.RebuiltStatesRequest]) -> wire.StatesSa
     topic = check_name(call.name("topic"))
     journal._core.run(partial(states.replace_states, topic, declared, saved, begin=asked.begin))
     journal._entities.states.clear()
-    return wire.StatesSaved(len(saved))
+    return len(saved)
 
 
 def _check_journal(asked: str, id: str) -> None:
@@ -348,7 +348,7 @@ def _seal_step(call: Call[None, wire.SealRequest]) -> SealReport:
     )
 
 
-def list_lakes(call: Call[wire.LakesQuery, None]) -> wire.LakeList:
+def list_lakes(call: Call[wire.TopicsQuery, None]) -> list[LakeSummary]:
     with call.service.journal._engine.read() as snap:
         names = [check_name(name) for name in call.query.topic] or list(reading.topic_names(snap))
-        return wire.LakeList([one for name in names for one in lake_summaries(snap, name)])
+        return [one for name in names for one in lake_summaries(snap, name)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from datetime import datetime
 
 from msgspec.structs import asdict, replace
 from starlette.concurrency import run_in_threadpool
@@ -22,7 +23,7 @@ from penstock.names import check_text
 from penstock.protocol import queues as wire
 from penstock.protocol.fields import PolicyFields, policy_changes
 from penstock.protocol.operation import PAGE_BYTES, page_of
-from penstock.protocol.topics import EventList, Receipts
+from penstock.protocol.topics import EventList
 from penstock.queue.queue import LocalQueue
 from penstock.server.access import address_of
 from penstock.server.api.binding import Call, answered, asked
@@ -63,7 +64,7 @@ def push_messages(call: Call[None, wire.PushRequest]) -> Response:
     receipts = _push(called(call), message)
     if message.payloads is None and message.messages is None:
         return answered(call.service, receipts[0], 200 if receipts[0].duplicate else 201)
-    return answered(call.service, Receipts(receipts), 201)
+    return answered(call.service, wire.PUSH_MESSAGES.enveloped(receipts), 201)
 
 
 def _push(queue: Queue, message: wire.PushRequest) -> list[ReceiptDocument]:
@@ -118,7 +119,7 @@ def _check_lease(queue: Queue, lease: float | None) -> None:
 
 
 # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-async def take_messages(call: Call[None, TakeRequest]) -> wire.DeliveryList:
+async def take_messages(call: Call[None, TakeRequest]) -> list[wire.DeliveryDocument]:
     """Messages under a lease; waits for the first up to `wait` seconds. A client that goes away meanwhile gets none."""
     service, wanted = call.service, call.body
     queue = await run_in_threadpool(called, call)
@@ -126,7 +127,7 @@ async def take_messages(call: Call[None, TakeRequest]) -> wire.DeliveryList:
     _check(queue, wanted.limit, wanted.lease)
     check_taking(wanted.limit, wanted.group, wanted.consumer, "take")
     if wanted.limit == 0:
-        return wire.DeliveryList([])
+        return []
     if wait and service.waiting >= service.limits.max_waiting:
         raise Refused(503, "TooManyWaiting", "too many requests wait for messages", {"Retry-After": "1"})
     service.waiting += 1
@@ -134,7 +135,7 @@ async def take_messages(call: Call[None, TakeRequest]) -> wire.DeliveryList:
         taken = await _take_while_there(call.request, service, service.journal._backend.queue(queue.name), wanted, wait)
     finally:
         service.waiting -= 1
-    return wire.DeliveryList([delivery_document(delivery) for delivery in taken])
+    return [delivery_document(delivery) for delivery in taken]
 
 
 async def _take_while_there(
@@ -201,7 +202,7 @@ async def _gone(request: Request) -> None:
             return
 
 
-def claim_deliveries(call: Call[None, wire.ClaimRequest]) -> wire.DeliveryList:
+def claim_deliveries(call: Call[None, wire.ClaimRequest]) -> list[wire.DeliveryDocument]:
     queue, wanted = called(call), call.body
     _check(queue, wanted.limit, wanted.lease)
     taken: list[Delivery] = []
@@ -215,12 +216,12 @@ def claim_deliveries(call: Call[None, wire.ClaimRequest]) -> wire.DeliveryList:
         size += sum(len(delivery.event.raw) for delivery in found)
         # With min_idle=0 what was just claimed could be claimed again.
         step = 0 if wanted.min_idle == 0 else _next_step(step, found, taken, size, wanted.limit)
-    return wire.DeliveryList([delivery_document(delivery) for delivery in taken])
+    return [delivery_document(delivery) for delivery in taken]
 
 
 # ── settling ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def ack_deliveries(call: Call[None, wire.AckRequest]) -> wire.Acknowledged:
-    return wire.Acknowledged(called(call).ack_many(list(call.body.tokens)))
+def ack_deliveries(call: Call[None, wire.AckRequest]) -> int:
+    return called(call).ack_many(list(call.body.tokens))
 
 
 def _delivery(call: Call[object, object]) -> Delivery:
@@ -243,11 +244,11 @@ def nack_delivery(call: Call[None, wire.NackRequest]) -> wire.Settled:
     return wire.Settled("nack", delivery._outcome)
 
 
-def extend_delivery(call: Call[None, wire.ExtendRequest]) -> wire.Extended:
+def extend_delivery(call: Call[None, wire.ExtendRequest]) -> datetime:
     _check_lease(called(call), call.body.lease)
     delivery = _delivery(call)
     delivery.extend(call.body.lease)
-    return wire.Extended(delivery.deadline)
+    return delivery.deadline
 
 
 def release_delivery(call: Call[None, None]) -> wire.Settled:

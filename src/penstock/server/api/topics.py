@@ -118,7 +118,7 @@ async def append_events(call: Call[None, bytes]) -> Response:
     else:
         found, single = drafts(call.request, call.body)
         if not found:
-            return answered(call.service, wire.Receipts([]))
+            return answered(call.service, wire.APPEND_EVENTS.enveloped([]))
         _add_request_headers(call.request, found, single)
         receipts = await _patiently(call.service, lambda: topic.try_submit_many(found))
     if single:
