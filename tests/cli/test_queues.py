@@ -25,6 +25,9 @@ def slow(delivery):
     open("begun", "w").close()
     time.sleep(0.5)
     send(delivery)
+def hang(delivery):
+    open("begun", "w").close()
+    time.sleep(3600)
 not_a_function = 3
 """
 
@@ -361,6 +364,20 @@ def test_a_worker_that_is_told_to_stop_finishes_what_it_has(emails: str, url: st
         assert journal.queue("emails").pending() == []
 
 
+def test_a_worker_that_hangs_is_ended_by_a_second_signal(emails: str, url: str, folder: Path, start: Start) -> None:
+    worker = start("work", "emails", "mailing:hang")
+    eventually((folder / "begun").exists)
+
+    def ended() -> bool:
+        worker.send_signal(signal.SIGTERM)
+        return worker.poll() is not None
+
+    eventually(ended)
+    assert worker.returncode == -signal.SIGTERM
+    with penstock.open(url) as journal:
+        assert len(journal.queue("emails").pending()) == 1  # until its lease has ended
+
+
 def test_pause_and_resume(cli: Cli, emails: str) -> None:
     assert cli("pause", "emails", "--json").document == {
         "queue": "emails",
@@ -370,7 +387,8 @@ def test_pause_and_resume(cli: Cli, emails: str) -> None:
     }
     assert cli("queues", "emails", "--json").documents[0]["paused"] is True
     assert "paused" in cli("queues", "emails").out
-    cli("take", "emails", "--settle", "ack", code=3)
+    said = cli("take", "emails", "--settle", "ack", code=3)
+    assert "3 messages of emails cannot be taken now: it is paused" in said.err
     assert "emails is paused: 3 messages are ready" in cli("check", code=1).out
     assert cli("pause", "emails", "--json").document["changed"] is False
     cli("pause", "emails", "--group", "default")

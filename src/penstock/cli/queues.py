@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -438,8 +439,12 @@ QUEUE_SECONDS = 0.5
 """Seconds between two looks for a queue that is not there yet."""
 
 
+AGAIN_SECONDS = 1.0
+"""A signal within so many seconds of the first is the same one: a parent passes on what the terminal sent to both."""
+
+
 class StopSignals:
-    """Within its block, SIGINT and SIGTERM are noted and do nothing else.
+    """Within its block, the first SIGINT or SIGTERM is noted and does nothing else; one more ends the process at once.
 
     A `threading.Event` would not do: its `set` takes a lock that the interrupted thread may hold at that moment.
     """
@@ -448,6 +453,7 @@ class StopSignals:
         self._came: SimpleQueue[int] = SimpleQueue()
         self.asked = False
         """Whether one came."""
+        self._first = 0.0
 
     def __enter__(self) -> StopSignals:
         self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -458,8 +464,12 @@ class StopSignals:
             signal.signal(which, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        self._came.put(number)
+        if not self.asked:
+            self.asked, self._first = True, time.monotonic()
+            self._came.put(number)
+        elif time.monotonic() - self._first > AGAIN_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     def wait(self, seconds: float) -> bool:
         """Waits for so long, or until a signal comes; whether one came."""
@@ -504,9 +514,10 @@ def work(
 
     The module is looked for in the current folder first. A function that returns acknowledges its message; one that
     raises gives it back, and it comes again after about 5 s, 30 s, 3 min, 10 min, unless the queue's policy says when.
-    SIGINT and SIGTERM let the messages in hand finish. With the name of a penstock.Tasks alone it runs the tasks of all
-    its queues, in the journal they were made with, and makes the queues that are not there. Else it waits for a queue
-    that is not there yet.
+    SIGINT and SIGTERM let the messages in hand finish; the second one ends the process at once, and these messages come
+    again when their leases have ended. With the name of a penstock.Tasks alone it runs the tasks of all its queues, in
+    the journal they were made with, and makes the queues that are not there. Else it waits for a queue that is not
+    there yet.
     """
     import logging
 
@@ -532,6 +543,8 @@ def work(
         while all(worker.alive for worker in workers) and not stop.wait(0.1):
             if until_empty and all(_is_empty(handle, given["group"]) for handle in handles):
                 break
+        if stop.asked:
+            context.note("finishing what is in hand; Ctrl-C once more leaves it: it comes again once its lease ends")
         for worker in workers:
             worker.stop()
     context.note("ended")
@@ -745,7 +758,7 @@ def take(
         raise click.UsageError("there is no terminal to ask at: say with --settle what becomes of the messages")
     taken = queue.take_many(limit, **given)
     if not taken:
-        context.note(f"no message is ready in {queue.name}")
+        context.note(_why_none(queue, given["group"]))
         return NOTHING
     left = list(taken)
     try:
@@ -761,6 +774,19 @@ def take(
         for delivery in left:
             delivery.release()
     return None
+
+
+def _why_none(queue: Queue, group: str) -> str:
+    """Why a take of a queue found nothing."""
+    stats = queue.stats(group)
+    if not stats.ready:
+        return f"no message is ready in {queue.name}"
+    waiting = f"{counted(stats.ready, 'message')} of {queue.name} cannot be taken now: "
+    if stats.paused:
+        return f"{waiting}it is paused, and `penstock resume {queue.name}` ends that"
+    if stats.breaker == "open":
+        return f"{waiting}too many failed lately, and its breaker is open"
+    return f"{waiting}its rate, its max_in_flight or another message of the same key holds them back"
 
 
 def _settle(delivery: Delivery, how: str, error: str | None) -> None:
@@ -828,7 +854,7 @@ def settle(
     delay: float | None,
     lease: float | None,
 ) -> Record:
-    """Settles a delivery by the token that `take --settle none` printed."""
+    """Settles a delivery by the token that `take --settle none` or `pending` printed."""
     held = queue.delivery(delivery)
     if how == "extend":
         held.extend(lease)

@@ -188,9 +188,10 @@ class Queue(Generic[PayloadT]):
     ) -> Delivery[PayloadT] | None:
         """The next message, for this consumer until it is settled or its lease ends; None when there is none.
 
-        `wait`: how long to wait for one. `newest`: from the other end. `seq`: just the message at that position, before
-        others that come earlier; None when it is not to be had: in flight, delayed, failed, settled, or behind another
-        of its ordering key. `key`: the next message of that key. Pauses, rates and limits hold for these as well.
+        `wait`: how long to wait for one. `newest`: from the other end, without keys. `seq`: just the message
+        at that position, before others that come earlier; None when it is not to be had: in flight, delayed, failed,
+        settled, or behind another of its ordering key. `key`: the next message of that key. Pauses, rates and limits
+        hold for these as well.
         """
         if group != DEFAULT_GROUP or consumer is not None:
             check_taker(group, consumer)

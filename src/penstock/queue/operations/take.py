@@ -351,7 +351,7 @@ class TakeOperation:
         if event.key is not None:
             raise ConfigError(
                 f"message {seq} of queue {self.queue.name!r} has an ordering key: take(newest=True) would deliver it "
-                "before earlier ones of its key"
+                "before earlier ones of its key; take without newest"
             )
         self.group.move(self.commit, message, TAKEN)
         self.messages.append((message, event))
