@@ -59,9 +59,11 @@ def test_an_answer_does_not_wait_for_the_network_to_batch_it(served: Served) -> 
 
 
 def test_a_wrong_address_or_token_is_a_sentence_and_leaves_no_connection(guarded: Served) -> None:
-    with pytest.raises(ConfigError, match="token"):
+    with pytest.raises(ConfigError, match="this needs a token"):
         penstock.open(guarded.url)
-    with pytest.raises(StorageError, match="does not answer"):
+    with pytest.raises(ConfigError, match="the token is none of this server's"):
+        penstock.open(guarded.url, token="another-token-than-those")
+    with pytest.raises(StorageError, match=r"^http://127.0.0.1:9 does not answer \(Failed to establish"):
         penstock.open("http://127.0.0.1:9")
 
 

@@ -162,8 +162,7 @@ def _explain(error: Exception, *, json: bool) -> int:
         return _complain(type(error).__name__, str(error), commands.NOTHING, json=json)
     message = _as_options(str(error))
     if isinstance(error, ConfigError):
-        hint = "give it with --token, or as PENSTOCK_TOKEN" if str(error).startswith("Unauthorized: ") else ""
-        return _complain(type(error).__name__, message, commands.USAGE, json=json, hint=hint)
+        return _complain(type(error).__name__, message, commands.USAGE, json=json)
     if isinstance(error, PenstockError):
         return _complain(type(error).__name__, message, commands.FAILED, json=json)
     if isinstance(error, OSError):

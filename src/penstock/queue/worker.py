@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from penstock.clock import Seconds, SystemClock, seconds
-from penstock.errors import Closed, ConfigError, FenceActive, PenstockError, StaleDelivery
+from penstock.errors import Closed, ConfigError, FenceActive, PenstockError, StaleDelivery, StorageError
 from penstock.journal.owners import this_process
 from penstock.names import check_whole
 from penstock.observe.logs import Log
@@ -422,6 +422,8 @@ class QueueWorker(Worker):
             log.warning("%r is given up when its lease ends: an exclusive fence is open", delivery)
         except Closed:
             raise
+        except StorageError as error:
+            log.warning("%r was not settled, and may come again when its lease ends: %s", delivery, error)
         except Exception:
             log.exception("a hook around %r failed", delivery)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
@@ -28,6 +29,9 @@ KEPT = 64
 """Idle connections kept."""
 
 _encode = msgspec.json.Encoder().encode
+
+_ORIGIN = re.compile(r"^\w+\(host=[^)]*\): ")
+"""What urllib3's messages begin with: its own object, with the address."""
 
 _UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises when an answer is not of the expected shape."""
@@ -276,7 +280,8 @@ class Client:
     def broken(self, method: str, error: HTTPError) -> StorageError | Closed:
         if self.closed or isinstance(error, ClosedPoolError):
             return Closed("the journal is closed")
-        what = f"{self.url} does not answer: {type(error).__name__}: {error}"
+        why = _ORIGIN.sub("", str(error))
+        what = f"{self.url} does not answer ({why}): is `penstock serve` running there?"
         if method != "GET" and not isinstance(error, NewConnectionError | ConnectTimeoutError):
             what += "; whether the request was done is not known (a dedup key makes it safe to repeat)"
         return StorageError(what, retryable=True)

@@ -107,10 +107,11 @@ class Access:
         """The sender's role; Refused when it may not do what needs `role`."""
         has = self.role(connection)
         if has is None:
+            why = "this needs a token" if _bearer(connection) is None else "the token is none of this server's"
             raise Refused(
                 401,
                 "Unauthorized",
-                "this needs a token: send it as `Authorization: Bearer …`",
+                f"{why}: send one as `Authorization: Bearer …`; token=, PENSTOCK_TOKEN",
                 {"WWW-Authenticate": 'Bearer realm="penstock"'},
             )
         if ROLES.index(has) < ROLES.index(role):
