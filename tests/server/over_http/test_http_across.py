@@ -1,9 +1,8 @@
 """The contract suite `test_across`, over HTTP."""
 
-from server.over_http.suite import STORE, TRANSACTION, contract_of
+from server.over_http.suite import TRANSACTION, contract_of
 
 WITHOUT = {
-    "test_sealed_history_is_read_along": STORE,
     "test_what_a_fence_hides_is_not_read": TRANSACTION,
 }
 

@@ -1,9 +1,8 @@
 """The contract suite `test_queue_merging`, over HTTP."""
 
-from server.over_http.suite import STORE, TRANSACTION, contract_of
+from server.over_http.suite import TRANSACTION, contract_of
 
 WITHOUT = {
-    "test_what_is_remembered_of_pushes_is_forgotten": STORE,
     "test_what_a_rolled_back_transaction_pushed_throttles_nothing": TRANSACTION,
     "test_a_rolled_back_push_replaces_nothing": TRANSACTION,
 }

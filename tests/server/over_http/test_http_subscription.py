@@ -1,6 +1,6 @@
 """The contract suite `test_subscription`, over HTTP."""
 
-from server.over_http.suite import LAG, SENT, WRITER, contract_of
+from server.over_http.suite import LAG, SENT, contract_of
 
 WITHOUT = {
     "test_raise_tells_a_slow_subscriber_where_it_was_and_goes_on_telling": LAG,
@@ -9,8 +9,6 @@ WITHOUT = {
     "test_what_is_dropped_and_what_comes_add_up_under_load": LAG,
     "test_drop_counts_what_compaction_took_and_holes_are_no_events": LAG,
     "test_a_subscriber_below_what_was_compacted_is_told": SENT,
-    "test_an_asynchronous_wait_can_be_cancelled": WRITER,
-    "test_an_idle_journal_costs_nothing": WRITER,
 }
 
 globals().update(contract_of("test_subscription", WITHOUT))
