@@ -58,7 +58,7 @@ class Store:
         if self.kind.on_disk:
             path = str(self.folder / "copies" / "backup")
             return path, f"{self.kind.scheme}:{path}"
-        return (name := f"memory:contract-{next(_names)}"), name
+        return (name := f"memory:contract-{next(_names)}-copy"), name
 
     def close(self) -> None:
         for engine in self._open:

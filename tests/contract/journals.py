@@ -40,7 +40,7 @@ class Place:
         if self.kind.on_disk:
             path = str(self.folder / f"backup-{next(_names)}")
             return path, f"{self.kind.scheme}:{path}"
-        return (name := f"memory:journal-{next(_names)}"), name
+        return (name := f"memory:journal-{next(_names)}-copy"), name
 
     def close(self) -> None:
         for journal in self._open:

@@ -188,10 +188,10 @@ def test_what_flow_control_costs_where_it_is_not_used(journal: Journal) -> None:
         assert delivery is not None
         delivery.ack()
 
-    take_and_ack()
+    instructions_of(take_and_ack)  # newer Pythons trace instructions of code that was traced before
     executed = instructions_of(take_and_ack)
     asking = {place: count for place, count in executed.items() if place[0].startswith("queue/") and FLOW(place[2])}
-    assert sum(executed.values()) > 1000 and asking, "the words are found where the code asks"
+    assert sum(executed.values()) > 500 and asking, "the words are found where the code asks"
     assert sum(asking.values()) <= 0.03 * sum(executed.values()), asking
 
 
