@@ -131,6 +131,7 @@ SCHEMA = pa.schema(
         ('{"n": 2147483648}', "n"),
         ('{"f": 1e39}', "f"),
         ('{"d": 12345.67}', "d"),
+        ('{"d": 12345}', "d"),
         ('{"d": 1.234}', "d"),
         ('{"s": 1}', "s"),
         ('{"b": "no base64!"}', "b"),
@@ -149,14 +150,14 @@ SCHEMA = pa.schema(
 )
 def test_one_payload_that_does_not_fit_is_one_misfit_with_its_field(payload: str, field: str) -> None:
     good = [f'{{"n": {n}, "s": "x"}}' for n in range(200)]
-    texts = [*good[:77], payload, "null", *good[77:]]
+    texts = ["null", *good[:77], payload, *good[77:]]
     parsed = PayloadParser(SCHEMA).parse(pa.array([text.encode() for text in texts], pa.binary()))
-    assert [misfit.row for misfit in parsed.misfits] == [77]
+    assert [misfit.row for misfit in parsed.misfits] == [78]
     reason = parsed.misfits[0].reason
     assert reason.startswith(f"field '{field}") if field else not reason.startswith("field"), reason
-    assert parsed.columns[0].to_pylist() == [*range(77), None, None, *range(77, 200)]
-    assert parsed.columns[3].to_pylist() == [*["x"] * 77, None, None, *["x"] * 123]
-    assert np.flatnonzero(parsed.absent).tolist() == [77, 78]
+    assert parsed.columns[0].to_pylist() == [None, *range(77), None, *range(77, 200)]
+    assert parsed.columns[3].to_pylist() == [None, *["x"] * 77, None, *["x"] * 123]
+    assert np.flatnonzero(parsed.absent).tolist() == [0, 78]
 
 
 def test_times_are_read_with_any_offset_and_without_one_as_utc() -> None:

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 900.0
 
 
+def test_every_public_name_is_there() -> None:
+    assert [name for name in penstock.spark.__all__ if not hasattr(penstock.spark, name)] == []
+
+
 def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs a Python program in a process of its own, to its end; a JVM that was given options would speak of them."""
     own = {name: value for name, value in os.environ.items() if name != "JDK_JAVA_OPTIONS"}

@@ -268,6 +268,8 @@ def large(journal: penstock.Journal, clock: ManualClock) -> penstock.Topic:
         ({"where": "id = '{id}'"}, 0, 1),
         ({"where": "kind = 'rare'"}, 1000, 1000),
         ({"kinds": "rare"}, 1000, 1000),
+        ({"keys": "[]"}, 0, 0),
+        ({"kinds": "", "keys": "k77"}, 0, 0),
         ({"where": "scope = 'us'"}, 0, 0),
         ({"where": f"occurred_at >= '{second(29).isoformat()}' and kind = 'placed'"}, 1000, 1000),
         ({"where": f"recorded_at >= '{second(29).isoformat()}'"}, 1000, 1000),

@@ -71,18 +71,17 @@ class PayloadParser:
         objects = (firsts == _OPEN) & (lasts == _CLOSE) & (lengths > 1)
         if binary is not None:
             objects &= ~binary
+        rows = np.arange(count)
         if self._quick and objects.all():
-            return _gathered(self.schema, self._pieces(payloads, 0), count)
+            return _gathered(self.schema, self._pieces(payloads, rows), count)
         nulls = (firsts == _NULL) & (lengths == 4)
         if binary is not None:
             nulls &= ~binary
-        rows = np.arange(count)
         pieces: list[_Piece] = []
         if nulls.any():
             pieces.append(_Piece(rows[nulls], [pa.nulls(int(nulls.sum()), field.type) for field in self.schema]))
         if self._quick and objects.any():
-            found = self._pieces(payloads.filter(pa.array(objects)), 0)
-            pieces.extend(piece._replace(rows=rows[objects][piece.rows]) for piece in found)
+            pieces.extend(self._pieces(payloads.filter(pa.array(objects)), rows[objects]))
             rest = ~(objects | nulls)
         else:
             rest = ~nulls
@@ -91,20 +90,20 @@ class PayloadParser:
         return _gathered(self.schema, pieces, count, nulls)
 
     # ── all at once ──────────────────────────────────────────────────────────────────────────────────────────────────
-    def _pieces(self, payloads: pa.BinaryArray, first: int) -> Iterator[_Piece]:
-        """The rows of objects, in as few pieces as they fit."""
+    def _pieces(self, payloads: pa.BinaryArray, rows: _Rows) -> Iterator[_Piece]:
+        """The rows of objects, in as few pieces as they fit; `rows` says which they are."""
         count = len(payloads)
         if not count:
             return
         columns = self._together(payloads)
         if columns is not None:
-            yield _Piece(np.arange(first, first + count), columns)
+            yield _Piece(rows, columns)
         elif count <= _FEW:
-            yield self._one_by_one(payloads, np.arange(first, first + count))
+            yield self._one_by_one(payloads, rows)
         else:
             half = count // 2
-            yield from self._pieces(payloads.slice(0, half), first)
-            yield from self._pieces(payloads.slice(half), first + half)
+            yield from self._pieces(payloads.slice(0, half), rows[:half])
+            yield from self._pieces(payloads.slice(half), rows[half:])
 
     def _together(self, payloads: pa.BinaryArray) -> list[pa.Array] | None:
         """The fields of all rows by Arrow's reader; None when it does not take one of them."""
@@ -248,7 +247,11 @@ def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
         if pc.any(pc.is_inf(column)).as_py():
             raise Unfit
         return column
-    if column.type == kind and not _has_float(kind):
+    if pa.types.is_decimal(kind):
+        if pc.any(pc.greater_equal(pc.abs(column), Decimal(10) ** (kind.precision - kind.scale))).as_py():
+            raise Unfit
+        return column
+    if column.type == kind and not _has_lax(kind):
         return column
     if pa.types.is_struct(kind):
         fields = [_typed(column.field(at), field.type) for at, field in enumerate(kind)]
@@ -269,9 +272,9 @@ def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column.cast(kind)
 
 
-def _has_float(kind: pa.DataType) -> bool:
-    """Whether a type that is its own wire type holds a FLOAT, which Arrow's reader lets become infinite."""
-    return any(pa.types.is_float32(inner) for inner in _innermost(kind))
+def _has_lax(kind: pa.DataType) -> bool:
+    """Whether a type that is its own wire type holds what Arrow's reader lets grow too large: a FLOAT, a DECIMAL."""
+    return any(pa.types.is_float32(inner) or pa.types.is_decimal(inner) for inner in _innermost(kind))
 
 
 # ── Types and conversions for payloads that are read one at a time: msgspec decodes, these make Arrow's values of it ──

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "journal.sealed.report": ("SealReport",),
+    "journal.sealed.segments": ("SealReport",),
     "spark.pipeline.flows": ("buffer_at", "external", "flow", "into", "queue", "topic"),
     "spark.pipeline.running": ("run",),
     "spark.projection.projecting": ("project", "rebuild"),

@@ -239,8 +239,9 @@ class ReadOptions(msgspec.Struct, frozen=True):
     payload_struct: bool = False
     mode: Mode = "FAILFAST"
     bad_records: str | None = None
-    kinds: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
+    kinds: frozenset[str] | None = None
+    keys: frozenset[str] | None = None
+    """Only events of these; of none of them, nothing. None: all."""
     where: Where | None = None
     min_offsets: int | None = None
     max_delay: float = _MAX_TRIGGER_DELAY
@@ -322,8 +323,8 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         schema,
         columns == "struct",
         *_misfits(given, topics or patterns, expression),
-        tuple(check_kind(kind) for kind in listed(given, "kinds")),
-        listed(given, "keys"),
+        frozenset(map(check_kind, listed(given, "kinds"))) if "kinds" in given else None,
+        frozenset(listed(given, "keys")) if "keys" in given else None,
         Where(given["where"]) if "where" in given else None,
         *_least(given),
         given.get("hold"),

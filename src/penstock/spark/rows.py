@@ -120,10 +120,8 @@ _FEW = 16
 
 def option_filter(options: ReadOptions) -> RowFilter:
     """The filter of the options `kinds`, `keys` and `where`: comparisons of whole columns, as far as it can be one."""
-    values: dict[str, frozenset[str | int]] = {}
-    for name, texts in (("kind", options.kinds), ("key", options.keys)):
-        if texts:
-            values[name] = frozenset(texts)
+    named = {"kind": options.kinds, "key": options.keys}
+    values: dict[str, frozenset[str | int]] = {name: texts for name, texts in named.items() if texts is not None}
     bounds: dict[str, Bounds] = {}
     prefix, left = "", False
     for part in () if options.where is None else options.where.parts:

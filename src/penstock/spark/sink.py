@@ -132,7 +132,10 @@ class StreamWriter(ArrowStreamWriter):
 def check_appends(overwrite: bool, what: str) -> None:
     """ConfigError when a write would replace what is there."""
     if overwrite:
-        raise ConfigError(f'{what} only grows: use mode("append"), or outputMode "append" or "update" for a stream')
+        raise ConfigError(
+            f'{what} only grows: use mode("append"); for a stream outputMode("append"), or, for rows that change, '
+            'foreachBatch(penstock.spark.into(…)) with outputMode("update")'
+        )
 
 
 def _shares(messages: Sequence[WriterCommitMessage | None]) -> list[TaskShare]:
