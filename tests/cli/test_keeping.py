@@ -8,6 +8,8 @@ import pytest
 import penstock
 from cli.commandline import Cli
 from penstock.api import local
+from penstock.journal import keys
+from penstock.journal.catalog import load_record
 
 
 def test_seek_moves_a_cursor_to_a_position_a_time_and_both_ends(cli: Cli, orders: str) -> None:
@@ -112,6 +114,28 @@ def test_verify_names_a_damaged_block_and_fails(cli: Cli, tmp_path: Path) -> Non
     said = cli("verify", "--url", url, "--json", code=1)
     assert "Corrupt" in said.out + said.err
     assert "Traceback" not in said.err
+
+
+def test_a_damaged_topic_hides_no_other_and_verify_says_from_where_on_it_can_be_read(cli: Cli, url: str) -> None:
+    with penstock.open(url) as journal:
+        journal.topic("whole").append("k")
+        for name in ("broken", "lost", "broken", "lost"):
+            journal.topic(name).append_many([penstock.Draft("k", "x" * 100_000) for _ in range(4)])
+        with local(journal, "a test")._engine.write() as tx:
+            for name, which in (("broken", 0), ("lost", 1)):
+                record = load_record(tx, name)
+                assert record is not None
+                key, block = list(tx.scan(*keys.block_range(record.topic_id)))[which]
+                tx.put(key, block[:-1] + bytes([block[-1] ^ 1]))
+    listed = cli("topics", "--json", code=1)
+    assert [row["events"] for row in listed.documents] == [None, None, 1] and "penstock verify broken" in listed.err
+    first, second, _ = cli("verify", "--json", code=1).documents
+    assert first["events"] == 0 and first["state"].endswith("; from 5 on it can be read")
+    assert second["events"] == 4 and second["state"].endswith("; nothing behind it can be read")
+    assert "`penstock verify` says what can be read" in cli("read", "broken", code=1).err
+    assert [row["seq"] for row in cli("read", "broken", "--after", "4", "--json").documents] == [5, 6, 7, 8]
+    cli("compact", "broken", "--through", "4")
+    assert cli("verify", "broken", "--json").document["state"] == "whole"
 
 
 def test_info_says_what_the_journal_is(cli: Cli, orders: str, url: str) -> None:

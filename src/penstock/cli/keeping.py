@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,9 +91,10 @@ def read_through(topic: Topic) -> tuple[int, str | None]:
 
 def _read_events(topic: Topic) -> tuple[int, str | None]:
     """How many events were read, and what stopped it."""
-    count = last = 0
-    expected = len(topic)
-    latest = topic.latest
+    count = last = expected = 0
+    latest: int | None = None
+    with suppress(PenstockError):  # the newest block is damaged, and the read will come to it
+        expected, latest = len(topic), topic.latest
     try:
         for event in topic.read(through=latest):
             if event.seq <= last:
@@ -102,10 +104,19 @@ def _read_events(topic: Topic) -> tuple[int, str | None]:
             last = event.seq
             count += 1
     except PenstockError as error:
-        return count, f"{type(error).__name__} after position {last}: {error}"
+        return count, f"{type(error).__name__} after position {last}: {error}{_readable_again(topic, last)}"
     if count < expected:
         return count, f"{expected:,} events should be there"
     return count, None
+
+
+def _readable_again(topic: Topic, last: int) -> str:
+    """From where on a topic that is damaged behind a position can be read to its end."""
+    first = 0
+    with suppress(PenstockError):
+        for event in topic.read(after=last, reverse=True):
+            first = event.seq
+    return f"; from {first} on it can be read" if first else "; nothing behind it can be read"
 
 
 def _verify_problem(topic: Topic) -> str | None:

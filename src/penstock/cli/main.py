@@ -156,7 +156,7 @@ def _hint(error: click.UsageError) -> str:
 
 def _explain(error: Exception, *, json: bool) -> int:
     """A sentence for an error that a user can do something about; anything else is a defect and keeps its traceback."""
-    from penstock.errors import ConfigError, NoStore, PenstockError
+    from penstock.errors import ConfigError, Corrupt, NoStore, PenstockError
 
     if isinstance(error, NoStore):
         return _complain(type(error).__name__, str(error), commands.NOTHING, json=json)
@@ -164,7 +164,8 @@ def _explain(error: Exception, *, json: bool) -> int:
     if isinstance(error, ConfigError):
         return _complain(type(error).__name__, message, commands.USAGE, json=json)
     if isinstance(error, PenstockError):
-        return _complain(type(error).__name__, message, commands.FAILED, json=json)
+        hint = "`penstock verify` says what can be read; a backup has the rest" if isinstance(error, Corrupt) else ""
+        return _complain(type(error).__name__, message, commands.FAILED, json=json, hint=hint)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return _complain("OSError", f"{where}{error.strerror or error}", commands.FAILED, json=json)

@@ -17,7 +17,7 @@ import click
 from penstock.cli import values
 from penstock.cli.command import DONE, FAILED, CommandContext, Nothing, Record, command, topic_command
 from penstock.cli.output import event_record, pretty_payload
-from penstock.errors import ConfigError, UnknownTopic
+from penstock.errors import ConfigError, Corrupt, UnknownTopic
 from penstock.names import is_pattern
 from penstock.units import in_parts
 
@@ -67,15 +67,24 @@ payload_only = click.option("--payload", is_flag=True, help="print payloads only
 
 @command("topics", "penstock topics", "penstock topics order --json")
 @click.argument("pattern", required=False, help="only topics whose name contains this")
-def topics(context: CommandContext, pattern: str | None) -> None:
-    """Lists the topics with their ends and sizes."""
+def topics(context: CommandContext, pattern: str | None) -> int:
+    """Lists the topics with their ends and sizes. Exit code 1 when one of them is damaged."""
+    rows: list[tuple[object, ...]] = []
+    damaged = False
     with context.journal(read_only=True) as journal:
-        names = [name for name in journal.topics() if pattern is None or pattern in name]
-        rows = [_topic_row(journal.topic(name)) for name in names]
+        for name in journal.topics():
+            if pattern is None or pattern in name:
+                try:
+                    rows.append(_topic_row(journal.topic(name)))
+                except Corrupt as error:
+                    rows.append((name, None, None, None, None, None))
+                    damaged = True
+                    context.note(f"{name}: {error}; `penstock verify {name}` says what can be read")
     otherwise = "no topics yet: `penstock append TOPIC '{…}'` makes one"
     if pattern is not None:
         otherwise = f"no topic's name contains {pattern!r}"
     context.rows(("Topic", "Events", "Oldest", "Latest", "Newest", "Consumers"), rows, otherwise=otherwise)
+    return FAILED if damaged else DONE
 
 
 def _topic_row(topic: Topic) -> tuple[object, ...]:

@@ -574,7 +574,7 @@ class FolderLock:
             who = "this process" if holder == str(os.getpid()) else f"process {holder}"
             raise Locked(
                 f"{name} is open for writing in {who}, and its engine allows one writer: "
-                "close it there, or open it with read_only=True"
+                "close it there, use it through `penstock serve`, or open it for reading only"
             ) from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)

@@ -492,8 +492,8 @@ def explain(error: Exception, name: str) -> PenstockError:
         raise error  # not rocksdict's: a signal handler's, say
     if "lock hold by current process" in text or "While lock file" in text:
         return Locked(
-            f"{name} is open for writing elsewhere, and its engine allows one process: "
-            f"close it there, or open it with read_only=True ({text})"
+            f"{name} is open for writing elsewhere, and its engine allows one writer (`fuser` of its LOCK names it): "
+            "close it there, use it through `penstock serve`, or open it for reading only"
         )
     if "Corruption" in text:
         return Corrupt(f"RocksDB found {name} damaged: {text}; restore a backup")
