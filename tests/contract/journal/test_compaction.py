@@ -12,7 +12,8 @@ import pytest
 from journals import Place, eventually, on, only, payloads, seen, seqs
 
 from penstock import CompactReport, Draft, Journal, ManualClock, Settings, Topic
-from penstock.errors import ConfigError
+from penstock.engine.memory import MemoryEngine
+from penstock.errors import ConfigError, StorageError
 from penstock.journal import upkeep
 
 Reopen = Callable[[Journal], Journal]
@@ -33,6 +34,22 @@ def test_unknown_topics_compact_to_nothing(journal: Journal) -> None:
     assert journal.topic("nobody").compact(5) == CompactReport()
     assert journal.topic("nobody").compact_keys() == 0
     assert journal.topics() == []
+
+
+@on("memory")
+def test_a_disk_too_full_to_give_space_back_fails_nothing_that_is_done(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(engine: MemoryEngine) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(MemoryEngine, "reclaim", full)
+    fill(journal.topic("t"), 10)
+    assert journal.topic("t").compact(8).removed == 8
+    journal.queue("q").push_many(range(3))
+    assert journal.queue("q").purge() == 3
+    assert journal.drop_topic("t").events == 2
+    assert "given back to the disk another time: the disk is full" in caplog.text
 
 
 @pytest.mark.parametrize("through", [-1, "1", None, 1.5, 2**63])

@@ -169,7 +169,7 @@ class _Sealing:
                 self._register()
             self.core.run(self._finish)
         if written:
-            self.core.engine.reclaim()
+            self.core.writer.reclaim()
         return SealReport(
             self.topic,
             shown_url(self.lake),
