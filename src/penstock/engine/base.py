@@ -4,6 +4,7 @@ have lost their names; read transactions, and write transactions that are commit
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from penstock.durable import move_into_place
-from penstock.engine.contract import MAX_KEY_BYTES, Durability, Engine, Held, Snapshot
+from penstock.engine.contract import MAX_KEY_BYTES, Durability, Engine, EngineView, Held
 from penstock.errors import Closed, ConfigError, NoStore, OutcomeUnknown, PenstockError, ReadOnly, StorageError
 from penstock.units import in_parts
 
@@ -162,7 +163,7 @@ def check_key(key: bytes) -> None:
         raise ConfigError(f"a key has 1 to {MAX_KEY_BYTES} bytes, not {len(key)}: {bytes(key[:40])!r}")
 
 
-def is_made(view: Snapshot, where: object, wanted: bytes, *, read_only: bool) -> bool:
+def is_made(view: EngineView, where: object, wanted: bytes, *, read_only: bool) -> bool:
     """Whether a database holds a store of this format; ConfigError when it holds something else, or may not be made."""
     found = view.get(FORMAT_KEY)
     if found is not None and found != wanted:
@@ -237,7 +238,7 @@ def transaction_is_over() -> Closed:
     return Closed("this transaction is over (or never began): use it inside its `with` block, while its store is open")
 
 
-def copy_rows(snapshot: Snapshot, target: Engine) -> None:
+def copy_rows(snapshot: EngineView, target: Engine) -> None:
     """Writes every row of a snapshot into an empty store, in commits of a few megabytes."""
     for rows in in_parts(snapshot.scan(b"", END), lambda row: len(row[0]) + len(row[1]), COPY_BYTES):
         with target.write(sync=False) as tx:
@@ -252,11 +253,12 @@ def copy_rows(snapshot: Snapshot, target: Engine) -> None:
 class HeldRead(Held):
     """A read transaction over a view that stands still as long as `held` is; one that is dropped is closed."""
 
-    __slots__ = ("__weakref__", "_engine", "_held", "_view")
+    __slots__ = ("__weakref__", "_engine", "_held", "_view", "begun")
 
-    def __init__(self, engine: BaseEngine, view: Snapshot, held: Held | None = None) -> None:
+    def __init__(self, engine: BaseEngine, begun: float, view: EngineView, held: Held | None = None) -> None:
         self._engine = engine
-        self._view: Snapshot | None = view
+        self.begun = begun
+        self._view: EngineView | None = view
         self._held = held
 
     def get(self, key: bytes) -> bytes | None:
@@ -271,7 +273,7 @@ class HeldRead(Held):
     def is_open(self) -> bool:
         return self._view is not None
 
-    def _usable(self) -> Snapshot:
+    def _usable(self) -> EngineView:
         if self._view is None or self._engine._closed:
             raise transaction_is_over()
         return self._view
@@ -313,7 +315,7 @@ class BatchEngine(BaseEngine):
         return OverlayWrite(self, sync)
 
     @abstractmethod
-    def _begin(self) -> tuple[Snapshot, bool]:
+    def _begin(self) -> tuple[EngineView, bool]:
         """Waits for this thread's turn; the newest committed state, and whether another writer changed it."""
 
     @abstractmethod
@@ -324,11 +326,12 @@ class BatchEngine(BaseEngine):
 class OverlayWrite:
     """A write transaction: changes that read like a store of their own, and are handed to their engine at the end."""
 
+    begun: float = math.inf
     __slots__ = ("_base", "_engine", "_order", "changes", "foreign", "kept", "ranges", "relaxed", "writes")
 
     def __init__(self, engine: BatchEngine, sync: bool) -> None:
         self._engine = engine
-        self._base: Snapshot | None = None
+        self._base: EngineView | None = None
         """What the changes are laid over; None before the transaction has begun, and when it is over."""
         self.changes: dict[bytes, bytes | None] = {}
         """The newest value of every changed key; None for a deleted one."""
@@ -356,7 +359,7 @@ class OverlayWrite:
         finally:
             self._engine._end_turn()
 
-    def _usable(self) -> Snapshot:
+    def _usable(self) -> EngineView:
         if self._base is None:
             raise transaction_is_over()
         return self._base
@@ -417,7 +420,7 @@ class OverlayWrite:
             yield row
             self._usable()
 
-    def _below(self, base: Snapshot, start: bytes, stop: bytes, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
+    def _below(self, base: EngineView, start: bytes, stop: bytes, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
         """The base's keys outside the deleted ranges."""
         for low, high in self._gaps(start, stop, reverse):
             yield from base.scan(low, high, reverse=reverse)

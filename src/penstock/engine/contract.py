@@ -18,8 +18,8 @@ MAX_KEY_BYTES = 500
 """The longest key an engine takes."""
 
 
-class Snapshot(Protocol):
-    """One consistent state of the store, whatever is written meanwhile."""
+class EngineView(Protocol):
+    """Rows that can be read by key and in order."""
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key, or None."""
@@ -31,6 +31,13 @@ class Snapshot(Protocol):
         Inside a write transaction the caller may change keys it has already passed, not those still ahead.
         """
         ...
+
+
+class Snapshot(EngineView, Protocol):
+    """One consistent state of the store, whatever is written meanwhile."""
+
+    begun: float
+    """`time.monotonic()` before it was taken: it has all that was committed until then. Infinite in a transaction."""
 
 
 class ReadTx(Snapshot, Protocol):

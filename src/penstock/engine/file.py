@@ -18,6 +18,7 @@ import logging
 import os
 import struct
 import threading
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +30,7 @@ from typing import ClassVar
 
 from penstock.durable import like, lock_file, sync_file, sync_folder
 from penstock.engine.base import END, BatchEngine, HeldRead, OpenFiles, OverlayWrite, backup_at, check_folder, crc32
-from penstock.engine.contract import MAX_KEY_BYTES, Durability, Snapshot
+from penstock.engine.contract import MAX_KEY_BYTES, Durability, EngineView
 from penstock.engine.sorted_map import Frozen, SortedMap
 from penstock.errors import Closed, ConfigError, Corrupt, Locked, OutcomeUnknown, PenstockError, StorageError
 from penstock.units import in_parts
@@ -124,11 +125,12 @@ class FileEngine(BatchEngine):
 
     def read(self) -> HeldRead:
         self._check_usable()
+        begun = time.monotonic()
         with self._lock:
             if self.read_only:
                 self._refresh()
             keys = self._index.map.snapshot()
-            return HeldRead(self, FileSnapshot(keys, self._data), keys)
+            return HeldRead(self, begun, FileSnapshot(keys, self._data), keys)
 
     def _refresh(self) -> None:
         """Takes in what a writer in another process has done since; also when it has changed to a new file."""
@@ -152,7 +154,7 @@ class FileEngine(BatchEngine):
         if self._broken is not None:
             raise self._broken
 
-    def _begin(self) -> tuple[Snapshot, bool]:
+    def _begin(self) -> tuple[EngineView, bool]:
         self._take_turn()
         if self._broken is not None:
             self._end_turn()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import ClassVar
 
 from penstock.engine.base import END, BatchEngine, HeldRead, OverlayWrite
-from penstock.engine.contract import Durability, Snapshot
+from penstock.engine.contract import Durability, EngineView
 from penstock.engine.sorted_map import SortedMap
 from penstock.errors import ConfigError, NoStore
 
@@ -45,11 +46,12 @@ class MemoryEngine(BatchEngine):
 
     def read(self) -> HeldRead:
         self._check_usable()
+        begun = time.monotonic()
         with self._store.lock:
             frozen = self._store.map.snapshot()
-        return HeldRead(self, frozen, frozen)
+        return HeldRead(self, begun, frozen, frozen)
 
-    def _begin(self) -> tuple[Snapshot, bool]:
+    def _begin(self) -> tuple[EngineView, bool]:
         self._take_turn()
         return self._store.map, self._store.last_writer is not self
 

@@ -18,6 +18,7 @@ import shutil
 import struct
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -39,7 +40,7 @@ from penstock.engine.base import (
     is_made,
     transaction_is_over,
 )
-from penstock.engine.contract import MAX_KEY_BYTES, Durability, Snapshot
+from penstock.engine.contract import MAX_KEY_BYTES, Durability, EngineView
 from penstock.errors import ConfigError, Corrupt, Locked, OutcomeUnknown, PenstockError, StorageError
 
 FORMAT = b"penstock rocksdb 1"
@@ -140,16 +141,17 @@ class RocksdbEngine(BatchEngine):
 
     def read(self) -> RocksdbRead:
         self._check_usable()
+        begun = time.monotonic()
         with explained(self._name):
             if self.read_only:
                 self._check_files()
                 instance = self._take_secondary()
-                reading = RocksdbRead(self, RocksdbView(instance.db, self._name), instance)
+                reading = RocksdbRead(self, begun, RocksdbView(instance.db, self._name), instance)
                 self._reads.add(reading)
             else:
                 with self._swap:  # and noted before it can be closed
                     self._check_database()
-                    reading = RocksdbRead(self, PinnedRocksdbView(self._db, self._name), None)
+                    reading = RocksdbRead(self, begun, PinnedRocksdbView(self._db, self._name), None)
                     self._reads.add(reading)
         return reading
 
@@ -181,7 +183,7 @@ class RocksdbEngine(BatchEngine):
         else:
             self._idle.append(instance)
 
-    def _begin(self) -> tuple[Snapshot, bool]:
+    def _begin(self) -> tuple[EngineView, bool]:
         self._take_turn()
         try:
             if self._refused:
@@ -525,8 +527,8 @@ class RocksdbRead(HeldRead):
 
     __slots__ = ("_instance", "_rocksdb_view", "_store")
 
-    def __init__(self, engine: RocksdbEngine, view: RocksdbView, instance: Secondary | None) -> None:
-        super().__init__(engine, view)
+    def __init__(self, engine: RocksdbEngine, begun: float, view: RocksdbView, instance: Secondary | None) -> None:
+        super().__init__(engine, begun, view)
         self._store = engine
         self._rocksdb_view = view
         self._instance = instance

@@ -8,6 +8,7 @@ grow it.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import threading
@@ -153,6 +154,7 @@ class SqliteEngine(BaseEngine):
             self._check_usable()
         if self.read_only:
             self._check_files()
+        begun = time.monotonic()
         try:
             try:
                 connection = self._idle.pop()
@@ -161,7 +163,7 @@ class SqliteEngine(BaseEngine):
             self._reading.add(connection)
             try:
                 connection.execute(BEGIN_READ).get  # noqa: B018 - the first read fixes the snapshot
-                reading = SqliteRead(self, connection)
+                reading = SqliteRead(self, begun, connection)
             except BaseException:
                 self._reading.discard(connection)
                 connection.close(True)
@@ -441,10 +443,11 @@ class _SqliteTransaction:
 class SqliteRead(_SqliteTransaction, Held):
     """A read transaction on a connection of its own."""
 
-    __slots__ = ()
+    __slots__ = ("begun",)
 
-    def __init__(self, engine: SqliteEngine, connection: apsw.Connection) -> None:
+    def __init__(self, engine: SqliteEngine, begun: float, connection: apsw.Connection) -> None:
         self._engine = engine
+        self.begun = begun
         self._connection = connection
         self._execute = connection.execute
         self._scans = set()
@@ -464,6 +467,8 @@ class SqliteRead(_SqliteTransaction, Held):
 
 class SqliteWrite(_SqliteTransaction):
     """A write transaction on the engine's one writing connection."""
+
+    begun: float = math.inf
 
     __slots__ = ("_sync", "foreign", "writes")
 

@@ -39,20 +39,18 @@ def ancestors(core: JournalCore, event: Event | Receipt | str) -> Iterator[Event
 def effects(core: JournalCore, event: Event | Receipt | str) -> Iterator[Event]:
     """What an event caused directly, in the order it was recorded."""
     id = id_of(event)
-    lookups, now = _lookups(core, id), core.clock.now_ms()
     with core.engine.read() as snap:
-        found = [lookup.caused_by(id) for lookup in _opened(core, snap, id, lookups, now)]
+        found = [lookup.caused_by(id) for lookup in _opened(core, snap, id)]
         yield from merge(*found, key=_order)
 
 
 def correlated(core: JournalCore, correlation_id: str) -> Iterator[Event]:
     """Every event of a correlation, the one that began it included: as recorded, causes before their effects."""
     check_text(correlation_id, "correlation_id")
-    lookups, now = _lookups(core, correlation_id), core.clock.now_ms()
     with core.engine.read() as snap:
         # The first event of a chain has no correlation id: its own id is that of all others.
-        first = find_event(snap, correlation_id, now)
-        found = [lookup.correlated(correlation_id) for lookup in _opened(core, snap, correlation_id, lookups, now)]
+        first = find_event(snap, correlation_id, core.clock.now_ms())
+        found = [lookup.correlated(correlation_id) for lookup in _opened(core, snap, correlation_id)]
         beginning = [first] if first is not None and first.correlation_id != correlation_id else []
         yield from causes_first(merge(beginning, *found, key=_order))
 
@@ -119,20 +117,13 @@ def id_of(event: Event | Receipt | str) -> str:
     raise ConfigError(f"name an event by itself, its receipt or its id, not by {event!r:.80}")
 
 
-def _lookups(core: JournalCore, id: str) -> dict[str, Lookup]:
-    """Begun before the snapshot is taken, for the topics that may name an id by now."""
-    with core.engine.read() as snap:
-        names = topics_naming(snap, id)
-    return {name: core.index.lookup(name) for name in names}
-
-
-def _opened(core: JournalCore, snap: Snapshot, id: str, begun: dict[str, Lookup], now_ms: int) -> Iterator[Lookup]:
+def _opened(core: JournalCore, snap: Snapshot, id: str) -> Iterator[Lookup]:
     """Look-ups in the topics of a snapshot that may name an id, without what is too old for a reader."""
+    now = core.clock.now_ms()
     for name in topics_naming(snap, id):
-        view = TopicView.open(snap, name, now_ms)
+        view = TopicView.open(snap, name, now)
         if view is not None:
-            # A topic that came since they were begun is read as it is: what is in memory may be newer than this.
-            yield (begun.get(name) or Lookup(core.index, name, None, None)).open(view)
+            yield core.index.open(view)
 
 
 def _order(event: Event) -> int:

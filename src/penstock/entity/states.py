@@ -20,7 +20,7 @@ from penstock.journal import keys
 from penstock.journal.blocks import Block, text_values
 from penstock.journal.catalog import TopicState, load_record, load_state
 from penstock.journal.commit import Commit
-from penstock.journal.index.index import Lookup
+from penstock.journal.index.index import EntityIndex
 from penstock.journal.index.memtable import Piece
 from penstock.journal.index.runs import drop_index
 from penstock.journal.keys import MAX_SEQ, prefix_end
@@ -93,7 +93,6 @@ def project(
         remembered = states.get(states.topic_id_of(log), declared, key)
         if remembered is not None and remembered.fingerprint == declared.fingerprint:
             return remembered.generation, unpack_state(projection, remembered.state)
-    lookup = core.index.lookup(name) if key is not None else None
     with core.engine.read() as snap:
         view = TopicView.open(snap, name)
         if view is None:
@@ -105,7 +104,7 @@ def project(
             return start.generation, state
         if state is None:
             state, start = projection(), None
-        pieces = _pieces(view, lookup, key, start.generation if start is not None else 0)
+        pieces = _pieces(core.index, view, key, start.generation if start is not None else 0)
         first, last, count = folder.fold_pieces(state, pieces)
     if not count:
         return (start.generation, state) if start is not None else (0, None)
@@ -143,11 +142,10 @@ def folded(projection: type[P], events: Iterable[Event]) -> tuple[int, P | None]
     return newest, state if newest else None
 
 
-def _pieces(view: TopicView, lookup: Lookup | None, key: str | None, after: int) -> Iterable[Piece]:
+def _pieces(index: EntityIndex, view: TopicView, key: str | None, after: int) -> Iterable[Piece]:
     """What is to be folded: the events of an entity, or of the whole topic."""
     if key is not None:
-        assert lookup is not None
-        return lookup.open(view).pieces(key, after, keys.MAX_SEQ)
+        return index.open(view).pieces(key, after, keys.MAX_SEQ)
     return (
         (block, range(block.row_after(after) if block.first <= after else 0, block.count))
         for block in view.blocks(after, keys.MAX_SEQ)
@@ -362,10 +360,9 @@ class Watch(Signalled, LiveIterator[P]):
 
 def newest_position(log: TopicLog, key: str) -> int:
     """The position of an entity's newest event; 0 when it has none."""
-    lookup = log.core.index.lookup(log.name)
 
     def newest(view: TopicView) -> int:
-        event = lookup.open(view).newest(key)
+        event = log.core.index.open(view).newest(key)
         return event.seq if event is not None else 0
 
     return log.ask(newest, 0)
@@ -373,11 +370,10 @@ def newest_position(log: TopicLog, key: str) -> int:
 
 def entities(log: TopicLog) -> Iterator[str]:
     """Every key that has events, each once, in no particular order."""
-    lookup = log.core.index.lookup(log.name)
     with log.core.engine.read() as snap:
         view = TopicView.open(snap, log.name, log.core.clock.now_ms())
         if view is not None:
-            yield from lookup.open(view).entities()
+            yield from log.core.index.open(view).entities()
 
 
 def reindex(log: TopicLog) -> None:
@@ -402,7 +398,6 @@ def reindex(log: TopicLog) -> None:
 def verify_states(log: TopicLog, projection: type[P]) -> list[str | None]:
     """The keys (None: the whole topic) of valid saved states that differ from what folding gives."""
     folder, core = folder_of(projection), log.core
-    lookup = core.index.lookup(log.name)
     wrong: list[str | None] = []
     with core.engine.read() as snap:
         view = TopicView.open(snap, log.name)
@@ -412,8 +407,7 @@ def verify_states(log: TopicLog, projection: type[P]) -> list[str | None]:
         for key, saved in saved_states(snap, view.topic_id, folder.declared):
             if not is_valid(saved, folder.declared, topic):
                 continue
-            by_key, through = (None if key is None else lookup), min(saved.generation, MAX_SEQ)
-            events = read_view(view, EventQuery(key, through=through), by_key)
+            events = read_view(view, EventQuery(key, through=min(saved.generation, MAX_SEQ)), core.index.open)
             folded = pack_state(folder.fold_events(projection(), events))
             try:
                 same = unpack_state(projection, saved.state) == unpack_state(projection, folded)

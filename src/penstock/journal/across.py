@@ -24,7 +24,6 @@ from penstock.errors import Closed, ConfigError
 from penstock.events import Event
 from penstock.journal import keys
 from penstock.journal.following import STEP
-from penstock.journal.index.index import Lookup
 from penstock.journal.log import read_view
 from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
 from penstock.journal.waking import Signalled
@@ -117,12 +116,11 @@ def _is_internal(core: JournalCore, snap: Snapshot, name: str, beginning: str) -
 def read_across(core: JournalCore, query: AcrossQuery) -> Iterator[Event]:
     """Streams the wanted events of one snapshot, which is taken when the first is asked for: a block of each topic is
     in memory."""
-    begun = _lookups(core, query)
     with core.engine.read() as snap:
         streams = []
         for view in _views(core, snap, query.topics):
             own = replace(_within(query.events, *_bounds(view, query)), limit=query.events.limit)
-            streams.append(read_view(view, own, _lookup(core, begun, query, view.name)))
+            streams.append(read_view(view, own, core.index.open))
         yield from islice(merge(*streams, key=_recorded, reverse=query.events.reverse), query.events.limit)
 
 
@@ -133,19 +131,18 @@ def read_step(
 
     `among`: the topics that may have any.
     """
-    begun, reverse = _lookups(core, query), query.events.reverse
+    reverse = query.events.reverse
     reached, ends = dict((query.through if reverse else query.after) or {}), {}
     found: list[Event] = []
     cut: list[str] = []
     """Topics that were looked at as far as a step goes, and go on: their next event may precede those of others."""
 
     def stream(view: TopicView, low: int, high: int) -> Iterator[Event]:
-        lookup = _lookup(core, begun, query, view.name)
         begin, end = low, high
-        if lookup is None and high - low > STEP:
+        if query.events.key is None and high - low > STEP:
             begin, end = (high - STEP, high) if reverse else (low, low + STEP)
         if begin < end:
-            yield from read_view(view, _within(query.events, begin, end), lookup)
+            yield from read_view(view, _within(query.events, begin, end), core.index.open)
         reached[view.name] = begin if reverse else end
         if (begin, end) != (low, high):
             cut.append(view.name)
@@ -195,22 +192,6 @@ def _bounds(view: TopicView, query: AcrossQuery) -> tuple[int, int]:
 
 def _within(query: EventQuery, after: int, through: int) -> EventQuery:
     return replace(query, after=after, through=through, since_ms=None, until_ms=None, limit=None)
-
-
-def _lookups(core: JournalCore, query: AcrossQuery) -> dict[str, Lookup]:
-    """Begun before the snapshot is taken, for the topics that there are by now."""
-    if query.events.key is None:
-        return {}
-    with core.engine.read() as snap:
-        names = matching(core, snap, query.topics)
-    return {name: core.index.lookup(name) for name in names}
-
-
-def _lookup(core: JournalCore, begun: dict[str, Lookup], query: AcrossQuery, name: str) -> Lookup | None:
-    if query.events.key is None:
-        return None
-    # A topic that was made since they were begun is read as it is: what is in memory may be newer than the snapshot.
-    return begun.get(name) or Lookup(core.index, name, None, None)
 
 
 class AcrossReader:

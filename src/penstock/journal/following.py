@@ -232,7 +232,6 @@ def search(
     `begin` may say, once the topic (or that there is none) is seen, that the search begins later.
     """
     core = log.core
-    lookup = None if wanted.key is None else core.index.lookup(log.name)
     with core.engine.read() as snap:
         view = TopicView.open(snap, log.name, core.clock.now_ms())
         if begin is not None:
@@ -241,9 +240,9 @@ def search(
         if view is None or after >= latest:
             return [], after, True
         view.check_not_trimmed(after)
-        through = latest if lookup is not None else min(latest, after + STEP)
-        if lookup is not None and through - after > SEARCHED:
-            found = entity_events(lookup.open(view), wanted, after, None, through, reverse=False)
+        through = latest if wanted.key is not None else min(latest, after + STEP)
+        if wanted.key is not None and through - after > SEARCHED:
+            found = entity_events(core.index.open(view), wanted, after, None, through, reverse=False)
         else:
             found = view.events(after, through, limit if wanted.where is None else None, wanted)
         events = list(islice(wanted.fulfilled(found), limit))

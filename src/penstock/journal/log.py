@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from penstock.events import Draft, Event
 from penstock.journal.catalog import load_record
-from penstock.journal.index.index import Lookup, entity_events, prefixed_events
+from penstock.journal.index.index import OpenIndex, entity_events, prefixed_events
 from penstock.journal.prepare import FindCause, PreparedBatch, make_draft, prepare, prepare_one
 from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
 
@@ -78,14 +78,13 @@ class TopicLog:
 
     def read(self, query: EventQuery = EVERYTHING) -> Iterator[Event]:
         """Streams the wanted events of one snapshot, which is taken when the first is asked for."""
-        lookup = None if query.key is None else self.core.index.lookup(self.name)
         with self.core.engine.read() as snap:
             view = TopicView.open(snap, self.name, self.core.clock.now_ms())
             if view is not None:
-                yield from read_view(view, query, lookup)
+                yield from read_view(view, query, self.core.index.open)
 
 
-def read_view(view: TopicView, query: EventQuery, lookup: Lookup | None = None) -> Iterator[Event]:
+def read_view(view: TopicView, query: EventQuery, open_index: OpenIndex) -> Iterator[Event]:
     """The wanted events of one view of a topic; those of one entity through its index."""
     after, limit = query.after, query.rows_wanted
     view.check_not_trimmed(after)
@@ -93,8 +92,8 @@ def read_view(view: TopicView, query: EventQuery, lookup: Lookup | None = None) 
         after = max(after, view.position_before(query.since_ms))
     if query.until_ms is not None:
         query = replace(query, through=min(query.through, view.position_before(query.until_ms)))
-    if lookup is not None:
-        found = entity_events(lookup.open(view), query, after, limit, query.through, reverse=query.reverse)
+    if query.key is not None:
+        found = entity_events(open_index(view), query, after, limit, query.through, reverse=query.reverse)
     elif query.key_prefix:
         found = prefixed_events(view, query, after, limit)
     else:

@@ -162,8 +162,7 @@ class HeldWriter:
         view = TopicView.open(commit.tx, topic, commit.now_ms)
         if view is None or query.nothing:
             return iter(())
-        lookup = None if query.key is None else self.core.index.lookup_within(topic)
-        return iter(list(read_view(view, query, lookup)))
+        return iter(list(read_view(view, query, self.core.index.open_within)))
 
     def _check_thread(self) -> None:
         if self._thread != threading.get_ident():

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from penstock.events import Event
 from penstock.journal.blocks import Block
-from penstock.journal.catalog import load_record, load_state
-from penstock.journal.index.index import Lookup, entity_events
+from penstock.journal.catalog import load_state
+from penstock.journal.index.index import EntityIndex, Lookup, entity_events
 from penstock.journal.reading import Bounds, EventQuery, TopicView
 from penstock.journal.sealed.columns import columns_schema
 from penstock.journal.sealed.segments import load_seals, load_segments
@@ -29,19 +29,16 @@ _NO_PATH = re.compile(r"://|[*?\[]")
 def open_scans(core: JournalCore, names: Iterable[str]) -> Iterator[dict[str, TopicScan]]:
     """Those of the topics that are there, in one snapshot."""
     with core.engine.read() as snap:
-        there = [name for name in names if load_record(snap, name) is not None]
-    lookups = {name: core.index.lookup(name) for name in there}  # before the snapshot that they look at
-    with core.engine.read() as snap:
-        views = [TopicView.open(snap, name, core.clock.now_ms()) for name in there]
-        yield {view.name: LocalScan(view, lookups[view.name]) for view in views if view is not None}
+        views = [TopicView.open(snap, name, core.clock.now_ms()) for name in names]
+        yield {view.name: LocalScan(view, core.index) for view in views if view is not None}
 
 
 class LocalScan:
     """One topic in one snapshot."""
 
-    def __init__(self, view: TopicView, lookup: Lookup) -> None:
+    def __init__(self, view: TopicView, index: EntityIndex) -> None:
         self._view = view
-        self._lookup = lookup
+        self._index = index
         self._opened: Lookup | None = None
         state = load_state(view.snap, view.topic_id, view.name)
         self._sealed = state.sealed
@@ -72,5 +69,5 @@ class LocalScan:
 
     def events(self, query: EventQuery) -> Iterator[Event]:
         if self._opened is None:
-            self._opened = self._lookup.open(self._view)
+            self._opened = self._index.open(self._view)
         return entity_events(self._opened, query, query.after, None, query.through, reverse=False)

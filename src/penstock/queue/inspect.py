@@ -20,7 +20,7 @@ from penstock.clock import from_ms
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, StaleDelivery
 from penstock.events import Event
-from penstock.journal.index.index import Lookup
+from penstock.journal.index.index import EntityIndex
 from penstock.observe.sample import FailedMessage
 from penstock.queue import metrics
 from penstock.queue.flow import BreakerState, breaker_state
@@ -202,11 +202,11 @@ class View:
         return heapq.merge(*walks, key=lambda one: (one.seq, one.label or "")) if len(walks) > 1 else walks[0]
 
     def of_key(
-        self, lookup: Lookup, key: str, *states: MessageState, after: int, groups: list[Group]
+        self, index: EntityIndex, key: str, *states: MessageState, after: int, groups: list[Group]
     ) -> Iterator[Entry]:
         """The same, of one ordering key."""
         after = max(after, min(group.floor(self.snap) for group in groups))
-        for seq in keyed_positions(self.snap, self.state, lookup, key, after):
+        for seq in keyed_positions(self.state.view(self.snap), index.open, key, after):
             found = [self._entry(group, seq) for group in groups]
             yield from (entry for entry in found if entry is not None and entry.state in (states or STATES))
 
@@ -457,7 +457,7 @@ def messages(
         if key is None:
             found = view.walk(*states, after=after, groups=groups)
         else:
-            found = view.of_key(queue._core.index.lookup(queue.name), key, *states, after=after, groups=groups)
+            found = view.of_key(queue._core.index, key, *states, after=after, groups=groups)
         for entry in found:
             event = view.event(entry)
             if event is not None and (entry.held is None or group in (None, entry.label)):

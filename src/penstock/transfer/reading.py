@@ -27,7 +27,7 @@ from penstock.journal.blocks import (
     whole_value,
 )
 from penstock.journal.catalog import load_state, open_block
-from penstock.journal.index.index import Lookup, prefixed_in_runs
+from penstock.journal.index.index import EntityIndex, prefixed_in_runs
 from penstock.journal.index.runs import load_directory
 from penstock.journal.log import TopicLog
 from penstock.journal.reading import Bounds, EventQuery, TopicView
@@ -170,7 +170,6 @@ def spans_of(log: TopicLog, after: int, through: int, wanted: Wanted) -> SpansDo
 
     What an index finds may be more than is wanted: one field is looked up in it.
     """
-    lookup = log.core.index.lookup(log.name)
 
     def look(view: TopicView) -> SpansDocument:
         kinds = None if wanted.kinds is None else frozenset(wanted.kinds)
@@ -178,7 +177,7 @@ def spans_of(log: TopicLog, after: int, through: int, wanted: Wanted) -> SpansDo
         low, high = max(after, view.trimmed()), min(through, view.latest())
         query = EventQuery(kinds=kinds, scope=scope)
         spans = _joined(view.spans(low, high, query, occurred=wanted.occurred)) if low < high else []
-        found, known = _looked_up(lookup, view, low, high, wanted) if spans else (None, low)
+        found, known = _looked_up(log.core.index, view, low, high, wanted) if spans else (None, low)
         events = [] if found is None else list(islice(found, LOOKED_UP + 1))
         if found is None or len(events) > LOOKED_UP:
             return SpansDocument(spans)
@@ -192,7 +191,7 @@ def spans_of(log: TopicLog, after: int, through: int, wanted: Wanted) -> SpansDo
 
 
 def _looked_up(
-    lookup: Lookup, view: TopicView, after: int, through: int, wanted: Wanted
+    entities: EntityIndex, view: TopicView, after: int, through: int, wanted: Wanted
 ) -> tuple[Iterable[Event] | None, int]:
     """All events through a position that one field of what is wanted finds; None: none of them is looked up."""
     if seqs := _terms(wanted.seqs):
@@ -202,11 +201,11 @@ def _looked_up(
         events = [event for number in numbers if (event := view.find(number)) is not None]
         return [event for event in events if after < event.seq <= through], through
     if terms := _terms(wanted.keys):
-        index = lookup.open(view)
+        index = entities.open(view)
         known = min(through, index.known)
         return (event for key in terms for some in index.events(key, after, known) for event in some), known
     if terms := _terms(wanted.correlations):
-        index = lookup.open(view)
+        index = entities.open(view)
         known = min(through, index.known)
         found = chain.from_iterable(map(index.correlated, terms))
         return (event for event in found if after < event.seq <= known), known

@@ -12,7 +12,7 @@ import pytest
 from journals import Place, only, payloads, seqs
 
 import penstock
-from penstock import Draft, Journal, Projection, Topic, check_proof
+from penstock import Draft, Event, Journal, Projection, Receipt, Topic, check_proof
 from penstock import on as handles
 from penstock.engine.contract import Snapshot
 from penstock.entity import copying, receipts
@@ -47,8 +47,13 @@ def test_a_walk_sees_a_topic_that_is_made_while_it_begins(
         return found
 
     monkeypatch.setattr("penstock.entity.causality.topics_naming", names)
-    found = topic.effects(first) if walk == "effects" else topic.correlated(first.id)
-    assert sorted(event.kind for event in found) == ["paid", *["placed"][: walk == "correlated"], "written"]
+    began = ["placed"] if walk == "correlated" else []
+    assert [event.kind for event in _walked(topic, first, walk)] == began
+    assert sorted(event.kind for event in _walked(topic, first, walk)) == ["paid", *began, "written"]
+
+
+def _walked(topic: Topic, first: Receipt, walk: str) -> Iterator[Event]:
+    return topic.effects(first) if walk == "effects" else topic.correlated(first.id)
 
 
 # ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────────

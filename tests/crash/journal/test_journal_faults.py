@@ -40,6 +40,10 @@ class Faulty:
     def writes(self) -> int:
         return self._tx.writes  # type: ignore[no-any-return]
 
+    @property
+    def begun(self) -> float:
+        return self._tx.begun  # type: ignore[no-any-return]
+
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._tx, name)
         if name == "close":

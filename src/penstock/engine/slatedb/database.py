@@ -20,7 +20,7 @@ import slatedb.uniffi as sl
 from penstock.buffer.cloud import CloudStore
 from penstock.buffer.store import cloud_settings, open_cloud, probe_conditional_puts
 from penstock.engine.base import OverlayWrite
-from penstock.engine.contract import Snapshot
+from penstock.engine.contract import EngineView
 from penstock.engine.slatedb.bridge import call
 from penstock.engine.slatedb.lease import LEASE_PATH, FolderStore
 from penstock.errors import ConfigError, StorageError
@@ -161,7 +161,7 @@ def count_requests(recorder: sl.DefaultMetricsRecorder) -> dict[str, Counter[str
     return found
 
 
-def make_batch(view: Snapshot, changes: OverlayWrite) -> sl.WriteBatch | None:
+def make_batch(view: EngineView, changes: OverlayWrite) -> sl.WriteBatch | None:
     """The changes of a transaction over a snapshot as one batch; None when there are none."""
     batch, count = sl.WriteBatch(), 0
     for start, stop in changes.ranges:  # SlateDB deletes no ranges: every key in them is looked up

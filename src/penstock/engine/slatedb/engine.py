@@ -38,7 +38,7 @@ from penstock.engine.base import (
     copy_rows,
     is_made,
 )
-from penstock.engine.contract import Durability, Snapshot
+from penstock.engine.contract import Durability, EngineView
 from penstock.engine.slatedb.bridge import TimedOut, call, explain, explained, log_moved
 from penstock.engine.slatedb.database import (
     ObjectLocation,
@@ -161,13 +161,14 @@ class SlatedbEngine(BatchEngine):
 
     def read(self) -> HeldRead:
         self._check_usable()
+        begun = time.monotonic()
         if self._follower is None:
-            return HeldRead(self, self._view)
-        reading = HeldRead(self, self._follower.view())  # which finds another store in the place of this one
+            return HeldRead(self, begun, self._view)
+        reading = HeldRead(self, begun, self._follower.view())  # which finds another store in the place of this one
         self._check_files()
         return reading
 
-    def _begin(self) -> tuple[Snapshot, bool]:
+    def _begin(self) -> tuple[EngineView, bool]:
         self._take_turn()
         try:
             self._check_writer()
@@ -378,7 +379,7 @@ class SlatedbEngine(BatchEngine):
             clone(self._location, target)
             release_deleted(self._location)
 
-    def _is_made(self, view: Snapshot) -> bool:
+    def _is_made(self, view: EngineView) -> bool:
         """Whether the database holds a store; ConfigError when it holds something else, or half a backup."""
         if view.get(FORMAT_KEY) == UNFINISHED:
             raise ConfigError(

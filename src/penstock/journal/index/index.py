@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from operator import itemgetter
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from penstock.engine.contract import Engine, Snapshot
@@ -56,7 +57,6 @@ class EntityIndex:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.changes = engine.changes
         self.memtables: dict[str, Memtable] = {}
         self._lock = threading.Lock()
         self._filters: OrderedDict[tuple[int, int], BloomFilter] = OrderedDict()
@@ -65,21 +65,20 @@ class EntityIndex:
         self.lookups = 0
         """How many look-ups there were, more or less: background work makes way for them."""
 
-    def lookup(self, name: str) -> Lookup:
-        """Begins a look-up; call it before the snapshot is taken, so that the tail is never newer than the snapshot."""
+    def open(self, view: TopicView) -> Lookup:
+        """A look-up in one view of a topic."""
         self.lookups += 1
-        return Lookup(self, name, self.changes(), self.memtables.get(name))
+        return Lookup(self, view, keys.MAX_SEQ, keep=True)
 
-    def lookup_within(self, name: str, needed: int = 0) -> Lookup:
-        """The same for a transaction, whose own events must not be remembered; `needed`: as in `Lookup.open`."""
-        tail = self.memtables.get(name)
-        if tail is None or tail.covered < needed:
-            lookup = self.lookup(name)
+    def open_within(self, view: TopicView, needed: int = keys.MAX_SEQ) -> Lookup:
+        """The same in a transaction, whose own events must not be remembered; complete through `needed` at least."""
+        tail = self.memtables.get(view.name)
+        if tail is None or (needed < keys.MAX_SEQ and tail.covered < needed):
             with self._engine.read() as snap:
-                view = TopicView.open(snap, name)
-                if view is not None:
-                    lookup.open(view)
-        return Lookup(self, name, None, self.memtables.get(name))
+                committed = TopicView.open(snap, view.name)
+                if committed is not None:
+                    self.open(committed)
+        return Lookup(self, view, needed, keep=False)
 
     def forget(self, name: str) -> None:
         self.memtables.pop(name, None)
@@ -102,13 +101,15 @@ class EntityIndex:
 
     def _newest_within(self, commit: Commit, head: Head, key: str, through: int) -> Event | None:
         view = TopicView(commit.tx, head.name, TopicRecord(head.topic_id, head.settings))
-        return self.lookup_within(head.name, through).open(view, needed=through).newest(key, through)
+        return self.open_within(view, through).newest(key, through)
 
     # ── what look-ups share ──────────────────────────────────────────────────────────────────────────────────────────
     def adopt(self, name: str, known: Memtable | None, tail: Memtable) -> None:
-        """Keeps a tail for the next look-up, unless another thread was faster."""
+        """Keeps a tail for the next look-up, unless another thread was faster, or has one of a newer snapshot."""
         with self._lock:
-            if self.memtables.get(name) is known:
+            if self.memtables.get(name) is known and (
+                known is None or (known.epoch, known.base) <= (tail.epoch, tail.base)
+            ):
                 self.memtables[name] = tail
 
     def cut(self, name: str, topic_id: int, through: int) -> None:
@@ -140,114 +141,92 @@ class EntityIndex:
 
 
 class Lookup:
-    """One look-up in one topic. `open` it on a view; everything it finds is as of that view's snapshot."""
+    """One look-up in one topic: everything it finds is as of its view's snapshot, whatever is in memory by now."""
 
-    __slots__ = (
-        "_behind",
-        "_checked_version",
-        "_extra",
-        "_index",
-        "_limit",
-        "_name",
-        "_newest",
-        "_tail",
-        "_trimmed",
-        "_version",
-        "_view",
-        "directory",
-    )
+    __slots__ = ("_behind", "_extra", "_index", "_limit", "_tail", "_trimmed", "_view", "directory")
 
-    def __init__(self, index: EntityIndex, name: str, version: int | None, tail: Memtable | None) -> None:
-        self._index = index
-        self._name = name
-        self._version = version
-        self._tail = tail
-        self._limit, self._checked_version, self._newest = tail.state if tail is not None else (0, None, None)
-
-    def open(self, view: TopicView, *, needed: int = keys.MAX_SEQ) -> Lookup:
+    def __init__(self, index: EntityIndex, view: TopicView, needed: int, *, keep: bool) -> None:
         """Brings what is in memory up to the snapshot, or at least through the position `needed`."""
+        self._index = index
         self._view = view
         self._behind = False
         self._extra: Memtable | None = None
         self.directory = directory = load_directory(view.snap, view.topic_id, view.name)
         state = load_state(view.snap, view.topic_id, view.name)
         self._trimmed = max(state.trimmed, view.hidden)
-        tail = self._tail
-        stale = tail is not None and tail.epoch != (view.topic_id, directory.epoch)
-        if tail is None or stale or self._limit < max(directory.through, state.sealed):
-            self._begin(view, directory, tail, needed, state.trimmed)
-        elif self._limit < needed and (
-            # Asked again, now that there is a snapshot: it has what was committed since the look-up was begun.
-            self._version is None or not self._checked_version == self._version == self._index.changes()
-        ):
-            self._catch_up(view, tail, max(state.trimmed, state.compacted))
-            if directory.through > tail.base and self._version is not None:
-                self._index.cut(self._name, view.topic_id, directory.through)
-        return self
+        base = max(directory.through, state.trimmed)
+        tail = index.memtables.get(view.name)
+        if tail is not None and tail.epoch == (view.topic_id, directory.epoch) and tail.base <= base:
+            self._tail, self._limit = tail, tail.state[0]
+            if self._limit >= max(directory.through, state.sealed):
+                if self._limit < needed:
+                    self._catch_up(tail, max(state.trimmed, state.compacted), keep)
+                    if keep and directory.through > tail.base:  # as another process has built a run
+                        index.cut(view.name, view.topic_id, directory.through)
+                return
+        self._begin(Memtable((view.topic_id, directory.epoch), base), tail, needed, keep)
 
     @property
     def known(self) -> int:
         """Through which position terms are looked up; after it, where nothing indexes the topic, blocks are read."""
         return self._limit if self._behind else keys.MAX_SEQ
 
-    def _begin(self, view: TopicView, directory: Directory, known: Memtable | None, needed: int, trimmed: int) -> None:
-        """Reads everything the runs do not cover."""
-        base = max(directory.through, trimmed)
-        tail = Memtable((view.topic_id, directory.epoch), base)
+    def _begin(self, tail: Memtable, before: Memtable | None, needed: int, keep: bool) -> None:
+        """Reads everything the runs do not cover into a memtable."""
+        view, base = self._view, tail.base
+        self._tail, self._limit = tail, base
         if base >= needed:
-            self._tail, self._limit = tail, base
             return
         hashed = list(stored_hashes(view.snap, view.topic_id, view.name, base))
         if _waiting_bytes(view, base, hashed) > INDEX_MEMORY_BYTES:
-            self._behind, self._tail, self._limit = True, tail, base
+            self._behind = True
             return
         for hashes in hashed:
             if hashes.first > tail.covered:
                 _read_into(tail, view, hashes.first - 1)
                 tail.add_hashes(hashes)
         _read_into(tail, view, keys.MAX_SEQ)
-        self._tail, self._limit = tail, tail.covered
-        if self._version is not None:
+        self._limit = tail.covered
+        if keep:
             # The next look-up knows the newest block again, and does not read it for nothing.
             rows = view.snap.scan(*keys.block_range(view.topic_id), reverse=True)
             newest = next(((key, len(value), value[-4:]) for key, value in rows), None)
-            tail.state = (tail.covered, self._version, newest)
-            self._index.adopt(self._name, known, tail)
+            tail.state = (tail.covered, newest, monotonic())
+            self._index.adopt(view.name, before, tail)
 
-    def _catch_up(self, view: TopicView, tail: Memtable, reshaped: int) -> None:
-        """Reads what was committed since the tail was looked over; positions after `reshaped` have no holes."""
+    def _catch_up(self, tail: Memtable, reshaped: int, keep: bool) -> None:
+        """Reads what the memtable does not have yet; positions after `reshaped` have no holes."""
+        view, (limit, known, changed) = self._view, tail.state
+        if keep and changed >= view.snap.begun and (latest := view.latest()) <= limit:
+            self._limit = latest  # what it got since this snapshot was begun is none of the snapshot's
+            return
+        self._limit = limit
+        large = known is not None and known[1] >= MERGED_BYTES and limit >= reshaped
+        if large and view.snap.get(keys.block_key(view.topic_id, limit + 1)) is None:
+            return  # a large block is never merged with what follows: it need not be read to see that it is the newest
         newer: list[tuple[Block, int]] = []
         newest: Newest | None = None
-        blocks = view.snap.scan(*keys.block_range(view.topic_id), reverse=True)
-        if (
-            self._newest is not None
-            and self._newest[1] >= MERGED_BYTES
-            and self._limit >= reshaped
-            and view.snap.get(keys.block_key(view.topic_id, self._limit + 1)) is None
-        ):
-            # A large block is never merged with what follows: it need not be read to see that it is still the newest.
-            newest, blocks = self._newest, iter(())
-        for key, value in blocks:
+        for key, value in view.snap.scan(*keys.block_range(view.topic_id), reverse=True):
             seen = (key, len(value), value[-4:])
             newest = newest or seen
-            if seen == self._newest:
+            if seen == known:
                 break
             block = open_block(view.snap, key, value, view.name)
-            if block.last <= self._limit:
+            if block.last <= limit:
                 break
             newer.append((block, block_size(block)))
-            if block.first <= self._limit:
+            if block.first <= limit:
                 break
         newer.reverse()
-        if self._version is not None and tail.extend(self._limit, newer, self._version, newest):
+        if keep and (newest == known or tail.extend(limit, newer, newest)):
             if newer:
                 self._limit = newer[-1][0].last
             if tail.size > 2 * INDEX_MEMORY_BYTES:  # no indexer builds runs here: do not keep the whole topic in memory
-                self._index.forget(self._name)
+                self._index.forget(view.name)
         elif newer:
             # A transaction's own events concern no other caller; and what another thread has put into the memtable
             # meanwhile may be newer than this snapshot.
-            self._extra = Memtable(tail.epoch, self._limit)
+            self._extra = Memtable(tail.epoch, limit)
             for block, size in newer:
                 self._extra.add(block, size)
 
@@ -276,7 +255,6 @@ class Lookup:
         """Those that no run covers."""
         if self._behind:
             return self._in_blocks(EventQuery(key=key), after, through, reverse)
-        assert self._tail is not None
         known = self._tail.pieces(self._view, memtable.KEYS, key, after, min(through, self._limit), reverse=reverse)
         if self._extra is None:
             return known
@@ -300,7 +278,7 @@ class Lookup:
                 continue
             asked += 1
             if asked == INDEX_FAN_IN:
-                self._index.crowded(self._name)
+                self._index.crowded(self._view.name)
             chunks = self._chunks_back(run, key, through) if reverse else self._chunks(run, ENTITIES, key, after)
             for block, start, stop in chunks:
                 seqs = block.seqs
@@ -394,7 +372,7 @@ class Lookup:
                 part = Memtable((0, 0), after)
                 part.add(block, 0)
                 yield part, after, keys.MAX_SEQ
-        elif self._tail is not None:
+        else:
             yield self._tail, after, self._limit
         if self._extra is not None:
             yield self._extra, max(after, self._limit), keys.MAX_SEQ
@@ -408,6 +386,10 @@ class Lookup:
                     event = self._view.get(seq) if seq > self._trimmed else None
                     if event is not None:
                         yield event
+
+
+OpenIndex = Callable[[TopicView], Lookup]
+"""`EntityIndex.open`, or `open_within` in a transaction."""
 
 
 def _waiting_bytes(view: TopicView, base: int, hashed: Sequence[TermHashes]) -> int:

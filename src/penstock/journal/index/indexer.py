@@ -250,11 +250,10 @@ class Indexer(Background):
     def _fill_memtable(self, topic: str) -> None:
         """Begins a topic's memtable, which the writer then adds to: a look-up during a bulk load finds it ready."""
         if topic not in self._index.memtables:
-            lookup = self._index.lookup(topic)
             with self._engine.read() as snap:
                 view = TopicView.open(snap, topic)
                 if view is not None and view.record.settings.indexed:
-                    lookup.open(view)
+                    self._index.open(view)
 
     def make_room(self, topic: str) -> None:
         """Before a batch is appended: waits a moment while too much of its topic is in no run yet.

@@ -20,6 +20,7 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from time import monotonic
 
 from penstock.journal.blocks import Block, Wire, text_values
 from penstock.journal.reading import TopicView
@@ -32,8 +33,8 @@ Positions = dict[str, bytearray]
 """The positions of a term's events, ascending, packed as an array of "Q" would be."""
 Newest = tuple[bytes, int, bytes]
 """A block's key, length and checksum: enough to see that it is still the newest one."""
-State = tuple[int, int | None, Newest | None]
-"""Through which position the tail is complete, what the engine's `changes` said before it was, and its newest block."""
+State = tuple[int, Newest | None, float]
+"""Through which position the tail is complete, its newest block, and when (`time.monotonic`) events were last added."""
 Epoch = tuple[int, int]
 """The topic's id, and its index's epoch."""
 
@@ -157,7 +158,7 @@ class Memtable:
         self.base = base
         self.covered = base
         self.size = 0
-        self.state: State = (base, None, None)
+        self.state: State = (base, None, monotonic())
         """What a look-up may rely on, exchanged as a whole: see `State`."""
         self._lock = threading.Lock()
         self._parts: tuple[Part, ...] = (MemtablePart(),)
@@ -169,16 +170,14 @@ class Memtable:
     def __len__(self) -> int:
         return self.covered - self.base
 
-    def extend(
-        self, covered: int, blocks: Sequence[tuple[Block, int]], version: int | None, newest: Newest | None
-    ) -> bool:
-        """Adds blocks after what is covered and notes that it was looked over; False when another thread was faster."""
+    def extend(self, covered: int, blocks: Sequence[tuple[Block, int]], newest: Newest | None) -> bool:
+        """Adds blocks after what is covered, and notes the newest; False when another thread was faster."""
         with self._lock:
             if self.covered != covered or self._over:
                 return False
             for block, size in blocks:
                 self.add(block, size)
-            self.state = (self.covered, version, newest)
+            self.state = (self.covered, newest, monotonic() if blocks else self.state[2])
             return True
 
     def add_committed(
@@ -205,8 +204,7 @@ class Memtable:
                     part = keys if keys is None or wire.count == len(keys) else keys[start:stop]
                     self._add(block, 0, len(block.payload) + 64 * wire.count + 1024, part)  # a call less
                     start = stop
-            # Whether another process has committed as well, a look-up finds out by the newest block.
-            self.state = (self.covered, None, newest)
+            self.state = (self.covered, newest, monotonic())
             return self.size <= 2 * INDEX_MEMORY_BYTES
 
     def add_hashes(self, hashes: TermHashes) -> None:
@@ -301,7 +299,7 @@ class Memtable:
             left._parts = tuple(part for part in self._parts if part.count and part.last > base)
             left.size = sum(part.size for part in left._parts)
             left.covered = max(self.covered, base)
-            left.state = (left.covered, *self.state[1:])
+            left.state = (left.covered, self.state[1], monotonic())
             if not left._parts or left._parts[-1].count * 4 >= len(left):
                 # So that it, too, can be dropped soon; not for a few events, because a look-up asks every part.
                 left._parts += (MemtablePart(),)

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.clock import set_back_ms, to_ms
-from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, Corrupt
 from penstock.events import Event
 from penstock.journal.blocks import Block
 from penstock.journal.commit import Commit
 from penstock.journal.following import event_query
-from penstock.journal.index.index import Lookup
+from penstock.journal.index.index import OpenIndex
 from penstock.journal.log import read_view
+from penstock.journal.reading import TopicView
 from penstock.names import check_position, check_text, check_whole
 from penstock.queue.flow import limiter_for
 from penstock.queue.operations.settle import EXPIRED, LeaseHandle, expire, give_up_dead_owners, give_up_through
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import LONGEST_SCAN, DamagedBlock, Rows, first_free_row, first_rows, has_keys
-from penstock.queue.state.cache import QueueState, note_presence
+from penstock.queue.state.cache import note_presence
 from penstock.queue.state.group import UNFINISHED, Change, Group
 from penstock.queue.state.records import (
     HELD,
@@ -317,8 +317,8 @@ class TakeOperation:
         ready = next((seq for seq in occupants if group.placed(tx, READY, seq) is not None), 0)
         if ready or len(occupants) >= most:
             return ready
-        lookup = self.taker._core.index.lookup_within(self.queue.name)
-        later = keyed_positions(tx, self.queue, lookup, key, group.record.frontier)
+        index = self.taker._core.index
+        later = keyed_positions(self.queue.view(tx), index.open_within, key, group.record.frontier)
         return next((seq for seq in later if group.is_untouched(tx, seq)), 0)
 
     def _ready(self, limit: int, *, reverse: bool) -> list[tuple[int, int]]:
@@ -533,11 +533,10 @@ class TakeOperation:
         return give_up_through(self.commit, self.group, overdue, EXPIRED) or overdue == oldest
 
 
-def keyed_positions(snap: Snapshot, queue: QueueState, lookup: Lookup, key: str, after: int) -> Iterator[int]:
+def keyed_positions(view: TopicView, open_index: OpenIndex, key: str, after: int) -> Iterator[int]:
     """The positions of messages with a key that are stored beyond another, settled or not, through the topic's
     index."""
-    view = queue.view(snap)
-    return (event.seq for event in read_view(view, event_query(max(after, view.trimmed()), key=key), lookup))
+    return (event.seq for event in read_view(view, event_query(max(after, view.trimmed()), key=key), open_index))
 
 
 # ── before a take ─────────────────────────────────────────────────────────────────────────────────────────────────────

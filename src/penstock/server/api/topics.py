@@ -281,9 +281,8 @@ class WantedEvents:
 
         None when there is no topic; PositionTrimmed when it was dropped since `start` was reached.
         """
-        lookup = None if self.filter.key is None else self.log.core.index.lookup(self.log.name)
         query = replace(self.filter, where=None, after=start, through=end)
-        found = self.log.ask(lambda view: read(read_view(view, query, lookup)), None)
+        found = self.log.ask(lambda view: read(read_view(view, query, self.log.core.index.open)), None)
         if found is None and start:
             raise dropped(self.log.name, start)
         return found
@@ -291,14 +290,13 @@ class WantedEvents:
     def page(self) -> wire.EventPage[Event]:
         """A page of them, bounded in events and bytes, from one snapshot."""
         limit = page_size(self.query.limit)
-        lookup = None if self.filter.key is None else self.log.core.index.lookup(self.log.name)
 
         def read(view: TopicView) -> wire.EventPage[Event]:
             after, through, latest = self._range(view)
             rows = replace(self.filter, where=None, after=after, through=through, reverse=self.query.reverse)
             if not limit or through <= after:
                 return wire.EventPage([], None, latest)
-            return wire.EventPage(*self._bounded(read_view(view, rows, lookup), limit), latest)
+            return wire.EventPage(*self._bounded(read_view(view, rows, self.log.core.index.open), limit), latest)
 
         return self.log.ask(read, wire.EventPage([], None, 0))
 
@@ -587,7 +585,8 @@ class LiveTopic:
 
 def _events(view: TopicView, after: int, through: int = MAX_SEQ) -> Iterator[Event]:
     """The next events of a view after a position, no more than are sent at once."""
-    return read_view(view, EventQuery(after=after, through=through, limit=limits.STREAM_EVENTS))
+    view.check_not_trimmed(after)
+    return view.events(after, through, limits.STREAM_EVENTS)
 
 
 def _joined(frames: list[bytes]) -> bytes:
