@@ -100,7 +100,7 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
         )
     columns = plain_columns(kind_list, payloads, keys)
     if _some(scopes):
-        columns.scope = _texts(scopes, "scope")
+        columns.scope = checked_texts(scopes, "scope")
     if header_list is not None:
         columns.headers = [None if one is None else check_headers(one) for one in header_list]
     trace = trace_headers()
@@ -110,7 +110,7 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
         columns.occurred = [None if at is None else to_ms(at, "occurred_at") for at in occurred]
     batch = sized_batch(columns)
     if _some(dedups):
-        batch.dedups = _texts(dedups, "dedup")
+        batch.dedups = checked_texts(dedups, "dedup")
     if _some(expects):
         for expect, key in zip(expects, keys, strict=True):
             if expect is not None:
@@ -119,7 +119,7 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
                     raise ConfigError("expect= needs key=: it is the position of the entity's newest event")
         batch.expects = expects
     if _some(correlations):
-        columns.correlation = _texts(correlations, "correlation")
+        columns.correlation = checked_texts(correlations, "correlation")
     if _some(causes):
         _resolve_causes(batch, causes, count, find_cause)
     return batch
@@ -133,7 +133,7 @@ def plain_columns(kinds: list[str], payloads: Sequence[object], keys: Sequence[s
     if any(issubclass(one, _BYTES_LIKE) for one in set(map(type, payloads))):
         columns.binary = list(map(is_binary, payloads))
     if _some(keys):
-        columns.key = _texts(keys, "key")
+        columns.key = checked_texts(keys, "key")
     return columns
 
 
@@ -174,7 +174,8 @@ def _some(column: Sequence[object]) -> bool:
     return column.count(None) != len(column)
 
 
-def _texts(column: Sequence[Any], what: str) -> list[str | None]:
+def checked_texts(column: Sequence[Any], what: str) -> list[str | None]:
+    """A column of optional texts, each of which an event can have; ConfigError names one that it cannot."""
     try:
         distinct: Iterable[object] = set(column)
     except TypeError:  # something unhashable, which the check below will name
