@@ -166,7 +166,7 @@ class Writer:
         self.run(WriteRequest(lambda commit: None))
 
     def reclaim(self) -> None:
-        """Gives freed space back to the disk, uninterrupted. What freed it is done, and fails no more when this does."""
+        """Gives freed space back to the disk, uninterrupted; what freed it is done, and does not fail with this."""
         with interrupts.Shield(interrupts.always):
             try:
                 self.engine.reclaim()
