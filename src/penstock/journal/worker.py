@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable
 from sys import modules
 from typing import TYPE_CHECKING
 
@@ -17,11 +16,9 @@ from penstock.journal.log import TopicLog
 from penstock.journal.reading import TopicView
 from penstock.names import check_whole
 from penstock.observe.tracing import handling
-from penstock.surface.worker import BatchPlan, Worker, finished
+from penstock.surface.worker import BatchPlan, Worker
 
 if TYPE_CHECKING:
-    import asyncio
-
     from penstock.surface.journal import Journal
 
 PASS_SECONDS = 1.0
@@ -39,14 +36,6 @@ class BatchWorker(Worker):
         self._batch = check_whole(plan.batch, "batch")
         self._idle = seconds(plan.idle, "idle")
         self._wanted = plan.wanted
-        self._runner: asyncio.Runner | None = None
-
-    @contextmanager
-    def _in_this_thread(self) -> Iterator[None]:
-        with super()._in_this_thread(), ExitStack() as opened:
-            self._opened = opened
-            self._runner = None  # that of a run before this one is closed
-            yield
 
     def _handle(self, events: list[Event]) -> None:
         # A batch has many senders and one span: it goes on with the trace of its first event.
@@ -58,16 +47,6 @@ class BatchWorker(Worker):
         finally:
             if span is not None:
                 span.end()
-
-    def _wait_for(self, outcome: Awaitable[object]) -> object:
-        """What an asynchronous handler's awaitable gives."""
-        if self._loop is not None:
-            return super()._wait_for(outcome)
-        if self._runner is None:
-            import asyncio
-
-            self._runner = self._opened.enter_context(asyncio.Runner())
-        return self._runner.run(finished(outcome))
 
 
 class TopicWorker(BatchWorker):

@@ -1,7 +1,8 @@
-"""Workers: a handler over a queue, several messages at a time, in threads or in an event loop.
+"""Workers: a handler over a queue, several messages at a time.
 
-One thread takes (as many messages as there are free hands, and `ahead` more), the hands run the handler, and a keeper
-extends the leases of everything in hand. Stopping finishes what has begun and gives back what has not.
+One thread takes (as many messages as there are free hands, and `ahead` more). The hands, a thread for each message that
+is handled at the same time, run the handler, or wait for its coroutine, which an event loop runs. A keeper extends the
+leases of everything in hand. Stopping finishes what has begun and gives back what has not.
 """
 
 from __future__ import annotations
@@ -29,11 +30,9 @@ from penstock.queue.policy import Retry
 from penstock.queue.results import ack_with
 from penstock.surface.delivery import Delivery, TakeRequest
 from penstock.surface.failure import NackOptions, describe, failure_text
-from penstock.surface.worker import LOOP_GLANCE, Worker
+from penstock.surface.worker import Worker
 
 if TYPE_CHECKING:
-    import asyncio
-
     from penstock.surface.queue import Queue
 
 
@@ -175,36 +174,25 @@ class QueueWorker(Worker):
         self._backend.check_may_wait()
 
     def _work_until_stopped(self) -> None:
-        if self._is_async:
-            import asyncio
-
-            asyncio.run(self._work_async())
-        else:
-            self._work_in_threads()
-        if self._failure is not None:
-            raise self._failure
-
-    # ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _work_in_threads(self) -> None:
         jobs: stdlib_queue.SimpleQueue[Delivery | None] = stdlib_queue.SimpleQueue()
-        hands = [
-            threading.Thread(target=self._hand, args=(jobs,), name=f"penstock-{self.name}-{number}", daemon=True)
-            for number in range(self._concurrency)
-        ]
-        begun: list[threading.Thread] = []
+        hands: list[threading.Thread] = []
         try:
-            for hand in hands:
-                hand.start()
-                begun.append(hand)
             while self._has_room():
                 for delivery in self._take():
                     jobs.put(delivery)
+                while len(hands) < min(self._concurrency, len(self._in_hand)):
+                    name = f"penstock-{self.name}-{len(hands)}"
+                    hand = threading.Thread(target=self._hand, args=(jobs,), name=name, daemon=True)
+                    hand.start()
+                    hands.append(hand)
         finally:
             self._give_back(jobs)
-            for _ in begun:
+            for _ in hands:
                 jobs.put(None)
-            for hand in begun:
+            for hand in hands:
                 hand.join()
+        if self._failure is not None:
+            raise self._failure
 
     def _has_room(self) -> bool:
         """Waits until another message may be taken; False when the worker is to stop."""
@@ -243,7 +231,7 @@ class QueueWorker(Worker):
             span = self._span(delivery)
             try:
                 result = self._handler(delivery)
-                if isinstance(result, Awaitable):  # of a function that is no coroutine function, and gives one
+                if isinstance(result, Awaitable):
                     result = self._wait_for(result)
             finally:
                 if span is not None:
@@ -258,13 +246,9 @@ class QueueWorker(Worker):
 
     def _give_back(self, jobs: stdlib_queue.SimpleQueue[Delivery | None]) -> None:
         """Messages taken ahead that no hand has begun with."""
-        waiting = []
-        while True:
-            try:
-                job = jobs.get_nowait()
-            except stdlib_queue.Empty:
-                break
-            if job is not None:
+        waiting: list[Delivery] = []
+        with suppress(stdlib_queue.Empty):
+            while (job := jobs.get_nowait()) is not None:
                 waiting.append(job)
         if waiting:
             self._backend.release(waiting)
@@ -314,85 +298,6 @@ class QueueWorker(Worker):
         except PenstockError as error:
             log.warning("the leases of %r could not be renewed: %s", self.name, error)
             return 0.0
-
-    # ── the event loop ───────────────────────────────────────────────────────────────────────────────────────────────
-    async def _work_async(self) -> None:
-        import asyncio
-
-        tasks: set[asyncio.Task[None]] = set()
-        turns = asyncio.Semaphore(self._concurrency)
-        room = asyncio.Event()
-        over = threading.Event()
-
-        def finished(task: asyncio.Task[None]) -> None:
-            tasks.discard(task)
-            room.set()
-
-        try:
-            while not self._stopping.is_set():
-                room.clear()
-                free = self._capacity - len(self._in_hand)
-                if free <= 0:
-                    await room.wait()
-                    continue
-                found = await self._backend.take_async(replace(self._wanted, limit=free), self._stopping)
-                with self._change:
-                    self._in_hand.update(found)
-                for delivery in found:
-                    task = asyncio.create_task(self._hand_async(delivery, turns, over))
-                    tasks.add(task)
-                    task.add_done_callback(finished)
-        finally:
-            over.set()  # what no turn has come to is given back, also when an interrupt or a failed take ends this
-            while tasks:
-                await asyncio.wait(set(tasks))
-
-    async def _hand_async(self, delivery: Delivery, turns: asyncio.Semaphore, over: threading.Event) -> None:
-        import asyncio
-
-        try:
-            async with turns:
-                if self._stopping.is_set() or over.is_set():
-                    await asyncio.to_thread(self._backend.release, [delivery])
-                    return
-                await self._handle_async(delivery)
-        except BaseException as error:
-            self._fail(error)
-        finally:
-            with self._change:
-                self._in_hand.discard(delivery)
-
-    async def _handle_async(self, delivery: Delivery) -> None:
-        import asyncio
-
-        try:
-            self._enter(delivery)
-            span = self._span(delivery)
-            try:
-                result = await self._call(delivery)
-            finally:
-                if span is not None:
-                    span.end()
-        except Exception as error:
-            await asyncio.to_thread(self._failed, delivery, error)
-        except BaseException:
-            await asyncio.to_thread(self._backend.release, [delivery])
-            raise
-        else:
-            # Settling waits for the disk: another thread's time, not the loop's.
-            await asyncio.to_thread(self._handled, delivery, result)
-
-    async def _call(self, delivery: Delivery) -> Any:
-        """Runs the handler in the loop that the worker was started from, if there is one."""
-        if self._loop is None:
-            return await self._handler(delivery)
-        import asyncio
-
-        under_way = self._in_callers_loop(self._handler(delivery))
-        outcome = asyncio.wrap_future(under_way)
-        while not (await asyncio.wait((outcome,), timeout=LOOP_GLANCE))[0]:
-            self._check_loop(under_way)
-        return await outcome
 
     def _span(self, delivery: Delivery) -> ActiveSpan | None:
         if "opentelemetry.trace" not in modules:

@@ -69,6 +69,8 @@ class Worker:
         self._restarts = check_whole(restarts, "restarts", 0)
         self._is_async = _is_coroutine_function(handler)
         self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop that it was started from."""
+        self._own_loop: HandlerLoop | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
@@ -263,6 +265,9 @@ class Worker:
             yield
         finally:
             _at_work.reset(before)
+            if self._own_loop is not None:
+                self._own_loop.close()
+                self._own_loop = None
             if foreground:
                 self._in_foreground = False
                 self._ended.resolve(None)
@@ -285,43 +290,44 @@ class Worker:
             _at_work.reset(before)
 
     def _wait_for(self, outcome: Awaitable[object]) -> Any:
-        """Waits, in a thread of the worker's, for what an asynchronous handler gives."""
+        """Waits, in a thread of the worker's, for what an asynchronous handler gives. It runs in the event loop that
+        the worker was started from, else in the worker's own."""
         import asyncio
-        from concurrent.futures import CancelledError, wait
+        from concurrent.futures import CancelledError
 
-        if self._loop is None:
-            return asyncio.run(finished(outcome))
-        try:
-            under_way = self._in_callers_loop(outcome)
-            while not (wait((under_way,), LOOP_GLANCE).done or under_way.done()):
-                self._check_loop(under_way)
-            return under_way.result()
-        except CancelledError as error:
-            raise asyncio.CancelledError from error  # which is no failure of the handler's
-
-    def _in_callers_loop(self, outcome: Awaitable[Any]) -> Future[Any]:
-        """Runs an awaitable in the loop the worker was started from; cancelled when that loop has ended."""
-        import asyncio
-
-        assert self._loop is not None
-        self._is_async = True  # also when only the first call told
+        loop = self._loop or self._begin_own_loop()
+        self._is_async = self._is_async or self._loop is not None  # also when only the first call told
         marked = self._marked(outcome)
         try:
-            return asyncio.run_coroutine_threadsafe(marked, self._loop)
+            under_way = asyncio.run_coroutine_threadsafe(marked, loop)
         except RuntimeError as error:  # it is closed
             marked.close()
             if isinstance(outcome, Coroutine):
                 outcome.close()
             raise asyncio.CancelledError from error
+        try:
+            while True:
+                try:
+                    return under_way.result(LOOP_GLANCE)
+                except TimeoutError:
+                    if under_way.done():  # the handler's own
+                        return under_way.result()
+                    self._check_loop(loop, under_way)
+        except CancelledError as error:
+            raise asyncio.CancelledError from error  # which is no failure of the handler's
 
-    def _check_loop(self, under_way: Future[Any]) -> None:
+    def _begin_own_loop(self) -> asyncio.AbstractEventLoop:
+        with self._beginning:
+            self._own_loop = self._own_loop or HandlerLoop(self.name)
+            return self._own_loop.loop
+
+    def _check_loop(self, loop: asyncio.AbstractEventLoop, under_way: Future[Any]) -> None:
         """CancelledError when a handler under way cannot go on: its loop was closed, or stands still at the end."""
         import asyncio
 
-        assert self._loop is not None
-        if self._loop.is_closed():
+        if loop.is_closed():
             raise asyncio.CancelledError
-        if self._stopping.is_set() and not self._loop.is_running():
+        if self._stopping.is_set() and not loop.is_running():
             under_way.cancel()  # should the loop run once more, the handler does not: the message is given back
             raise asyncio.CancelledError
 
@@ -330,9 +336,27 @@ class Worker:
         return await outcome
 
 
-async def finished(outcome: Any) -> Any:
-    """An awaitable as a coroutine."""
-    return await outcome
+class HandlerLoop:
+    """An event loop in a thread of its own, for the coroutine handlers of a worker that was started from none."""
+
+    def __init__(self, name: str) -> None:
+        import asyncio
+
+        self.loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name=f"penstock-{name}-loop", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        import asyncio
+
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.run(self._over.wait())
+
+    def close(self) -> None:
+        """Ends the loop, with what handlers have left running in it."""
+        self.loop.call_soon_threadsafe(self._over.set)
+        self._thread.join()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
