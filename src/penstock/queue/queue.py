@@ -24,10 +24,9 @@ from penstock.journal.blocks import Columns
 from penstock.journal.commit import Commit
 from penstock.journal.log import TopicLog
 from penstock.journal.prepare import FindCause, PreparedBatch, encode_payload, is_binary, prepare_one
-from penstock.journal.transaction import HeldWriter
 from penstock.journal.writer import WriteRequest
 from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
-from penstock.names import check_kind, check_name
+from penstock.names import check_kind
 from penstock.observe.logs import Log
 from penstock.observe.metrics import Counter
 from penstock.observe.tracing import received, sending
@@ -35,13 +34,12 @@ from penstock.queue import inspect, metrics
 from penstock.queue.operations import groups, repair, settle
 from penstock.queue.operations.groups import Pause, group_for
 from penstock.queue.operations.push import DeliveryOptions, draft_fields, drafts_of, push, read_delivery_options
-from penstock.queue.operations.repair import Redriven, Where, move_in, purge_in, redrive_in
 from penstock.queue.operations.settle import LeaseHandle
 from penstock.queue.operations.take import Taken, check_take, take
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.registry import QueueRegistry
 from penstock.queue.results import NOTHING, StoredResult, answer_of
-from penstock.queue.state.cache import forget_presence, unknown_queue
+from penstock.queue.state.cache import forget_presence
 from penstock.schema import DECLARED, brings_kind, schema_of_type
 from penstock.surface.delivery import Delivery, Outcome, PushOptions, TakeRequest
 from penstock.surface.failure import NackOptions
@@ -420,89 +418,3 @@ class TakeWait:
         if self._core.closed:
             metrics.waits_cancelled.inc()
             raise Closed(f"the journal was closed while a take from queue {self._queue!r} waited")
-
-
-# ── in a transaction ─────────────────────────────────────────────────────────────────────────────────────────────────
-class QueueChanges:
-    """The pushes, takes and settled deliveries of one transaction."""
-
-    def __init__(self, held: HeldWriter, registry: QueueRegistry) -> None:
-        self._held = held
-        self._registry = registry
-        self._settled: list[Delivery] = []
-        self._extended: list[tuple[Delivery, int]] = []
-        """With the deadline that each had before."""
-
-    def push(self, queue: str, payload: object, options: PushOptions) -> Receipt:
-        own = self._existing(queue)
-        batch, delivery = own.prepare(payload, options, self._held.find_cause)
-        return self._held.change(lambda commit: own.push_in(commit, batch, delivery)[0])
-
-    def push_many(self, queue: str, payloads: Iterable[object], options: PushOptions) -> list[Receipt]:
-        own = self._existing(queue)
-        batch, delivery = own.prepare_many(payloads, options, self._held.find_cause)
-        return self._held.change(lambda commit: own.push_in(commit, batch, delivery))
-
-    def ack(self, queue: str, delivery: Delivery) -> None:
-        own = self._existing(queue)
-        self._held.change(lambda commit: own.ack_in(commit, delivery))
-        self._keep(delivery)
-
-    def nack(self, queue: str, delivery: Delivery, options: NackOptions) -> None:
-        cache = self._registry.cache
-        self._held.change(lambda commit: settle.nack(commit, cache.state(commit, queue), delivery, options))
-        self._keep(delivery)
-
-    def take(self, queue: str, wanted: TakeRequest) -> list[Delivery]:
-        """Messages that are leased if, and only if, the transaction commits; its own pushes are among them."""
-        own = self._existing(queue)
-        check_take(wanted)
-        while True:
-            self._held.flushed()
-            taken = self._held.change(lambda commit: own.take_in(commit, wanted))
-            if taken.deliveries or not taken.more:
-                return taken.deliveries
-
-    def extend(self, queue: str, delivery: Delivery, lease: float | None) -> None:
-        cache = self._registry.cache
-        deadline = self._held.change(
-            lambda commit: settle.extend(commit, cache.state(commit, queue), [delivery], lease, patient=False)
-        )
-        self._extended.append((delivery, delivery._deadline))
-        delivery._deadline = deadline
-
-    def release(self, queue: str, delivery: Delivery) -> None:
-        cache = self._registry.cache
-        self._held.change(lambda commit: settle.release(commit, cache.state(commit, queue), [delivery]))
-        self._keep(delivery)
-
-    def purge(self, queue: str) -> int:
-        own = self._existing(queue)
-        return self._held.change(lambda commit: purge_in(commit, own))
-
-    def move(self, queue: str, to: str, limit: int | None, where: Where | None) -> int:
-        own, target = self._existing(queue), self._existing(to)
-        self._held.flushed()
-        return self._held.change(lambda commit: move_in(commit, own, target.name, limit, where))
-
-    def redrive(self, queue: str, to: str | None, limit: int | None, where: Where | None) -> Redriven:
-        own, target = self._existing(queue), None if to is None else self._existing(to)
-        self._held.flushed()
-        return self._held.change(lambda commit: redrive_in(commit, own, target, limit, where))
-
-    def reopen(self) -> None:
-        """The transaction was rolled back: what it had settled is held as before."""
-        for delivery in self._settled:
-            delivery._settled = False
-        for delivery, deadline in reversed(self._extended):
-            delivery._deadline = deadline
-
-    def _existing(self, name: str) -> LocalQueue:
-        """A queue that is there, for this transaction: it may have made it, of dead letters."""
-        if self._registry.cache.find(self._held.commit(), check_name(name, "queue")) is None:
-            raise unknown_queue(name, self._registry.names())
-        return self._registry.handle(name)
-
-    def _keep(self, delivery: Delivery) -> None:
-        delivery._settled = True
-        self._settled.append(delivery)

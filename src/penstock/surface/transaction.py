@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Unpack
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from penstock.clock import Seconds, seconds
 from penstock.documents.conditions import EventChoice, predicate
@@ -11,9 +12,11 @@ from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.transaction import HeldWriter
-from penstock.names import check_consumer, check_limit, check_position, is_whole
-from penstock.queue.operations.repair import Redriven
-from penstock.queue.queue import QueueChanges
+from penstock.names import check_consumer, check_limit, check_name, check_position, is_whole
+from penstock.queue.operations import settle
+from penstock.queue.operations.repair import Redriven, move_in, purge_in, redrive_in
+from penstock.queue.operations.take import check_take
+from penstock.queue.state.cache import unknown_queue
 from penstock.schema import MESSAGE_KIND
 from penstock.surface.delivery import Delivery
 from penstock.surface.failure import check_nack, failure_text
@@ -23,8 +26,11 @@ from penstock.surface.topic import Topic
 if TYPE_CHECKING:
     from penstock.journal.log import TopicLog
     from penstock.local.backend import LocalBackend
+    from penstock.queue.queue import LocalQueue
     from penstock.surface.arguments import DraftArguments, PushArguments, TakeArguments
     from penstock.surface.journal import Journal
+
+T = TypeVar("T")
 
 
 class Transaction:
@@ -37,7 +43,9 @@ class Transaction:
         self._journal = journal
         self._store = store
         self._held = HeldWriter(store.core, Transaction.__enter__.__code__, Transaction.__exit__.__code__)
-        self._queues = QueueChanges(self._held, store.queues)
+        self._settled: list[Delivery] = []
+        self._extended: list[tuple[Delivery, int]] = []
+        """With the deadline that each had before."""
 
     def __enter__(self) -> Transaction:
         self._held.begin()
@@ -48,7 +56,14 @@ class Transaction:
             self._held.end(kind, error)
         finally:
             if not self._held.committed:  # an interrupt that waited for the commit comes after it
-                self._queues.reopen()
+                self._reopen()
+
+    def _reopen(self) -> None:
+        """What was settled, and is not now that it is rolled back, is held as before."""
+        for delivery in self._settled:
+            delivery._settled = False
+        for delivery, deadline in reversed(self._extended):
+            delivery._deadline = deadline
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def append(
@@ -117,7 +132,9 @@ class Transaction:
         """Pushes a message; no consumer is woken or sees it before the transaction commits."""
         if isinstance(queue, Queue) and queue._payload is not None:
             payload = queue._payload.accept(payload, options.get("kind", MESSAGE_KIND))
-        return self._queues.push(self._queue(queue), payload, push_options(options))
+        own = self._queue(queue)
+        batch, delivery = own.prepare(payload, push_options(options), self._held.find_cause)
+        return self._held.change(lambda commit: own.push_in(commit, batch, delivery)[0])
 
     def push_many(
         self, queue: Queue | str, payloads: Iterable[object], **options: Unpack[PushArguments]
@@ -125,7 +142,9 @@ class Transaction:
         """Pushes several messages at consecutive positions."""
         if isinstance(queue, Queue) and queue._payload is not None:
             payloads = queue._payload.messages(list(payloads), options.get("kind", MESSAGE_KIND))
-        return self._queues.push_many(self._queue(queue), payloads, push_options(options))
+        own = self._queue(queue)
+        batch, delivery = own.prepare_many(payloads, push_options(options), self._held.find_cause)
+        return self._held.change(lambda commit: own.push_in(commit, batch, delivery))
 
     def take(self, queue: Queue | str, **options: Unpack[TakeArguments]) -> Delivery | None:
         """Takes the next message if the transaction commits, this transaction's own pushes included; never waits.
@@ -138,30 +157,41 @@ class Transaction:
     def take_many(self, queue: Queue | str, limit: int, **options: Unpack[TakeArguments]) -> list[Delivery]:
         """Takes up to `limit` messages if the transaction commits."""
         wanted = take_request(limit, "take_many", **options)
-        found = self._queues.take(self._queue(queue), wanted) if limit else []
+        found: list[Delivery] = []
+        own, more = self._queue(queue), bool(limit)
+        check_take(wanted)
+        while more and not found:
+            self._held.flushed()
+            taken = self._held.change(lambda commit: own.take_in(commit, wanted))
+            found, more = taken.deliveries, taken.more
         return found if isinstance(queue, str) else queue._typed(found)
 
     def extend(self, delivery: Delivery, lease: Seconds | None = None) -> None:
         """Keeps a delivery's message for longer if the transaction commits; see `Delivery.extend`."""
         held = None if lease is None else seconds(lease, "lease")
-        self._queues.extend(self._of(delivery), delivery, held)
+        deadline = self._change(delivery, partial(settle.extend, patient=False), [delivery], held)
+        self._extended.append((delivery, delivery._deadline))
+        delivery._deadline = deadline
 
     def release(self, delivery: Delivery) -> None:
         """Gives a delivery's message back if the transaction commits, without counting the attempt."""
-        self._queues.release(self._of(delivery), delivery)
+        self._change(delivery, settle.release, [delivery])
+        self._settle(delivery)
 
     def purge(self, queue: Queue | str) -> int:
         """Removes every message of a queue if the transaction commits; returns how many there were."""
-        return self._queues.purge(self._queue(queue))
+        own = self._queue(queue)
+        return self._held.change(lambda commit: purge_in(commit, own))
 
     def move(
         self, queue: Queue | str, to: Queue | str, *, limit: int | None = None, where: EventChoice | None = None
     ) -> int:
         """Moves messages to another queue if the transaction commits; see `Queue.move`."""
-        name, target = self._queue(queue), self._queue(to)
-        if name == target:
-            raise ConfigError(f"queue {name!r} cannot be moved to itself")
-        return self._queues.move(name, target, check_limit(limit), predicate(where))
+        own, target, chosen = self._queue(queue), self._queue(to), (check_limit(limit), predicate(where))
+        if own is target:
+            raise ConfigError(f"queue {own.name!r} cannot be moved to itself")
+        self._held.flushed()
+        return self._held.change(lambda commit: move_in(commit, own, target.name, *chosen))
 
     def redrive(
         self,
@@ -172,12 +202,16 @@ class Transaction:
         where: EventChoice | None = None,
     ) -> Redriven:
         """Sends dead letters back, and makes failed messages ready, if the transaction commits; see `Queue.redrive`."""
-        target = None if to is None else self._queue(to)
-        return self._queues.redrive(self._queue(queue), target, check_limit(limit), predicate(where))
+        own, target = self._queue(queue), None if to is None else self._queue(to)
+        chosen = check_limit(limit), predicate(where)
+        self._held.flushed()
+        return self._held.change(lambda commit: redrive_in(commit, own, target, *chosen))
 
     def ack(self, delivery: Delivery) -> None:
         """Settles a delivery if, and only if, the transaction commits. StaleDelivery when it is not held any more."""
-        self._queues.ack(self._of(delivery), delivery)
+        own = self._queue_of(delivery)
+        self._held.change(lambda commit: own.ack_in(commit, delivery))
+        self._settle(delivery)
 
     def nack(
         self,
@@ -188,20 +222,31 @@ class Transaction:
         dead: bool = False,
     ) -> None:
         """Gives a delivery back if the transaction commits; see `Delivery.nack`."""
-        self._queues.nack(self._of(delivery), delivery, check_nack(delay, failure_text(error), dead))
+        self._change(delivery, settle.nack, delivery, check_nack(delay, failure_text(error), dead))
+        self._settle(delivery)
 
-    def _queue(self, queue: Queue | str) -> str:
-        """The name of a queue of this journal."""
-        if isinstance(queue, str):
-            return queue
-        if not isinstance(queue, Queue):
+    def _queue(self, queue: Queue | str) -> LocalQueue:
+        """A queue of this journal that is there, for this transaction: it may have made it, of dead letters."""
+        if not isinstance(queue, Queue | str):
             raise ConfigError(f"a queue is a Queue or its name, not {queue!r:.80}")
-        if queue.journal is not self._journal:
+        if isinstance(queue, Queue) and queue.journal is not self._journal:
             raise ConfigError(f"queue {queue.name!r} belongs to another journal")
-        return queue.name
+        name, registry = queue if isinstance(queue, str) else queue.name, self._store.queues
+        if registry.cache.find(self._held.commit(), check_name(name, "queue")) is None:
+            raise unknown_queue(name, registry.names())
+        return registry.handle(name)
 
-    def _of(self, delivery: Delivery) -> str:
+    def _queue_of(self, delivery: Delivery) -> LocalQueue:
         """The queue of a delivery of this journal."""
         if not isinstance(delivery, Delivery):
             raise ConfigError(f"a transaction settles Delivery objects, not {delivery!r:.80}")
         return self._queue(delivery.queue)
+
+    def _change(self, delivery: Delivery, apply: Callable[..., T], *args: object) -> T:
+        """Does something to the state of a delivery's queue."""
+        own = self._queue_of(delivery)
+        return self._held.change(lambda commit: apply(commit, own._cache.state(commit, own.name), *args))
+
+    def _settle(self, delivery: Delivery) -> None:
+        delivery._settled = True
+        self._settled.append(delivery)
