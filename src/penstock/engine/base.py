@@ -329,9 +329,10 @@ class OverlayWrite:
     begun: float = math.inf
     __slots__ = ("_base", "_engine", "_order", "changes", "foreign", "kept", "ranges", "relaxed", "writes")
 
-    def __init__(self, engine: BatchEngine, sync: bool) -> None:
+    def __init__(self, engine: BatchEngine | None, sync: bool, base: Snapshot | None = None) -> None:
         self._engine = engine
-        self._base: EngineView | None = None
+        """Who gets the changes; None: they are tried out over a snapshot, and never kept."""
+        self._base = base
         """What the changes are laid over; None before the transaction has begun, and when it is over."""
         self.changes: dict[bytes, bytes | None] = {}
         """The newest value of every changed key; None for a deleted one."""
@@ -347,11 +348,13 @@ class OverlayWrite:
         self.kept = True
 
     def __enter__(self) -> Self:
+        assert self._engine is not None
         self._base, self.foreign = self._engine._begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._base = None
+        assert self._engine is not None
         try:
             if kind is None:
                 self._engine._commit(self)

@@ -7,20 +7,21 @@ Counts come from the groups' counters, whatever the queue holds.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar, get_args
 
 import msgspec
 
 from penstock.clock import from_ms
+from penstock.engine.base import OverlayWrite
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, StaleDelivery
 from penstock.events import Event
-from penstock.journal.index.index import EntityIndex
+from penstock.journal.catalog import Catalog
+from penstock.journal.commit import Commit
+from penstock.journal.index.index import Lookup
 from penstock.observe.sample import FailedMessage
 from penstock.queue import metrics
 from penstock.queue.flow import BreakerState, breaker_state
@@ -34,7 +35,7 @@ from penstock.queue.operations.settle import (
     origin,
     stale,
 )
-from penstock.queue.operations.take import keyed_positions
+from penstock.queue.operations.take import STEP, TakeOperation, keyed_positions
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState, presences, unknown_queue
 from penstock.queue.state.group import Group, HeldMessage
@@ -52,7 +53,7 @@ from penstock.queue.state.records import (
     read_special,
     read_token,
 )  # fmt: skip
-from penstock.surface.delivery import Delivery
+from penstock.surface.delivery import Delivery, TakeRequest
 from penstock.surface.failure import Attempt
 
 if TYPE_CHECKING:
@@ -352,53 +353,6 @@ class View:
         record.frontier = max(record.frontier, state.view(snap).trimmed())
         return Group(state, WORK, name, record)
 
-    def next_positions(self, group: Group) -> Iterator[int]:
-        """What would be taken from a group, in that order."""
-        snap, now, busy = self.snap, self.now, Counter[str]()
-        most = self.state.policy.max_in_flight_per_key
-        rows = snap.scan(*group.rows(keys.READY)) if group.record.ready else ()
-        ready = ((-priority, seq) for priority, seq in (keys.split_ready(key) for key, _ in rows))
-        if group.record.ready and any(snap.scan(*group.rows(keys.TURN))):
-            # those that wait for their lane's turn go after the others
-            yield from (seq for _, seq in ready if seq > self.overdue)
-            yield from group.in_turn(snap, self.overdue)
-        ranked: list[tuple[int, int]] = []
-        for key, _ in snap.scan(*group.due_rows(now)):
-            message = group.placed(snap, WAITING, keys.tail_seq(key)) if keys.tail_seq(key) > self.overdue else None
-            if message is not None and message.key is not None:
-                under_way = group.under_way(snap, message.key, self.overdue)
-                if message.seq not in under_way:  # a debounce held it back; now it is behind those of its key
-                    if busy[message.key] + len(under_way) >= most:
-                        continue
-                    busy[message.key] += 1
-            if message is not None:
-                ranked.append((-message.priority, message.seq))
-        for outlived in self._outlived_keys(group):
-            known = group.occupants(snap, outlived)
-            ranked += [(0, seq) for seq in group.under_way(snap, outlived, self.overdue) if seq not in known]
-        specials = self.unabsorbed(group, self.latest)
-        ranked += [(-one.priority, seq) for seq, one in specials if one.priority and one.due <= now]
-
-        def plain() -> Iterator[tuple[int, int]]:
-            for entry in self._untouched(group, None, ("ready",), self.overdue):
-                key = None if entry.event is None else entry.event.key
-                if entry.message.priority:
-                    continue
-                if key is not None:
-                    if busy[key] + len(group.under_way(snap, key, self.overdue)) >= most:
-                        continue
-                    busy[key] += 1
-                yield 0, entry.seq
-
-        for _, seq in heapq.merge(ready, sorted(ranked), plain()):
-            if seq > self.overdue:
-                yield seq
-
-    def _outlived_keys(self, group: Group) -> set[str]:
-        """The keys of messages under way that have outlived their ttl: a take gives them up, and lets others go."""
-        parked = group.parked(self.snap, self.overdue, 0, [READY, WAITING]) if self.overdue else ()
-        return {message.key for message in parked if message.key is not None}
-
 
 @contextmanager
 def inspecting(queue: LocalQueue) -> Iterator[tuple[Snapshot, QueueState]]:
@@ -431,10 +385,25 @@ def get(queue: LocalQueue, seq: int) -> Event | None:
 
 
 def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
-    """What would be taken next for a group."""
+    """What would be taken next for a group, were there no rates and limits: takes it, in changes that are not kept."""
+    left, found = NEVER if limit is None else limit, list[Event]()
     with viewing(queue) as view:
-        found = (view.state.blocks.event(view.snap, seq) for seq in view.next_positions(view.group(name)))
-        return list(islice((event for event in found if event is not None), limit))
+        state, group = view.state, view.group(name)
+        state.record.policy = msgspec.structs.replace(
+            state.policy, rate=None, rate_per_key=None, breaker=None, max_in_flight=None, dead_letter=None
+        )
+        state.feed, state.traits.replies = None, False
+        group.record.next_deadline = group.record.endless = 0  # a lease that has ended counts until a take finds it
+        commit = Commit(Catalog(), OverlayWrite(None, False, view.snap), view.now, queue._core.index)
+        more = left > 0
+        while more:
+            taking = TakeOperation(commit, group, TakeRequest(left, name, lease=1), queue)
+            more = taking.catch_up()
+            if not more:
+                taking.oldest(left - len(found))
+                found += [delivery.event for delivery in taking.deliveries]
+                more = len(found) < left and (bool(taking.deliveries) or taking.walked >= STEP)
+    return found
 
 
 def check_state(state: str | None) -> MessageState | None:

@@ -757,26 +757,6 @@ class Group:
                 found.append(seq)
         return found
 
-    def in_turn(self, snap: Snapshot, overdue: int) -> Iterator[int]:
-        """Ready messages with a turn, or in a lane, in the order in which they would be taken; without those up to
-        `overdue`, which have outlived their ttl."""
-        following: list[tuple[int, int]] = []
-        rows = (keys.split_due(key) for key, _ in snap.scan(*self.rows(keys.TURN)))
-        row = next(rows, None)
-        while row is not None or following:
-            if row is None or (following and following[0] < row):
-                turn, seq = heapq.heappop(following)
-            else:
-                (turn, seq), row = row, next(rows, None)
-            message = self.find(snap, seq)
-            if message is not None and message.lane is not None:
-                is_over = seq <= overdue
-                after = self._first_in_lane(snap, message.lane, overdue if is_over else seq)
-                if after:
-                    heapq.heappush(following, (turn if is_over else turn + 1, after))
-            if seq > overdue:
-                yield seq
-
     def _lane_for(self, commit: Commit, message: MessageRow, lane: str | None) -> str | None:
         """The lane in which a ready message waits for its turn; None where it needs none."""
         fair_by = self.queue.record.policy.fair_by
