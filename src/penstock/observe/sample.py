@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
@@ -11,6 +11,8 @@ from penstock.events import Event
 from penstock.observe.pipelines import FlowStatus
 from penstock.observe.workers import WorkerFailure
 from penstock.surface.failure import Attempt
+
+E = TypeVar("E")
 
 
 class TopicSample(msgspec.Struct):
@@ -101,10 +103,10 @@ class Sample(msgspec.Struct):
     """Topics that cannot be read, wholly or in part, and why."""
 
 
-class FailedMessage(msgspec.Struct, frozen=True):
-    """A message that was given up, and why."""
+class GivenUpMessage(msgspec.Struct, Generic[E], frozen=True):
+    """A message that was given up, and why; with its event, or with a document of it."""
 
-    event: Event
+    event: E
     queue: str
     attempts: int
     reason: str
@@ -115,3 +117,7 @@ class FailedMessage(msgspec.Struct, frozen=True):
     """Where it failed, when an exception was the reason."""
     failed_attempts: list[Attempt] = []
     """The newest ten, the oldest of them first."""
+
+
+class FailedMessage(GivenUpMessage[Event], frozen=True):
+    """A message that was given up, and why."""

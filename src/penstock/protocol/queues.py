@@ -11,7 +11,7 @@ from msgspec import Meta, UnsetType
 from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument
 from penstock.errors import PolicyMismatch, QueueFull, StaleDelivery, UnknownQueue
 from penstock.events import Event
-from penstock.observe.sample import FailedMessage
+from penstock.observe.sample import FailedMessage, GivenUpMessage
 from penstock.protocol.fields import PolicyFields
 from penstock.protocol.operation import WRITTEN, After, Count, Limit, Operation, declared
 from penstock.protocol.topics import EventList
@@ -20,7 +20,7 @@ from penstock.queue.operations.groups import Pause
 from penstock.queue.operations.repair import LettersLeft
 from penstock.queue.schedule import Schedule
 from penstock.surface.delivery import Outcome, TakeRequest
-from penstock.surface.failure import Attempt
+from penstock.surface.failure import NackRequest
 
 Group = Annotated[str, Meta(description="the group; default unless given")]
 
@@ -172,18 +172,8 @@ class MessagePage(msgspec.Struct, Generic[M]):
     next: int | None = None
 
 
-class FailureDocument(msgspec.Struct):
+class FailureDocument(GivenUpMessage[EventDocument], frozen=True):
     """A message that was given up, and why."""
-
-    queue: str
-    attempts: int
-    reason: str
-    error: str | None
-    at: datetime | None
-    event: EventDocument
-    traceback: str | None = None
-    failed_attempts: list[Attempt] = []
-    """The newest ten, the oldest of them first."""
 
 
 WRITTEN[QueueMessage] = MessageDocument
@@ -241,18 +231,6 @@ class AckResult(msgspec.Struct, forbid_unknown_fields=True):
     """What the one who pushed the message with `reply=True` is told."""
 
     result: Any = None
-
-
-class NackRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """When the message is offered again, and why it was given back; `dead` gives it up."""
-
-    delay: float | None = None
-    error: str | None = None
-    dead: bool = False
-    traceback: str | None = None
-    """Where it failed; kept with the error, up to 8 KiB."""
-    default_delay: float = 0
-    """Seconds to wait when there is no `delay` and the queue's policy has no `retry`: what a worker's failures wait."""
 
 
 class ExtendRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

@@ -42,7 +42,7 @@ from penstock.queue.results import NOTHING, StoredResult, answer_of
 from penstock.queue.state.cache import forget_presence
 from penstock.schema import DECLARED, brings_kind, schema_of_type
 from penstock.surface.delivery import Delivery, Outcome, PushOptions, TakeRequest
-from penstock.surface.failure import NackOptions
+from penstock.surface.failure import NackRequest
 from penstock.ticket import Ticket
 
 T = TypeVar("T")
@@ -303,7 +303,7 @@ class LocalQueue:
         self._acked.inc(count)
         self._registry.upkeep.note(self.name, count)
 
-    def nack(self, delivery: Delivery, options: NackOptions) -> Outcome:
+    def nack(self, delivery: Delivery, options: NackRequest) -> Outcome:
         outcome = self.change(settle.nack, delivery, options)
         metrics.nacked.labels(queue=self.name, outcome=outcome).inc()
         return outcome

@@ -29,7 +29,7 @@ from penstock.queue import metrics
 from penstock.queue.policy import Retry
 from penstock.queue.results import ack_with
 from penstock.surface.delivery import Delivery, TakeRequest
-from penstock.surface.failure import NackOptions, describe, failure_text
+from penstock.surface.failure import check_nack, describe
 from penstock.surface.worker import Worker
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Retries(Middleware):
     def failure(self, delivery: Delivery, error: BaseException) -> None:
         if not delivery._settled:
             # After a while, unless the policy says when.
-            delivery._nack(NackOptions(failure_text(error), otherwise=Retry.WORKER.delay(delivery.attempt)))
+            delivery._nack(check_nack(error, default_delay=Retry.WORKER.delay(delivery.attempt)))
 
 
 class Logging(Middleware):

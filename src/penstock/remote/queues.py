@@ -24,7 +24,7 @@ from penstock.queue.operations.push import drafts_of, one_draft, read_delivery_o
 from penstock.queue.policy import QueuePolicy
 from penstock.remote.events import draft_documents, event_of, receipt_of
 from penstock.surface.delivery import Delivery, Outcome, PushOptions, TakeRequest
-from penstock.surface.failure import NackOptions
+from penstock.surface.failure import NackRequest
 from penstock.surface.queue import Queue
 from penstock.ticket import Ticket
 
@@ -176,10 +176,8 @@ class RemoteQueue:
         tokens = [one if isinstance(one, str) else one.token for one in deliveries]
         return self._call(wire.ACK_DELIVERIES, request=wire.AckRequest(tokens)) if tokens else 0
 
-    def nack(self, delivery: Delivery, options: NackOptions) -> Outcome:
-        failure = options.failure
-        request = wire.NackRequest(options.delay, failure.error, options.dead, failure.traceback, options.otherwise)
-        return self._call(wire.NACK_DELIVERY, delivery.token, request=request).outcome or "requeued"
+    def nack(self, delivery: Delivery, options: NackRequest) -> Outcome:
+        return self._call(wire.NACK_DELIVERY, delivery.token, request=options).outcome or "requeued"
 
     def extend(self, deliveries: list[Delivery], lease: float | None, *, patient: bool = False) -> int:
         deadline = 0

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.queue.policy import QueuePolicy
     from penstock.surface.arguments import DraftArguments
     from penstock.surface.delivery import Delivery, Outcome, PushOptions, TakeRequest
-    from penstock.surface.failure import NackOptions
+    from penstock.surface.failure import NackRequest
     from penstock.surface.journal import Journal
     from penstock.surface.queue import Queue
     from penstock.surface.subscription import JournalSubscription, OnLag, Subscription
@@ -273,7 +273,7 @@ class QueueBackend(Protocol):
     def ack_many(self, deliveries: list[Delivery | str]) -> int:
         """Settles deliveries, or their tokens, in one commit; returns how many were still held."""
 
-    def nack(self, delivery: Delivery, options: NackOptions) -> Outcome:
+    def nack(self, delivery: Delivery, options: NackRequest) -> Outcome:
         """Gives a message back, or up; returns what became of it."""
 
     def extend(self, deliveries: list[Delivery], lease: float | None, *, patient: bool = False) -> int:

@@ -13,7 +13,7 @@ from penstock.clock import Seconds, from_ms, seconds
 from penstock.errors import PoisonMessage, StaleDelivery
 from penstock.events import Event
 from penstock.schema import PayloadT
-from penstock.surface.failure import NackOptions, check_nack, failure_text
+from penstock.surface.failure import NackRequest, check_nack
 
 if TYPE_CHECKING:
     from penstock.surface.backend import QueueBackend
@@ -183,7 +183,7 @@ class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
 
         `error`: why, in text, or the exception: then its traceback is kept as well.
         """
-        self._nack(check_nack(delay, failure_text(error), dead))
+        self._nack(check_nack(error, delay=delay, dead=dead))
 
     async def nack_async(
         self, *, delay: Seconds | None = None, error: str | BaseException | None = None, dead: bool = False
@@ -193,7 +193,7 @@ class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
 
         await asyncio.to_thread(lambda: self.nack(delay=delay, error=error, dead=dead))
 
-    def _nack(self, options: NackOptions) -> None:
+    def _nack(self, options: NackRequest) -> None:
         """Gives the message back as checked options say."""
         self._outcome = self._hold.queue.nack(self, options)
         self._settled = True

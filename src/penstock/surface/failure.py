@@ -24,14 +24,13 @@ class FailureText(msgspec.Struct, frozen=True):
     """The exception's traceback, with its causes."""
 
 
-class NackOptions(msgspec.Struct, frozen=True):
-    """How a message is given back."""
+class NackRequest(FailureText, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """When the message is offered again, and why it was given back; `dead` gives it up."""
 
-    failure: FailureText
     delay: float | None = None
     """Seconds to wait, whatever the policy says."""
-    otherwise: float = 0.0
-    """Seconds to wait when neither the delay nor the policy says how long."""
+    default_delay: float = 0.0
+    """Seconds to wait when there is no `delay` and the queue's policy has no `retry`: what a worker's failures wait."""
     dead: bool = False
 
 
@@ -55,10 +54,16 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     """The exception's type and message, or the text it was given back with; long ones lose their middle."""
 
 
-def check_nack(delay: Seconds | None, failure: FailureText, dead: bool, otherwise: float = 0.0) -> NackOptions:
-    """A nack's arguments, checked; `otherwise` is the delay when neither the caller nor the policy says one."""
-    wait = None if delay is None else seconds(delay, "delay")
-    return NackOptions(failure, wait, seconds(otherwise, "default_delay"), dead)
+def check_nack(
+    error: str | BaseException | None,
+    traceback: str | None = None,
+    delay: Seconds | None = None,
+    default_delay: float = 0.0,
+    dead: bool = False,
+) -> NackRequest:
+    """A nack's arguments, checked."""
+    failure, wait = failure_text(error, traceback), None if delay is None else seconds(delay, "delay")
+    return NackRequest(failure.error, failure.traceback, wait, seconds(default_delay, "default_delay"), dead)
 
 
 def failure_text(error: str | BaseException | None, traceback: str | None = None) -> FailureText:

@@ -19,7 +19,7 @@ from penstock.queue.operations.take import check_take
 from penstock.queue.state.cache import unknown_queue
 from penstock.schema import MESSAGE_KIND
 from penstock.surface.delivery import Delivery
-from penstock.surface.failure import check_nack, failure_text
+from penstock.surface.failure import check_nack
 from penstock.surface.queue import Queue, push_options, take_request
 from penstock.surface.topic import Topic
 
@@ -222,7 +222,7 @@ class Transaction:
         dead: bool = False,
     ) -> None:
         """Gives a delivery back if the transaction commits; see `Delivery.nack`."""
-        self._change(delivery, settle.nack, delivery, check_nack(delay, failure_text(error), dead))
+        self._change(delivery, settle.nack, delivery, check_nack(error, delay=delay, dead=dead))
         self._settle(delivery)
 
     def _queue(self, queue: Queue | str) -> LocalQueue:

@@ -51,7 +51,7 @@ from penstock.queue.state.records import (
     read_token,
 )
 from penstock.surface.delivery import Delivery, Outcome
-from penstock.surface.failure import DEAD_QUEUE, Attempt, AttemptEnd, FailureText, NackOptions
+from penstock.surface.failure import DEAD_QUEUE, Attempt, AttemptEnd, FailureText, NackRequest
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue
@@ -61,12 +61,11 @@ REJECTED: Final = "rejected"
 EXHAUSTED: Final = "attempts exhausted"
 EXPIRED: Final = "expired"
 RETIRED: Final = "retention"
-LEASE_LOST: Final = FailureText("the lease ended")
 SWEEP_LEASES = 512
 """How many leases one commit looks at for those that have ended."""
 OWNER_CHECK = 0.5
 """Seconds between two looks for the owners of endless leases."""
-LAPSED: Final = NackOptions(LEASE_LOST)
+LAPSED: Final = NackRequest("the lease ended")
 
 
 def held_in(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessage | None:
@@ -130,10 +129,10 @@ def ack(commit: Commit, group: Group, lease_id: int, lease: Lease, mask: int, gi
         note_success(commit, group, [lease.seq(index) for index in indexes_of(mask)])
 
 
-def nack(commit: Commit, queue: QueueState, delivery: Delivery, options: NackOptions) -> Outcome:
+def nack(commit: Commit, queue: QueueState, delivery: Delivery, options: NackRequest) -> Outcome:
     """Ends an attempt that failed: requeues the message, now or later, or gives it up."""
     held = held_or_stale(commit, queue, delivery)
-    change = Change("failed", "rejected" if options.dead else "nack", options.failure.error)
+    change = Change("failed", "rejected" if options.dead else "nack", options.error)
     (message,) = held.group.take_back(commit, held.lease_id, held.lease, [held.index], change)
     return _fail(commit, held.group, held.lease, message, commit.now_ms, options)
 
@@ -209,7 +208,7 @@ def expire(commit: Commit, group: Group, step: int) -> bool:
 def expire_messages(commit: Commit, group: Group, lease_id: int, lease: Lease, indexes: list[int]) -> None:
     """Takes messages of a lease back, as if it had ended; one whose deadline is past ended then."""
     deadlines = [lease.deadline_of(index) for index in indexes]
-    messages = group.take_back(commit, lease_id, lease, indexes, Change("failed", "lease", LEASE_LOST.error))
+    messages = group.take_back(commit, lease_id, lease, indexes, Change("failed", "lease", LAPSED.error))
     for message, deadline in zip(messages, deadlines, strict=True):
         _fail(commit, group, lease, message, min(deadline, commit.now_ms), LAPSED)
 
@@ -285,27 +284,26 @@ def _by_lease(held: list[HeldMessage]) -> Iterable[tuple[Group, int, Lease, list
 
 
 def _fail(
-    commit: Commit, group: Group, lease: Lease, message: MessageRow, since_ms: int, options: NackOptions
+    commit: Commit, group: Group, lease: Lease, message: MessageRow, since_ms: int, options: NackRequest
 ) -> Outcome:
     """Requeues a message whose attempt ended badly at `since_ms`, or gives it up when its budget is used."""
     queue = group.queue
-    failure = options.failure
     if queue.record.policy.breaker is not None:
         if options.dead:  # the handler's verdict on the message, not a failure of what it depends on
             note_success(commit, group, [message.seq])
         else:
             note_failure(commit, group, message.seq)
     ended: AttemptEnd = "rejected" if options.dead else "lapsed" if options is LAPSED else "failed"
-    tried = group.ended_attempts(commit, lease, message, since_ms, ended, failure.error)
+    tried = group.ended_attempts(commit, lease, message, since_ms, ended, options.error)
     if options.dead or over_budget(commit.tx, queue, message):
         reason: Reason = REJECTED if options.dead else EXHAUSTED
-        return give_up(commit, group, message, reason, failure, tried=tried)
-    message.error = failure.error
-    group.save_trail(commit, message, FailureTrail(tried, failure.traceback))
+        return give_up(commit, group, message, reason, options, tried=tried)
+    message.error = options.error
+    group.save_trail(commit, message, FailureTrail(tried, options.traceback))
     wait = options.delay
     if wait is None:
         retry = queue.policy.retry
-        wait = options.otherwise if retry is None else retry.delay(message.attempts)
+        wait = options.default_delay if retry is None else retry.delay(message.attempts)
     message.since_ms, due = commit.now_ms, since_ms + round(wait * 1000)
     group.requeue(commit, message, due if due > commit.now_ms else 0)
     group.tell(commit, message, Change("retried"))

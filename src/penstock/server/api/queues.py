@@ -30,7 +30,7 @@ from penstock.server.api.binding import Call, answered, asked
 from penstock.server.limits import FIRST_TAKEN, LONGEST_WAIT, MOST_TAKEN
 from penstock.server.service import Refused, Service
 from penstock.surface.delivery import Delivery, TakeRequest
-from penstock.surface.failure import check_nack, failure_text
+from penstock.surface.failure import NackRequest, check_nack
 from penstock.surface.queue import Queue, check_taking
 
 
@@ -237,10 +237,9 @@ def ack_delivery(call: Call[None, wire.AckResult]) -> wire.Settled:
     return wire.Settled("ack")
 
 
-def nack_delivery(call: Call[None, wire.NackRequest]) -> wire.Settled:
-    wanted, delivery = call.body, _delivery(call)
-    failure = failure_text(wanted.error, wanted.traceback)
-    delivery._nack(check_nack(wanted.delay, failure, wanted.dead, wanted.default_delay))
+def nack_delivery(call: Call[None, NackRequest]) -> wire.Settled:
+    delivery = _delivery(call)
+    delivery._nack(check_nack(**asdict(call.body)))
     return wire.Settled("nack", delivery._outcome)
 
 
