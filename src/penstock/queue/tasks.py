@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, overload
 
 import msgspec
@@ -74,7 +74,6 @@ class Task(Generic[P, R]):
         self.name = name
         self.queue = queue
         self.retry = retry
-        self.is_async = inspect.iscoroutinefunction(function)
         self.function = function
         self.__doc__ = function.__doc__
         self.__name__ = name
@@ -300,36 +299,27 @@ class Tasks:
         for call in self._periodic.values():
             call.store(self.journal)
         return [
-            self.journal.queue(queue).worker(self.handler(queue), concurrency=concurrency, **options)
-            for queue in self.queues()
+            self.journal.queue(queue).worker(self.run, concurrency=concurrency, **options) for queue in self.queues()
         ]
 
-    def handler(self, queue: str) -> Callable[[Delivery], object]:
-        """What a worker of a queue calls with each delivery: it finds the task and calls it."""
-        if any(task.is_async for task in self._tasks.values() if task.queue == queue):
-            return self._run_async
-        return self._run
-
-    def _run(self, delivery: Delivery) -> object:
+    def run(self, delivery: Delivery) -> object:
+        """Makes the call a message stands for: what a worker of the tasks' queues does with each delivery."""
         call = self._call(delivery)
         if call is None:
             return None
         task, run = call
         try:
-            return run()
+            result = run()
         except Exception as error:
             self._failed(task, delivery, error)
             raise
+        return self._awaited(task, delivery, result) if isinstance(result, Awaitable) else result
 
-    async def _run_async(self, delivery: Delivery) -> object:
+    async def _awaited(self, task: Task[..., object], delivery: Delivery, result: Awaitable[object]) -> object:
         import asyncio
 
-        call = self._call(delivery)
-        if call is None:
-            return None
-        task, run = call
         try:
-            return await run() if task.is_async else await asyncio.to_thread(run)
+            return await result
         except Exception as error:
             await asyncio.to_thread(self._failed, task, delivery, error)
             raise
