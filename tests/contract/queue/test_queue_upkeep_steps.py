@@ -294,7 +294,7 @@ def test_a_take_past_many_blocked_messages_opens_each_block_about_once(
     opened: list[bytes] = []
     open_one = blocks.BlockCache._open
 
-    def counted(self: blocks.BlockCache, snap: Snapshot, key: bytes, value: bytes) -> blocks.Rows:
+    def counted(self: blocks.BlockCache, snap: Snapshot, key: bytes, value: bytes) -> blocks.Block:
         opened.append(key)
         return open_one(self, snap, key, value)
 

@@ -26,8 +26,8 @@ from penstock.names import check_position, check_text, check_whole
 from penstock.queue.flow import limiter_for
 from penstock.queue.operations.settle import EXPIRED, LeaseHandle, expire, give_up_dead_owners, give_up_through
 from penstock.queue.state import keys
-from penstock.queue.state.blocks import LONGEST_SCAN, DamagedBlock, Rows, first_free_row, first_rows, has_keys
-from penstock.queue.state.cache import note_presence
+from penstock.queue.state.blocks import LONGEST_SCAN, DamagedBlock, first_free_row, first_rows
+from penstock.queue.state.cache import QueueState, note_presence
 from penstock.queue.state.group import UNFINISHED, Change, Group
 from penstock.queue.state.records import (
     HELD,
@@ -144,7 +144,7 @@ def _take_plainly(commit: Commit, group: Group, wanted: TakeRequest, taker: Loca
     if found is None:
         return None
     rows, row = found
-    if isinstance(rows, DamagedBlock) or rows.wire.key is not None or rows.wire.seqs is not None:
+    if rows.wire.key is not None or rows.wire.seqs is not None:
         return None
     count = min(wanted.limit, LONGEST_LEASE, rows.count - row)
     if rows.first + row != first or (count < wanted.limit and first + count <= latest):
@@ -383,11 +383,11 @@ class TakeOperation:
             group.mark_taken(self.commit, through)
             return 0
         rows, row = found
-        if has_keys(rows):
+        if rows.wire.key is not None:
             return self._take_keyed(rows, row, through)
         return self._take_run(rows, row, limit, through)
 
-    def _take_run(self, rows: Rows, row: int, limit: int, through: int) -> int:
+    def _take_run(self, rows: Block, row: int, limit: int, through: int) -> int:
         """Takes messages without keys: one lease over as many neighbouring positions as there are."""
         limit = min(limit, LONGEST_LEASE)
         start = rows.seq(row)
@@ -401,9 +401,7 @@ class TakeOperation:
             if len(events) >= limit or stop < rows.count or following > through:
                 break
             found = self.blocks.find(self.commit.tx, following, following)
-            if found is None:
-                break
-            if has_keys(found[0]):
+            if found is None or found[0].wire.key is not None:
                 break
             rows, row = found
         self.lease_messages()
@@ -414,7 +412,7 @@ class TakeOperation:
         self.deliveries.extend([Delivery(hold, index, event, 1) for index, event in enumerate(events)])
         return count
 
-    def _take_keyed(self, rows: Rows, row: int, through: int) -> int:
+    def _take_keyed(self, rows: Block, row: int, through: int) -> int:
         """Takes one message of a block with ordering keys; holds those whose key is busy."""
         group, commit = self.group, self.commit
         seq = rows.seq(row)
@@ -446,7 +444,7 @@ class TakeOperation:
         self.group.move(self.commit, message, WAITING)
         return True
 
-    def _pass_blocked(self, rows: Rows, row: int, through: int) -> None:
+    def _pass_blocked(self, rows: Block, row: int, through: int) -> None:
         """Holds messages whose keys are busy: many neighbours as one run, a few with a row each."""
         group, commit = self.group, self.commit
         known: dict[str | None, bool] = {None: False}
@@ -456,7 +454,6 @@ class TakeOperation:
                 known[key] = group.is_busy(commit.tx, key or "")
             return known[key]
 
-        assert isinstance(rows, Block)
         free = first_free_row(rows, row, min(rows.count, rows.row_after(through)), is_busy)
         if free - row < SHORTEST_RUN:
             for at in range(row, free):
@@ -477,7 +474,7 @@ class TakeOperation:
             if free < rows.count or self.walked >= STEP:
                 break
             found = self.blocks.find(commit.tx, rows.last + 1, through)
-            if found is None or not isinstance(found[0], Block) or not has_keys(found[0]):
+            if found is None or found[0].wire.key is None:
                 break
             rows, row = found[0], found[1]
             free = first_free_row(rows, row, min(rows.count, rows.row_after(through)), is_busy)
@@ -521,7 +518,7 @@ class TakeOperation:
         tx, after = self.commit.tx, 0
         while oldest := self.group.oldest(tx, self.latest, after, UNFINISHED):
             rows, row = self.blocks.find(tx, oldest, oldest) or (None, 0)
-            if isinstance(rows, Block):
+            if rows is not None and not isinstance(rows, DamagedBlock):
                 break
             after = oldest if rows is None else rows.last  # what is removed, or cannot be read, tells no time
         if not oldest or rows is None or rows.recorded_ms(row) > self.ttl_bound:

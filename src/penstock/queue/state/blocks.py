@@ -6,14 +6,16 @@ A block that fails its checksum must not stop the queue: its positions are deliv
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator
 from itertools import islice
+
+import msgspec
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import Corrupt
 from penstock.events import Event
 from penstock.journal import keys
-from penstock.journal.blocks import NO_HEADERS, Block, CodedText, Columns, columns_of, unpack_ints
+from penstock.journal.blocks import Block, CodedText, Columns, build_wire, columns_of, unpack_ints
 from penstock.journal.catalog import load_state, open_block
 from penstock.journal.commit import Commit
 
@@ -24,52 +26,15 @@ LONGEST_SCAN = 512
 """Rows scanned one by one, where a block has too many keys to search its bytes; and about as many keys of a run."""
 
 
-class DamagedBlock:
-    """What stands for the events of a block that cannot be read."""
+class DamagedBlock(Block):
+    """What stands for the events of a block that cannot be read: as many of them, the first with the stored bytes."""
 
-    count: int
-
-    def __init__(self, raw: bytes, topic: str, first: int, last: int, reason: str) -> None:
-        self.topic = topic
-        self.first = first
-        self.last = last
-        self.count = last - first + 1
-        self.reason = reason
-        self._raw = raw
-
-    def seq(self, row: int) -> int:
-        return self.first + row
-
-    def row_after(self, seq: int) -> int:
-        return min(max(0, seq - self.first + 1), self.count)
-
-    def kind(self, row: int) -> str:
-        return "damaged"
-
-    def is_binary(self, row: int) -> bool:
-        return False
+    def __init__(self, raw: bytes, topic: str, first: int, last: int) -> None:
+        one, count = build_wire(Columns(["damaged"], [raw]), first, 0, 0), last - first + 1
+        super().__init__(msgspec.structs.replace(one, count=count, run_counts=count), topic)
 
     def raw_payload(self, row: int) -> memoryview:
-        return memoryview(self._raw if row == 0 else b"")  # once is enough to repair it by hand
-
-    def key(self, row: int) -> str | None:
-        return None
-
-    scope = correlation = causation = key
-
-    def headers(self, row: int) -> Mapping[str, str]:
-        return NO_HEADERS
-
-    def recorded_ms(self, row: int) -> int:
-        return 0
-
-    occurred_ms = id_number = recorded_ms
-
-    def extract(self, row: int) -> bytes:
-        raise Corrupt(self.reason, topic=self.topic, seq=self.first)
-
-
-Rows = Block | DamagedBlock
+        return self.payload if row == 0 else memoryview(b"")  # once is enough to repair it by hand
 
 
 class BlockCache:
@@ -79,7 +44,7 @@ class BlockCache:
         self._topic = topic
         self._topic_id = topic_id
         self._firsts: list[int] = []
-        self._kept: list[Rows] = []
+        self._kept: list[Block] = []
         self._bytes = 0
         self.reshaped = -1
         """What the writer's catalogue said when this was last refreshed."""
@@ -98,7 +63,7 @@ class BlockCache:
             del self._firsts[0]
         self._hot = None
 
-    def find(self, snap: Snapshot, seq: int, through: int) -> tuple[Rows, int] | None:
+    def find(self, snap: Snapshot, seq: int, through: int) -> tuple[Block, int] | None:
         """The block and row of the first stored event at or above `seq` and at or below `through`."""
         if seq > through:
             return None
@@ -112,8 +77,8 @@ class BlockCache:
         found = self._load(snap, seq, through)
         return None if found is None else self._in(found, seq, through)
 
-    def _in(self, block: Rows, seq: int, through: int) -> tuple[Rows, int] | None:
-        if isinstance(block, Block) and block.wire.seqs is None:
+    def _in(self, block: Block, seq: int, through: int) -> tuple[Block, int] | None:
+        if block.wire.seqs is None:
             first = block.first
             self._hot, self._hot_first, self._hot_last = block, first, block.last
             if seq < first:
@@ -122,7 +87,7 @@ class BlockCache:
         row = block.row_after(seq - 1)
         return (block, row) if block.seq(row) <= through else None
 
-    def between(self, snap: Snapshot, start: int, end: int) -> Iterator[tuple[Rows, int]]:
+    def between(self, snap: Snapshot, start: int, end: int) -> Iterator[tuple[Block, int]]:
         """The block and row of every stored event from one position to another."""
         while (found := self.find(snap, start, end)) is not None:
             block, first = found
@@ -135,11 +100,11 @@ class BlockCache:
         found = self.find(snap, seq, seq)
         return None if found is None else Event(*found)
 
-    def _load(self, snap: Snapshot, seq: int, through: int) -> Rows | None:
+    def _load(self, snap: Snapshot, seq: int, through: int) -> Block | None:
         key = keys.block_key(self._topic_id, seq)
         value = snap.get(key)
         if value is not None:
-            block: Rows | None = self._open(snap, key, value)
+            block: Block | None = self._open(snap, key, value)
         else:
             low, _ = keys.block_range(self._topic_id)
             block = next((self._open(snap, *row) for row in snap.scan(low, key, reverse=True)), None)
@@ -152,7 +117,7 @@ class BlockCache:
             return block
         return self._read_ahead(snap, seq, through)
 
-    def _read_ahead(self, snap: Snapshot, seq: int, through: int) -> Rows | None:
+    def _read_ahead(self, snap: Snapshot, seq: int, through: int) -> Block | None:
         """Reads a few blocks that begin at or above `seq`, and returns the first of them."""
         rows = snap.scan(keys.block_key(self._topic_id, seq), keys.block_key(self._topic_id, through + 1))
         first = None
@@ -166,17 +131,17 @@ class BlockCache:
                 break
         return first
 
-    def _open(self, snap: Snapshot, key: bytes, value: bytes) -> Rows:
+    def _open(self, snap: Snapshot, key: bytes, value: bytes) -> Block:
         try:
             return open_block(snap, key, value, self._topic)
-        except Corrupt as error:
+        except Corrupt:
             first = keys.block_first(key)
             _, end = keys.block_range(self._topic_id)
             after = next(iter(snap.scan(key + b"\0", end)), None)
             last = keys.block_first(after[0]) - 1 if after else first
-            return DamagedBlock(value, self._topic, first, last, error.args[0])
+            return DamagedBlock(value, self._topic, first, last)
 
-    def _keep(self, block: Rows) -> None:
+    def _keep(self, block: Block) -> None:
         at = bisect_right(self._firsts, block.first)
         if at and self._firsts[at - 1] == block.first:
             self._bytes -= _size(self._kept[at - 1])
@@ -192,24 +157,19 @@ class BlockCache:
             del self._firsts[oldest]
 
 
-def has_keys(rows: Rows) -> bool:
-    """Whether any message of a block may have an ordering key."""
-    return not isinstance(rows, DamagedBlock) and rows.wire.key is not None
-
-
 def copy_columns(event: Event) -> Columns:
     """An event as columns, to be appended elsewhere; a damaged one as the bytes that are left of it."""
     rows, row = event._rows, event._row
-    if isinstance(rows, DamagedBlock):
-        columns = Columns(["damaged"], [bytes(rows.raw_payload(row))])
-        columns.binary = [True]
-        return columns
     assert isinstance(rows, Block)  # queues read their messages from blocks
-    return columns_of(rows, [row])
+    if not isinstance(rows, DamagedBlock):
+        return columns_of(rows, [row])
+    columns = Columns([event.kind], [event.raw])
+    columns.binary = [True]
+    return columns
 
 
-def _size(block: Rows) -> int:
-    return len(block.raw_payload(0)) if isinstance(block, DamagedBlock) else len(block.payload) + 64 * block.count
+def _size(block: Block) -> int:
+    return len(block.payload) + 64 * block.count
 
 
 # ── ordering keys ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from penstock.engine.contract import Snapshot
-from penstock.journal.blocks import Block, Columns
+from penstock.journal.blocks import Columns
 from penstock.journal.commit import Commit
 from penstock.limits import ATTEMPTS_KEPT, MAX_ATTEMPT_ERROR_BYTES
 from penstock.queue.policy import FEED
@@ -719,7 +719,7 @@ class Group:
         """The positions of a key's messages between two others, settled or not."""
         while (found := self.queue.blocks.find(snap, first, last)) is not None:
             block, row = found
-            at = row_with_key(block, row, block.row_after(last), key) if isinstance(block, Block) else None
+            at = row_with_key(block, row, block.row_after(last), key)
             if at is not None:
                 yield block.seq(at)
             first = (block.last if at is None else block.seq(at)) + 1
