@@ -15,9 +15,8 @@ from penstock import Journal, ManualClock
 from penstock.engine.memory import MemoryEngine
 from penstock.journal import locating, upkeep
 from penstock.journal.sealed.sealing import seal_topic
-from penstock.queue import flow
 from penstock.queue import upkeep as queue_upkeep
-from penstock.queue.operations import repair
+from penstock.queue.operations import push, repair
 
 ACTS: dict[str, Callable[[Journal], object]] = {
     "maintain": lambda journal: journal.maintain(),
@@ -78,7 +77,7 @@ def largest_commit(size: int, act: Callable[[Journal], object], lake: Path) -> i
         patch.object(upkeep, "_STEP_ROWS", 32),
         patch.object(upkeep, "RETENTION_BLOCKS", 8),
         patch.object(locating, "_STEP_ROWS", 16),
-        patch.object(flow, "FORGET_STEP", 32),
+        patch.object(push, "FORGET_STEP", 32),
         patch.object(repair, "MOVE_STEP", 8),
         patch.object(queue_upkeep, "CLEAR_ROWS", 32),
         penstock.open(in_memory(), clock=clock) as journal,

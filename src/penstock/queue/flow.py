@@ -6,7 +6,6 @@ take, so that they hold for every process that has the queue open.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -232,31 +231,8 @@ def shapes_takes(policy: QueuePolicy) -> bool:
 
 
 # ── in the store ──────────────────────────────────────────────────────────────────────────────────────────────────────
-FORGET_STEP = 1024
-"""Rows of keys that one commit looks at to forget those that do not count any more."""
 read_window = keys.reader(Window)
 read_breaker = keys.reader(Breaker)
-
-
-IsOver = Callable[[bytes], bool]
-"""Whether a row of flow control does not count any more."""
-
-
-def forget_rows(commit: Commit, queue: QueueState, after: bytes, over_by_tag: Mapping[bytes, IsOver]) -> bytes:
-    """Removes some rows, of any group, that do not count any more; returns where the next call goes on."""
-    seen, last = 0, b""
-    over: list[bytes] = []
-    low, high = keys.flow_of_queue(queue.topic)
-    for key, value in commit.tx.scan(max(low, after), high):
-        is_over = over_by_tag.get(keys.flow_tag(key))
-        if is_over is not None and is_over(value):
-            over.append(key)
-        seen, last = seen + 1, key
-        if seen == FORGET_STEP:
-            break
-    for key in over:
-        commit.tx.delete(key)
-    return last + b"\0" if seen == FORGET_STEP else b""
 
 
 def load_breaker(snap: Snapshot, group: Group) -> Breaker:
@@ -362,14 +338,3 @@ def limiter_for(commit: Commit, group: Group) -> Limiter | None:
     policy = queue.record.policy
     unlimited = policy.rate is None and policy.rate_per_key is None and policy.breaker is None
     return None if unlimited else Limiter(commit, group)
-
-
-def windows_over(commit: Commit, queue: QueueState) -> dict[bytes, IsOver]:
-    """Says of a key's window whether nothing in it counts any more."""
-    text = queue.record.policy.rate_per_key
-    rate: Rate | None = None if text is None else read_rate(text)
-
-    def is_over(value: bytes) -> bool:
-        return rate is None or read_window(value, queue.name).is_over(rate, commit.now_ms)
-
-    return {b"r": is_over}

@@ -257,16 +257,11 @@ class QueueUpkeep:
 
     def _forget_flow(self, commit: Commit, topic: str) -> None:
         """Removes some rates of keys without a delivery for a period, and some of what was remembered of pushes."""
-        from penstock.queue.flow import forget_rows, windows_over
-        from penstock.queue.operations.push import pushes_over
+        from penstock.queue.operations.push import forget_flow
 
         queue = self._cache.find(commit, topic)
         if queue is not None:
-            over, after = (
-                windows_over(commit, queue) | pushes_over(commit, queue),
-                self._forgotten.get(queue.topic, b""),
-            )
-            self._forgotten[queue.topic] = forget_rows(commit, queue, after, over)
+            self._forgotten[queue.topic] = forget_flow(commit, queue, self._forgotten.get(queue.topic, b""))
 
 
 def _whole_blocks(commit: Commit, queue: QueueState, through: int) -> int:

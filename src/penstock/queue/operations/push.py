@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from penstock.journal.blocks import Columns
 from penstock.journal.commit import Commit, find_duplicates, remember_dedup
 from penstock.journal.prepare import PreparedBatch
 from penstock.names import is_whole
-from penstock.queue.flow import IsOver
+from penstock.queue.flow import read_rate, read_window
 from penstock.queue.policy import check_attempts, duration_ms
 from penstock.queue.results import answer_failure, note_replies
 from penstock.queue.state import keys
@@ -27,27 +28,20 @@ from penstock.surface.failure import DEAD_QUEUE, FailureText
 
 
 # ── how a message wants to be delivered ──────────────────────────────────────────────────────────────────────────────
-class DeliveryOptions:
+class DeliveryOptions(msgspec.Struct):
     """How a message (or every message of a batch) wants to be delivered, where that is not the usual way."""
 
-    __slots__ = ("due", "max_attempts", "priority", "since")
-
-    def __init__(self, priority: int = 0, due: int = 0, max_attempts: int | None = None, since: int = 0) -> None:
-        self.priority = priority
-        self.due = due
-        self.since = since
-        """When the delay began that ends when it is due; 0: a moment was named."""
-        self.max_attempts = max_attempts
+    priority: int = 0
+    due: int = 0
+    max_attempts: int | None = None
+    since: int = 0
+    """When the delay began that ends when it is due; 0: a moment was named."""
 
 
 def read_delivery_options(clock: Clock, options: PushOptions, key: str | None) -> DeliveryOptions | None:
     """A push's options, checked; None when they ask for nothing special. `key`: one that a message has."""
-    priority, delay, not_before, max_attempts = (
-        options.priority,
-        options.delay,
-        options.not_before,
-        options.max_attempts,
-    )
+    priority, max_attempts = options.priority, options.max_attempts
+    delay, not_before = options.delay, options.not_before
     if priority == "front":
         if key is not None:
             raise ConfigError('key= cannot be combined with priority="front": a key\'s messages keep their order')
@@ -393,20 +387,6 @@ def forget_debounced(commit: Commit, queue: QueueState, key: str, seq: int) -> N
         commit.tx.delete(row)
 
 
-def pushes_over(commit: Commit, queue: QueueState) -> dict[bytes, IsOver]:
-    """Says of what throttles and debounces remember whether they do not need it any more."""
-    throttle = queue.policy.throttle
-    bound = None if throttle is None else commit.now_ms - round(throttle * 1000)
-
-    def passed_is_over(value: bytes) -> bool:
-        return bound is None or _read_passed(value, queue.name).at <= bound
-
-    def held_is_over(value: bytes) -> bool:
-        return _read_debounced(value, queue.name).due <= commit.now_ms
-
-    return {b"o": passed_is_over, b"u": held_is_over}
-
-
 def _throttle_key(queue: QueueState, key: str) -> bytes:
     return keys.flow_key(queue.topic, keys.ALL_GROUPS, b"o", key)
 
@@ -423,3 +403,28 @@ def _last_passed(commit: Commit, queue: QueueState, key: str) -> Passed | None:
 def _held_back(commit: Commit, queue: QueueState, key: str) -> Debounced | None:
     value = commit.tx.get(_debounce_key(queue, key))
     return None if value is None else _read_debounced(value, queue.name)
+
+
+# ── what flow control remembers ──────────────────────────────────────────────────────────────────────────────────────
+FORGET_STEP = 1024
+"""Rows of keys that one commit looks at to forget those that do not count any more."""
+
+
+def forget_flow(commit: Commit, queue: QueueState, after: bytes) -> bytes:
+    """Removes some rows of keys, of any group, that do not count any more; returns where the next call goes on."""
+    low, high = keys.flow_of_queue(queue.topic)
+    rows = list(islice(commit.tx.scan(max(low, after), high), FORGET_STEP))
+    for key, value in rows:
+        if _is_over(queue, keys.flow_tag(key), value, commit.now_ms):
+            commit.tx.delete(key)
+    return rows[-1][0] + b"\0" if len(rows) == FORGET_STEP else b""
+
+
+def _is_over(queue: QueueState, tag: bytes, value: bytes, now: int) -> bool:
+    """Whether a key's rate, throttle or debounce would be the same without its row."""
+    rate, throttle = queue.policy.rate_per_key, queue.policy.throttle
+    if tag == b"r":
+        return rate is None or read_window(value, queue.name).is_over(read_rate(rate), now)
+    if tag == b"o":
+        return throttle is None or _read_passed(value, queue.name).at <= now - round(throttle * 1000)
+    return tag == b"u" and _read_debounced(value, queue.name).due <= now

@@ -314,16 +314,13 @@ NUMBER_BITS, INDEX_BITS = 46, 10
 """Of a lease's number, and of a message's index in it."""
 
 
-class Address:
+class Address(msgspec.Struct, frozen=True):
     """Where a token leads: a message of a lease of a group."""
 
-    __slots__ = ("group", "index", "lease_id", "tag")
-
-    def __init__(self, group: int, lease_id: int, index: int, tag: bytes) -> None:
-        self.group = group
-        self.lease_id = lease_id
-        self.index = index
-        self.tag = tag
+    group: int
+    lease_id: int
+    index: int
+    tag: bytes
 
 
 _pool: list[bytes] = []
