@@ -9,6 +9,7 @@ there already are only compared.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 
 import msgspec
 
@@ -166,16 +167,10 @@ def _compare(wanted: Snapshot, claim: _Claim) -> tuple[int, int]:
     rows = size = 0
     with claim.target.read() as present:
         claim.check(present)
-        for (key, value), found in _pairs(_rows(wanted), _rows(present)):
-            if found != (key, value):
+        for row, found in zip_longest(_rows(wanted), _rows(present)):
+            key, value = row or found
+            if row != found:
                 raise Corrupt(f"the copy at {claim.target.location} differs from its source at key {key[:40]!r}")
             rows += 1
             size += len(key) + len(value)
     return rows, size
-
-
-def _pairs(wanted: Iterator[Row], present: Iterator[Row]) -> Iterator[tuple[Row, Row | None]]:
-    for row in wanted:
-        yield row, next(present, None)
-    for row in present:
-        yield row, None

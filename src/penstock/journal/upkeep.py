@@ -82,7 +82,6 @@ class Housekeeper(Background):
         self._demanding: set[str] = set()
         """Topics whose settings ask for something every few dozen commits."""
         self._merges: dict[str, int] = defaultdict(int)
-        self._due: set[str] = set()
         self._turn = threading.Lock()
         self.chores: list[Callable[[str], None]] = []
         """What the layers above do for a topic in passing, in the housekeeper's thread."""
@@ -108,11 +107,6 @@ class Housekeeper(Background):
             commits = added = 0
             self.request(topic)
         self._noted[topic] = commits, added
-
-    def request(self, topic: str) -> None:
-        """Asks for a topic's housekeeping soon."""
-        self._due.add(topic)
-        self._wake()
 
     def request_clearing(self) -> None:
         """Asks for the rows of dropped topics to be cleared away soon."""
@@ -287,11 +281,7 @@ class Housekeeper(Background):
             if self._reclaiming and not self._closed:
                 self._reclaiming = False
                 self._attempt("housekeeping of freed space", self._writer.reclaim)
-            while not self._closed:
-                with self._lock:
-                    if not self._due:
-                        break
-                    topic = self._due.pop()
+            while not self._closed and (topic := self._next_due()) is not None:
                 self._attempt(f"housekeeping of topic {topic!r}", partial(self.maintain, topic))
 
 

@@ -89,6 +89,17 @@ class Background:
         self._wanted = threading.Event()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._due: set[str] = set()
+
+    def request(self, topic: str) -> None:
+        """Asks for a look at a topic soon."""
+        self._due.add(topic)
+        self._wake()
+
+    def _next_due(self) -> str | None:
+        """A topic that was asked for; None when there is none."""
+        with self._lock:
+            return self._due.pop() if self._due else None
 
     def _wake(self) -> None:
         with self._lock:

@@ -19,7 +19,7 @@ from itertools import groupby, islice
 
 from msgspec.structs import replace
 
-from penstock.engine.contract import Engine, Snapshot
+from penstock.engine.contract import Engine
 from penstock.errors import Closed, PenstockError
 from penstock.journal import keys
 from penstock.journal.blocks import Block, text_values
@@ -54,6 +54,7 @@ from penstock.journal.index.runs import (
 from penstock.journal.locating import CausalNotes, is_crowded
 from penstock.journal.reading import TopicView
 from penstock.journal.summaries import forget_hashes
+from penstock.journal.upkeep import clear_rows
 from penstock.journal.waking import Background
 from penstock.journal.writer import Writer, WriteRequest
 from penstock.limits import (
@@ -91,7 +92,6 @@ class Indexer(Background):
         self._writer = writer
         self._index = index
         index.crowded = self.request_merge
-        self._due: set[str] = set()
         self._to_merge: set[str] = set()
         """Topics whose runs are worth a look when the journal is calm."""
         self.commits = 0
@@ -114,11 +114,6 @@ class Indexer(Background):
             self._wake()
         if crowded:
             self.request_fold()
-
-    def request(self, topic: str) -> None:
-        """Asks for a look at a topic soon."""
-        self._due.add(topic)
-        self._wake()
 
     def request_merge(self, topic: str) -> None:
         """Asks for few runs when the journal is calm: a look-up had to ask many."""
@@ -235,11 +230,10 @@ class Indexer(Background):
             if self._folding:
                 self._folding = False
                 self._attempt("noting causes", self.notes.fold)
-            with self._lock:
-                if not self._due:
-                    return
-                topic = self._due.pop()
-                self._to_merge.add(topic)
+            topic = self._next_due()
+            if topic is None:
+                return
+            self._to_merge.add(topic)
             self._attempt(f"indexing topic {topic!r}", partial(self._index_if_due, topic))
 
     def _index_if_due(self, topic: str) -> None:
@@ -356,29 +350,22 @@ class Indexer(Background):
     # ── rubbish ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _clear(self, topic: str) -> None:
         """Deletes the chunks of runs that are no longer listed, a little at a time."""
-        while not self._closed:
-            with self._engine.read() as snap:
-                record = load_record(snap, topic)
-                if record is None:
-                    return
-                directory = load_directory(snap, record.topic_id, topic)
-                if not directory.rubbish:
-                    return
-                run = directory.rubbish[0]
-                start, stop = run_key(record.topic_id, run), run_key(record.topic_id, run + 1)
-                upto = after_some(snap, start, stop)
-            deletion = partial(delete_rubbish, topic, record.topic_id, run, start, upto or stop, upto is None)
-            self._writer.run(WriteRequest(deletion, relaxed=True))
+        with self._engine.read() as snap:
+            record = load_record(snap, topic)
+            rubbish = () if record is None else load_directory(snap, record.topic_id, topic).rubbish
+        for run in rubbish:
+            assert record is not None
+            rows = run_key(record.topic_id, run), run_key(record.topic_id, run + 1)
+            if clear_rows(self._engine, self._writer, *rows, lambda: self._closed):
+                self._writer.run(WriteRequest(partial(forget_rubbish, topic, record.topic_id, run), relaxed=True))
 
 
-def delete_rubbish(topic: str, topic_id: int, run: int, start: bytes, stop: bytes, done: bool, commit: Commit) -> None:
-    """Removes a part of a run, and its number from the list of rubbish when it was the last part."""
+def forget_rubbish(topic: str, topic_id: int, run: int, commit: Commit) -> None:
+    """Takes a run whose rows are deleted off the list of rubbish."""
     if commit.is_current(topic, topic_id):
         directory = load_directory(commit.tx, topic_id, topic)
-        if run in directory.rubbish:
-            commit.tx.delete_range(start, stop)
-            left = tuple(other for other in directory.rubbish if other != run or not done)
-            save_directory(commit.tx, topic_id, replace(directory, rubbish=left))
+        left = tuple(other for other in directory.rubbish if other != run)
+        save_directory(commit.tx, topic_id, replace(directory, rubbish=left))
 
 
 def _is_full(memtable: Memtable) -> bool:
@@ -578,16 +565,6 @@ def until_few(runs: Sequence[Run]) -> Sequence[Run]:
             start = place
         size += runs[place].size
     return runs[start:] if start < len(runs) - 1 else ()
-
-
-def after_some(snap: Snapshot, start: bytes, stop: bytes) -> bytes | None:
-    """A key before which there are a few megabytes; None when there is less."""
-    size = 0
-    for key, value in snap.scan(start, stop):
-        if size >= 4 * INDEX_STEP_BYTES:
-            return key
-        size += len(value) + len(key)
-    return None
 
 
 def stored_rows(
