@@ -33,9 +33,9 @@ from penstock.durable import as_storage_error, like, make_folder, move_into_plac
 from penstock.errors import ConfigError, Corrupt, FenceActive
 from penstock.events import EVENT_FIELDS, Event, parse_id
 from penstock.journal import keys
-from penstock.journal.blocks import Block, Columns
+from penstock.journal.blocks import ID_BYTES, Block, Columns, PlacedRows, low_bytes
 from penstock.journal.catalog import Settings, ended_topic, load_state
-from penstock.journal.commit import Commit, Copies, adopt_topic, append_copies
+from penstock.journal.commit import Commit, adopt_topic, append_copies
 from penstock.journal.log import TopicLog
 from penstock.journal.reading import TopicView
 from penstock.limits import BLOCK_BYTES, MAX_PAYLOAD_BYTES
@@ -541,12 +541,12 @@ class _Import:
         self._run(lambda commit: adopt_topic(commit, name, None if entry is None else entry.settings, start_over))
         self._began, self._latest = self._log.ask(lambda view: (view.began(), view.latest()), (0, 0))
 
-    def run(self, rows: Iterator[Copies]) -> None:
+    def run(self, rows: Iterator[PlacedRows]) -> None:
         """Fills the topic with what it does not hold yet."""
         for batch in _batches(rows):
             self._add(batch)
 
-    def _add(self, rows: Copies) -> None:
+    def _add(self, rows: PlacedRows) -> None:
         if rows.seqs[0] <= self._began:
             raise ConfigError(
                 f"topic {self._name!r} begins after {self._began}, where one of this name was dropped, and the import "
@@ -555,17 +555,17 @@ class _Import:
         known = sum(1 for seq in rows.seqs if seq <= self._latest)
         if known:
             self._compare(rows, known)
-            rows.drop_first(known)
+            rows = rows.slice(known, len(rows))
         if len(rows):
             latest = self._latest
             self._run(lambda commit: append_copies(commit, self._name, rows, latest))
             self._latest = rows.seqs[-1]
         self._meter.add(len(rows), known)
 
-    def _compare(self, rows: Copies, known: int) -> None:
+    def _compare(self, rows: PlacedRows, known: int) -> None:
         """Raises ConfigError when the topic has another history; both ends of a batch tell, since ids are unique."""
         for row in {0, known - 1}:
-            if not self._log.ask(partial(_held, rows.seqs[row], rows.ids[row]), False):
+            if not self._log.ask(partial(_held, rows.seqs[row], rows.id(row)), False):
                 raise ConfigError(
                     f"topic {self._name!r} holds other events than the export (at position {rows.seqs[row]}): "
                     "import it into a topic that is not there yet, or append it with new ids: "
@@ -589,21 +589,21 @@ def _held(seq: int, id: int, view: TopicView) -> bool:
     return seq <= max(view.trimmed(), load_state(view.snap, view.topic_id, view.name).compacted)
 
 
-def _batches(rows: Iterator[Copies]) -> Iterator[Copies]:
+def _batches(rows: Iterator[PlacedRows]) -> Iterator[PlacedRows]:
     """Copies by the commit: of the usual size of a block."""
-    gathered = Copies.none()
+    gathered = PlacedRows()
     size = 0
     for part in rows:
         gathered.extend(part)
         size += sum(part.columns.weights())
         if len(gathered) >= _BATCH_EVENTS or size >= BLOCK_BYTES:
             yield gathered
-            gathered, size = Copies.none(), 0
+            gathered, size = PlacedRows(), 0
     if len(gathered):
         yield gathered
 
 
-def _rows(folder: Path, manifest: ExportManifest, name: str) -> Iterator[Copies]:
+def _rows(folder: Path, manifest: ExportManifest, name: str) -> Iterator[PlacedRows]:
     entry = manifest.topics[name]
     for _, _, path in parts_of(folder / topic_folder(name), entry):
         check_file(path, entry.parts[path.name])
@@ -614,7 +614,7 @@ def _rows(folder: Path, manifest: ExportManifest, name: str) -> Iterator[Copies]
                 yield from _arrow_rows(part, "parquet", str(path), name)
 
 
-def _line_rows(lines: Iterable[bytes], file: str, topic: str | None) -> Iterator[Copies]:
+def _line_rows(lines: Iterable[bytes], file: str, topic: str | None) -> Iterator[PlacedRows]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -624,7 +624,7 @@ def _line_rows(lines: Iterable[bytes], file: str, topic: str | None) -> Iterator
             raise ConfigError(f"{file}, line {number}: {error}") from error
 
 
-def _row(copy: EventDocument, topic: str | None) -> Copies:
+def _row(copy: EventDocument, topic: str | None) -> PlacedRows:
     if topic is not None and copy.topic != topic:
         raise ConfigError(f"an event of topic {copy.topic!r} among those of {topic!r}")
     number = parse_id(copy.id)
@@ -647,10 +647,12 @@ def _row(copy: EventDocument, topic: str | None) -> Copies:
             setattr(columns, field, [check_text(value, field)])
     if copy.headers:
         columns.headers = [check_headers(copy.headers)]
-    return Copies([check_position(copy.seq, "seq")], [number], [recorded], columns)
+    if number >> 8 * ID_BYTES != recorded:
+        raise ConfigError(f"event {copy.seq} was recorded at another time than its id says")
+    return PlacedRows(columns, [check_position(copy.seq, "seq")], [low_bytes(number)], [recorded])
 
 
-def _arrow_rows(source: BinaryIO, format: str, file: str, topic: str | None) -> Iterator[Copies]:
+def _arrow_rows(source: BinaryIO, format: str, file: str, topic: str | None) -> Iterator[PlacedRows]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
 from operator import itemgetter, sub
 from types import MappingProxyType
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Self, TypeVar
 
 import msgspec
 from msgspec.structs import astuple
@@ -891,6 +891,51 @@ def join_columns(parts: Sequence[Columns]) -> Columns:
 
 
 OPTIONAL = ("binary", "key", "scope", "headers", "occurred", "correlation", "causation")
+
+
+class PlacedRows(msgspec.Struct, eq=False, weakref=False):
+    """Events with the positions, ids and times that they have, as columns: on their way into an index, or from another
+    store.
+
+    Lists of plain values, not an object for each event: sorting and picking them is C's work, and the garbage collector
+    has little to follow.
+    """
+
+    columns: Columns = msgspec.field(default_factory=lambda: Columns([], []))
+    seqs: list[int] = []
+    ids: list[bytes] = []
+    """The low bytes of the events' ids, of which the rest is the time; empty, as `times`, where only terms stand."""
+    times: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    def extend(self, other: PlacedRows) -> None:
+        """Adds other rows after these."""
+        self.columns.extend(other.columns)
+        self.seqs += other.seqs
+        self.ids += other.ids
+        self.times += other.times
+
+    def slice(self, start: int, stop: int) -> Self:
+        """The rows start … stop-1."""
+        ids, times = self.ids[start:stop], self.times[start:stop]
+        return type(self)(self.columns.slice(start, stop), self.seqs[start:stop], ids, times)
+
+    def pick(self, rows: Sequence[int]) -> Self:
+        """Some of the rows."""
+        columns, pick = self.columns.pick(rows), picker(rows)
+        if not self.ids:
+            return type(self)(columns, pick(self.seqs))
+        return type(self)(columns, pick(self.seqs), pick(self.ids), pick(self.times))
+
+    def id(self, row: int) -> int:
+        """The whole id of a row."""
+        return self.times[row] << 8 * ID_BYTES | int.from_bytes(self.ids[row])
+
+    def pack(self) -> bytes:
+        """The block of these rows, in their order."""
+        return build_copies(self.columns, self.seqs, self.ids, self.times)
 
 
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

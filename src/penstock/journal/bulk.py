@@ -246,9 +246,8 @@ def _refer(commit: Commit, key: bytes, block: StagedBlock, piece: int, index: in
     number = next_id(head.last_id, recorded, head.id_bits)
     made = Reference(key, block.size, block.count, first, recorded, number)
     commit.tx.put(keys.block_key(head.topic_id, first), pack_reference(made))
-    unfolded = commit.note_causes(head)  # it may have causes: the block is not opened here
-    commit._new_heads[name] = head.ended(last, recorded, number + block.count - 1, unfolded=unfolded)
-    commit.touched[name] = commit.touched.get(name, 0) + block.count
+    # It may have causes: the block is not opened here.
+    commit.move_end(head, last, recorded, number + block.count - 1, block.count, causal=True)
     return head.topic_id, first, piece, index
 
 
@@ -336,9 +335,7 @@ def append_wires(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
         seq += count
         number += count
     if seq > first:
-        unfolded = commit.note_causes(head) if causal else head.unfolded
-        commit._new_heads[name] = head.ended(seq - 1, recorded, number - 1, unfolded=unfolded)
-        commit.touched[name] = commit.touched.get(name, 0) + seq - first
+        commit.move_end(head, seq - 1, recorded, number - 1, seq - first, causal=causal)
     return range(first, seq)
 
 

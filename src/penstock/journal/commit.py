@@ -21,7 +21,7 @@ from penstock.engine.contract import Snapshot, WriteTx
 from penstock.errors import ConfigError, Conflict, FenceActive
 from penstock.events import Receipt, format_id
 from penstock.journal import keys
-from penstock.journal.blocks import ID_BYTES, Columns, Wire, build_copies, build_wire, join_columns, low_bytes
+from penstock.journal.blocks import Columns, PlacedRows, Wire, build_wire, join_columns
 from penstock.journal.catalog import (
     Barrier,
     Catalog,
@@ -388,6 +388,12 @@ class Commit:
             self.catalog.unfolded += 1
         return True
 
+    def move_end(self, head: Head, latest: int, recorded_ms: int, last_id: int, count: int, *, causal: bool) -> None:
+        """Says where a topic ends after blocks were written; `causal`: their events may have causes or correlations."""
+        unfolded = self.note_causes(head) if causal else head.unfolded
+        self._new_heads[head.name] = head.ended(latest, recorded_ms, last_id, unfolded=unfolded)
+        self.touched[head.name] = self.touched.get(head.name, 0) + count
+
     def publish(self) -> None:
         """The transaction has ended well: the writer's view of the topics follows."""
         if self._reshaping:
@@ -664,39 +670,6 @@ def change_window(tx: WriteTx, topic: int, old: float | None, new: float | None,
 # Only for copies: the topic must be empty, or hold the beginning of the same history.
 
 
-ID_BITS = 8 * ID_BYTES
-"""Of an id, those below its time."""
-
-
-class Copies:
-    """Events of another store: their positions, ids, times and everything else."""
-
-    __slots__ = ("columns", "ids", "seqs", "times")
-
-    def __init__(self, seqs: list[int], ids: list[int], times: list[int], columns: Columns) -> None:
-        self.seqs = seqs
-        self.ids = ids
-        self.times = times
-        self.columns = columns
-
-    @classmethod
-    def none(cls) -> Copies:
-        return cls([], [], [], Columns([], []))
-
-    def __len__(self) -> int:
-        return len(self.seqs)
-
-    def extend(self, other: Copies) -> None:
-        self.seqs.extend(other.seqs)
-        self.ids.extend(other.ids)
-        self.times.extend(other.times)
-        self.columns.extend(other.columns)
-
-    def drop_first(self, count: int) -> None:
-        del self.seqs[:count], self.ids[:count], self.times[:count]
-        self.columns = self.columns.slice(count, len(self.columns))
-
-
 def adopt_topic(commit: Commit, name: str, settings: Settings | None, start_over: bool = False) -> None:
     """Creates a topic with another one's settings, unless it is there; one that is empty takes them over.
 
@@ -716,7 +689,7 @@ def adopt_topic(commit: Commit, name: str, settings: Settings | None, start_over
         head.settings = settings
 
 
-def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
+def append_copies(commit: Commit, name: str, rows: PlacedRows, latest: int) -> None:
     """Adds events that follow position `latest`, in order; Conflict when the topic does not end there."""
     commit.check_barrier(name)
     commit.flush()
@@ -727,9 +700,12 @@ def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
             expected=latest,
             actual=head.latest,
         )
-    if rows.seqs[0] <= latest or rows.ids[0] <= head.last_id or rows.times[0] < head.recorded_ms:
+    ids = list(map(rows.id, range(len(rows))))
+    if rows.seqs[0] <= latest or ids[0] <= head.last_id or rows.times[0] < head.recorded_ms:
         raise ConfigError(f"event {rows.seqs[0]} of topic {name!r} does not follow what the topic holds")
-    _check_order(name, rows)
+    for what, numbers in (("position", rows.seqs), ("id", ids)):
+        if not all(map(lt, numbers, numbers[1:])):
+            raise ConfigError(f"the {what}s of topic {name!r} do not increase from {rows.seqs[0]} to {rows.seqs[-1]}")
     first, last = rows.seqs[0], rows.seqs[-1]
     if last > MAX_POSITION:
         raise topic_is_full(name, latest, len(rows))
@@ -741,26 +717,13 @@ def append_copies(commit: Commit, name: str, rows: Copies, latest: int) -> None:
         if last - first + 1 > len(rows) or (latest and first > latest + 1):
             state = replace(state, compacted=max(state.compacted, last))
         save_state(commit.tx, head.topic_id, replace(state, removed=state.removed + holes))
-    stored = build_copies(rows.columns, rows.seqs, list(map(low_bytes, rows.ids)), rows.times)
-    commit.tx.put(keys.block_key(head.topic_id, first), stored)
+    commit.tx.put(keys.block_key(head.topic_id, first), rows.pack())
     if head.settings.verified:
-        keep_hashes(commit.tx, head.topic_id, rows.seqs, leaves(rows.columns, rows.seqs, rows.ids, rows.times))
-    causal = rows.columns.correlation is not None or rows.columns.causation is not None
-    unfolded = commit.note_causes(head) if causal else head.unfolded
-    if any(id & keys.ID_BITS != head.id_bits for id in rows.ids):
+        keep_hashes(commit.tx, head.topic_id, rows.seqs, leaves(rows.columns, rows.seqs, ids, rows.times))
+    if any(id & keys.ID_BITS != head.id_bits for id in ids):
         commit.tx.put(keys.OTHER_IDS + keys.hashed_topic(name, head.topic_id), b"")
-    commit._new_heads[name] = head.ended(last, rows.times[-1], rows.ids[-1], unfolded=unfolded)
-    commit.touched[name] = commit.touched.get(name, 0) + len(rows)
-
-
-def _check_order(name: str, rows: Copies) -> None:
-    """ConfigError unless positions and ids increase, and each id has the time at which its event was recorded."""
-    for what, numbers in (("position", rows.seqs), ("id", rows.ids)):
-        if not all(map(lt, numbers, numbers[1:])):
-            raise ConfigError(f"the {what}s of topic {name!r} do not increase from {rows.seqs[0]} to {rows.seqs[-1]}")
-    for seq, number, ms in zip(rows.seqs, rows.ids, rows.times, strict=True):
-        if number >> ID_BITS != ms:
-            raise ConfigError(f"event {seq} of topic {name!r} was recorded at another time than its id says")
+    causal = rows.columns.correlation is not None or rows.columns.causation is not None
+    commit.move_end(head, last, rows.times[-1], ids[-1], len(rows), causal=causal)
 
 
 # ── A topic's settings: checked, compared with each other, and changed ──

@@ -19,9 +19,9 @@ from journals import Place, contiguous, on, payloads, seqs
 import penstock.limits
 from penstock import Draft, Journal, ManualClock, Topic
 from penstock.errors import ConfigError, Conflict, InvalidName
-from penstock.journal.blocks import Columns, build_wire
+from penstock.journal.blocks import Columns, PlacedRows, build_wire, low_bytes
 from penstock.journal.bulk import append_wires
-from penstock.journal.commit import Copies, append_copies
+from penstock.journal.commit import append_copies
 
 Reopen = Callable[[Journal], Journal]
 
@@ -37,7 +37,7 @@ def test_beyond_the_highest_position_nothing_is_appended(place: Place, verified:
         topic = journal.topic("orders")
         topic.append("k", 0)
         soon = journal.clock.now_ms() + 1
-        at_the_end = Copies([last - 2], [soon << 80], [soon], Columns(["k"], [b"1"]))
+        at_the_end = PlacedRows(Columns(["k"], [b"1"]), [last - 2], [bytes(10)], [soon])
         journal._core.run(lambda commit: append_copies(commit, "orders", at_the_end, 1))
         if verified:
             topic.configure(verified=True)
@@ -61,7 +61,7 @@ def test_beyond_the_highest_position_nothing_is_appended(place: Place, verified:
             with pytest.raises(ConfigError, match=f"position {last} of {last}"):
                 attempt()
         later = journal.clock.now_ms() + 60_000
-        beyond = Copies([last + 1], [later << 80], [later], Columns(["k"], [b"1"]))
+        beyond = PlacedRows(Columns(["k"], [b"1"]), [last + 1], [bytes(10)], [later])
         with pytest.raises(ConfigError, match="new topic"):
             journal._core.run(lambda commit: append_copies(commit, "orders", beyond, last))
         journal.maintain()
@@ -78,7 +78,7 @@ def test_copies_that_do_not_follow_what_is_there_are_refused(
     topic.append("k")
     now, newest = clock.now_ms(), uuid.UUID(next(topic.read()).id).int
     for seq, number, ms in ((1, newest + 1, now), (2, newest, now), (2, (now - 1) << 80, now - 1)):
-        copies = Copies([seq], [number], [ms], Columns(["k"], [b"1"]))
+        copies = PlacedRows(Columns(["k"], [b"1"]), [seq], [low_bytes(number)], [ms])
         with pytest.raises(ConfigError, match=f"event {seq} of topic 'orders' does not follow"):
             journal._core.run(lambda commit, copies=copies: append_copies(commit, "orders", copies, 1))
     assert topic.latest == 1

@@ -26,9 +26,8 @@ from penstock.journal.blocks import (
     ID_BYTES,
     Block,
     Columns,
-    build_copies,
+    PlacedRows,
     columns_of,
-    picker,
     read_block,
     text_values,
     texts_of,
@@ -67,45 +66,14 @@ def prefix(term: str) -> bytes:
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-class IndexRows(msgspec.Struct, eq=False, weakref=False):
-    """Events on their way into a run, as columns, or only where terms stand: `columns.key` is what they are sorted by.
-
-    Lists of plain values, not an object for each event: sorting and picking them is C's work, and the garbage collector
-    has little to follow.
-    """
+class IndexRows(PlacedRows):
+    """Events on their way into a run, or only where terms stand: `columns.key` is what they are sorted by."""
 
     columns: Columns = msgspec.field(default_factory=lambda: Columns([], [], key=[]))
-    seqs: list[int] = []
-    ids: list[bytes] = []
-    """The low bytes of the events' ids; empty, as `times` is, where the rows carry no events."""
-    times: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.seqs)
 
     @property
     def terms(self) -> list[str]:
         return self.columns.key  # type: ignore[return-value]
-
-    def extend(self, other: IndexRows) -> None:
-        """Adds other rows after these."""
-        self.columns.extend(other.columns)
-        self.seqs += other.seqs
-        self.ids += other.ids
-        self.times += other.times
-
-    def slice(self, start: int, stop: int) -> IndexRows:
-        """The rows start … stop-1."""
-        return IndexRows(
-            self.columns.slice(start, stop), self.seqs[start:stop], self.ids[start:stop], self.times[start:stop]
-        )
-
-    def pick(self, rows: Sequence[int]) -> IndexRows:
-        """Some of the rows."""
-        columns, pick = self.columns.pick(rows), picker(rows)
-        if not self.ids:
-            return IndexRows(columns, pick(self.seqs))
-        return IndexRows(columns, pick(self.seqs), pick(self.ids), pick(self.times))
 
     def order(self) -> list[int]:
         """The rows by term; those of one term as they stand."""
@@ -213,14 +181,10 @@ def chunks_of(windows: Iterable[IndexRows], breathe: Breathe = go_on) -> Iterato
         start = 0
         for stop in _cuts(left, window is None):
             chunk = left.slice(start, stop)
-            yield prefix(chunk.terms[0]) + chunk.seqs[0].to_bytes(8), _build(chunk)
+            yield prefix(chunk.terms[0]) + chunk.seqs[0].to_bytes(8), chunk.pack()
             start = stop
             breathe()
         left = left.slice(start, len(left))
-
-
-def _build(chunk: IndexRows) -> bytes:
-    return build_copies(chunk.columns, chunk.seqs, chunk.ids, chunk.times)
 
 
 def _cuts(rows: IndexRows, whole: bool) -> Iterator[int]:
