@@ -80,12 +80,12 @@ class Fences:
     def _close_to_others(self, hidden: _Hidden) -> None:
         """Waits until appends that others handed in before are committed; their later ones are refused."""
         core = self._core
-        core.writer.run(WriteRequest(partial(self._raise_barrier, hidden), relaxed=True))
+        core.writer.run_relaxed(self._raise_barrier, hidden)
         with self._lock:
             if self.exclusive is hidden:
                 core.guards = [self.refuse, *core.guards]
 
-    def _raise_barrier(self, hidden: _Hidden, commit: Commit) -> None:
+    def _raise_barrier(self, commit: Commit, hidden: _Hidden) -> None:
         if self._core.engine.shared:
             if commit.fenced:
                 whose = commit.catalog.elsewhere.owner

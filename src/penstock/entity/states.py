@@ -382,7 +382,7 @@ def reindex(log: TopicLog) -> None:
     core.writer.check_idle_here()
     topic_id = log.ask(lambda view: view.topic_id, 0)  # no topic has that one
     for prefix in (keys.SUMMARY, keys.HASHES):
-        clear_rows(core.engine, core.writer, *keys.topic_range(prefix, topic_id))
+        clear_rows(core.writer, *keys.topic_range(prefix, topic_id))
 
     def drop(commit: Commit) -> None:
         if commit.is_current(name, topic_id):

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Protocol
 
 import msgspec
 
-from penstock.engine.contract import Engine, Snapshot
+from penstock.engine.contract import Snapshot
 from penstock.errors import Conflict, Corrupt, StorageError
 from penstock.journal import keys
 from penstock.journal.blocks import (
@@ -35,7 +34,7 @@ from penstock.journal.blocks import (
 )
 from penstock.journal.commit import Commit, next_id, topic_is_full
 from penstock.journal.summaries import keep_hashes, leaves_of, summarise
-from penstock.journal.writer import Writer, WriteRequest
+from penstock.journal.writer import Writer
 from penstock.limits import INLINE_BYTES, MAX_POSITION, MERGED_BYTES, RETENTION_BLOCKS, STAGED_SECONDS
 
 
@@ -368,16 +367,16 @@ def _ahead(values: Iterator[tuple[Wire, bytes]]) -> Iterator[tuple[Wire, bytes]]
 # ── Sweeping what large batches leave: those that were never published, and blocks that no topic holds any more ──
 
 
-def sweep_staged(engine: Engine, writer: Writer) -> bool:
+def sweep_staged(writer: Writer) -> bool:
     """Removes staged batches that are old, and blocks whose events were removed; whether anything went."""
     oldest = writer.clock.now_ms() - int(STAGED_SECONDS * 1000)
-    with engine.read() as snap:  # beside the writer: mostly there is nothing to do
+    with writer.engine.read() as snap:  # beside the writer: mostly there is nothing to do
         old = [batch for batch, record in staged_batches(snap) if record.begun_ms < oldest]
         published = [batch for batch, record in published_batches(snap) if not is_needed(snap, batch, record, oldest)]
     swept = False
     for batch in old:  # one commit each: no caller waits long behind it
-        swept = bool(writer.run(WriteRequest(partial(drop, batch=batch), relaxed=True))) or swept
+        swept = writer.run_relaxed(drop, batch) > 0 or swept
     for batch in published:
-        while writer.run(WriteRequest(partial(forget_removed, batch=batch, before_ms=oldest), relaxed=True)):
+        while writer.run_relaxed(forget_removed, batch, oldest):
             swept = True
     return swept

@@ -76,8 +76,8 @@ class JournalCore:
         self.writer = Writer(
             engine, self.clock, self.index, capacity=capacity, pressure=pressure, announce=self._announce
         )
-        self.housekeeper = Housekeeper(engine, self.writer)
-        self.indexer = Indexer(engine, self.writer, self.index)
+        self.housekeeper = Housekeeper(self.writer)
+        self.indexer = Indexer(self.writer, self.index)
         self.housekeeper.chores.append(self.indexer.consider)
         self.guards: list[Guard] = []
         """Replaced, never changed: a thread that goes through the list must not skip one."""
@@ -193,7 +193,7 @@ class JournalCore:
         """Does all housekeeping now: merges small blocks, applies retention, brings the index up to date."""
         self.writer.check_idle_here()  # the housekeeper may be waiting for this thread's transaction to end
         self.housekeeper.clear_dropped()
-        list_topics(self.engine, self.writer)
+        list_topics(self.writer)
         unreadable: Corrupt | None = None
         for name in self.topics():
             try:

@@ -17,11 +17,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from penstock.engine.contract import Engine, Snapshot
+from penstock.engine.contract import Snapshot
 from penstock.errors import Corrupt
 from penstock.events import Event, parse_id
 from penstock.journal import keys
@@ -114,10 +113,8 @@ class _Unfolded(NamedTuple):
 class CausalNotes:
     """Notes which topics have events of a cause or correlation, in small commits that need not be on disk."""
 
-    def __init__(
-        self, engine: Engine, writer: Writer, stopped: Callable[[], bool], breathe: Callable[[], None]
-    ) -> None:
-        self._engine, self._writer = engine, writer
+    def __init__(self, writer: Writer, stopped: Callable[[], bool], breathe: Callable[[], None]) -> None:
+        self._engine, self._writer = writer.engine, writer
         self._stopped, self._breathe = stopped, breathe
         self._swept = keys.CAUSAL
         """How far notes were looked over for such as are of no use any more."""
@@ -132,10 +129,10 @@ class CausalNotes:
                 (keys.CAUSAL + one + some.topic, keys.pack_seq(some.last)) for some in found for one in some.hashes
             ]
             for start in range(0, len(notes), _STEP_ROWS):
-                self._writer.run(WriteRequest(partial(_put, notes[start : start + _STEP_ROWS]), relaxed=True))
+                self._writer.run_relaxed(_put, notes[start : start + _STEP_ROWS])
                 self._sweep(2 * _STEP_ROWS)
             if found:
-                self._writer.run(WriteRequest(partial(_advance, found), relaxed=True))
+                self._writer.run_relaxed(_advance, found)
             topics[:0] = [some.topic for some in found if some.more]
 
     def _read(self, topics: list[bytes]) -> list[_Unfolded]:
@@ -164,7 +161,7 @@ class CausalNotes:
                     gone.append((key, value))
         self._swept = rows[-1][0] + b"\0" if len(rows) == count else keys.CAUSAL
         if gone:
-            self._writer.run(WriteRequest(partial(_forget, gone), relaxed=True))
+            self._writer.run_relaxed(_forget, gone)
 
 
 def _unfolded(snap: Snapshot, topic: bytes) -> Iterator[_Unfolded]:
@@ -192,18 +189,18 @@ def _hashes(column: Text | None, count: int) -> Iterator[bytes]:
     return (_hash(value) for value in values if value is not None)
 
 
-def _put(notes: Sequence[tuple[bytes, bytes]], commit: Commit) -> None:
+def _put(commit: Commit, notes: Sequence[tuple[bytes, bytes]]) -> None:
     for key, value in notes:
         commit.tx.put(key, value)
 
 
-def _forget(notes: Sequence[tuple[bytes, bytes]], commit: Commit) -> None:
+def _forget(commit: Commit, notes: Sequence[tuple[bytes, bytes]]) -> None:
     for key, value in notes:
         if commit.tx.get(key) == value:  # else it was noted anew
             commit.tx.delete(key)
 
 
-def _advance(found: Sequence[_Unfolded], commit: Commit) -> None:
+def _advance(commit: Commit, found: Sequence[_Unfolded]) -> None:
     """Says through which positions topics are folded."""
     for some in found:
         head, key = commit.head(some.name), keys.UNFOLDED + some.topic
@@ -216,18 +213,18 @@ def _advance(found: Sequence[_Unfolded], commit: Commit) -> None:
             commit.tx.delete(key)
 
 
-def list_topics(engine: Engine, writer: Writer) -> None:
+def list_topics(writer: Writer) -> None:
     """In a store of an earlier version: gives every topic its rows, so that those listed are all there are."""
-    with engine.read() as snap:
+    with writer.engine.read() as snap:
         if snap.get(keys.NAME) is not None:
             return
         names = list(_all_topics(snap))
     for part in in_parts(names, len, keys.MAX_SEQ, _STEP_ROWS):
-        writer.run(WriteRequest(partial(_list, part), relaxed=True))
+        writer.run_relaxed(_list, part)
     writer.run(WriteRequest(lambda commit: commit.tx.put(keys.NAME, b"")))
 
 
-def _list(names: Sequence[str], commit: Commit) -> None:
+def _list(commit: Commit, names: Sequence[str]) -> None:
     for name in names:
         head = commit.head(name)
         topic = b"" if head is None else keys.hashed_topic(name, head.topic_id)

@@ -46,7 +46,7 @@ from penstock.journal.summaries import (
     trim_summaries,
 )
 from penstock.journal.waking import Background
-from penstock.journal.writer import Writer, WriteRequest
+from penstock.journal.writer import Writer
 from penstock.limits import (
     BLOCK_BYTES,
     BLOCK_EVENTS,
@@ -74,9 +74,9 @@ Rarely: a thread beside a busy writer waits for the interpreter's lock at every 
 class Housekeeper(Background):
     """Does a topic's housekeeping after every few dozen commits to it."""
 
-    def __init__(self, engine: Engine, writer: Writer) -> None:
+    def __init__(self, writer: Writer) -> None:
         super().__init__("penstock-housekeeper", log)
-        self._engine = engine
+        self._engine = writer.engine
         self._writer = writer
         self._noted: dict[str, tuple[int, int]] = {}
         self._demanding: set[str] = set()
@@ -121,7 +121,7 @@ class Housekeeper(Background):
     def clear_dropped(self) -> None:
         """Clears the rows of dropped topics away now."""
         with self._turn:
-            clear_dropped(self._engine, self._writer, self.drop_rules, lambda: self._closed)
+            clear_dropped(self._writer, self.drop_rules, lambda: self._closed)
 
     def maintain(self, topic: str, *, thorough: bool = False, index: Callable[[str], None] | None = None) -> None:
         """Does one topic's housekeeping now, and `index`; thorough: merges even where it is hardly worth it.
@@ -164,7 +164,7 @@ class Housekeeper(Background):
                     block = TopicView(snap, topic, record).block_holding(known.unreadable_at)
                     if block is not None:
                         block.check_columns()
-            self._writer.run(WriteRequest(partial(_note, topic, known.unreadable, why, at), relaxed=True))
+            self._writer.run_relaxed(_note, topic, known.unreadable, why, at)
 
     def _merge_in_turn(self, topic: str, thorough: bool) -> None:
         with self._turn:
@@ -175,14 +175,14 @@ class Housekeeper(Background):
         with self._turn:
             freed, more = False, True
             while more and not self._closed:
-                removed, more = self._writer.run(WriteRequest(lambda commit: self._retain(commit, topic), relaxed=True))
+                removed, more = self._writer.run_relaxed(self._retain, topic)
                 freed = freed or removed
-            if self._writer.run(WriteRequest(lambda commit: self._wants_newest_only(commit, topic), relaxed=True)):
-                freed = compact_by_key(self._engine, self._writer, topic, self.holds) > 0 or freed
+            if self._writer.run_relaxed(self._wants_newest_only, topic):
+                freed = compact_by_key(self._writer, topic, self.holds) > 0 or freed
             if freed or thorough or self._sweep_is_due():
                 from penstock.journal.bulk import sweep_staged
 
-                freed = sweep_staged(self._engine, self._writer) or freed
+                freed = sweep_staged(self._writer) or freed
             if freed:
                 self._writer.reclaim()
             for chore in self.chores:
@@ -199,17 +199,17 @@ class Housekeeper(Background):
     def _merge(self, topic: str, thorough: bool) -> None:
         """Merges the smallest blocks; and, when that has left enough middling ones, those."""
         if thorough:
-            merge_tail(self._engine, self._writer, topic, below=MERGED_BYTES, fan_in=2)
-            fill_summaries(self._engine, self._writer, topic, lambda: self._closed)
-            join_summaries(self._engine, self._writer, topic, fan_in=2)
+            merge_tail(self._writer, topic, below=MERGED_BYTES, fan_in=2)
+            fill_summaries(self._writer, topic, lambda: self._closed)
+            join_summaries(self._writer, topic, fan_in=2)
             return
-        join_summaries(self._engine, self._writer, topic, fan_in=2 * SUMMARY_RANGES)
-        small = merge_tail(self._engine, self._writer, topic, below=SMALL_BYTES)
+        join_summaries(self._writer, topic, fan_in=2 * SUMMARY_RANGES)
+        small = merge_tail(self._writer, topic, below=SMALL_BYTES)
         # Without small blocks to merge, the commits since the last look left middling ones themselves.
         self._merges[topic] += 1 if small else MERGE_FAN_IN
         if self._merges[topic] >= MERGE_FAN_IN:
             self._merges[topic] = 0
-            merge_tail(self._engine, self._writer, topic, below=MERGED_BYTES)
+            merge_tail(self._writer, topic, below=MERGED_BYTES)
 
     def begin(self) -> None:
         """Finds the topics that need a look also when no process appends to them."""
@@ -285,7 +285,7 @@ class Housekeeper(Background):
                 self._attempt(f"housekeeping of topic {topic!r}", partial(self.maintain, topic))
 
 
-def _note(topic: str, known: str, why: str, at: int, commit: Commit) -> None:
+def _note(commit: Commit, topic: str, known: str, why: str, at: int) -> None:
     """Writes a note in the place of the one that was looked at; one that has come since stays."""
     head = commit.head(topic)
     if head is not None:
@@ -464,7 +464,7 @@ def _bytes_bound(view: TopicView, limit: int) -> int:
     return 0
 
 
-def compact_by_key(engine: Engine, writer: Writer, topic: str, holds: Sequence[Hold]) -> int:
+def compact_by_key(writer: Writer, topic: str, holds: Sequence[Hold]) -> int:
     """Keeps only the newest event of every key (and every event without a key); returns how many went.
 
     Nothing goes that a queue holds. The topic is read beside the writer, twice; each commit exchanges a few blocks.
@@ -477,16 +477,15 @@ def compact_by_key(engine: Engine, writer: Writer, topic: str, holds: Sequence[H
         sealed = load_state(commit.tx, head.topic_id, topic).sealed
         return head.topic_id, sealed, held_back(commit, topic, head.latest, holds)[0]
 
-    topic_id, at, through = writer.run(WriteRequest(begin, relaxed=True))
+    topic_id, at, through = writer.run_relaxed(begin)
     if through <= at:
         return 0
-    newest = _newest_positions(engine, topic_id, topic, at)
+    newest = _newest_positions(writer.engine, topic_id, topic, at)
     removed = tries = 0
     while at < through and tries < _TRIES:
-        with engine.read() as snap:
+        with writer.engine.read() as snap:
             thinned, reached = _newest_only(snap, topic_id, topic, at, through, newest)
-        step = partial(exchange, topic=topic, topic_id=topic_id, part=thinned)
-        if thinned and not writer.run(WriteRequest(step, relaxed=True)):
+        if thinned and not writer.run_relaxed(exchange, topic, topic_id, thinned):
             tries += 1  # merged or removed since they were read
             continue
         removed += sum(one.removed for one in thinned)
@@ -499,7 +498,7 @@ def compact_by_key(engine: Engine, writer: Writer, topic: str, holds: Sequence[H
             if state.compacted < through:
                 save_state(commit.tx, topic_id, replace(state, compacted=through))
 
-    writer.run(WriteRequest(end, relaxed=True))
+    writer.run_relaxed(end)
     return removed
 
 
@@ -633,11 +632,11 @@ _TAIL_BLOCKS = 16 * MERGE_FAN_IN
 _Row = tuple[bytes, bytes]
 
 
-def merge_tail(engine: Engine, writer: Writer, topic: str, *, below: int, fan_in: int = MERGE_FAN_IN) -> int:
+def merge_tail(writer: Writer, topic: str, *, below: int, fan_in: int = MERGE_FAN_IN) -> int:
     """Merges the trailing blocks smaller than `below` bytes if there are `fan_in` of them; returns how many were."""
     noted = writer.catalog.reshaped
     tail: list[_Row] = []
-    with engine.read() as snap:
+    with writer.engine.read() as snap:
         record = load_record(snap, topic)
         if record is None:
             return 0
@@ -654,8 +653,7 @@ def merge_tail(engine: Engine, writer: Writer, topic: str, *, below: int, fan_in
     for run, blocks in chunks:
         wire = joined(blocks)
         value, said = seal(wire), said_of(wire, indexed=keys.block_first(run[-1][0]) > covered)
-        step = partial(_put_joined, topic, record.topic_id, run, wire, value, said, noted)
-        if writer.run(WriteRequest(step, len(value), relaxed=True)):
+        if writer.run_relaxed(_put_joined, topic, record.topic_id, run, wire, value, said, noted):
             merged += len(run)
     return merged
 
@@ -680,7 +678,7 @@ def _chunks(snap: Snapshot, run: list[_Row], topic: str) -> Iterator[tuple[list[
 
 
 def _put_joined(
-    topic: str, topic_id: int, run: list[_Row], wire: Wire, value: bytes, said: Said | None, noted: int, commit: Commit
+    commit: Commit, topic: str, topic_id: int, run: list[_Row], wire: Wire, value: bytes, said: Said | None, noted: int
 ) -> bool:
     """Puts a merged block in the place of its parts, unless they have changed since they were read."""
     first, last = run[0][0], run[-1][0]
@@ -697,11 +695,11 @@ def _put_joined(
 # ── Summaries: neighbours become one row, and blocks that have none, from an earlier version, get theirs ──
 
 
-def join_summaries(engine: Engine, writer: Writer, topic: str, *, fan_in: int) -> None:
+def join_summaries(writer: Writer, topic: str, *, fan_in: int) -> None:
     """Puts the newest summaries, if there are `fan_in` rows that are not full, into rows of `SUMMARY_RANGES` each."""
     rows: list[_Row] = []
     ranges: list[Summary] = []
-    with engine.read() as snap:
+    with writer.engine.read() as snap:
         record = load_record(snap, topic)
         if record is None:
             return
@@ -723,11 +721,10 @@ def join_summaries(engine: Engine, writer: Writer, topic: str, *, fan_in: int) -
             for part in parts:
                 commit.tx.put(keys.summary_key(record.topic_id, part[0].first), pack_summaries(part))
 
-    writer.run(WriteRequest(exchange, relaxed=True))
+    writer.run_relaxed(exchange)
 
 
 def fill_summaries(
-    engine: Engine,
     writer: Writer,
     topic: str,
     stopped: Callable[[], bool] = lambda: False,
@@ -737,7 +734,7 @@ def fill_summaries(
 ) -> None:
     """Makes the summaries of blocks after a position that have none, some at a time; `hashed`: their hashes, too."""
     while not stopped():
-        with engine.read() as snap:
+        with writer.engine.read() as snap:
             view = TopicView.open(snap, topic)
             if view is None:
                 return
@@ -745,7 +742,7 @@ def fill_summaries(
             indexed = hashed and view.record.settings.indexed
             made, after = _unsummarised(view, max(after, state.trimmed, state.sealed), state, indexed)
         if made:
-            writer.run(WriteRequest(partial(_keep_summaries, topic, view.topic_id, made), relaxed=True))
+            writer.run_relaxed(_keep_summaries, topic, view.topic_id, made)
         if len(made) < SUMMARY_RANGES:
             return
 
@@ -764,7 +761,7 @@ def _unsummarised(view: TopicView, after: int, state: TopicState, indexed: bool)
     return made, after
 
 
-def _keep_summaries(topic: str, topic_id: int, made: Mapping[int, Said], commit: Commit) -> None:
+def _keep_summaries(commit: Commit, topic: str, topic_id: int, made: Mapping[int, Said]) -> None:
     if commit.is_current(topic, topic_id):
         for first, said in made.items():
             put_said(commit.tx, topic_id, first, said)
@@ -895,35 +892,33 @@ def _named(used: Sequence[str], most: int = 5) -> str:
     return ", ".join(used[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def clear_dropped(engine: Engine, writer: Writer, rules: DropRules, stopped: Callable[[], bool]) -> bool:
+def clear_dropped(writer: Writer, rules: DropRules, stopped: Callable[[], bool]) -> bool:
     """Removes the rows of every dropped topic, in small commits; whether there were any."""
-    with engine.read() as snap:
+    with writer.engine.read() as snap:
         scanned = snap.scan(keys.DROPPED, keys.prefix_end(keys.DROPPED))
         topic_ids = [keys.dropped_topic(key) for key, _ in scanned if key[1:]]
     for topic_id in topic_ids:
         ranges = rules.ranges(topic_id)
         for low, high in ranges:
-            if not clear_rows(engine, writer, low, high, stopped):
+            if not clear_rows(writer, low, high, stopped):
                 return True
         from penstock.journal.bulk import sweep_staged
 
-        sweep_staged(engine, writer)
-        writer.run(WriteRequest(partial(_finish, topic_id, ranges), relaxed=True))
+        sweep_staged(writer)
+        writer.run_relaxed(_finish, topic_id, ranges)
     if topic_ids:
         writer.reclaim()
     return bool(topic_ids)
 
 
-def clear_rows(
-    engine: Engine, writer: Writer, low: bytes, high: bytes, stopped: Callable[[], bool] = lambda: False
-) -> bool:
+def clear_rows(writer: Writer, low: bytes, high: bytes, stopped: Callable[[], bool] = lambda: False) -> bool:
     """Removes the rows between two keys, in small commits; False when it was stopped before the end."""
     while not stopped():
-        with engine.read() as snap:
+        with writer.engine.read() as snap:
             upto = _some(snap, low, high)
         if upto is None:
             return True
-        writer.run(WriteRequest(partial(_delete, low, upto), relaxed=True))
+        writer.run_relaxed(_delete, low, upto)
         low = upto
     return False
 
@@ -939,11 +934,11 @@ def _some(snap: Snapshot, low: bytes, high: bytes) -> bytes | None:
     return None if last is None else last + b"\0"
 
 
-def _delete(low: bytes, upto: bytes, commit: Commit) -> None:
+def _delete(commit: Commit, low: bytes, upto: bytes) -> None:
     commit.tx.delete_range(low, upto)
 
 
-def _finish(topic_id: int, ranges: Sequence[KeyRange], commit: Commit) -> None:
+def _finish(commit: Commit, topic_id: int, ranges: Sequence[KeyRange]) -> None:
     """Forgets the id, unless a row turned up again: then the next time."""
     if not any(next(iter(commit.tx.scan(*between)), None) for between in ranges):
         commit.tx.delete(keys.dropped_key(topic_id))

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import get_ident
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, TypeVarTuple
 
 import msgspec
 
@@ -36,6 +36,7 @@ from penstock.observe.metrics import DURATION_BUCKETS, REGISTRY, Reading
 from penstock.ticket import Ticket, wake
 
 T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 log = Log("penstock.writer")
 
@@ -109,6 +110,10 @@ class Writer:
                 self._lead.release()
                 if self._pending:
                     self._pass_on()
+
+    def run_relaxed(self, apply: Callable[[Commit, *Args], T], *args: *Args) -> T:
+        """Does something that need not be on disk when this returns: the next commit that is synced takes it along."""
+        return self.run(WriteRequest(apply, 0, args, True))
 
     def submit(self, operation: WriteRequest[T], *, patient: bool = True, nested: bool = False) -> Ticket[T]:
         """Hands an operation over and returns at once; waits (impatient: raises Backpressure) when too many wait.

@@ -169,7 +169,7 @@ def _compact_keys(log: TopicLog) -> CompactReport:
     """Keeps the newest event of every key; messages of a queue that are not settled stay, whatever their key."""
     core = log.core
     core.writer.check_idle_here()
-    removed = compact_by_key(core.engine, core.writer, log.name, core.housekeeper.holds)
+    removed = compact_by_key(core.writer, log.name, core.housekeeper.holds)
     count, latest = log.ask(lambda view: (view.count(), view.latest()), (0, 0))
     return CompactReport(removed, count, latest)
 

@@ -23,7 +23,6 @@ from penstock.journal.upkeep import (
     stored_blocks,
     without,
 )
-from penstock.journal.writer import WriteRequest
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, QueueState, presences
 from penstock.queue.state.group import UNFINISHED
@@ -153,7 +152,7 @@ class QueueUpkeep:
 
     def _repeat(self, step: Callable[[Commit], bool]) -> None:
         """Commits a step again and again, until it says that there is no more to do."""
-        while self._core.writer.run(WriteRequest(step, relaxed=True)):
+        while self._core.writer.run_relaxed(step):
             pass
 
     # ── what is settled from the beginning on ────────────────────────────────────────────────────────────────────────
@@ -224,14 +223,13 @@ class QueueUpkeep:
             self._thinning.add(topic_id)
             reached, thinned = thin(snap, queue, start, stop)
         for part in in_steps(thinned):
-            step = partial(self._exchange, topic, record, topic_id, part)
-            if not self._core.writer.run(WriteRequest(step, relaxed=True)):
+            if not self._core.writer.run_relaxed(self._exchange, topic, record, topic_id, part):
                 self._thinning.discard(topic_id)
                 return False
         self._thinned[topic_id] = reached
         return reached > start
 
-    def _exchange(self, topic: str, record: bytes, topic_id: int, part: list[ThinnedBlock], commit: Commit) -> bool:
+    def _exchange(self, commit: Commit, topic: str, record: bytes, topic_id: int, part: list[ThinnedBlock]) -> bool:
         """Exchanges blocks for thinner ones; False when something has changed since they were looked at."""
         queue, last = self._cache.find(commit, topic), part[-1].last
         if queue is None or encode(queue.record) != record or self._done_with(commit, queue, last) < last:

@@ -75,7 +75,7 @@ def publish_staged(journal: LocalJournal, wanted: BulkCommit) -> bool:
     ends: dict[str, int] = {}
     done = bool(journal._core.run(partial(_publish_staged, wanted, asked, queue, ends)))
     for topic, end in ends.items() if done else ():  # in small commits: what is not said yet is read
-        fill_summaries(journal._engine, journal._core.writer, topic, after=end, hashed=True)
+        fill_summaries(journal._core.writer, topic, after=end, hashed=True)
     return done
 
 

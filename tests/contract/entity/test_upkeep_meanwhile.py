@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from penstock.engine.contract import Snapshot
 from penstock.entity import copying, receipts
 from penstock.entity.proof import EMPTY, root_of
 from penstock.errors import ConfigError, Unprovable
-from penstock.journal import upkeep
 from penstock.journal.locating import topics_naming
+from penstock.journal.writer import Writer
 
 FORMATS = ["jsonl", "parquet"]
 
@@ -74,15 +73,15 @@ def test_a_state_is_void_as_soon_as_one_of_its_events_is_removed(topic: Topic, m
     assert topic.compact_keys() == 1  # of the positions so far
     topic.append("placed", 4, key="a")
     assert topic.project(Seen, "a") == Seen([1, 4])
-    request = upkeep.WriteRequest
+    run_relaxed = Writer.run_relaxed
 
-    def killed_at_the_end(apply: Any, **options: Any) -> Any:
-        if not isinstance(apply, partial) and apply.__name__ == "end":
+    def killed_at_the_end(writer: Writer, apply: Any, *args: Any) -> Any:
+        if apply.__name__ == "end":
             raise KeyboardInterrupt
-        return request(apply, **options)
+        return run_relaxed(writer, apply, *args)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(upkeep, "WriteRequest", killed_at_the_end)
+        patch.setattr(Writer, "run_relaxed", killed_at_the_end)
         topic.compact_keys()
     assert payloads(topic.read(key="a")) == [4] and topic.project(Seen, "a") == Seen([4])
 

@@ -453,7 +453,7 @@ def test_what_a_crash_left_is_cleared_when_the_journal_is_opened(place: Place, m
     housekeeper = journal._core.housekeeper  # type: ignore[attr-defined]
     monkeypatch.setattr(housekeeper, "request_clearing", lambda: None)
     journal.drop_topic("orders")
-    upkeep.clear_dropped(housekeeper._engine, housekeeper._writer, housekeeper.drop_rules, lambda: next(stops, True))
+    upkeep.clear_dropped(housekeeper._writer, housekeeper.drop_rules, lambda: next(stops, True))
     left = len(rows_of(journal, topic_id))
     assert 100 < left < 200, "some steps were made"
     journal = place.reopen(journal)

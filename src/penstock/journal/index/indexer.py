@@ -56,7 +56,7 @@ from penstock.journal.reading import TopicView
 from penstock.journal.summaries import forget_hashes
 from penstock.journal.upkeep import clear_rows
 from penstock.journal.waking import Background
-from penstock.journal.writer import Writer, WriteRequest
+from penstock.journal.writer import Writer
 from penstock.limits import (
     INDEX_CALM_SECONDS,
     INDEX_FAN_IN,
@@ -86,9 +86,9 @@ _CALM = 16
 class Indexer(Background):
     """Builds and merges the runs of a journal's topics."""
 
-    def __init__(self, engine: Engine, writer: Writer, index: EntityIndex) -> None:
+    def __init__(self, writer: Writer, index: EntityIndex) -> None:
         super().__init__("penstock-indexer", log)
-        self._engine = engine
+        self._engine = writer.engine
         self._writer = writer
         self._index = index
         index.crowded = self.request_merge
@@ -99,7 +99,7 @@ class Indexer(Background):
         self._turn = threading.Lock()
         self._left = False
         """Whether an earlier process has left something unindexed."""
-        self.notes = CausalNotes(engine, writer, lambda: self._closed, self._breathe)
+        self.notes = CausalNotes(writer, lambda: self._closed, self._breathe)
         self._folding = False
         """Whether topics are to be folded."""
         self._worked_since = 0.0
@@ -356,11 +356,11 @@ class Indexer(Background):
         for run in rubbish:
             assert record is not None
             rows = run_key(record.topic_id, run), run_key(record.topic_id, run + 1)
-            if clear_rows(self._engine, self._writer, *rows, lambda: self._closed):
-                self._writer.run(WriteRequest(partial(forget_rubbish, topic, record.topic_id, run), relaxed=True))
+            if clear_rows(self._writer, *rows, lambda: self._closed):
+                self._writer.run_relaxed(forget_rubbish, topic, record.topic_id, run)
 
 
-def forget_rubbish(topic: str, topic_id: int, run: int, commit: Commit) -> None:
+def forget_rubbish(commit: Commit, topic: str, topic_id: int, run: int) -> None:
     """Takes a run whose rows are deleted off the list of rubbish."""
     if commit.is_current(topic, topic_id):
         directory = load_directory(commit.tx, topic_id, topic)
@@ -422,7 +422,7 @@ class Building:
                     self._write(section, part)
             if 0 < len(self._hashes) <= INDEX_FILTER_TERMS:
                 self._do(partial(self._put, FILTER, [(b"", BloomFilter.build(self._hashes, self._breathe))]))
-        return bool(self._do(partial(self._list, change)))
+        return self._do(partial(self._list, change))
 
     def _chunks(self, section: bytes, sources: Sequence[Iterator[IndexRows]]) -> Iterator[Chunk]:
         windows = merged(sources, self._breathe)
@@ -450,7 +450,7 @@ class Building:
                 return False
             return apply(commit, load_directory(commit.tx, self._topic_id, self._topic))
 
-        return bool(self._writer.run(WriteRequest(step, relaxed=True)))
+        return self._writer.run_relaxed(step)
 
     def _announce(self, commit: Commit, directory: Directory) -> bool:
         if directory.epoch != self._epoch:
