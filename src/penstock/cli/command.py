@@ -158,7 +158,9 @@ class CommandContext:
         try:
             return journal.queue(name, create=self.create)
         except UnknownQueue:
-            meant = did_you_mean(name, journal.queues()) or "; `penstock push` or `penstock configure` makes one"
+            meant = did_you_mean(name, journal.queues()) or (
+                f"; `penstock push {name}` or `penstock configure {name} --mode work` makes it"
+            )
             raise Nothing(f"there is no queue {name!r} in {self.shown_journal}{meant}") from None
 
     # ── saying something ─────────────────────────────────────────────────────────────────────────────────────────────

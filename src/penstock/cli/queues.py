@@ -342,7 +342,7 @@ def run_now(context: CommandContext, queue: Queue, positions: tuple[int, ...], g
 @limited
 @conditional
 def move(context: CommandContext, queue: Queue, to: str, **which: Any) -> Record:
-    """Moves messages that are not in flight to the end of another queue, all or nothing."""
+    """Moves messages that are not in flight to the end of another queue, a thousand in a commit."""
     return {"to": to, "moved": queue.move(context.existing_queue(queue.journal, to), **which)}
 
 

@@ -19,7 +19,7 @@ from penstock.cli.command import DONE, FAILED, CommandContext, Nothing, Record, 
 from penstock.cli.output import event_record, pretty_payload
 from penstock.errors import ConfigError, Corrupt, UnknownTopic
 from penstock.names import is_pattern
-from penstock.units import in_parts
+from penstock.units import counted, in_parts
 
 if TYPE_CHECKING:
     from penstock import Draft, Event, Journal, JournalSubscription, Receipt, Topic
@@ -165,7 +165,7 @@ def read(
     for event in topic.read(after, through=through, limit=more, reverse=reverse, **selection):
         if shown == limit:
             on = f"--through {last - 1}" if reverse else f"--after {last}"
-            context.note(f"there is more: stopped at {limit:,} events; {on} goes on, --limit none shows all")
+            context.note(f"there is more: stopped at {counted(limit, 'event')}; {on} goes on, --limit none shows all")
             return
         context.event(event, payload_only=payload)
         last, shown = event.seq, shown + 1
