@@ -83,6 +83,13 @@ def test_status_tells_an_empty_queue_from_one_that_never_was(buffer: Buffer, url
     assert "no such object" not in run("status", url).stdout
 
 
+@pytest.mark.parametrize("command", ["status", "dump", "consume", "gc"])
+def test_a_damaged_manifest_is_named(url: str, command: str):
+    run("produce", url, input=b"a")
+    open_store(url).put("ingest/manifest", b"short")
+    assert "(file ingest/manifest)" in run(command, url, code=1).stderr
+
+
 def test_what_produce_reads_consume_writes(url: str):
     lines = b"".join(b"line %d\n" % n for n in range(3000))
     produced = run("produce", url, "--compression", "zstd", input=lines)

@@ -149,11 +149,7 @@ class Consumer(BufferHandle):
 
     def _after_handed_out(self, limit: int) -> list[Descriptor]:
         self._check_open()
-        manifest = self._manifest.load_owned()
-        try:
-            return manifest.after(self._handed_out, limit)
-        except Corrupt as error:
-            raise Corrupt(str(error), file=self.paths.manifest) from None
+        return self._manifest.load_owned().after(self._handed_out, limit)
 
     def _hand_out(self, found: list[Descriptor]) -> None:
         with self._lock:
@@ -886,7 +882,7 @@ def collect(
     if decide is None or dry_run:
         found = store.get(paths.manifest)
         # Where there is no manifest its name was mistyped, perhaps, and the objects are those of another one.
-        doomed = None if found is None else doomed_by(parse_manifest(found))
+        doomed = None if found is None else doomed_by(parse_manifest(found, paths.manifest))
     else:
         doomed = decide(doomed_by)
     if dry_run:

@@ -357,22 +357,33 @@ _EMPTY_MANIFEST = _MANIFEST_FOOTER.pack(0, 0, 0, MANIFEST_VERSION)
 class Manifest:
     """A manifest's footer, and its entries decoded only when asked for."""
 
-    __slots__ = ("count", "data", "epoch", "next_sequence")
+    __slots__ = ("count", "data", "epoch", "next_sequence", "path")
 
-    def __init__(self, data: Buffer) -> None:
+    def __init__(self, data: Buffer, path: str | None = None) -> None:
+        self.path = path
+        """The object it was read from, which damage is named by."""
         if len(data) == 0:
-            raise Corrupt("a manifest must not be empty: a missing object is an empty queue, zero bytes are damage")
+            raise self._corrupt(
+                "a manifest must not be empty: a missing object is an empty queue, zero bytes are damage"
+            )
         if len(data) < MANIFEST_FOOTER_SIZE:
-            raise Corrupt(f"a manifest of {len(data)} bytes is too short for its {MANIFEST_FOOTER_SIZE}-byte footer")
+            raise self._corrupt(
+                f"a manifest of {len(data)} bytes is too short for its {MANIFEST_FOOTER_SIZE}-byte footer"
+            )
         count, next_sequence, epoch, version = _MANIFEST_FOOTER.unpack_from(data, len(data) - MANIFEST_FOOTER_SIZE)
         if version != MANIFEST_VERSION:
-            raise Corrupt(f"manifest version {version} is unsupported (only {MANIFEST_VERSION})", offset=len(data) - 2)
+            raise self._corrupt(
+                f"manifest version {version} is unsupported (only {MANIFEST_VERSION})", offset=len(data) - 2
+            )
         self.data = data
         self.count: int = count
         self.next_sequence: int = next_sequence
         self.epoch: int = epoch
 
     # No __len__: list() would allocate what the footer claims before anything was checked.
+
+    def _corrupt(self, why: str, offset: int | None = None) -> Corrupt:
+        return Corrupt(why, file=self.path, offset=offset)
 
     def __iter__(self) -> Iterator[Descriptor]:
         """Every entry, oldest first."""
@@ -427,22 +438,24 @@ class Manifest:
         data = self.data
         body = len(data) - MANIFEST_FOOTER_SIZE
         if self.count * (_LENGTH.size + _ENTRY_MIN) > body:
-            raise Corrupt(f"a manifest of {len(data)} bytes cannot hold the {self.count} entries it counts")
+            raise self._corrupt(f"a manifest of {len(data)} bytes cannot hold the {self.count} entries it counts")
         length_at, head_at = _LENGTH.unpack_from, _HEAD.unpack_from
         offset = 0
         previous = -1
         for index in range(self.count):
             start = offset + 4
             if start > body:
-                raise Corrupt(f"the length of manifest entry {index} lies past the entries", offset=offset)
+                raise self._corrupt(f"the length of manifest entry {index} lies past the entries", offset=offset)
             end = start + length_at(data, offset)[0]
             if end > body:
-                raise Corrupt(f"manifest entry {index} ends at byte {end}, the entries at {body}", offset=offset)
+                raise self._corrupt(f"manifest entry {index} ends at byte {end}, the entries at {body}", offset=offset)
             if end - start < _ENTRY_MIN:
-                raise Corrupt(f"manifest entry {index} has {end - start} bytes, at least {_ENTRY_MIN}", offset=offset)
+                raise self._corrupt(
+                    f"manifest entry {index} has {end - start} bytes, at least {_ENTRY_MIN}", offset=offset
+                )
             sequence = head_at(data, start)[0]
             if sequence <= previous or sequence >= self.next_sequence:
-                raise Corrupt(
+                raise self._corrupt(
                     f"manifest entry {index} has sequence {sequence}: after {previous}, before {self.next_sequence}",
                     offset=start,
                 )
@@ -450,13 +463,13 @@ class Manifest:
             previous = sequence
             offset = end
         if offset != body:
-            raise Corrupt(f"{body - offset} bytes are left over after the last manifest entry", offset=offset)
+            raise self._corrupt(f"{body - offset} bytes are left over after the last manifest entry", offset=offset)
 
     def _location_end(self, start: int, end: int) -> int:
         begin = start + _HEAD.size
         size: int = _HEAD.unpack_from(self.data, start)[1]
         if begin + size + _LENGTH.size > end:
-            raise Corrupt(f"a location of {size} bytes does not fit its manifest entry", offset=begin)
+            raise self._corrupt(f"a location of {size} bytes does not fit its manifest entry", offset=begin)
         return begin + size
 
     def _location(self, start: int, end: int) -> str:
@@ -464,7 +477,7 @@ class Manifest:
         try:
             return str(self.data[begin : self._location_end(start, end)], "utf-8")
         except UnicodeDecodeError as error:
-            raise Corrupt("a manifest entry's location is not UTF-8", offset=begin + error.start) from None
+            raise self._corrupt("a manifest entry's location is not UTF-8", offset=begin + error.start) from None
 
     def _decode(self, start: int, end: int, sequence: int) -> Descriptor:
         metadata, after = self._ranges(start, end, sequence)
@@ -476,23 +489,27 @@ class Manifest:
         ranges = _LENGTH.unpack_from(data, offset)[0]
         offset += _LENGTH.size
         if ranges * _RANGE.size > end - offset:
-            raise Corrupt(f"entry {sequence} counts {ranges} metadata ranges in {end - offset} bytes", offset=offset)
+            raise self._corrupt(
+                f"entry {sequence} counts {ranges} metadata ranges in {end - offset} bytes", offset=offset
+            )
         metadata: list[Metadata] = []
         for index in range(ranges):
             payload = offset + _RANGE.size
             if payload > end:
-                raise Corrupt(f"metadata range {index} of entry {sequence} does not fit", offset=offset)
+                raise self._corrupt(f"metadata range {index} of entry {sequence} does not fit", offset=offset)
             start_index, ingested_at_ms, size = _RANGE.unpack_from(data, offset)
             offset = payload + size
             if offset > end:
-                raise Corrupt(f"metadata range {index} of entry {sequence} is shorter than stated", offset=payload)
+                raise self._corrupt(
+                    f"metadata range {index} of entry {sequence} is shorter than stated", offset=payload
+                )
             metadata.append(Metadata(start_index, ingested_at_ms, bytes(data[payload:offset])))
         return metadata, offset
 
 
-def parse_manifest(data: Buffer | None) -> Manifest:
+def parse_manifest(data: Buffer | None, path: str | None = None) -> Manifest:
     """Reads a manifest's footer; None (the object is missing) is an empty one. Entries are checked as they are read."""
-    return Manifest(_EMPTY_MANIFEST if data is None else data)
+    return Manifest(_EMPTY_MANIFEST if data is None else data, path)
 
 
 def empty_manifest(next_sequence: int) -> Manifest:

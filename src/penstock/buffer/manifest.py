@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from penstock.buffer.format import Descriptor, Manifest, Mark, Metadata, append, dequeue, empty_manifest, parse_manifest
-from penstock.buffer.store import Buffer, ObjectStore, Stored, VersionConflict, check_path
+from penstock.buffer.store import ObjectStore, Stored, VersionConflict, check_path
 from penstock.clock import Clock
 from penstock.errors import Closed, ConfigError, Corrupt
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
@@ -73,7 +73,7 @@ class ManifestObject:
         known = self._known
         stored = self._store.read(self.path, known.stored if known else None)
         if known is None or stored is None or stored is not known.stored:
-            known = ManifestVersion(_parse(stored.data if stored else None, self.path), stored)
+            known = ManifestVersion(parse_manifest(stored.data if stored else None, self.path), stored)
         self._remember(known)
         return known
 
@@ -154,13 +154,6 @@ class ManifestObject:
             found += 1
         self._uncertain = None  # only now: a read that failed leaves the question open
         return found
-
-
-def _parse(data: Buffer | None, path: str) -> Manifest:
-    try:
-        return parse_manifest(data)
-    except Corrupt as error:
-        raise Corrupt(str(error), file=path) from None
 
 
 # ── What a producer and a consumer have in common ──

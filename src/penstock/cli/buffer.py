@@ -71,7 +71,8 @@ class NamedBuffer:
     def read(self) -> Manifest:
         from penstock.buffer.format import parse_manifest
 
-        return parse_manifest(self.store.get(self.paths().manifest))
+        path = self.paths().manifest
+        return parse_manifest(self.store.get(path), path)
 
 
 MANIFEST = click.option("--manifest", default=BUFFER_MANIFEST, help="the manifest's path in the store")
@@ -147,7 +148,7 @@ def status(buffer: NamedBuffer, as_json: bool) -> None:
 
     for where in buffer.every():
         data = buffer.store.get(where.manifest)
-        answer = _status(parse_manifest(data), where)
+        answer = _status(parse_manifest(data, where.manifest), where)
         if as_json:
             click.echo(json.dumps(answer))
             continue

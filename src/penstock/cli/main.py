@@ -164,7 +164,9 @@ def _explain(error: Exception, *, json: bool) -> int:
     if isinstance(error, ConfigError):
         return _complain(type(error).__name__, message, commands.USAGE, json=json)
     if isinstance(error, PenstockError):
-        hint = "`penstock verify` says what can be read; a backup has the rest" if isinstance(error, Corrupt) else ""
+        hint = ""
+        if isinstance(error, Corrupt) and error.topic is not None:
+            hint = "`penstock verify` says what can be read; a backup has the rest"
         return _complain(type(error).__name__, message, commands.FAILED, json=json, hint=hint)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""

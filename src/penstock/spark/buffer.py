@@ -366,7 +366,7 @@ class BufferBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         store = self.options.open()
         manifests = [paths.manifest for paths in self.options.shard_paths]
-        return cut([(path, list(parse_manifest(store.get(path)))) for path in manifests], self.options)
+        return cut([(path, list(parse_manifest(store.get(path), path))) for path in manifests], self.options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, ManifestRange):  # Spark makes one of its own when there are none

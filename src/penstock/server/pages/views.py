@@ -423,7 +423,7 @@ class Buffers:
             stored = store.read(BUFFER_MANIFEST, None)
             if stored is None:
                 return BufferState(name)
-            manifest = parse_manifest(stored.data)
+            manifest = parse_manifest(stored.data, BUFFER_MANIFEST)
             first = manifest.first_sequence()
             begin = manifest.next_sequence if first is None else first
             unread = max(begin, read_to.get(f"{self.urls[name].rstrip('/')}/{BUFFER_MANIFEST}", 0))
