@@ -27,7 +27,7 @@ from penstock.queue.flow import limiter_for
 from penstock.queue.operations.settle import EXPIRED, LeaseHandle, expire, give_up_dead_owners, give_up_through
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import LONGEST_SCAN, DamagedBlock, first_free_row, first_rows
-from penstock.queue.state.cache import QueueState, note_presence
+from penstock.queue.state.cache import note_presence
 from penstock.queue.state.group import UNFINISHED, Change, Group
 from penstock.queue.state.records import (
     HELD,
