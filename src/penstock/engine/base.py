@@ -329,7 +329,7 @@ class OverlayWrite:
     begun: float = math.inf
     __slots__ = ("_base", "_engine", "_order", "changes", "foreign", "kept", "ranges", "relaxed", "writes")
 
-    def __init__(self, engine: BatchEngine | None, sync: bool, base: Snapshot | None = None) -> None:
+    def __init__(self, engine: BatchEngine | None, sync: bool, base: EngineView | None = None) -> None:
         self._engine = engine
         """Who gets the changes; None: they are tried out over a snapshot, and never kept."""
         self._base = base

@@ -21,6 +21,7 @@ from penstock.errors import ConfigError, StaleDelivery
 from penstock.events import Event
 from penstock.journal.catalog import Catalog
 from penstock.journal.commit import Commit
+from penstock.journal.index.index import EntityIndex
 from penstock.observe.sample import FailedMessage
 from penstock.queue import metrics
 from penstock.queue.flow import BreakerState, breaker_state
