@@ -130,24 +130,26 @@ def test_an_interrupt_gives_back_what_an_asynchronous_worker_took_ahead(
     queue = journal.queue("jobs")
     queue.push_many(range(5))
     handled: list[int] = []
-    looks = iter((False, True))
+    looks, interrupted = iter((False, True)), threading.Event()
 
     async def handle(delivery: Delivery) -> None:
         handled.append(delivery.payload)
+        assert await asyncio.to_thread(interrupted.wait, DEADLINE)
 
     worker = queue.worker(handle, ahead=4)
 
-    async def take(*args: Any) -> list[Delivery]:
+    def interrupted_take(*args: Any) -> list[Delivery]:
         if next(looks):
+            interrupted.set()
             raise KeyboardInterrupt
-        return await take_async(*args)
+        return take(*args)
 
-    take_async = queue._backend.take_async
+    take = queue._backend.take
     monkeypatch.setattr(worker, "_capacity", 10)
-    monkeypatch.setattr(queue._backend, "take_async", take)
+    monkeypatch.setattr(queue._backend, "take", interrupted_take)
     with pytest.raises(KeyboardInterrupt):
         worker.run()
-    assert len(handled) <= 1 and len(queue) == 5 - len(handled) and queue.stats().in_flight == 0
+    assert handled and len(queue) == 5 - len(handled) and queue.stats().in_flight == 0
 
 
 # ── beginning twice ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -224,7 +226,9 @@ def test_hands_do_not_outlive_a_worker_that_could_not_have_them_all(
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    worker = journal.queue("jobs").worker(lambda delivery: None, concurrency=2)
+    queue = journal.queue("jobs")
+    queue.push_many(range(100))
+    worker = queue.worker(lambda delivery: None, concurrency=2)
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", only_one_hand)
         with pytest.raises(RuntimeError):
