@@ -17,7 +17,7 @@ from topic_rules import WHICH, TopicRules, moment
 
 from penstock import Delivery, Journal, Queue
 from penstock.errors import ConfigError, FenceActive, QueueFull, StaleDelivery, TopicInUse
-from penstock.queue.inspect import inspecting
+from penstock.queue.inspect import viewing
 from queue_check import check_queue
 
 GROUPS = ("default", "audit", "mail")
@@ -685,8 +685,8 @@ class QueueRules(TopicRules):
             journal = home.store(0)
             for name in ("jobs", "aside", "grave"):
                 queue = journal.queue(name)
-                with inspecting(queue._backend) as (snap, state):
-                    assert check_queue(snap, state) == [], f"in {home}"
+                with viewing(queue._backend) as view:
+                    assert check_queue(view.snap, view.state) == [], f"in {home}"
 
     def queue_agrees(self, homes: list[Home], which: int) -> None:
         jobs = self.jobs

@@ -21,6 +21,7 @@ from penstock.queue.operations import groups, repair
 from penstock.queue.operations.settle import DeadLetterCursor
 from penstock.queue.policy import checked
 from penstock.queue.queue import LocalQueue
+from penstock.queue.registry import with_topics_window
 from penstock.queue.state.cache import QueueState
 
 
@@ -34,9 +35,11 @@ def read_queue(at: LocalBackend, name: str) -> wire.QueueDocument:
 
 
 def _document(queue: LocalQueue) -> wire.QueueDocument:
-    numbers = {group: stats for group, stats, _ in inspect.stats_of_groups(queue)}
-    policy = policy_document(queue.policy())
-    return wire.QueueDocument(queue.name, queue.length(), policy, queue.groups(), numbers, queue.pauses())
+    with inspect.viewing(queue) as view:
+        numbers = {group: stats for group, stats, _ in inspect.stats_of_groups(view)}
+        names, paused = inspect.group_names(view.state), groups.pauses(view.state.record)
+        policy = policy_document(with_topics_window(view.snap, queue.name, view.state.record).policy)
+        return wire.QueueDocument(queue.name, view.length, policy, names, numbers, paused)
 
 
 def read_queue_stats(at: LocalBackend, name: str, query: wire.GroupQuery) -> inspect.QueueStats:

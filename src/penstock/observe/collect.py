@@ -31,7 +31,7 @@ from penstock.journal.reading import TopicView
 from penstock.observe import pipelines, workers
 from penstock.observe.metrics import REGISTRY, Registry
 from penstock.observe.sample import Finding, FindingKind, QueueSample, Sample, TopicSample
-from penstock.queue.inspect import stats_of_groups
+from penstock.queue.inspect import stats_of_groups, viewing
 from penstock.units import counted, show_duration, show_size
 
 if TYPE_CHECKING:
@@ -139,7 +139,9 @@ def _sample_queue(
 ) -> list[QueueSample]:
     """Every group of a queue."""
     found = []
-    for group, stats, record in stats_of_groups(journal._backend.queue(queue.name)):
+    with viewing(journal._backend.queue(queue.name)) as view:
+        groups = stats_of_groups(view)
+    for group, stats, record in groups:
         one = QueueSample(
             queue.name, group, stats.ready, stats.in_flight, stats.delayed, stats.failed, stats.oldest_age
         )

@@ -80,11 +80,9 @@ class Window(msgspec.Struct, array_like=True):
         bound = now - rate.period_ms
         self.begun = [one for one in self.begun if one[0] > bound]
 
-    def set_back(self, now: int) -> bool:
-        """Follows a clock that was set back: nothing has begun later than now. True when something had."""
-        moved = [(at - set_back_ms(at, now), count) for at, count in self.begun]
-        changed, self.begun = moved != self.begun, moved
-        return changed
+    def set_back(self, now: int) -> None:
+        """Follows a clock that was set back: nothing has begun later than now."""
+        self.begun = [(at - set_back_ms(at, now), count) for at, count in self.begun]
 
     def room(self, rate: Rate, now: int) -> int:
         """How many more may begin now."""

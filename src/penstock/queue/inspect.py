@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar, get_args
 
 import msgspec
@@ -190,9 +191,21 @@ class View:
         self.snap = snap
         self.state = state
         self.now = now
-        self.latest = state.view(snap).latest()
-        self.overdue = state.overdue_through(snap, now)
+
+    @cached_property
+    def latest(self) -> int:
+        """The newest position of the queue's topic."""
+        return self.state.view(self.snap).latest()
+
+    @property
+    def length(self) -> int:
+        """How many messages are ready, in flight or delayed; in fanout, for the group that has most left."""
+        return self.state.count_unsettled(self.snap, self.latest, self.overdue)
+
+    @cached_property
+    def overdue(self) -> int:
         """Messages up to here have outlived their ttl: they are gone, unless they are in flight or have failed."""
+        return self.state.overdue_through(self.snap, self.now)
 
     def walk(self, *states: MessageState, after: int = 0, groups: Iterable[Group] | None = None) -> Iterator[Entry]:
         """The messages beyond a position that are not settled, by position, then group; those in some states, or
@@ -335,7 +348,7 @@ class View:
                     yield keys.tail_seq(key), read_special(value, self.state.name)
 
     def group(self, name: str) -> Group:
-        """The group whose numbers are asked for; one that is not added yet would find the messages of no group."""
+        """A group by its name; of one that is not added yet, what it would find."""
         snap, state = self.snap, self.state
         if not state.fanout:
             return state.group(snap, WORK)
@@ -355,19 +368,12 @@ class View:
 
 
 @contextmanager
-def inspecting(queue: LocalQueue) -> Iterator[tuple[Snapshot, QueueState]]:
-    """A snapshot and the queue in it."""
+def viewing(queue: LocalQueue) -> Iterator[View]:
+    """A queue as it is now."""
     queue._core.check_open()
     with queue._core.engine.read() as snap, queue._cache.beside(snap, queue.name) as state:
         if state is None:
             raise unknown_queue(queue.name)
-        yield snap, state
-
-
-@contextmanager
-def viewing(queue: LocalQueue) -> Iterator[View]:
-    """A queue as it is now."""
-    with inspecting(queue) as (snap, state):
         yield View(snap, state, queue.journal.clock.now_ms())
 
 
@@ -477,9 +483,9 @@ def find_delivery(queue: LocalQueue, token: str) -> Delivery:
     """The delivery a token names, as its holder would have it; StaleDelivery when its lease is gone."""
     if read_token(token) is None:
         raise StaleDelivery(f"{token[:40]!r} is no delivery's token", token=token[:40])
-    with inspecting(queue) as (snap, state):
-        held = held_by_token(snap, state, token)
-        event = None if held is None else state.blocks.event(snap, held.seq)
+    with viewing(queue) as view:
+        held = held_by_token(view.snap, view.state, token)
+        event = None if held is None else view.state.blocks.event(view.snap, held.seq)
         if held is None or event is None:
             raise stale(token, queue.name)
         lease, index = held.lease, held.index
@@ -495,12 +501,6 @@ def group_names(state: QueueState) -> list[str]:
 def delivered_groups(state: QueueState) -> list[str]:
     """The groups that messages are delivered to, by name: in work mode one."""
     return (group_names(state) if state.fanout else []) or ["default"]
-
-
-def groups(queue: LocalQueue) -> list[str]:
-    """The names of a queue's groups, sorted."""
-    with inspecting(queue) as (_, state):
-        return group_names(state)
 
 
 def consumers(queue: LocalQueue) -> list[QueueConsumer]:
@@ -525,18 +525,16 @@ def consumers(queue: LocalQueue) -> list[QueueConsumer]:
 def stats(queue: LocalQueue, name: str) -> QueueStats:
     """How many messages of a group are in which state."""
     with viewing(queue) as view:
-        return _stats(view, view.group(name), name, tuple(group_names(view.state)))
+        return _stats(view, view.group(name), name)
 
 
-def stats_of_groups(queue: LocalQueue) -> list[tuple[str, QueueStats, GroupRecord]]:
-    """The same of every group that messages are delivered to, from one snapshot; with its record."""
-    with viewing(queue) as view:
-        names = tuple(group_names(view.state))
-        groups = [(name, view.group(name)) for name in delivered_groups(view.state)]
-        return [(name, _stats(view, group, name, names), group.record) for name, group in groups]
+def stats_of_groups(view: View) -> list[tuple[str, QueueStats, GroupRecord]]:
+    """The same of every group that messages are delivered to, with its record."""
+    groups = [(name, view.group(name)) for name in delivered_groups(view.state)]
+    return [(name, _stats(view, group, name), group.record) for name, group in groups]
 
 
-def _stats(view: View, group: Group, name: str, names: tuple[str, ...]) -> QueueStats:
+def _stats(view: View, group: Group, name: str) -> QueueStats:
     snap, now, overdue, record = view.snap, view.now, view.overdue, group.record
     delayed, ready = record.waiting, record.ready + record.held + view.latest - record.frontier - record.taken
     if record.next_due and record.next_due <= now:
@@ -561,7 +559,7 @@ def _stats(view: View, group: Group, name: str, names: tuple[str, ...]) -> Queue
         delayed,
         record.failed,
         None if oldest is None else max(0.0, (now - oldest) / 1000),
-        names,
+        tuple(group_names(view.state)),
         view.state.record.is_paused(name),
         breaker,
     )
@@ -572,13 +570,6 @@ def _oldest_ready(view: View, group: Group) -> int | None:
     seq = group.oldest(view.snap, view.latest, view.overdue, [READY])
     event = view.state.blocks.event(view.snap, seq) if seq else None
     return None if event is None else int(event._rows.recorded_ms(event._row))
-
-
-def length(queue: LocalQueue) -> int:
-    """How many messages are ready, in flight or delayed; in fanout, for the group that has most left."""
-    with inspecting(queue) as (snap, state):
-        latest = state.view(snap).latest()
-        return state.count_unsettled(snap, latest, state.overdue_through(snap, queue.journal.clock.now_ms()))
 
 
 # ── what was given up ────────────────────────────────────────────────────────────────────────────────────────────────

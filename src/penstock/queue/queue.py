@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from sys import modules
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from penstock.clock import SystemClock
-from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError
+from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError, UnknownQueue
 from penstock.events import Draft, Receipt
 from penstock.journal.blocks import Columns
 from penstock.journal.commit import Commit
@@ -68,23 +69,29 @@ class LocalQueue:
         self._acked = metrics.acked.labels(queue=name)
         self.handle = registry.make_handle(self)
 
-    def change(self, apply: Callable[..., T], *args: object) -> T:
-        """Does something to the queue's state in a commit of its own."""
-        return self._writer.run(WriteRequest(lambda commit: apply(commit, self._cache.state(commit, self.name), *args)))
+    def change(self, apply: Callable[..., T], *args: object, relaxed: bool = False) -> T:
+        """Does something to the queue's state in a commit of its own, which need not be synced if it is `relaxed`."""
+
+        def run(commit: Commit) -> T:
+            return apply(commit, self._cache.state(commit, self.name), *args)
+
+        return self._writer.run(WriteRequest(run, relaxed=relaxed))
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def policy(self) -> QueuePolicy:
         return self._registry.policy(self.name)
 
     def length(self) -> int:
-        return inspect.length(self)
+        with inspect.viewing(self) as view:
+            return view.length
 
     def groups(self) -> list[str]:
-        return inspect.groups(self)
+        with inspect.viewing(self) as view:
+            return inspect.group_names(view.state)
 
     def pauses(self) -> list[Pause]:
-        with inspect.inspecting(self) as (_, state):
-            return groups.pauses(state.record)
+        with inspect.viewing(self) as view:
+            return groups.pauses(view.state.record)
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def push(self, payload: object, options: PushOptions) -> Receipt:
@@ -232,11 +239,10 @@ class LocalQueue:
         return inspect.find_delivery(self, token)
 
     def leave(self, group: str, consumer: str) -> bool:
-        def apply(commit: Commit) -> bool:
-            state = self._cache.find(commit, self.name)
-            return state is not None and forget_presence(commit, state, group, consumer)
-
-        return self._writer.run(WriteRequest(apply, relaxed=True))
+        try:
+            return self.change(forget_presence, group, consumer, relaxed=True)
+        except UnknownQueue:
+            return False
 
     def nudge(self) -> None:
         self._signal.notify()
@@ -309,22 +315,13 @@ class LocalQueue:
         return outcome
 
     def extend(self, deliveries: list[Delivery], lease: float | None, *, patient: bool = False) -> int:
-        def apply(commit: Commit) -> int:
-            return settle.extend(commit, self._cache.state(commit, self.name), deliveries, lease, patient=patient)
-
-        return self._writer.run(WriteRequest(apply, relaxed=True))
+        return self.change(partial(settle.extend, patient=patient), deliveries, lease, relaxed=True)
 
     def release(self, deliveries: list[Delivery]) -> None:
         """Gives deliveries back; what cannot be given back any more comes back when its lease ends."""
-
-        def apply(commit: Commit) -> None:
-            state = self._cache.find(commit, self.name)
-            if state is not None:
-                settle.release(commit, state, deliveries)
-
         try:
-            self._writer.run(WriteRequest(apply, relaxed=True))
-        except Closed:
+            self.change(settle.release, deliveries, relaxed=True)
+        except (Closed, UnknownQueue):
             return
         except PenstockError as error:
             log.warning(

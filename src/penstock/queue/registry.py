@@ -45,6 +45,14 @@ def _owner_of_topic(snap: Snapshot, name: str) -> str | None:
     return next((queue for queue in owners if queue and snap.get(keys.queue_key(queue)) is not None), None)
 
 
+def with_topics_window(snap: Snapshot, name: str, record: QueueRecord) -> QueueRecord:
+    """A queue's record with the dedup window of its topic, which may have been given another one since."""
+    topic = load_record(snap, name)
+    if topic is not None and topic.settings.dedup_window != record.policy.dedup_window:
+        record.policy = msgspec.structs.replace(record.policy, dedup_window=topic.settings.dedup_window)
+    return record
+
+
 class QueueRegistry:
     """Everything about queues that one open journal has one of."""
 
@@ -106,13 +114,7 @@ class QueueRegistry:
         """What is stored of a queue, or None when there is none."""
         with self.core.engine.read() as snap:
             value = snap.get(keys.queue_key(name))
-            if value is None:
-                return None
-            record, topic = read_queue(value, name), load_record(snap, name)
-        if topic is not None and topic.settings.dedup_window != record.policy.dedup_window:
-            # The topic may have been given another one since: what it remembers is what the queue remembers.
-            record.policy = msgspec.structs.replace(record.policy, dedup_window=topic.settings.dedup_window)
-        return record
+            return None if value is None else with_topics_window(snap, name, read_queue(value, name))
 
     def policy(self, name: str) -> QueuePolicy:
         """How a queue delivers, as stored."""

@@ -21,7 +21,7 @@ from penstock.journal.waking import Background
 from penstock.journal.writer import WriteRequest
 from penstock.names import check_consumer, is_whole
 from penstock.observe.logs import Log
-from penstock.queue.inspect import inspecting
+from penstock.queue.inspect import viewing
 from penstock.queue.operations.push import (
     DeliveryOptions,
     as_batch,
@@ -115,8 +115,7 @@ def add(queue: LocalQueue, wanted: NewSchedule, payload: object) -> Schedule:
         priority,
     )
 
-    def apply(commit: Commit) -> ScheduleRecord:
-        state = queue._cache.state(commit, queue.name)
+    def apply(commit: Commit, state: QueueState) -> ScheduleRecord:
         if priority:
             check_rank(state, priority)
         if key is not None:
@@ -130,21 +129,21 @@ def add(queue: LocalQueue, wanted: NewSchedule, payload: object) -> Schedule:
         _save(commit, state, name, record)
         return record
 
-    record = queue._writer.run(WriteRequest(apply))
+    record = queue.change(apply)
     queue._registry.scheduler.watch(queue.name, start=True)
     return _shown(queue.name, name, record)
 
 
 def listed(queue: LocalQueue) -> list[Schedule]:
-    with inspecting(queue) as (snap, state):
-        rows = snap.scan(*keys.schedule_range(state.topic))
+    with viewing(queue) as view:
+        rows = view.snap.scan(*keys.schedule_range(view.state.topic))
         return [_shown(queue.name, keys.schedule_name(key), _read(value, queue.name)) for key, value in rows]
 
 
 def push_now(queue: LocalQueue, name: str) -> Receipt:
     """Pushes a schedule's message at once; its ticks stay as they are. ConfigError when there is no such schedule."""
-    with inspecting(queue) as (snap, state):
-        record = _find(snap, state, name)
+    with viewing(queue) as view:
+        record = _find(view.snap, view.state, name)
     if record is None:
         raise ConfigError(f"queue {queue.name!r} has no schedule {name!r}")
     payload = record.payload if record.binary else msgspec.json.decode(record.payload)
@@ -153,8 +152,7 @@ def push_now(queue: LocalQueue, name: str) -> Receipt:
 
 
 def remove(queue: LocalQueue, name: str) -> bool:
-    def apply(commit: Commit) -> bool:
-        state = queue._cache.state(commit, queue.name)
+    def apply(commit: Commit, state: QueueState) -> bool:
         record = _find(commit.tx, state, name)
         if record is None:
             return False
@@ -162,7 +160,7 @@ def remove(queue: LocalQueue, name: str) -> bool:
         commit.tx.delete(keys.schedule_key(state.topic, name))
         return True
 
-    return queue._writer.run(WriteRequest(apply))
+    return queue.change(apply)
 
 
 def _shown(queue: str, name: str, record: ScheduleRecord) -> Schedule:

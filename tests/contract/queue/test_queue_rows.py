@@ -11,7 +11,7 @@ import penstock
 from penstock import Journal, Queue
 from penstock.errors import ConfigError
 from penstock.journal.commit import Commit
-from penstock.queue.inspect import inspecting
+from penstock.queue.inspect import viewing
 from penstock.queue.queue import LocalQueue
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
@@ -22,8 +22,8 @@ from queue_check import check_queue, letters_range
 
 def problems(queue: Queue) -> list[str]:
     assert isinstance(queue._backend, LocalQueue)
-    with inspecting(queue._backend) as (snap, state):
-        return check_queue(snap, state)
+    with viewing(queue._backend) as view:
+        return check_queue(view.snap, view.state)
 
 
 @pytest.fixture
@@ -182,8 +182,8 @@ def test_letters_that_were_handled_leave_no_rows(journal: Journal) -> None:
     assert dead.ack_many(rest) == 2
     own = dead._backend
     assert isinstance(own, LocalQueue)
-    with inspecting(own) as (snap, state):
-        assert {keys.tail_seq(key) for key, _ in snap.scan(*letters_range(state.topic))} == {first.seq}
+    with viewing(own) as view:
+        assert {keys.tail_seq(key) for key, _ in view.snap.scan(*letters_range(view.state.topic))} == {first.seq}
     assert [one.event.seq for one in mail.dead_letters()] == [first.seq] and problems(dead) == []
 
 

@@ -14,7 +14,7 @@ from penstock.errors import StaleDelivery
 from penstock.journal.commit import Commit
 from penstock.local.backend import LocalJournal
 from penstock.queue import upkeep
-from penstock.queue.inspect import inspecting
+from penstock.queue.inspect import viewing
 from penstock.queue.operations import settle
 from penstock.queue.queue import LocalQueue
 from penstock.queue.state import blocks, keys
@@ -194,9 +194,10 @@ def test_a_purge_is_a_small_commit_and_its_rows_go_in_passing(
     commits.clear()
     local.maintain()
     assert max(commit.rows for commit in commits) < 120
-    with inspecting(own) as (snap, state):
-        rows = [key for key, _ in snap.scan(*keys.groups_range(state.topic))]
-        assert rows and all(key.startswith(keys.group_prefix(state.topic, 0, state.record.purges)[:8]) for key in rows)
+    with viewing(own) as view:
+        rows = [key for key, _ in view.snap.scan(*keys.groups_range(view.state.topic))]
+        prefix = keys.group_prefix(view.state.topic, 0, view.state.record.purges)[:8]
+        assert rows and all(key.startswith(prefix) for key in rows)
     assert [one.payload for one in queue] == ["new"]
 
 

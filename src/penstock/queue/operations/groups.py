@@ -292,14 +292,13 @@ def _set_leases_back(commit: Commit, group: Group, now: int) -> None:
     record = group.record
     record.next_deadline = record.swept = record.swept_deadline = 0
     for lease_id, lease in list(group.leases(commit.tx)):
-        if _set_lease_back(lease, now):
-            group.save_lease(commit, lease_id, lease)
+        _set_lease_back(lease, now)
+        group.save_lease(commit, lease_id, lease)
         for deadline in lease.deadlines():
             record.next_deadline = min(record.next_deadline or deadline, deadline)
 
 
-def _set_lease_back(lease: Lease, now: int) -> bool:
-    before = lease.deadline, lease.renewed_ms, lease.delivered_ms, lease.extended
+def _set_lease_back(lease: Lease, now: int) -> None:
     back = set_back_ms(lease.renewed_ms or lease.delivered_ms, now)
     lease.deadline -= 0 if lease.deadline == NEVER else back
     lease.renewed_ms -= back if lease.renewed_ms else 0
@@ -309,7 +308,6 @@ def _set_lease_back(lease: Lease, now: int) -> bool:
             index: (deadline if deadline == NEVER else deadline - set_back_ms(at, now), at - set_back_ms(at, now))
             for index, (deadline, at) in lease.extended.items()
         }
-    return before != (lease.deadline, lease.renewed_ms, lease.delivered_ms, lease.extended)
 
 
 def _set_waits_back(commit: Commit, group: Group, now: int) -> None:
@@ -329,9 +327,9 @@ def _set_limits_back(commit: Commit, group: Group, now: int) -> None:
     windows = list(tx.scan(own, own + b"\0")) + list(tx.scan(*keys.flow_rows(group.topic, group.group_id, b"r")))
     for row, value in windows:
         window = read_window(value, queue.name)
-        if window.set_back(now):
-            tx.put(row, keys.encode(window))
+        window.set_back(now)
+        tx.put(row, keys.encode(window))
     if queue.policy.breaker is not None:
         breaker = load_breaker(tx, group)
-        if breaker.failures.set_back(now):  # of one that is open, `Limiter.room` shortens the pause
-            save_breaker(commit, group, breaker)
+        breaker.failures.set_back(now)  # of one that is open, `Limiter.room` shortens the pause
+        save_breaker(commit, group, breaker)

@@ -114,8 +114,7 @@ def still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
 
 
 def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
-    def apply(commit: Commit) -> int:
-        state = queue._cache.state(commit, queue.name)
+    def apply(commit: Commit, state: QueueState) -> int:
         latest = state.latest(commit)
         overdue = state.overdue_through(commit.tx, commit.now_ms)
         gone = 0
@@ -130,7 +129,7 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
                 state.forget_letter(commit, seq)
         return gone
 
-    count = queue._writer.run(WriteRequest(apply)) if seqs else 0
+    count = queue.change(apply) if seqs else 0
     queue._registry.upkeep.note(queue.name, count)
     return count
 
@@ -318,7 +317,7 @@ def redrive(
     queue: LocalQueue, to: LocalQueue | None, limit: int | None, where: Where | None, dry_run: bool
 ) -> Redriven:
     chosen = _Redrive(viewing, queue, to, limit, where)
-    count = chosen.count if dry_run else _run(queue, chosen.wanted, chosen.steps())
+    count = chosen.count if dry_run else _run(queue, chosen.wanted, chosen.steps)
     return Redriven(count, chosen.report())
 
 
@@ -327,7 +326,7 @@ def redrive_in(
 ) -> Redriven:
     """Does the same inside a commit that has written everything so far."""
     chosen = _Redrive(_within(commit), queue, to, limit, where)
-    return Redriven(sum([step(commit, seqs) for step, seqs in chosen.steps()]), chosen.report())
+    return Redriven(sum([step(commit, seqs) for step, seqs in chosen.steps]), chosen.report())
 
 
 Viewing = Callable[["LocalQueue"], AbstractContextManager[View]]
@@ -351,60 +350,46 @@ class _Redrive:
         self, viewing: Viewing, queue: LocalQueue, to: LocalQueue | None, limit: int | None, where: Where | None
     ) -> None:
         self._viewing = viewing
-        self._queue = queue
         self._to = to
         self._where = where
         self._known: dict[str, QueueState | None] = {}
         self._left: Counter[tuple[str, _Refusal]] = Counter()
-        self._letters: list[tuple[LocalQueue, list[int]]] = []
-        """By the queue that holds them."""
+        self.count = 0
+        self.steps: list[tuple[Step, list[int]]] = []
         self.wanted: Counter[str] = Counter()
         """Messages by the queue they go to."""
         with viewing(queue) as view:
-            self._failed = self._choose_failed(view, limit)
             dead_letters = view.state.policy.dead_letter
             has_letters = dead_letters is not None and view.state.cache.load(view.snap, dead_letters) is not None
-        self.count = len(self._failed)
-        self._choose(queue, None, limit)
+        self._choose(queue, _revive, limit)
+        self._choose(queue, _send_back, limit)
         if dead_letters is not None and has_letters:
-            self._choose(queue._registry.handle(dead_letters), queue.name, limit)
+            self._choose(queue._registry.handle(dead_letters), _send_back, limit, of=queue.name)
 
-    def steps(self) -> Iterator[tuple[Step, list[int]]]:
-        yield partial(_revive, queue=self._queue, to=self._to), self._failed
-        for source, letters in self._letters:
-            yield partial(_send_back, source=source, to=self._to), letters
-
-    def _choose_failed(self, view: View, limit: int | None) -> list[int]:
-        """Picks messages that the queue keeps as failed."""
-        name, to = view.state.name, None if self._to is None else self._to.name
-
-        def goes(event: Event) -> bool:
-            wanted = self._where is None or self._where(event)
-            return wanted and (to is None or self._can_go(view, event, name, to))
-
-        chosen = _choose(view.events(view.walk("failed")), limit, goes)
-        if to is None:
-            self.wanted[name] += len(chosen)
-        return chosen
-
-    def _choose(self, source: LocalQueue, of: str | None, limit: int | None) -> None:
-        """Picks letters of one queue, or of all, that are not in flight."""
+    def _choose(self, source: LocalQueue, step: Callable[..., int], limit: int | None, of: str | None = None) -> None:
+        """Picks messages that a queue keeps as failed; or dead letters in it, of one queue or of all, that are not in
+        flight."""
+        letters = step is _send_back
         with self._viewing(source) as view:
 
             def goes(event: Event) -> bool:
-                name = origin(event) or ""
-                if not view.state.is_free(view.snap, event.seq) or (self._where and not self._where(event)):
+                if self._where is not None and not self._where(event):
                     return False
-                return self._can_go(view, event, name, name if self._to is None else self._to.name)
+                return not letters or view.state.is_free(view.snap, event.seq)
 
-            chosen = _choose(view.letters(of), None if limit is None else limit - self.count, goes)
-        self._letters.append((source, chosen))
-        self.count += len(chosen)
+            events = view.letters(of) if letters else view.events(view.walk("failed"))
+            chosen = (event.seq for event in filter(goes, events) if self._can_go(view, event, letters))
+            seqs = list(islice(chosen, None if limit is None else limit - self.count))
+        self.steps.append((partial(step, source=source, to=self._to), seqs))
+        self.count += len(seqs)
 
-    def _can_go(self, view: View, event: Event, name: str, to: str) -> bool:
-        if to not in self._known:
-            self._known[to] = view.state.cache.load(view.snap, to)
-        refusal = _refusal(self._known[to], to, event, None if self._to else event.headers.get(GROUP))
+    def _can_go(self, view: View, event: Event, is_letter: bool) -> bool:
+        name = (origin(event) or "") if is_letter else view.state.name
+        to, refusal = name if self._to is None else self._to.name, None
+        if is_letter or self._to is not None:  # what has failed stays in its queue, unless it is sent elsewhere
+            if to not in self._known:
+                self._known[to] = view.state.cache.load(view.snap, to)
+            refusal = _refusal(self._known[to], to, event, None if self._to else event.headers.get(GROUP))
         if refusal is None:
             self.wanted[to] += 1
         else:
@@ -440,9 +425,9 @@ def _choose(events: Iterator[Event], limit: int | None, where: Where | None) -> 
     return list(islice((event.seq for event in events if where is None or where(event)), limit))
 
 
-def _revive(commit: Commit, seqs: list[int], queue: LocalQueue, to: LocalQueue | None) -> int:
+def _revive(commit: Commit, seqs: list[int], source: LocalQueue, to: LocalQueue | None) -> int:
     """Makes failed messages ready again, or moves them to another queue."""
-    state = queue._cache.state(commit, queue.name)
+    state = source._cache.state(commit, source.name)
     failed = {seq: [one for one in state.find(commit.tx, seq) if one[1].state == FAILED] for seq in seqs}
     still = [seq for seq, found in failed.items() if found]
     if to is None and state.policy.max_size is not None:
@@ -538,8 +523,8 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) ->
     options = PushOptions(event.kind, event.key, headers=original_headers(event.headers), cause=event)
     batch, _ = to.prepare(payload, options)
 
-    def apply(commit: Commit) -> Receipt | None:
-        state, tx, seq = queue._cache.state(commit, queue.name), commit.tx, event.seq
+    def apply(commit: Commit, state: QueueState) -> Receipt | None:
+        tx, seq = commit.tx, event.seq
         if not state.find_free(tx, seq):
             return None
         target, wanted = queue._cache.state(commit, to.name), _pushed_with(commit, state, seq)
@@ -558,7 +543,7 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) ->
         _settle_for_others(commit, target, waiting, receipt)
         return receipt
 
-    receipt = queue._writer.run(WriteRequest(apply))
+    receipt = queue.change(apply)
     queue._registry.upkeep.note(queue.name, 1)
     return receipt
 

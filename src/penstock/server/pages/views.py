@@ -746,8 +746,8 @@ class QueueView:
         self.request, self.service, self.sample = request, service, sample
         self.queue = queue_of(request, service)
         self.name = self.queue.name
-        with inspect.inspecting(service.journal._backend.queue(self.name)) as (_, state):
-            self.groups, self.has_groups = inspect.delivered_groups(state), state.fanout
+        with inspect.viewing(service.journal._backend.queue(self.name)) as view:
+            self.groups, self.has_groups = inspect.delivered_groups(view.state), view.state.fanout
         query = request.query_params
         wanted = query.get("group") or self.groups[0]
         self.group = wanted if wanted in self.groups else self.groups[0]
