@@ -71,7 +71,7 @@ def answer_of(result: object) -> StoredResult:
     return NOTHING if result is None else StoredResult(encode_payload(result), is_binary(result))
 
 
-# ── wishing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── asking for a reply ───────────────────────────────────────────────────────────────────────────────────────────────
 def with_reply(queue: str, headers: Mapping[str, str] | None) -> tuple[dict[str, str], str]:
     """The headers of a message of a queue that wants a reply, and the token of the reply."""
     token = uuid4().hex
@@ -148,7 +148,7 @@ _EXPIRED: Final = "expired"
 
 
 def answer_removed(commit: Commit, queue: QueueState, through: int) -> None:
-    """Before a queue's messages up to a position go, in flight or not."""
+    """Answers for the messages up to a position, in flight or not, before they are removed."""
     if queue.traits.replies:
         tx = commit.tx
         flying = queue.in_flight(tx)
@@ -159,8 +159,8 @@ def answer_removed(commit: Commit, queue: QueueState, through: int) -> None:
 def answer_taken(
     commit: Commit, queue: QueueState, seqs: Iterable[int], why: Taken, held: frozenset[int] | set[int] = frozenset()
 ) -> None:
-    """Before unsettled messages go. One that has failed has had its answer; one past its ttl hears that, unless it is
-    in flight."""
+    """Answers for unsettled messages before they are removed. A failed one was answered when it failed; one past its
+    ttl is told that it has expired, unless it is in flight."""
     if not queue.traits.replies:
         return
     queue.blocks.refresh(commit)

@@ -200,7 +200,7 @@ class QueueUpkeep:
         return left == 0
 
     def _done_with(self, commit: Commit, queue: QueueState, through: int) -> int:
-        """How far all consumers but the queue itself, whose cursors others move, lets history go."""
+        """How far all but this queue (cursors, for example) lets history be removed, up to `through`."""
         for hold in self._core.holds:
             if hold != self.holds:
                 through = min([through, *(done for _, done in hold(commit, queue.name))])

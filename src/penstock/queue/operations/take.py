@@ -435,7 +435,7 @@ class TakeOperation:
         return 1
 
     def _must_wait(self, message: MessageRow) -> bool:
-        """Has a message wait whose key has had as many deliveries as its rate allows; else counts this one."""
+        """True when the message's key has used up its rate: the message waits. Else this delivery is counted."""
         due = 0 if self.limiter is None or message.key is None else self.limiter.take_key(message.key)
         if not due:
             return False

@@ -161,7 +161,7 @@ class QueueState:
         return list(self.each_group(snap))
 
     def each_group(self, snap: Snapshot) -> Iterator[Group]:
-        """The same, read as they are asked for."""
+        """All groups, each read when it is asked for."""
         yield self.group(snap, WORK)
         for name, group_id in self.record.groups.items() if self.fanout else ():
             yield self.group(snap, group_id, name)
@@ -189,7 +189,7 @@ class QueueState:
         return self.policy.max_attempts if own is None else own
 
     def find_free(self, snap: Snapshot, seq: int) -> list[tuple[Group, MessageRow]]:
-        """The same, unless a lease of some group holds it: then it is not to be touched."""
+        """The message at a position, in every group that has not settled it; none when some lease holds it."""
         found = self.find(snap, seq)
         return [] if found and any(group.lease_of(snap, seq) for group in self.all_groups(snap)) else found
 
@@ -251,7 +251,7 @@ class QueueState:
         return self.view(snap).position_before(now_ms - round(ttl * 1000) + 1)
 
     def count_unsettled(self, snap: Snapshot, latest: int, overdue: int) -> int:
-        """The same as a snapshot has it; of those up to `overdue`, only what is in flight."""
+        """`unsettled` in a snapshot; messages up to `overdue` count only while they are in flight."""
         most = max(group.unsettled(latest) - group.overdue(snap, overdue) for group in self.delivering(snap))
         shared = self.group(snap, WORK)
         kept = shared.kept()
@@ -406,7 +406,7 @@ def note_presence(commit: Commit, queue: QueueState, wanted: TakeRequest) -> Non
 
 
 def note_extension(commit: Commit, queue: QueueState, label: str, consumer: str) -> None:
-    """Notes the same of a consumer that has something in hand, and may take nothing for hours."""
+    """Notes, every few seconds, that a consumer is there that extends a lease: it may take nothing for hours."""
     known = queue.presence(commit.tx, label, consumer)
     if known is not None and not 0 <= commit.now_ms - known.seen_ms < PRESENCE_MS:
         _save_presence(commit, queue, label, consumer, known.since_ms, known.host)

@@ -436,11 +436,11 @@ class Group:
 
     # ── from one place to another ────────────────────────────────────────────────────────────────────────────────────
     def move(self, commit: Commit, message: MessageRow, state: int, lane: str | None = None) -> None:
-        """Takes a message out of the place its state says, and puts it where `state` says.
+        """Moves a message from the place that its own state names to the place that `state` names.
 
-        One that fails for good lets the next of its ordering key go. Until it is taken out it is as it was found: a
-        caller that changes its due time moves it to `TAKEN` first. `lane`: the one it has in a queue with fair share,
-        where its event is not written yet.
+        Its rows are found by its fields: a caller that changes its due time moves it to `TAKEN` first. A message that
+        fails for good lets the next of its ordering key go. `lane`: its lane, in a queue with fair share, when its
+        event is not written yet.
         """
         was = message.state
         if was == UNTOUCHED:
@@ -470,14 +470,17 @@ class Group:
             self.remove(commit, message, change)
 
     def settle(self, commit: Commit, message: MessageRow) -> None:
-        """Ends a message that its lease has let go: `remove`, without a step on the way of every ack."""
+        """Settles a message that its lease has released: `remove`, with fewer steps, for every ack."""
         if message.traced:
             commit.tx.delete(self.row(keys.TRAIL, message.seq))
         if message.key is not None:
             self.unblock_key(commit, message.key, message.seq)
 
     def requeue(self, commit: Commit, message: MessageRow, due: int = 0, lane: str | None = None) -> None:
-        """Makes a message ready, or has it wait until `due`; of a key's untried messages the first goes first."""
+        """Makes a message ready, or has it wait until `due`.
+
+        Of a key's messages that were not tried yet, the earliest goes first: it takes the place of a later one.
+        """
         if message.state != TAKEN:
             self.move(commit, message, TAKEN)
         state, key, message.due = WAITING if due else READY, message.key, due
@@ -507,7 +510,7 @@ class Group:
         self.move(commit, message, TAKEN)
 
     def mark_taken(self, commit: Commit, end: int, start: int = 0) -> None:
-        """Marks start … end, else all up to `end`, as taken: none of them was, and above the frontier they are."""
+        """Marks the positions from `start` to `end` as taken; without `start`, all from the frontier on."""
         commit.touch(self)
         tx, record = commit.tx, self.record
         if not start or start == record.frontier + 1:
@@ -608,8 +611,8 @@ class Group:
             commit.tx.delete(row)
 
     def unblock_key(self, commit: Commit, key: str, settled: int = 0) -> bool:
-        """Makes as many of a key's held messages ready as may be under way beside those that are; True when there were
-        any. `settled`: the one that is not under way any more."""
+        """Makes held messages of a key ready, as many as may be under way at a time; True when it made any ready.
+        `settled`: a message that is not under way any more."""
         occupants = [one for one in self.occupants(commit.tx, key) if one != settled]
         most, before = self.queue.record.policy.max_in_flight_per_key, len(occupants)
         while len(occupants) < most and (following := self._first_held(commit.tx, key)) is not None:
@@ -634,7 +637,7 @@ class Group:
         return None
 
     def under_way(self, snap: Snapshot, key: str, overdue: int) -> list[int]:
-        """The occupants of a key, once a take has given up those without a lease that lie before `overdue`."""
+        """The messages of a key under way, once a take has given up those up to `overdue` that no lease holds."""
         occupants = self.occupants(snap, key)
         live = [seq for seq in occupants if seq > overdue or self.lease_of(snap, seq) is not None]
         if len(live) < len(occupants):
@@ -661,9 +664,9 @@ class Group:
         self.mark_taken(commit, end)
 
     def runs(self, snap: Snapshot, through: int | None = None, after: int = 0) -> Iterator[tuple[int, int, int]]:
-        """Where each run begins and ends, and how many messages are left in it, ascending.
+        """The runs, ascending: first position, last position, how many messages are left.
 
-        Those from the one on that begins last at or before the position `after`.
+        `after`: from the run on that begins last at or before this position.
         """
         if self.record.runs:
             low, high = self.rows(keys.RUN, 0, through)
@@ -692,8 +695,8 @@ class Group:
                     yield seq, key
 
     def _stretches(self, snap: Snapshot, key: str, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """From where to where a key's messages are held in runs: the stretches that two positions lie in, and those
-        between them."""
+        """The ranges in which a key's messages are held in runs, ascending: from the one that holds `first` to the one
+        that holds `last`."""
         low, begin = keys.held_range(self.prefix, key)[0], keys.held_key(self.prefix, key, first)
         low = next((row for row, _ in snap.scan(low, begin, reverse=True)), begin)
         for row, value in snap.scan(low, keys.held_key(self.prefix, key, last + 1)):

@@ -109,8 +109,8 @@ class GroupRecord(msgspec.Struct, array_like=True):
     runs: int = 0
     """Runs of messages held behind busy ordering keys that have no rows of their own; see `runs`."""
     until: int = -1
-    """Of the shared group in fanout mode: it keeps what is not settled up to here, which no group wanted; what comes
-    after is the groups'. -1: everything is its own."""
+    """Of the shared group in fanout mode: it keeps the unsettled messages up to this position, which no other group
+    wanted; later ones are the groups'. -1: it has all messages."""
     swept: int = 0
     """Leases up to this id were looked at for those that have ended; 0: no such look is under way."""
     swept_deadline: int = 0
@@ -143,7 +143,7 @@ class MessageRow(msgspec.Struct, array_like=True):
     traced: bool = False
     """Whether there is a row with its failed attempts; see `trail`."""
     turn: int = 0
-    """Whose turn it was when it was handed out, in a queue with fair share: it keeps that; 0: it had none."""
+    """The turn with which it was handed out, in a queue with fair share: it keeps it until it is settled. 0: none."""
     lane: str | None = None
     """The lane in which it is ready and waits for its turn."""
     since_ms: int = 0
