@@ -100,9 +100,9 @@ def open(
     if url is None:
         url = _from_environment("PENSTOCK_URL") or DEFAULT_URL
     if isinstance(url, str) and is_served(url):
-        from penstock.remote import connect
+        from penstock.remote.backend import RemoteJournal
 
-        return connect(url, token=token, read_only=read_only)
+        return RemoteJournal(url, token=token, read_only=read_only)
     return open_local(
         url,
         read_only=read_only,

@@ -22,7 +22,7 @@ from penstock.queue.operations.settle import DeadLetterCursor
 from penstock.queue.policy import checked
 from penstock.queue.queue import LocalQueue
 from penstock.queue.registry import with_topics_window
-from penstock.queue.state.cache import QueueState
+from penstock.queue.state.cache import QueueState, forget_presence
 
 
 # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -110,7 +110,7 @@ def list_consumers(at: LocalBackend, name: str) -> list[inspect.QueueConsumer]:
 
 def leave_queue(at: LocalBackend, name: str, wanted: wire.LeaveRequest) -> bool:
     group, consumer = check_consumer(wanted.group, "group"), check_consumer(wanted.consumer)
-    return at.queue(name).leave(group, consumer)
+    return at.queue(name).change(forget_presence, group, consumer, relaxed=True)
 
 
 # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -40,7 +40,6 @@ from penstock.queue.operations.take import Taken, check_take, take
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.registry import QueueRegistry
 from penstock.queue.results import NOTHING, StoredResult, answer_of
-from penstock.queue.state.cache import forget_presence
 from penstock.schema import DECLARED, brings_kind, schema_of_type
 from penstock.surface.delivery import Delivery, Outcome, PushOptions, TakeRequest
 from penstock.surface.failure import NackRequest
@@ -237,12 +236,6 @@ class LocalQueue:
 
     def delivery(self, token: str) -> Delivery:
         return inspect.find_delivery(self, token)
-
-    def leave(self, group: str, consumer: str) -> bool:
-        try:
-            return self.change(forget_presence, group, consumer, relaxed=True)
-        except UnknownQueue:
-            return False
 
     def nudge(self) -> None:
         self._signal.notify()

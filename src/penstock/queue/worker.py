@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from datetime import UTC, datetime
 from functools import partial
 from sys import modules
@@ -163,7 +164,7 @@ class QueueWorker(Worker):
         with self._keeping_leases():
             self._work_until_stopped()
         with suppress(PenstockError):  # one that cannot say that it has ended is listed as gone
-            self._backend.leave(self._wanted.group, self._taker)
+            self.queue._leave(self._wanted.group, self._taker)
 
     def _nudge(self) -> None:
         self._backend.nudge()
@@ -182,7 +183,8 @@ class QueueWorker(Worker):
                     jobs.put(delivery)
                 while len(hands) < min(self._concurrency, len(self._in_hand)):
                     name = f"penstock-{self.name}-{len(hands)}"
-                    hand = threading.Thread(target=self._hand, args=(jobs,), name=name, daemon=True)
+                    run = copy_context().run
+                    hand = threading.Thread(target=run, args=(self._hand, jobs), name=name, daemon=True)
                     hand.start()
                     hands.append(hand)
         finally:
@@ -208,16 +210,15 @@ class QueueWorker(Worker):
         return found
 
     def _hand(self, jobs: stdlib_queue.SimpleQueue[Delivery | None]) -> None:
-        with self._in_hand_thread():
-            while (delivery := jobs.get()) is not None:
-                try:
-                    self._handle(delivery)
-                except BaseException as error:
-                    self._fail(error)
-                finally:
-                    with self._change:
-                        self._in_hand.discard(delivery)
-                        self._change.notify_all()
+        while (delivery := jobs.get()) is not None:
+            try:
+                self._handle(delivery)
+            except BaseException as error:
+                self._fail(error)
+            finally:
+                with self._change:
+                    self._in_hand.discard(delivery)
+                    self._change.notify_all()
 
     def _fail(self, error: BaseException) -> None:
         """Ends the worker, which then raises this."""

@@ -8,19 +8,3 @@
 
 Everything is bounded by a timeout; a request that may or may not have been done says so.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from penstock.remote.backend import RemoteJournal
-
-__all__ = ["connect"]
-
-
-def connect(url: str, *, token: str | None = None, read_only: bool = False, timeout: float = 60.0) -> RemoteJournal:
-    """A journal served at an http or https url."""
-    from penstock.remote.backend import RemoteJournal
-
-    return RemoteJournal(url, token=token, read_only=read_only, timeout=timeout)

@@ -151,9 +151,6 @@ class RemoteQueue:
         hold = ServedLease(self, found.group, found.consumer, deadline, found.token)
         return Delivery(hold, 0, event_of(found.event), found.attempt)
 
-    def leave(self, group: str, consumer: str) -> bool:
-        return self._call(wire.LEAVE_QUEUE, request=wire.LeaveRequest(consumer, group))
-
     def nudge(self) -> None:
         """A take of a worker ends by itself, soon enough."""
 

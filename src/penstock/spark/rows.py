@@ -228,9 +228,9 @@ class BadRecords(msgspec.Struct, frozen=True):
         server = self.location.server
         if server is None:
             return writing(self.location.url)
-        from penstock.remote import connect
+        from penstock.remote.backend import RemoteJournal
 
-        return connect(server.url, token=None if server.token is None else server.token.reveal())
+        return RemoteJournal(server.url, token=None if server.token is None else server.token.reveal())
 
     def _draft(self, event: Event, reason: str) -> Draft:
         known = f"{event.id}\0{self.schema}"

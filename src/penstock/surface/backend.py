@@ -254,9 +254,6 @@ class QueueBackend(Protocol):
     def delivery(self, token: str) -> Delivery:
         """The delivery a token names; StaleDelivery when its lease is gone."""
 
-    def leave(self, group: str, consumer: str) -> bool:
-        """A consumer has ended, and is not listed any more; False when it was not."""
-
     def nudge(self) -> None:
         """Wakes the takes that wait, so that they see that they should stop."""
 

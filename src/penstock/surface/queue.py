@@ -509,6 +509,10 @@ class Queue(Generic[PayloadT]):
         self.journal._backend.workers.add(worker)
         return worker
 
+    def _leave(self, group: str, consumer: str) -> None:
+        """Says that a consumer has ended: it is not listed any more."""
+        self._call(wire.LEAVE_QUEUE, request=wire.LeaveRequest(consumer, group))
+
     def _typed_in_hand(self, given: Delivery | list[Delivery]) -> object:
         return self._typed(given) if isinstance(given, list) else self._typed([given])[0]
 

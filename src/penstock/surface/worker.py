@@ -39,7 +39,8 @@ LOOP_GLANCE = 0.5
 """Seconds between two looks at whether a handler's loop is still there: one that is closed wakes no waiter."""
 
 _at_work: ContextVar[Worker | None] = ContextVar("penstock_worker", default=None)
-"""The worker whose handler runs here: it cannot wait for its own end."""
+"""The worker whose handler runs here: it cannot wait for its own end. Further threads of a worker run in copies of its
+context."""
 
 
 class BatchPlan(msgspec.Struct, frozen=True):
@@ -279,15 +280,6 @@ class Worker:
             raise ConfigError(
                 f"worker {self.name!r} would keep this event loop from running its handler: await worker.run_async()"
             )
-
-    @contextmanager
-    def _in_hand_thread(self) -> Iterator[None]:
-        """The same for a further thread of the worker's."""
-        before = _at_work.set(self)
-        try:
-            yield
-        finally:
-            _at_work.reset(before)
 
     def _wait_for(self, outcome: Awaitable[object]) -> Any:
         """Waits, in a thread of the worker's, for what an asynchronous handler gives. It runs in the event loop that
