@@ -285,8 +285,7 @@ class Queue(Generic[PayloadT]):
 
     def pending(self, group: str | None = None) -> list[PendingDelivery]:
         """Every delivery in flight, of one group or of all."""
-        name = None if group is None else check_group(group)
-        return self._call(wire.LIST_PENDING, request=wire.PendingQuery(name, LISTED))
+        return self._call(wire.LIST_PENDING, request=wire.PendingQuery(_optional(group), LISTED))
 
     def failed(self, group: str = DEFAULT_GROUP) -> Iterator[Event]:
         """Messages given up that have no dead-letter queue to go to, in order of position."""
@@ -317,8 +316,7 @@ class Queue(Generic[PayloadT]):
         In order of position, `limit` positions from `after` on: the next page begins after the last one's `seq`. In
         fanout mode each group that has not settled a message has an entry of its own; `group` asks for one group's.
         """
-        name = None if group is None else check_group(group)
-        query = wire.MessageQuery(check_state(state), name, key, check_position(after, "after"))
+        query = wire.MessageQuery(check_state(state), _optional(group), key, check_position(after, "after"))
         left: int | None = check_limit(limit)
         found: list[QueueMessage] = []
         while left is None or left > 0:
@@ -368,18 +366,15 @@ class Queue(Generic[PayloadT]):
         them up. Returns how many; `dry_run` only counts. The result's `left` names the letters that have nowhere to
         go, because their queue or their group is gone.
         """
-        request = wire.RedriveRequest(None if to is None else self._sister(to), check_limit(limit), dry_run=dry_run)
-        chooser = predicate(where)
-        if chooser is None or isinstance(chooser, Where):
-            request.where = None if chooser is None else chooser.text
-        else:
-            # A function is asked here, of what was given up; the operation is told the ids of what it wants.
-            groups = self.groups() if self.policy.mode == "fanout" else [DEFAULT_GROUP]
-            given_up = [failure.event for group in groups for failure in self.failures(group)]
-            given_up += [letter.event for letter in self.dead_letters()]
-            request.ids = sorted({event.id for event in given_up if chooser(event)})
+        target = None if to is None else self._sister(to)
+        request = wire.RedriveRequest(target, check_limit(limit), *_choice(where, self._given_up), dry_run)
         answer = self._call(wire.REDRIVE_QUEUE, request=request)
         return Redriven((answer.would_redrive if dry_run else answer.redriven) or 0, answer.left)
+
+    def _given_up(self) -> Iterator[Event]:
+        for group in self.groups() if self.policy.mode == "fanout" else [DEFAULT_GROUP]:
+            yield from self.failed(group)
+        yield from (letter.event for letter in self.dead_letters())
 
     def move(self, to: Queue, *, limit: int | None = None, where: EventChoice | None = None) -> int:
         """Moves messages that are not in flight to the end of another queue; returns how many.
@@ -388,14 +383,10 @@ class Queue(Generic[PayloadT]):
         commits, each message in one; QueueFull when the other queue has no room for all of them. In a transaction,
         `tx.move` moves all or none.
         """
-        request = wire.MoveRequest(self._sister(to), check_limit(limit))
-        if request.to == self.name:
+        target = self._sister(to)
+        if target == self.name:
             raise ConfigError(f"queue {self.name!r} cannot be moved to itself")
-        chooser = predicate(where)
-        if chooser is None or isinstance(chooser, Where):
-            request.where = None if chooser is None else chooser.text
-        else:
-            request.ids = [event.id for event in self if chooser(event)]
+        request = wire.MoveRequest(target, check_limit(limit), *_choice(where, self.__iter__))
         return self._call(wire.MOVE_MESSAGES, request=request)
 
     def discard(self, seqs: Iterable[int]) -> int:
@@ -411,8 +402,7 @@ class Queue(Generic[PayloadT]):
 
         By their positions, for one group or for all. Positions that do not wait for their time count 0.
         """
-        name = None if group is None else check_group(group)
-        request = wire.RunNowRequest([check_position(seq, "seq") for seq in seqs], name)
+        request = wire.RunNowRequest([check_position(seq, "seq") for seq in seqs], _optional(group))
         return self._call(wire.RUN_NOW, request=request)
 
     def purge(self) -> int:
@@ -437,16 +427,14 @@ class Queue(Generic[PayloadT]):
 
         It is stored, and holds for every process. What is in flight goes on and can be settled; pushes are taken in.
         """
-        name = None if group is None else check_group(group)
-        return self._call(wire.PAUSE_QUEUE, request=wire.PauseRequest(name)).changed
+        return self._call(wire.PAUSE_QUEUE, request=wire.PauseRequest(_optional(group))).changed
 
     def resume(self, group: str | None = None) -> bool:
         """Ends a pause: takes that wait wake up. False when there was none.
 
         The pause of the whole queue and the pauses of its groups are ended each on its own.
         """
-        name = None if group is None else check_group(group)
-        return self._call(wire.RESUME_QUEUE, request=wire.PauseRequest(name)).changed
+        return self._call(wire.RESUME_QUEUE, request=wire.PauseRequest(_optional(group))).changed
 
     def pauses(self) -> list[Pause]:
         """The pauses that have not ended, that of the whole queue first."""
@@ -564,6 +552,16 @@ class Queue(Generic[PayloadT]):
         return self._call(wire.REMOVE_SCHEDULE, check_consumer(name, "schedule"))
 
 
+def _choice(
+    where: EventChoice | None, candidates: Callable[[], Iterable[Event]]
+) -> tuple[str | None, list[str] | None]:
+    """What a request says of a choice: the text of a condition; of a function, the ids of the events it wants."""
+    chooser = predicate(where)
+    if chooser is None or isinstance(chooser, Where):
+        return None if chooser is None else chooser.text, None
+    return None, sorted({event.id for event in candidates() if chooser(event)})
+
+
 def push_options(given: Mapping[str, Any]) -> PushOptions:
     """A push's options as they were given; ConfigError names one that there is not."""
     if unknown := sorted(given.keys() - set(PushOptions.__struct_fields__)):
@@ -591,6 +589,10 @@ def named(policy: Mapping[str, object]) -> dict[str, object]:
 
 def check_group(group: str) -> str:
     return check_consumer(group, "group")
+
+
+def _optional(group: str | None) -> str | None:
+    return None if group is None else check_group(group)
 
 
 def check_taker(group: str, consumer: str | None) -> None:
