@@ -226,19 +226,22 @@ class View:
 
     def _entry(self, group: Group, seq: int) -> Entry | None:
         """The message at a position, unless a group has settled it."""
-        message, label = group.find(self.snap, seq), self._label(group)
+        message = group.find(self.snap, seq)
         if message is None:
             held = group.lease_of(self.snap, seq)
             return None if held is None else self._flying(held)
-        if message.state == FAILED:
-            return Entry(seq, "failed", group, label, message)
         if message.state == UNTOUCHED and (special := self.state.special(self.snap, group, seq)) is not None:
             message = special.row(seq)
-        late: MessageState = "delayed" if message.due > self.now else "ready"
-        return Entry(seq, late, group, label, message) if seq > self.overdue else None
+        return next(self._shown(group, [(seq, message, None)]), None)
 
-    def _label(self, group: Group) -> str | None:
-        return group.name if group.group_id else None if self.state.fanout else "default"
+    def _shown(self, group: Group, found: Iterable[tuple[int, MessageRow, Event | None]]) -> Iterator[Entry]:
+        """Messages that no lease holds, as they are now: what has outlived its ttl is gone, unless it has failed."""
+        label = group.name if group.group_id else None if self.state.fanout else "default"
+        for seq, message, event in found:
+            if message.state == FAILED:
+                yield Entry(seq, "failed", group, label, message, event)
+            elif seq > self.overdue:
+                yield Entry(seq, "delayed" if message.due > self.now else "ready", group, label, message, event)
 
     def _flying(self, held: HeldMessage) -> Entry:
         message = held.lease.message(held.index)
@@ -296,48 +299,36 @@ class View:
         return (event for event in events if origin(event) and of in (None, origin(event)))
 
     def _walk_group(self, group: Group, wanted: Collection[str], after: int) -> Iterator[Entry]:
-        label = self._label(group)
-        sources: list[Iterator[Entry]] = []
-        if "in_flight" in wanted:
-            sources.append(map(self._flying, group.in_flight(self.snap, after)))
-        if "failed" in wanted:
-            failed = group.parked(self.snap, None, after, [FAILED])
-            sources.append(Entry(one.seq, "failed", group, label, one) for one in failed)
-        if "ready" in wanted or "delayed" in wanted:
-            sources.append(self._parked(group, label, wanted, max(after, self.overdue)))
-            sources.append(self._untouched(group, label, wanted, max(after, self.overdue)))
-        return heapq.merge(*sources, key=lambda one: one.seq)
-
-    def _parked(self, group: Group, label: str | None, wanted: Collection[str], after: int) -> Iterator[Entry]:
-        """Messages that are ready or delayed, and have a row of their own or are in a run."""
+        live, snap = max(after, self.overdue), self.snap
         states = [READY, HELD] if "ready" in wanted else []
-        if "delayed" in wanted or 0 < group.record.next_due <= self.now:
+        if "delayed" in wanted or (states and 0 < group.record.next_due <= self.now):
             states.append(WAITING)
-        for message in group.parked(self.snap, None, after, states):
-            late = message.state == WAITING and message.due > self.now
-            state: MessageState = "delayed" if late else "ready"
-            if state in wanted:
-                yield Entry(message.seq, state, group, label, message)
+        rows = [group.parked(snap, None, after, [FAILED])] if "failed" in wanted else []
+        rows += [group.parked(snap, None, live, states)] if states else []
+        sources = [self._shown(group, ((one.seq, one, None) for one in some)) for some in rows]
+        if states:
+            sources.append(self._shown(group, self._untouched(group, wanted, live)))
+        if "in_flight" in wanted:
+            sources.append(map(self._flying, group.in_flight(snap, after)))
+        return (one for one in heapq.merge(*sources, key=lambda one: one.seq) if one.state in wanted)
 
-    def _untouched(self, group: Group, label: str | None, wanted: Collection[str], after: int) -> Iterator[Entry]:
+    def _untouched(
+        self, group: Group, wanted: Collection[str], after: int
+    ) -> Iterator[tuple[int, MessageRow, Event | None]]:
         """Messages above the frontier; where one has a delay or a priority that is not sorted in, a row says so."""
         snap, state = self.snap, self.state
         if "ready" not in wanted:
             for seq, special in self.unabsorbed(group, self.latest):
                 event = state.blocks.event(snap, seq) if seq > after and special.due > self.now else None
                 if event is not None:
-                    yield Entry(seq, "delayed", group, label, special.row(seq), event)
+                    yield seq, special.row(seq), event
             return
         plain = state.traits.special <= group.record.absorbed
         for start, end in group.untouched(snap, self.latest, after):
             for block, at in state.blocks.between(snap, start, end):
                 seq = block.seq(at)
                 found = None if plain else state.special(snap, group, seq)
-                if found is None:
-                    yield Entry(seq, "ready", group, label, _PLAIN, Event(block, at))
-                elif found.due <= self.now or "delayed" in wanted:
-                    late: MessageState = "delayed" if found.due > self.now else "ready"
-                    yield Entry(seq, late, group, label, found.row(seq), Event(block, at))
+                yield seq, _PLAIN if found is None else found.row(seq), Event(block, at)
 
     def unabsorbed(self, group: Group, through: int) -> Iterator[tuple[int, SpecialRow]]:
         """Delays and priorities that the group's next take will sort in."""
