@@ -99,6 +99,7 @@ QUEUES = [
     Row("Queue.get(key= of one key)", lambda w: w.queue("hot").get(key="hot")),
     Row("Queue.peek", lambda w: size(w.queue("jobs").peek(5))),
     Row("Queue.peek(priorities)", lambda w: size(w.queue("ranked").peek(5))),
+    Row("Queue.peek(of one key)", lambda w: size(w.queue("hot").peek(5))),
     Row("Queue.push(lanes)", lambda w: w.queue("lanes").push(1, key="tenant 3/new")),
     Row("Queue.take(lanes)", lambda w: w.queue("lanes").take()),
     Row("Queue.take_many(lanes)", lambda w: size(w.queue("lanes").take_many(5))),
