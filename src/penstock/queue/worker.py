@@ -25,7 +25,7 @@ from penstock.errors import Closed, ConfigError, FenceActive, PenstockError, Sta
 from penstock.journal.owners import this_process
 from penstock.names import check_whole
 from penstock.observe.logs import Log
-from penstock.observe.tracing import ActiveSpan, handling
+from penstock.observe.tracing import handling
 from penstock.queue import metrics
 from penstock.queue.policy import Retry
 from penstock.queue.results import ack_with
@@ -229,14 +229,7 @@ class QueueWorker(Worker):
     def _handle(self, delivery: Delivery) -> None:
         try:
             self._enter(delivery)
-            span = self._span(delivery)
-            try:
-                result = self._handler(delivery)
-                if isinstance(result, Awaitable):
-                    result = self._wait_for(result)
-            finally:
-                if span is not None:
-                    span.end()
+            result = self._call_handler(delivery, delivery)
         except Exception as error:
             self._failed(delivery, error)
         except BaseException:  # the process is ending, which is not the message's fault
@@ -300,12 +293,19 @@ class QueueWorker(Worker):
             log.warning("the leases of %r could not be renewed: %s", self.name, error)
             return 0.0
 
-    def _span(self, delivery: Delivery) -> ActiveSpan | None:
-        if "opentelemetry.trace" not in modules:
-            return None
-        return handling(self.queue.name, delivery.event, delivery.attempt)
-
     # ── around the handler ───────────────────────────────────────────────────────────────────────────────────────────
+    def _call_handler(self, given: Delivery | list[Delivery], first: Delivery) -> Any:
+        """What the handler gives, in a span that goes on with the trace of a delivery."""
+        span = None
+        if "opentelemetry.trace" in modules:
+            span = handling(self.queue.name, first.event, first.attempt)
+        try:
+            result = self._handler(given)
+            return self._wait_for(result) if isinstance(result, Awaitable) else result
+        finally:
+            if span is not None:
+                span.end()
+
     def _enter(self, delivery: Delivery) -> None:
         for middleware in self._chain:
             middleware.before(delivery)
@@ -382,24 +382,18 @@ class QueueBatchWorker(QueueWorker):
             except Exception as error:
                 self._failed(delivery, error)
         if begun:
-            self._call_handler(begun)
+            self._handle_begun(begun)
         with self._change:
             self._in_hand.difference_update(deliveries)
 
-    def _call_handler(self, deliveries: list[Delivery]) -> None:
-        span = self._span(deliveries[0])
+    def _handle_begun(self, deliveries: list[Delivery]) -> None:
         try:
-            result = self._handler(deliveries)
-            if isinstance(result, Awaitable):
-                result = self._wait_for(result)
+            self._call_handler(deliveries, deliveries[0])
         except Exception as error:
             for delivery in deliveries:
                 if not delivery._settled:
                     self._failed(delivery, error)
             return
-        finally:
-            if span is not None:
-                span.end()
         open_ones = [delivery for delivery in deliveries if not delivery._settled]
         self._tell(lambda: self._ack_together(open_ones), deliveries[0])
         for delivery in deliveries:
