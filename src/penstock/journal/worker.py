@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable
 from sys import modules
 from typing import TYPE_CHECKING
 
@@ -32,21 +31,13 @@ class BatchWorker(Worker):
         super().__init__(f"{topic}:{plan.consumer}", journal, plan.handler, plan.restarts)
         self._topic = topic
         self._consumer = plan.consumer
-        self._handler = plan.handler
         self._batch = check_whole(plan.batch, "batch")
         self._idle = seconds(plan.idle, "idle")
         self._wanted = plan.wanted
 
     def _handle(self, events: list[Event]) -> None:
         # A batch has many senders and one span: it goes on with the trace of its first event.
-        span = handling(self._topic, events[0]) if "opentelemetry.trace" in modules else None
-        try:
-            outcome = self._handler(events)
-            if isinstance(outcome, Awaitable):
-                self._wait_for(outcome)
-        finally:
-            if span is not None:
-                span.end()
+        self._call_handler(events, handling(self._topic, events[0]) if "opentelemetry.trace" in modules else None)
 
 
 class TopicWorker(BatchWorker):

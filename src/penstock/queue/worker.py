@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue as stdlib_queue
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from penstock.errors import Closed, ConfigError, FenceActive, PenstockError, Sta
 from penstock.journal.owners import this_process
 from penstock.names import check_whole
 from penstock.observe.logs import Log
-from penstock.observe.tracing import handling
+from penstock.observe.tracing import ActiveSpan, handling
 from penstock.queue import metrics
 from penstock.queue.policy import Retry
 from penstock.queue.results import ack_with
@@ -146,7 +146,6 @@ class QueueWorker(Worker):
             check_whole(ahead, "ahead", 0)
         self.queue = queue
         self._backend = queue._backend
-        self._handler = handler
         self._concurrency = concurrency
         self._capacity = concurrency + (ahead or 0)
         self._lease = None if lease is None else seconds(lease, "lease")
@@ -229,7 +228,7 @@ class QueueWorker(Worker):
     def _handle(self, delivery: Delivery) -> None:
         try:
             self._enter(delivery)
-            result = self._call_handler(delivery, delivery)
+            result = self._call_handler(delivery, self._span(delivery))
         except Exception as error:
             self._failed(delivery, error)
         except BaseException:  # the process is ending, which is not the message's fault
@@ -294,17 +293,9 @@ class QueueWorker(Worker):
             return 0.0
 
     # ── around the handler ───────────────────────────────────────────────────────────────────────────────────────────
-    def _call_handler(self, given: Delivery | list[Delivery], first: Delivery) -> Any:
-        """What the handler gives, in a span that goes on with the trace of a delivery."""
-        span = None
-        if "opentelemetry.trace" in modules:
-            span = handling(self.queue.name, first.event, first.attempt)
-        try:
-            result = self._handler(given)
-            return self._wait_for(result) if isinstance(result, Awaitable) else result
-        finally:
-            if span is not None:
-                span.end()
+    def _span(self, delivery: Delivery) -> ActiveSpan | None:
+        traced = "opentelemetry.trace" in modules
+        return handling(self.queue.name, delivery.event, delivery.attempt) if traced else None
 
     def _enter(self, delivery: Delivery) -> None:
         for middleware in self._chain:
@@ -388,7 +379,7 @@ class QueueBatchWorker(QueueWorker):
 
     def _handle_begun(self, deliveries: list[Delivery]) -> None:
         try:
-            self._call_handler(deliveries, deliveries[0])
+            self._call_handler(deliveries, self._span(deliveries[0]))
         except Exception as error:
             for delivery in deliveries:
                 if not delivery._settled:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from penstock.journal.reading import EventQuery
+    from penstock.observe.tracing import ActiveSpan
     from penstock.surface.journal import Journal
 
 log = Log("penstock.worker")
@@ -68,6 +69,7 @@ class Worker:
         self.name = name
         self._journal = journal
         self._restarts = check_whole(restarts, "restarts", 0)
+        self._handler = handler
         self._is_async = _is_coroutine_function(handler)
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop that it was started from."""
@@ -280,6 +282,15 @@ class Worker:
             raise ConfigError(
                 f"worker {self.name!r} would keep this event loop from running its handler: await worker.run_async()"
             )
+
+    def _call_handler(self, given: object, span: ActiveSpan | None) -> Any:
+        """What the handler, or its coroutine, gives; the span ends with it."""
+        try:
+            result = self._handler(given)
+            return self._wait_for(result) if isinstance(result, Awaitable) else result
+        finally:
+            if span is not None:
+                span.end()
 
     def _wait_for(self, outcome: Awaitable[object]) -> Any:
         """Waits, in a thread of the worker's, for what an asynchronous handler gives. It runs in the event loop that
