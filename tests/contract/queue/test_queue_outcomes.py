@@ -77,6 +77,19 @@ def test_a_late_group_waits_as_long_as_a_message_was_delayed_or_debounced(journa
         assert sorted(one(news, group=group).payload for _ in range(2)) == ["debounced", "delayed"]
 
 
+def test_a_late_group_waits_for_a_debounced_message_behind_one_of_its_key(journal: Journal, clock: ManualClock) -> None:
+    news = journal.queue("news", mode="fanout", debounce=30)
+    news.add_group("early")
+    news.push("first", key="k")
+    clock.advance(30)
+    news.push("second", key="k")
+    assert one(news, group="early").payload == "first"
+    one(news, group="late").ack()
+    assert news.take(group="late") is None and news.stats("late").delayed == 1
+    clock.advance(30)
+    assert one(news, group="late").payload == "second"
+
+
 # ── dead letters of dead letters ─────────────────────────────────────────────────────────────────────────────────────
 def test_a_letter_that_dies_again_keeps_where_it_first_came_from(journal: Journal) -> None:
     jobs = journal.queue("jobs", max_attempts=1, dead_letter="grave")

@@ -249,7 +249,8 @@ def _install(commit: Commit, group: Group, image: GroupImage, until: int = -1) -
     most = group.queue.policy.max_in_flight_per_key
     for message in sorted(image.messages.values(), key=lambda message: message.seq):
         state = message.state
-        if message.key is not None and state != FAILED:
+        held_back = state == WAITING and not message.attempts  # by a debounce: it gets its turn when it is due
+        if message.key is not None and state != FAILED and not held_back:
             under_way = occupied.setdefault(message.key, [])
             if len(under_way) >= most:
                 state = HELD
