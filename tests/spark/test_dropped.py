@@ -116,14 +116,14 @@ def test_a_topic_that_is_made_anew_while_a_server_is_asked_for_a_plan_is_not_rea
     journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(journal) as served:
-        planned = served_journal_module.ServedJournal.topics
+        planned = served_journal_module.ServedJournal.ends
 
         def then_dropped(self: Any, names: Any) -> Any:
             found = planned(self, names)
             make_anew(journal)
             return found
 
-        monkeypatch.setattr(served_journal_module.ServedJournal, "topics", then_dropped)
+        monkeypatch.setattr(served_journal_module.ServedJournal, "ends", then_dropped)
         reader = batch({"url": served.url}, minPartitions="2")
         with pytest.raises(PositionTrimmed):
             positions(rows for share in reader.partitions() for rows in reader.read(share))
@@ -190,16 +190,6 @@ def test_a_topic_that_a_pattern_meets_only_now_begins_after_those_that_were_drop
     fill(journal, 50, "orders-eu")
     assert [len(rows) for rows in running.batches()] == [25, 25]
     assert running.checkpoint[-1] == {"orders": 60, "orders-eu": 80}
-
-
-def test_numbers_in_the_offsets_of_older_checkpoints_are_ignored(
-    place: dict[str, str], journal: penstock.Journal
-) -> None:
-    before = {"#": 2898456003, "orders": 40, "orders#": 77}
-    running = stream(place, before)
-    assert running.reader.partitions({**before, "orders": 20}, before)[0].spans[0][0] == 20
-    assert seqs(running.rows()) == list(range(41, 61))
-    assert running.checkpoint[-1] == {"orders": 60}
 
 
 # ── readers that are behind ──────────────────────────────────────────────────────────────────────────────────────────

@@ -12,6 +12,7 @@ import pytest
 import penstock
 from penstock import Draft, Projection, on
 from penstock.errors import PositionTrimmed
+from penstock.spark import served as served_module
 from penstock.spark.options import JournalLocation
 from penstock.spark.projection import projecting
 from penstock.spark.projection.projecting import StateKeeper, StreamFold, _source_of, keeper_of
@@ -103,7 +104,7 @@ def test_states_that_are_asked_for_in_parts_of_two_topics_are_not_gone_on_with(
         add(journal, "ab", 1)
         read = rows(journal)
         monkeypatch.setattr(projecting, "MOST_STATES", 1)
-        client, asked = projecting.client_of, []
+        client, asked = served_module.client_of, []
 
         def dropped_after_the_first(place: JournalLocation) -> Any:
             asked.append(place)
@@ -111,7 +112,7 @@ def test_states_that_are_asked_for_in_parts_of_two_topics_are_not_gone_on_with(
                 make_anew(journal)
             return client(place)
 
-        monkeypatch.setattr(projecting, "client_of", dropped_after_the_first)
+        monkeypatch.setattr(served_module, "client_of", dropped_after_the_first)
         with pytest.raises(PositionTrimmed):
             list(fold(iter(read)))
         assert len(asked) == 3 and fold.keeper.load(fold.wanted("query-1"), ["a", "b"]).states == {}

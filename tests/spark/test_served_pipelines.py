@@ -15,9 +15,9 @@ from penstock import Draft, Projection, on
 from penstock.api import local
 from penstock.entity.states import FiledStates, StreamedState, StreamedStates, load_saved, states_topic
 from penstock.errors import ConfigError, FlowFailed
+from penstock.local import bulk
 from penstock.observe.pipelines import status
 from penstock.remote import topic as rebuilding
-from penstock.server.api import bulk as served_states
 from penstock.spark import flow, lake, project, queue, seal, topic
 from penstock.spark.options import JournalLocation
 from penstock.spark.pipeline.alone import checkpoint_root
@@ -166,7 +166,7 @@ def test_states_travel_in_several_requests_and_an_older_one_takes_no_newer_ones_
     journal: penstock.Journal, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rebuilding, "_SAVE_BYTES", 200)
-    monkeypatch.setattr(served_states, "BLOCKS_BYTES", 300)
+    monkeypatch.setattr(bulk, "PAGE_BYTES", 300)
     keeper = projecting.keeper_of(JournalLocation(served.url))
     wanted = StreamedStates("orders", "Total", 1, "query")
 
@@ -180,12 +180,12 @@ def test_states_travel_in_several_requests_and_an_older_one_takes_no_newer_ones_
         keeper.save(wanted, states(generation), whole=False)
     found = keeper.load(wanted, keys)
     assert list(found.states.values()) == states(20) and found.filed == FiledStates(1, 7)
-    opened = projecting.OpenedKeeper(f"sqlite:{tmp_path / 'shop.db'}", journal.id)
+    opened = projecting.keeper_of(JournalLocation(f"sqlite:{tmp_path / 'shop.db'}"))
     assert opened.load(wanted, keys) == found
     assert keeper.load(StreamedStates("orders", "Total", 1, "other"), keys).states == {}
 
     with pytest.raises(ConfigError, match="another journal is served here"):
-        projecting.ServedKeeper(JournalLocation(served.url), "0" * 32).save(wanted, states(30), whole=False)
+        projecting.StateKeeper(JournalLocation(served.url), "0" * 32).save(wanted, states(30), whole=False)
     with pytest.raises(ConfigError, match="there is no topic 'nowhere'"):
         keeper.load(StreamedStates("nowhere", "Total", 1, "query"), keys)
     with pytest.raises(ConfigError, match="begins at 9 and ends at 3"):

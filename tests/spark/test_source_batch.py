@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,10 +17,11 @@ import penstock
 from penstock import Draft
 from penstock.clock import ManualClock
 from penstock.errors import ConfigError, PenstockError, PositionTrimmed
+from penstock.local import bulk
 from penstock.spark import rows
 from penstock.spark import source as sources
 from penstock.spark.journals import open_source
-from penstock.transfer import reading as transfer
+from server.serving import serving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,6 +118,7 @@ def test_a_pattern_leaves_out_what_penstock_writes_for_itself_unless_it_names_it
     journal.queue("mail").push({"to": "ada"}, reply=True)
     with journal.queue("mail").receive():
         pass
+    journal.topic("mail.results").configure(max_age=None)  # Spark's processes do not know the manual clock
     journal.topic("penstock.own").append("noted", 1)
     journal.topic("exam.results").append("passed", 1)
     for own, options in (
@@ -157,6 +160,26 @@ def test_compacted_history_stops_a_query_that_names_it(url: str, journal: pensto
     with pytest.raises(PositionTrimmed, match="events 4 to 6 of topic 'orders' were removed"):
         read(url, topic="orders", startingOffsets="3")
     assert seqs(read(url, topic="orders", startingOffsets="3", failOnDataLoss="false")) == [7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("looked_up", [False, True])
+def test_events_past_their_max_age_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_up: bool
+) -> None:
+    if looked_up:
+        monkeypatch.setattr(sources, "_LOOK_UP", 1)
+    clock = ManualClock(int(time.time() * 1000) - 86_400_000)
+    with penstock.open(tmp_path / "aged.db", clock=clock) as journal:
+        orders = fill(journal, 5)
+        orders.configure(max_age=3600)
+        clock.advance(86_400)
+        orders.append("placed", 5)
+        with serving(journal) as served:
+            for url in (str(tmp_path / "aged.db"), served.url):
+                for options in ({}, {"where": "kind = 'placed'"}, {"startingTimestamp": "2020-01-01"}):
+                    assert seqs(read(url, topic="orders", **options)) == [event.seq for event in orders.read()] == [6]
+                with pytest.raises(PositionTrimmed):
+                    read(url, topic="orders", startingOffsets="3")
 
 
 @pytest.mark.parametrize("scheme", ["file", "slatedb"])
@@ -315,7 +338,7 @@ def test_what_many_keys_have_is_read_by_tasks(
     monkeypatch.setattr(sources, "_LOOK_UP", 1)
     orders = large(journal, clock)
     for most, found in ((40, False), (60, True)):
-        monkeypatch.setattr(transfer, "FOUND_EVENTS", most)
+        monkeypatch.setattr(bulk, "FOUND_EVENTS", most)
         given = source(url, topic="orders", keys="k77,k5")
         reader = given.reader(schema_of(given))
         assert any(share.found for share in reader.partitions()) == found

@@ -58,7 +58,7 @@ P = TypeVar("P", bound=Projection)
 def implementation(name: str) -> Callable[..., Any]:
     """The function that does an operation and has its name; it takes the backend, the names in the path, the request.
 
-    Operations on queues are imported when the first of them is asked for: most commands need none.
+    Operations on queues, and in bulk, are imported when the first of them is asked for: most commands need none.
     """
     from penstock.local import topics
 
@@ -67,6 +67,10 @@ def implementation(name: str) -> Callable[..., Any]:
         from penstock.local import queues
 
         known = vars(queues)
+    if name not in known:
+        from penstock.local import bulk
+
+        known = vars(bulk)
     return known[name]
 
 
@@ -92,7 +96,7 @@ class LocalBackend:
     def closed(self) -> bool:
         return self.core.closed
 
-    def call(self, operation: Operation[A], *names: str, request: msgspec.Struct | None = None) -> A:
+    def call(self, operation: Operation[A], *names: str, request: object = None) -> A:
         """An operation's answer; `names` are those in its path."""
         run = implementation(operation.name)
         found: A = run(self, *names) if request is None else run(self, *names, request)

@@ -8,8 +8,8 @@ open holds nothing between two commits.
 What is planned in one process is done in another, perhaps on another machine. So the journal's id travels with every
 share of the work, and a process that finds another journal under the same name refuses.
 
-Planning looks at one state of the journal (`JournalState`), tasks fetch blocks and decode them where they run. A
-journal at a server (`served`) does the same with a few small answers.
+Planning asks a few small questions, operations that a store here and a server answer alike; tasks fetch blocks and
+decode them where they run.
 """
 
 from __future__ import annotations
@@ -17,30 +17,52 @@ from __future__ import annotations
 import os
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.api import open_local
-from penstock.engine.contract import Snapshot
 from penstock.engine.url import OBJECT_SCHEMES, parse_url
 from penstock.entity.gate import add_gates, load_gates
-from penstock.errors import Backpressure, ConfigError, Locked, NoStore, PenstockError, PositionTrimmed, StorageError
-from penstock.journal.across import matching
+from penstock.errors import (
+    Backpressure,
+    ConfigError,
+    Locked,
+    NoStore,
+    PenstockError,
+    PositionTrimmed,
+    StorageError,
+    UnknownTopic,
+)
 from penstock.journal.blocks import Block
 from penstock.journal.commit import Commit
 from penstock.journal.cursors import move_cursor
-from penstock.journal.reading import TopicView
+from penstock.journal.reading import Bounds, TopicView
 from penstock.limits import SPARK_HOLD_SECONDS
 from penstock.local.backend import LocalJournal
-from penstock.protocol.bulk import SpansDocument, TopicEnds, Wanted
+from penstock.protocol.bulk import (
+    FIND_CORRELATIONS,
+    MOST_IDS,
+    READ_CUTS,
+    READ_ENDS,
+    READ_SPANS,
+    CutsDocument,
+    CutsQuery,
+    SpansDocument,
+    SpansRequest,
+    TopicEnds,
+    TopicsQuery,
+    Wanted,
+)
+from penstock.protocol.operation import Operation
+from penstock.protocol.topics import FIND_POSITION, READ_ACROSS, AcrossRequest, PositionQuery
 from penstock.spark.options import JournalLocation, ReadOptions, is_served
 from penstock.spark.startup.settings import MASTER_VARIABLE
-from penstock.transfer.reading import correlations_of, ends_of, range_cuts, range_size, spans_of
 
 if TYPE_CHECKING:
     from penstock.engine.slatedb.database import ObjectOptions
@@ -215,6 +237,15 @@ def _check_same(journal: LocalJournal, url: str, id: str | None) -> None:
         )
 
 
+def check_same(location: JournalLocation, found: str, id: str | None) -> None:
+    """ConfigError when a server's journal is another than the one that work was planned for."""
+    if id is not None and found != id:
+        raise ConfigError(
+            f"there is another journal at {location.url} than where this query was planned: it was replaced, or "
+            "the address leads to another server from here"
+        )
+
+
 def _identity(journal: LocalJournal) -> tuple[int, int] | None:
     """Which file this is: a store that was deleted and made again has the same url and is another one."""
     location = journal._engine.location
@@ -231,61 +262,85 @@ _BEHIND_SECONDS, _BEHIND_PAUSE = 5.0, 0.05
 """For how long a reader that is behind the plan is waited for: much longer than it pauses between two looks."""
 
 
-class PlannedTopic(NamedTuple):
-    """One topic as planning sees it."""
-
-    name: str
-    ends: TopicEnds
-    position_before: Callable[[int], int]
-    """The last position recorded before a time; 0 for none."""
-    size: Callable[[int, int], int]
-    """About how many bytes a range has."""
-    cuts: Callable[[int, int, int, bool], list[int]]
-    """The bounds of so many pieces of a range, of about equal size, or exactly so many."""
-    spans: Callable[[int, int, Wanted], SpansDocument]
-    """Where in a range wanted events may be."""
+_MOST_NAMED = 100
+"""Topics named in one request; of more, all ends are asked for."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class JournalState(NamedTuple):
-    """One state of a journal."""
+class SourceJournal(ABC):
+    """A journal that Spark reads: planning asks for a few numbers, tasks fetch blocks.
 
-    matching: Callable[[tuple[str, ...]], Sequence[str]]
-    """The topics that names and patterns stand for, as for `journal.read`."""
-    topics: Callable[[Sequence[str]], Mapping[str, PlannedTopic]]
-    """Those of the topics that are there."""
+    What only grows may have grown between two questions.
+    """
 
-
-class SourceJournal(Protocol):
-    """A journal that Spark reads."""
-
-    @property
-    def id(self) -> str:
+    def __init__(self, location: JournalLocation, id: str) -> None:
+        self.location = location
+        self.id = id
         """The journal's own."""
-        ...
+
+    @abstractmethod
+    def ask(self, operation: Operation[T], *names: str, request: object = None) -> T:
+        """An operation's answer; `names` are those in its path."""
 
     def changes(self) -> int | None:
         """Another number when anything has changed; None when asking costs as much as looking."""
-        ...
+        return None
 
-    def state(self) -> AbstractContextManager[JournalState]:
-        """The journal as it is now."""
-        ...
+    def matching(self, patterns: tuple[str, ...]) -> list[str]:
+        """The topics that names and patterns stand for, as for `journal.read`."""
+        asked = AcrossRequest(topics=list(patterns), through={}, limit=0)  # the ends alone, no event is looked at
+        return sorted(self.ask(READ_ACROSS, request=asked).ends)
 
+    def ends(self, names: Sequence[str]) -> dict[str, TopicEnds]:
+        """Where topics begin and end; those that are not there are left out."""
+        if not names:
+            return {}
+        found = self.ask(READ_ENDS, request=TopicsQuery(list(names) if len(names) <= _MOST_NAMED else []))
+        check_same(self.location, found.journal, self.id)
+        return {name: found.ends[name] for name in names if name in found.ends}
+
+    def position_before(self, topic: str, ms: int) -> int:
+        """The last position recorded before a time; 0 for none."""
+        return self.ask(FIND_POSITION, topic, request=PositionQuery((_EPOCH + timedelta(milliseconds=ms)).isoformat()))
+
+    def size(self, topic: str, after: int, through: int) -> int:
+        """About how many bytes a range has."""
+        return self._ask_of(READ_CUTS, topic, CutsQuery(after, through), CutsDocument(0, [])).size
+
+    def cuts(self, topic: str, span: Bounds, pieces: int, *, exactly: bool) -> list[int]:
+        """The bounds of so many pieces of a range, of about equal size, or exactly so many."""
+        query = CutsQuery(*span, pieces, exactly)
+        return self._ask_of(READ_CUTS, topic, query, CutsDocument(0, list(span))).bounds
+
+    def spans(self, topic: str, span: Bounds, wanted: Wanted) -> SpansDocument:
+        """Where in a range wanted events may be."""
+        return self._ask_of(READ_SPANS, topic, SpansRequest(wanted, span[1], span[0]), SpansDocument([span]))
+
+    def _ask_of(self, operation: Operation[T], topic: str, request: object, otherwise: T) -> T:
+        """An answer about a topic that was there; of one that was dropped since nothing is known: its tasks say so."""
+        try:
+            return self.ask(operation, topic, request=request)
+        except UnknownTopic:
+            return otherwise
+
+    def correlations(self, ids: Sequence[str]) -> dict[str, str | None]:
+        """By event id, its correlation id; ids that no event has are left out."""
+        found: dict[str, str | None] = {}
+        for at in range(0, len(ids), MOST_IDS):
+            found.update(self.ask(FIND_CORRELATIONS, request=list(ids[at : at + MOST_IDS])))
+        return found
+
+    @abstractmethod
     def blocks(self, topic: str, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
         """The blocks with events in after < position ≤ through, some at a time.
 
         `strict`: PositionTrimmed when some of the events were removed, or the topic was dropped; else what is left
         comes.
         """
-        ...
 
-    def correlations(self, ids: Sequence[str]) -> Mapping[str, str | None]:
-        """By event id, its correlation id; ids that no event has are left out."""
-        ...
-
+    @abstractmethod
     def follow(self, consumer: str, reached: Mapping[str, int], *, back: bool) -> None:
         """Moves a consumer's cursors, as far as the topics go; one of a topic that is not there stays."""
-        ...
 
 
 def dropped(topic: str, after: int, through: int) -> PositionTrimmed:
@@ -330,22 +385,19 @@ def check_rights(options: ReadOptions) -> None:
         check_may_write(options.location.server, doing)
 
 
-class LocalSource:
+class LocalSource(SourceJournal):
     """A journal whose store this process opens itself."""
 
     def __init__(self, journal: LocalJournal, location: JournalLocation) -> None:
+        super().__init__(location, journal.id)
         self._journal = journal
         self._engine = journal._engine
-        self._location = location
-        self.id = journal.id
+
+    def ask(self, operation: Operation[T], *names: str, request: object = None) -> T:
+        return self._journal._backend.call(operation, *names, request=request)
 
     def changes(self) -> int | None:
         return self._engine.changes()
-
-    @contextmanager
-    def state(self) -> Iterator[JournalState]:
-        with self._engine.read() as snap:
-            yield JournalState(partial(matching, self._journal._core, snap), partial(_topics, self._journal, snap))
 
     def blocks(self, topic: str, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
         while after < through:
@@ -377,15 +429,11 @@ class LocalSource:
             time.sleep(_BEHIND_PAUSE)
             self._engine.catch_up()
 
-    def correlations(self, ids: Sequence[str]) -> Mapping[str, str | None]:
-        with self._engine.read() as snap:
-            return correlations_of(snap, ids)
-
     def follow(self, consumer: str, reached: Mapping[str, int], *, back: bool) -> None:
-        if self._location.server is not None:
+        if self.location.server is not None:
             from penstock.spark.served import served_journal
 
-            served_journal(self._location.server, self.id).follow(consumer, reached, back=back)
+            served_journal(self.location.server, self.id).follow(consumer, reached, back=back)
             return
 
         def move(commit: Commit) -> None:
@@ -393,7 +441,7 @@ class LocalSource:
                 if commit.head(name) is not None and commit.latest(name) >= position:
                     move_cursor(commit, name, consumer, position, back=back)
 
-        with writing(self._location.url) as journal:
+        with writing(self.location.url) as journal:
             journal._core.run(move, relaxed=True)
 
 
@@ -408,19 +456,6 @@ def _chunk(view: TopicView, after: int, through: int) -> tuple[list[Block], int]
             return blocks, block.last
     whole = bool(blocks) and blocks[-1].last >= through
     return blocks, through if whole else min(through, view.latest())
-
-
-def _topics(journal: LocalJournal, snap: Snapshot, names: Sequence[str]) -> Mapping[str, PlannedTopic]:
-    views = [view for name in names if (view := TopicView.open(snap, name)) is not None]
-    return {view.name: _planned(journal, view) for view in views}
-
-
-def _planned(journal: LocalJournal, view: TopicView) -> PlannedTopic:
-    def cuts(after: int, through: int, pieces: int, exactly: bool) -> list[int]:
-        return range_cuts(view, after, through, pieces, exactly=exactly)
-
-    spans = partial(spans_of, journal._backend.log(view.name))
-    return PlannedTopic(view.name, ends_of(view), view.position_before, partial(range_size, view), cuts, spans)
 
 
 def correlations(location: JournalLocation, ids: pa.StringArray, journal: str | None = None) -> pa.StringArray:

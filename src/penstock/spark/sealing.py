@@ -11,7 +11,6 @@ from urllib.parse import parse_qs
 
 from penstock.api import local, open_local
 from penstock.errors import ConfigError, StorageError
-from penstock.journal.catalog import load_state
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.columns import columns_text
 from penstock.journal.sealed.files import open_lake
@@ -180,28 +179,27 @@ def lake(
         nullcontext(journal) if isinstance(journal, LocalJournal) else open_local(url, read_only=True)
     )
     with opening as opened, opened._engine.read() as snap:
-        view = TopicView.open(snap, topic)
+        view = TopicView.open(snap, topic, opened._core.clock.now_ms())
         if view is None:
             raise ConfigError(f"there is no topic {topic!r} in {url}")
-        latest = view.latest()
-        state = load_state(snap, view.topic_id, topic)
-        segments = list(load_segments(snap, view.topic_id, state.trimmed))
+        trimmed, latest = view.trimmed(), view.latest()
+        segments = list(load_segments(snap, view.topic_id, trimmed))
     if segments and not all(_reachable(spark, lake) for lake in {segment.lake for segment in segments}):
         segments = []
-    after = segments[-1].last if segments else state.trimmed
+    after = segments[-1].last if segments else trimmed
     source = spark.read.format("penstock").options(url=url, topic=topic, payloadFormat=payload)
     tail = source.options(startingOffsets=str(after), endingOffsets=str(latest)).load()
     if not segments:
         return tail
     sealed = _sealed(spark, segments, topic, payload)
-    if segments[0].first <= state.trimmed:
-        sealed = sealed.where(f"seq > {state.trimmed}")
+    if segments[0].first <= trimmed:
+        sealed = sealed.where(f"seq > {trimmed}")
     return sealed if after == latest else sealed.unionAll(tail)
 
 
 def _served_lake(spark: SparkSession, location: JournalLocation, topic: str, payload: str) -> DataFrame:
     """A topic of a served journal, all of it through the server: the lake's files are the server's to reach."""
-    ends = served_journal(location, None).ends([topic]).ends.get(topic)
+    ends = served_journal(location, None).ends([topic]).get(topic)
     if ends is None:
         raise ConfigError(f"there is no topic {topic!r} in {location.url}")
     source = spark.read.format("penstock").options(url=location.url, topic=topic, payloadFormat=payload)

@@ -10,10 +10,8 @@ A task asks for the next blocks while it decodes the ones before.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
@@ -21,44 +19,27 @@ from penstock.journal.blocks import Block
 from penstock.protocol.bulk import (
     COMMIT_STAGED,
     DROP_STAGED,
-    FIND_CORRELATIONS,
     JOURNAL_HEADER,
-    MOST_IDS,
     REACHED_HEADER,
     READ_BLOCKS,
-    READ_CUTS,
-    READ_ENDS,
-    READ_SPANS,
     STAGE_BLOCKS,
     STAGE_OBJECT,
     BlocksQuery,
     CommitRequest,
-    CutsDocument,
-    CutsQuery,
     DropQuery,
-    EndsDocument,
     ObjectRequest,
-    SpansDocument,
-    SpansRequest,
     StageQuery,
-    TopicEnds,
-    TopicsQuery,
-    Wanted,
     blocks_of,
 )
-from penstock.protocol.operation import BLOCKS, ROLES, Role
+from penstock.protocol.operation import BLOCKS, ROLES, Operation, Role
 from penstock.protocol.topics import (
     DESCRIBE_JOURNAL,
-    FIND_POSITION,
     MOVE_CURSOR,
-    READ_ACROSS,
-    AcrossRequest,
     CursorChange,
     JournalDocument,
-    PositionQuery,
 )
 from penstock.remote.client import Client
-from penstock.spark.journals import JournalState, PlannedTopic, check_kept, dropped, patiently
+from penstock.spark.journals import SourceJournal, T, check_kept, check_same, dropped, patiently
 from penstock.spark.options import JournalLocation
 
 TIMEOUT = 60.0
@@ -85,6 +66,12 @@ def client_of(location: JournalLocation) -> Client:
     return client
 
 
+def ask_server(location: JournalLocation, operation: Operation[T], *names: str, request: object = None) -> T:
+    """A server's answer, waited for when it is away for a moment."""
+    query, body = (request, None) if isinstance(request, operation.query or ()) else (None, request)
+    return patiently(partial(client_of(location).call, operation, *names, query=query, body=body))
+
+
 def describe(location: JournalLocation, *, known: bool = False) -> JournalDocument:
     """What is served at a place; `known`: a server was there when the work was planned."""
     return patiently(lambda: client_of(location).call(DESCRIBE_JOURNAL), None if known else FIRST_PATIENCE)
@@ -108,15 +95,6 @@ def check_may_write(
     return about
 
 
-def check_same(location: JournalLocation, found: str, id: str | None) -> None:
-    """ConfigError when a server's journal is another than the one that work was planned for."""
-    if id is not None and found != id:
-        raise ConfigError(
-            f"there is another journal at {location.url} than where this query was planned: it was replaced, or "
-            "the address leads to another server from here"
-        )
-
-
 # ── staging ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def send_piece(server: JournalLocation, job: str, batch: str, at: int, body: bytes | ObjectRequest) -> None:
     """Has a server keep a piece until the commit: this one, or one in an area that it fetches itself."""
@@ -137,11 +115,6 @@ def drop_staged(server: JournalLocation, job: str) -> None:
     client_of(server).call(DROP_STAGED, query=DropQuery(job))
 
 
-_MOST_NAMED = 100
-"""Topics named in one request; of more, all ends are asked for."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 def served_journal(location: JournalLocation, id: str | None) -> ServedJournal:
     """The journal at a server; one that was planned with is waited for, a new one must be there."""
     found = describe(location, known=id is not None).id
@@ -149,54 +122,11 @@ def served_journal(location: JournalLocation, id: str | None) -> ServedJournal:
     return ServedJournal(location, found)
 
 
-class ServedJournal:
+class ServedJournal(SourceJournal):
     """A journal behind a server."""
 
-    def __init__(self, location: JournalLocation, id: str) -> None:
-        self.location = location
-        self.id = id
-        self._client = client_of(location)
-
-    def changes(self) -> int | None:
-        return None
-
-    @contextmanager
-    def state(self) -> Iterator[JournalState]:
-        yield JournalState(self.matching, self.topics)
-
-    def matching(self, patterns: tuple[str, ...]) -> Sequence[str]:
-        """The topics that names and patterns stand for."""
-        asked = AcrossRequest(topics=list(patterns), through={}, limit=0)  # the ends alone, no event is looked at
-        return sorted(patiently(lambda: self._client.call(READ_ACROSS, body=asked)).ends)
-
-    def topics(self, names: Sequence[str]) -> Mapping[str, PlannedTopic]:
-        """Those of the topics that are there, as they are now: what only grows may have grown since."""
-        found = self.ends(names).ends if names else {}
-        return {name: self._planned(name, found[name]) for name in names if name in found}
-
-    def _planned(self, name: str, ends: TopicEnds) -> PlannedTopic:
-        def position_before(ms: int) -> int:
-            query = PositionQuery((_EPOCH + timedelta(milliseconds=ms)).isoformat())
-            return patiently(lambda: self._client.call(FIND_POSITION, name, query=query))
-
-        def size(after: int, through: int) -> int:
-            return self.cuts(name, CutsQuery(after, through)).size
-
-        def cuts(after: int, through: int, pieces: int, exactly: bool) -> list[int]:
-            return self.cuts(name, CutsQuery(after, through, pieces, exactly)).bounds
-
-        def spans(after: int, through: int, wanted: Wanted) -> SpansDocument:
-            asked = SpansRequest(wanted, through, after)
-            return patiently(lambda: self._client.call(READ_SPANS, name, body=asked))
-
-        return PlannedTopic(name, ends, position_before, size, cuts, spans)
-
-    def ends(self, names: Sequence[str]) -> EndsDocument:
-        """Where topics begin and end; those that are not there are left out."""
-        query = TopicsQuery(list(names) if len(names) <= _MOST_NAMED else [])
-        found = patiently(lambda: self._client.call(READ_ENDS, query=query))
-        check_same(self.location, found.journal, self.id)
-        return found
+    def ask(self, operation: Operation[T], *names: str, request: object = None) -> T:
+        return ask_server(self.location, operation, *names, request=request)
 
     # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def blocks(self, topic: str, after: int, through: int, *, strict: bool) -> Iterator[list[Block]]:
@@ -221,17 +151,13 @@ class ServedJournal:
                 message, after = coming.result()
             yield blocks_of(message, topic)
 
-    def cuts(self, topic: str, query: CutsQuery) -> CutsDocument:
-        """How large a range is, and where it is best cut."""
-        return patiently(lambda: self._client.call(READ_CUTS, topic, query=query))
-
     def _fetch(self, topic: str, strict: bool, after: int, through: int) -> tuple[bytes, int]:
         """Some blocks from a position on, and how far they reach."""
         query = BlocksQuery(after, through, strict)
         packed = self.location.compression == "gzip"
 
         def ask() -> tuple[bytes, Mapping[str, str]]:
-            return self._client.download(READ_BLOCKS, topic, query=query, accept=BLOCKS, packed=packed)
+            return client_of(self.location).download(READ_BLOCKS, topic, query=query, accept=BLOCKS, packed=packed)
 
         try:
             message, headers = patiently(ask)
@@ -242,17 +168,8 @@ class ServedJournal:
         check_same(self.location, headers.get(JOURNAL_HEADER, ""), self.id)
         return message, int(headers[REACHED_HEADER])
 
-    # ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def correlations(self, ids: Sequence[str]) -> Mapping[str, str | None]:
-        found: dict[str, str | None] = {}
-        for at in range(0, len(ids), MOST_IDS):
-            some = list(ids[at : at + MOST_IDS])
-            found.update(patiently(partial(self._client.call, FIND_CORRELATIONS, body=some)))
-        return found
-
     def follow(self, consumer: str, reached: Mapping[str, int], *, back: bool) -> None:
-        ends = self.ends(list(reached)).ends
+        ends = self.ends(list(reached))
         for name, position in reached.items():
             if name in ends and ends[name].latest >= position:
-                change = CursorChange(position, seek=back)
-                patiently(partial(self._client.call, MOVE_CURSOR, name, consumer, body=change))
+                self.ask(MOVE_CURSOR, name, consumer, request=CursorChange(position, seek=back))

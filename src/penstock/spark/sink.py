@@ -33,7 +33,7 @@ from penstock.errors import ConfigError, PenstockError, StorageError
 from penstock.journal.blocks import Wire, decode_pending, encode_wire
 from penstock.journal.from_arrow import BLOCK_PAYLOAD, blocks
 from penstock.limits import MAX_KEY_BYTES
-from penstock.spark.journals import journal_id, patiently, writing
+from penstock.spark.journals import check_same, journal_id, patiently, writing
 from penstock.spark.layout import SinkLayout
 from penstock.spark.options import WriteOptions, write_options
 from penstock.spark.sentences import in_sentences
@@ -242,7 +242,7 @@ def _planned(options: WriteOptions, area: StagingArea | None, *, again: bool) ->
     location = options.location
     if location.server is None:
         return journal_id(location.url), _own_gates(options)
-    from penstock.spark.served import check_may_write, check_same
+    from penstock.spark.served import check_may_write
 
     about = check_may_write(location.server, "this query", known=again)
     if location.writer is not None:

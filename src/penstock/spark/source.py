@@ -30,16 +30,8 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
 from penstock.journal.reading import Bounds
-from penstock.spark.journals import (
-    JournalState,
-    PlannedTopic,
-    SourceJournal,
-    check_kept,
-    check_reach,
-    check_rights,
-    dropped,
-    open_source,
-)
+from penstock.protocol.bulk import TopicEnds
+from penstock.spark.journals import SourceJournal, check_kept, check_reach, check_rights, dropped, open_source
 from penstock.spark.options import Offset, ReadOptions, check_stream, read_options, resolved
 from penstock.spark.rows import Range, RowFilter, SourceLayout, option_filter, read_range, source_schema
 from penstock.spark.sentences import in_sentences
@@ -59,61 +51,59 @@ Offsets = dict[str, int]
 
 
 class Topics:
-    """The topics a query reads, in one state of the journal."""
+    """The topics a query reads, and where they begin and end now."""
 
-    def __init__(self, found: JournalState, options: ReadOptions) -> None:
+    def __init__(self, journal: SourceJournal, options: ReadOptions) -> None:
+        self.journal = journal
         self.options = options
         names = options.topics
         if options.patterns:
             wanted = re.compile(options.expression or ".*")
-            names = tuple(name for name in found.matching(options.patterns) if wanted.fullmatch(name))
-        self.views = found.topics(names)
+            names = tuple(name for name in journal.matching(options.patterns) if wanted.fullmatch(name))
+        self.found = journal.ends(names)
         for name in options.topics:
-            if name not in self.views:
-                there = ", ".join(found.matching(("*",))) or "none yet"
+            if name not in self.found:
+                there = ", ".join(journal.matching(("*",))) or "none yet"
                 raise ConfigError(f"there is no topic {name!r} in {options.location.url}; topics: {there}")
 
     def starts(self) -> Offsets:
         """Where a query begins that has not read anything yet."""
-        return {name: self._start(name, view) for name, view in self.views.items()}
+        return {name: self._start(name, ends) for name, ends in self.found.items()}
 
     def ends(self) -> Offsets:
         """How far a batch query reads."""
-        return {name: self._end(name, view) for name, view in self.views.items()}
+        return {name: self._end(name, ends) for name, ends in self.found.items()}
 
     def began(self) -> Offsets:
         """Where a stream begins with each topic that it meets only now."""
-        return {name: view.ends.began for name, view in self.views.items()}
+        return {name: ends.began for name, ends in self.found.items()}
 
     def latest(self) -> Offsets:
         """How far each topic goes now."""
-        return {name: view.ends.latest for name, view in self.views.items()}
+        return {name: ends.latest for name, ends in self.found.items()}
 
-    def _start(self, name: str, view: PlannedTopic) -> int:
+    def _start(self, name: str, ends: TopicEnds) -> int:
         if self.options.start_ms is not None:
-            return max(view.position_before(self.options.start_ms), view.ends.trimmed)
-        return _resolve(_for_topic(self.options.start, name, "earliest"), view, "startingOffsets")
+            return max(self.journal.position_before(name, self.options.start_ms), ends.trimmed)
+        start = _resolve(_for_topic(self.options.start, name, "earliest"), ends)
+        if start > ends.latest:
+            raise ConfigError(f"startingOffsets is {start}, and topic {name!r} ends at {ends.latest}")
+        return start
 
-    def _end(self, name: str, view: PlannedTopic) -> int:
+    def _end(self, name: str, ends: TopicEnds) -> int:
         if self.options.end_ms is not None:
-            return view.position_before(self.options.end_ms)
-        return min(_resolve(_for_topic(self.options.end, name, "latest"), view, "endingOffsets"), view.ends.latest)
+            return self.journal.position_before(name, self.options.end_ms)
+        return min(_resolve(_for_topic(self.options.end, name, "latest"), ends), ends.latest)
 
 
 def _for_topic(offset: Offset | dict[str, Offset], name: str, default: Offset) -> Offset:
     return offset.get(name, default) if isinstance(offset, dict) else offset
 
 
-def _resolve(offset: Offset, view: PlannedTopic, option: str) -> int:
-    if offset == "earliest":
-        return view.ends.trimmed
-    latest = view.ends.latest
-    if offset == "latest":
-        return latest
-    assert isinstance(offset, int)
-    if offset > latest and option == "startingOffsets":
-        raise ConfigError(f"{option} is {offset}, and topic {view.name!r} ends at {latest}")
-    return offset
+def _resolve(offset: Offset, ends: TopicEnds) -> int:
+    if isinstance(offset, int):
+        return offset
+    return ends.trimmed if offset == "earliest" else ends.latest
 
 
 def narrowed(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int], filter: RowFilter) -> list[Range]:
@@ -122,20 +112,19 @@ def narrowed(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int],
     wanted = filter.wanted()
     ranges = []
     for name, end in sorted(ends.items()) if all(filter.values.values()) else ():
-        view = topics.views[name]
         start, end = max(starts.get(name, 0), first - 1), min(end, through)
         if low > 0:
-            start = max(start, view.position_before(low))
+            start = max(start, topics.journal.position_before(name, low))
         if high < _YEAR_9999:
-            end = min(end, view.position_before(max(0, high + 1)))
+            end = min(end, topics.journal.position_before(name, max(0, high + 1)))
         if start >= end:
             continue
         if topics.options.fail_on_data_loss:
-            check_kept(name, start, end, view.ends.trimmed)
+            check_kept(name, start, end, topics.found[name].trimmed)
         if wanted is None or end - start < _LOOK_UP:
             ranges.append(Range(name, [(start, end)]))
             continue
-        found = view.spans(start, end, wanted)
+        found = topics.journal.spans(name, (start, end), wanted)
         if found.spans or found.found:
             ranges.append(Range(name, found.spans, found.found))
     return ranges
@@ -144,7 +133,7 @@ def narrowed(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int],
 def cut(topics: Topics, ranges: Iterable[Range]) -> list[Range]:
     """The same events in ranges for tasks to read: of about equal size, cut between blocks where that is possible."""
     whole = list(ranges)
-    sizes = [sum(topics.views[range_.topic].size(*span) for span in range_.spans) for range_ in whole]
+    sizes = [sum(topics.journal.size(range_.topic, *span) for span in range_.spans) for range_ in whole]
     total = sum(sizes)
     least = topics.options.min_partitions or 1
     cores = os.cpu_count() or 1
@@ -157,10 +146,9 @@ def cut(topics: Topics, ranges: Iterable[Range]) -> list[Range]:
     parts: list[Range] = []
     for range_, size in zip(whole, sizes, strict=True):
         share = max(1, -(-pieces * size // total)) if total else 1
-        view = topics.views[range_.topic]
         spans = list(range_.spans)
         if len(spans) == 1:
-            bounds = view.cuts(*spans[0], share, least >= pieces)
+            bounds = topics.journal.cuts(range_.topic, spans[0], share, exactly=least >= pieces)
             groups: Iterable[Sequence[Bounds]] = ([span] for span in pairwise(bounds))
         else:
             groups = _parted(spans, share) if spans else [()]
@@ -185,12 +173,12 @@ def _parted(spans: Sequence[Bounds], pieces: int) -> Iterator[Sequence[Bounds]]:
         yield group
 
 
-def planned(journal: SourceJournal, topics: Topics, ranges: list[Range]) -> list[Range]:
+def planned(topics: Topics, ranges: list[Range]) -> list[Range]:
     """The ranges as tasks read them, with the id of their journal, so that no task reads another one."""
     ranges = cut(topics, ranges)
     for range_ in ranges:
-        range_.journal = journal.id
-        range_.whole = all(low >= topics.views[range_.topic].ends.whole for low, _ in range_.spans)
+        range_.journal = topics.journal.id
+        range_.whole = all(low >= topics.found[range_.topic].whole for low, _ in range_.spans)
     return ranges
 
 
@@ -209,16 +197,16 @@ def share_of(start: Mapping[str, int], end: Mapping[str, int], most: int) -> Off
     return offsets
 
 
-def bytes_of(views: Mapping[str, PlannedTopic], start: Offsets, end: Offsets, most: int) -> Offsets:
+def bytes_of(journal: SourceJournal, start: Offsets, end: Offsets, most: int) -> Offsets:
     """Offsets about `most` bytes after `start`, and at least an event: each topic gets its share of what waits."""
-    sizes = {name: view.size(start.get(name, 0), end[name]) for name, view in views.items()}
+    sizes = {name: journal.size(name, start.get(name, 0), high) for name, high in end.items()}
     offsets, total = {}, sum(sizes.values())
-    for name, view in views.items():
-        low, high, size = start.get(name, 0), end[name], sizes[name]
+    for name, high in end.items():
+        low, size = start.get(name, 0), sizes[name]
         share = size if total <= most else most * size // total
         while size > share and high > low + 1:
             high = low + max(1, (high - low) * share // size)
-            size = view.size(low, high)
+            size = journal.size(name, low, high)
         offsets[name] = high
     return offsets
 
@@ -283,19 +271,14 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         journal = open_source(self.options.location, newest=True)
         check_rights(self.options)
-        with journal.state() as found:
-            topics = Topics(found, self.options)
-            return planned(journal, topics, narrowed(topics, topics.starts(), topics.ends(), self.filter))
+        topics = Topics(journal, self.options)
+        return planned(topics, narrowed(topics, topics.starts(), topics.ends(), self.filter))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Range):  # Spark makes one of its own when there are none
             return iter(())
         journal = open_source(self.options.location, partition.journal)
         return read_range(journal, partition, self.layout, self.filter, strict=self.options.fail_on_data_loss)
-
-
-_OTHER = "#"
-"""Ends what is no topic in the offsets of older checkpoints, and is ignored: no topic has it in its name."""
 
 
 @in_sentences
@@ -329,8 +312,7 @@ class StreamReader(LimitedReader):
         if self._initial is None:
             journal = self._opened()
             check_rights(self.options)
-            with journal.state() as found:
-                self._initial = Topics(found, self.options).starts()
+            self._initial = Topics(journal, self.options).starts()
             self._anchored = not self._moving
             self._follow(self._initial, back=True)
         return _sorted(self._initial)
@@ -347,14 +329,13 @@ class StreamReader(LimitedReader):
         )
 
     def end_after(self, start: dict[str, int], *, limited: bool) -> dict[str, int]:
-        known = positions_of(start)
         began, latest = self._now()
-        self._batch = known, known
+        self._batch = start, start
         if self._stays():
             return _sorted(start)
         end = latest if self._target is None else self._target
-        self._check_ahead(known, end)
-        begin = {**began, **known}
+        self._check_ahead(start, end)
+        begin = {**began, **start}
         end = {name: max(position, begin.get(name, 0)) for name, position in end.items()}
         if self._too_few(begin, end):
             return _sorted(start)
@@ -362,15 +343,14 @@ class StreamReader(LimitedReader):
         if limited:
             end = self._within_limits(begin, end)
         self._batch = begin, end
-        return _sorted({**known, **end})
+        return _sorted({**start, **end})
 
     def _within_limits(self, start: Offsets, end: Offsets) -> Offsets:
         if self.options.max_offsets is not None:
             end = share_of(start, end, self.options.max_offsets)
         if self.options.max_bytes is not None:
-            with self._opened().state() as found:
-                moved = [name for name in end if end[name] > start.get(name, 0)]
-                end = {**end, **bytes_of(found.topics(moved), start, end, self.options.max_bytes)}
+            moved = {name: high for name, high in end.items() if high > start.get(name, 0)}
+            end = {**end, **bytes_of(self._opened(), start, moved, self.options.max_bytes)}
         return end
 
     def _stays(self) -> bool:
@@ -392,16 +372,12 @@ class StreamReader(LimitedReader):
         """What `lastProgress` shows as the latest offset: how far a topic goes, and what of it the batch has."""
         latest = self._now()[1]
         start, end = self._batch
-        moved = [name for name in latest if end.get(name, 0) > start.get(name, 0)]
-        sizes = dict.fromkeys(latest, 0)
-        if moved:
-            with self._opened().state() as found:
-                sizes |= {name: view.size(start[name], end[name]) for name, view in found.topics(moved).items()}
-        return {
-            name: {"latest": newest, "events": end[name] - start[name], "bytes": sizes[name], "lag": newest - end[name]}
-            for name, newest in sorted(latest.items())
-            if name in end
-        }
+        journal, found = self._opened(), {}
+        for name in sorted(end.keys() & latest.keys()):
+            low, high, newest = start[name], end[name], latest[name]
+            size = journal.size(name, low, high) if high > low else 0
+            found[name] = {"latest": newest, "events": high - low, "bytes": size, "lag": newest - high}
+        return found
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._behind = True
@@ -413,9 +389,8 @@ class StreamReader(LimitedReader):
         journal = self._opened()
         changes = journal.changes()
         if self._latest is None or changes is None or self._latest[0] != changes:
-            with journal.state() as found:
-                topics = Topics(found, self.options)
-                self._latest = changes, topics.began(), topics.latest()
+            topics = Topics(journal, self.options)
+            self._latest = changes, topics.began(), topics.latest()
         return self._latest[1:]
 
     def _opened(self) -> SourceJournal:
@@ -441,16 +416,14 @@ class StreamReader(LimitedReader):
     # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         self.plan(start, end)
-        journal = self._opened()
-        with journal.state() as found:
-            topics = Topics(found, self.options)
-            begin, through, latest = {**topics.began(), **positions_of(start)}, positions_of(end), topics.latest()
-            ends = {name: min(position, latest[name]) for name, position in through.items() if name in latest}
-            for name, position in through.items():
-                after = begin.get(name, 0)
-                if self.options.fail_on_data_loss and name not in ends and position > after:
-                    raise dropped(name, after, position)
-            return planned(journal, topics, narrowed(topics, begin, ends, self._filter))
+        topics = Topics(self._opened(), self.options)
+        begin, latest = {**topics.began(), **start}, topics.latest()
+        ends = {name: min(position, latest[name]) for name, position in end.items() if name in latest}
+        for name, position in end.items():
+            after = begin.get(name, 0)
+            if self.options.fail_on_data_loss and name not in ends and position > after:
+                raise dropped(name, after, position)
+        return planned(topics, narrowed(topics, begin, ends, self._filter))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
@@ -463,7 +436,7 @@ class StreamReader(LimitedReader):
     # ── the cursor ───────────────────────────────────────────────────────────────────────────────────────────────────
     def done(self, reached: dict[str, int]) -> None:
         latest = self._now()[1] if self.options.consumer is not None else {}
-        self._follow({name: position for name, position in positions_of(reached).items() if name in latest})
+        self._follow({name: position for name, position in reached.items() if name in latest})
 
     def _follow(self, reached: Offsets, *, back: bool = False) -> None:
         """Moves the query's cursor, so that its lag can be seen and compaction waits for it."""
@@ -473,11 +446,6 @@ class StreamReader(LimitedReader):
         if moved:
             self._opened().follow(self.options.consumer, moved, back=back)
             self._followed = reached
-
-
-def positions_of(offset: Mapping[str, int]) -> Offsets:
-    """The positions of an offset by topic."""
-    return {name: position for name, position in offset.items() if not name.endswith(_OTHER)}
 
 
 def _sorted(offsets: Offsets) -> dict[str, int]:

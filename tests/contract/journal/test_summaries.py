@@ -17,11 +17,10 @@ from penstock.journal import keys
 from penstock.journal.blocks import Block
 from penstock.journal.index import indexer
 from penstock.journal.index.runs import load_directory
-from penstock.journal.log import TopicLog
 from penstock.journal.reading import EventQuery, TopicView
 from penstock.journal.summaries import stored_hashes
-from penstock.protocol.bulk import Wanted, blocks_of
-from penstock.transfer.reading import spans_of
+from penstock.local.bulk import read_spans
+from penstock.protocol.bulk import SpansDocument, SpansRequest, Wanted, blocks_of
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 KINDS, SCOPES = ["placed", "paid", "sent", "rare"], [None, "eu", "us"]
@@ -49,8 +48,8 @@ def fill(topic: Topic, clock: ManualClock, seed: int = 1) -> None:
         clock.advance(1)
 
 
-def log_of(topic: Topic) -> TopicLog:
-    return topic._log("a plan", "")
+def plan(topic: Topic, after: int, through: int, wanted: Wanted) -> SpansDocument:
+    return read_spans(topic.journal._backend.store("a plan", ""), topic.name, SpansRequest(wanted, through, after))
 
 
 def check(topic: Topic) -> None:
@@ -83,7 +82,7 @@ def check(topic: Topic) -> None:
 
 def covered(topic: Topic, wanted: Wanted, events: list[Event]) -> None:
     """Every wanted event was found, as it is, or lies between bounds, in order; these leave out what they can."""
-    places = spans_of(log_of(topic), 0, topic.latest, wanted)
+    places = plan(topic, 0, topic.latest, wanted)
     spans = places.spans
     assert spans == sorted(spans) and all(low < high for low, high in spans)
     assert all(before[1] < after[0] for before, after in pairwise(spans))
@@ -93,7 +92,7 @@ def covered(topic: Topic, wanted: Wanted, events: list[Event]) -> None:
         event.as_dict() for event in events if event not in between
     ]
     if wanted.keys or wanted.correlations or wanted.ids or wanted.seqs:
-        assert not spans or spans_of(log_of(topic), 0, spans[0][0], wanted).spans == []
+        assert not spans or plan(topic, 0, spans[0][0], wanted).spans == []
 
 
 @on("memory")
@@ -130,7 +129,7 @@ def test_a_range_without_a_wanted_event_is_not_in_the_plan(topic: Topic) -> None
         topic.append_many([Draft(kind, occurred_at=EPOCH) for _ in range(200)])
 
     def spans(wanted: Wanted, after: int = 0, through: int = 600) -> list[tuple[int, int]]:
-        return spans_of(log_of(topic), after, through, wanted).spans
+        return plan(topic, after, through, wanted).spans
 
     assert spans(Wanted(kinds=("paid",))) == [(200, 400)]
     assert spans(Wanted(kinds=("placed",))) == [(0, 200), (400, 600)]

@@ -1,71 +1,34 @@
-"""What Spark's tasks bring and fetch in bulk: staged blocks, states of projections; and history that is sealed."""
+"""What Spark's tasks bring and fetch in bulk: stored and staged blocks; and history that is sealed."""
 
 from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterable
 
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from penstock.engine.url import OBJECT_SCHEMES
-from penstock.entity import states
-from penstock.entity.projection import Declared
-from penstock.errors import ConfigError, PositionTrimmed
+from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
 from penstock.journal.bulk import PreparedPiece, drop_job, staged_batches
 from penstock.journal.catalog import load_state
 from penstock.journal.checking import checked_wire
 from penstock.journal.reading import TopicView
-from penstock.journal.sealed.segments import FILE_EVENTS, LakeSummary, SealReport, lake_summaries
-from penstock.limits import MAX_KEY_BYTES
+from penstock.journal.sealed.segments import FILE_EVENTS, SealReport
 from penstock.local.backend import LocalJournal
+from penstock.local.bulk import stored_blocks
 from penstock.names import check_name, shown_url
 from penstock.protocol import bulk as wire
 from penstock.protocol.operation import BLOCKS
 from penstock.server.api.binding import Call
 from penstock.server.limits import BLOCKS_BYTES
 from penstock.server.service import HeldResponse, Refused, Service
-from penstock.transfer import reading
 from penstock.transfer.objects import StagingArea, check_area, decode_piece, own_area
 from penstock.transfer.publishing import BulkCommit, publish_staged, stage_step
 
 
-# ── stored blocks, and what a reader of many needs to know before: ends, sizes, places to cut ─────────────────────────
-def read_ends(call: Call[wire.TopicsQuery, None]) -> wire.EndsDocument:
-    journal = call.service.journal
-    ends: dict[str, wire.TopicEnds] = {}
-    with journal._engine.read() as snap:
-        for name in call.query.topic or reading.topic_names(snap):
-            view = TopicView.open(snap, check_name(name))
-            if view is not None:
-                ends[name] = reading.ends_of(view)
-    return wire.EndsDocument(journal.id, ends)
-
-
-def read_cuts(call: Call[wire.CutsQuery, None]) -> wire.CutsDocument:
-    query = call.query
-    if query.after >= query.through:
-        return wire.CutsDocument(0, [])
-    with _topic(call.service, call.name("topic")) as view:
-        through = min(query.through, view.latest())
-        size = reading.range_size(view, query.after, through)
-        if not query.pieces:
-            return wire.CutsDocument(size, [])
-        return wire.CutsDocument(
-            size, reading.range_cuts(view, query.after, through, query.pieces, exactly=query.exactly)
-        )
-
-
-def read_spans(call: Call[None, wire.SpansRequest]) -> wire.SpansDocument:
-    asked = call.body
-    with _topic(call.service, call.name("topic")) as view:
-        log = call.service.journal._backend.log(view.name)
-    return reading.spans_of(log, asked.after, asked.through, asked.wanted)
-
-
+# ── stored blocks ─────────────────────────────────────────────────────────────────────────────────────────────────────
 async def read_blocks(call: Call[wire.BlocksQuery, None]) -> Response:
     """Some blocks: as many as are worth a request, so that a slow reader holds no more than those of the memory."""
     service, packed = call.service, "gzip" in call.request.headers.get("accept-encoding", "")
@@ -85,7 +48,10 @@ def _blocks(service: Service, topic: str, query: wire.BlocksQuery) -> tuple[byte
     after, through = query.after, query.through
     values: list[bytes] = []
     size = 0
-    with _topic(service, topic) as view:
+    with service.journal._engine.read() as snap:
+        view = TopicView.open(snap, check_name(topic))
+        if view is None:
+            raise UnknownTopic(f"there is no topic {topic!r}")
         trimmed = load_state(view.snap, view.topic_id, topic).trimmed
         if query.strict and after < min(trimmed, through):
             raise PositionTrimmed(
@@ -93,7 +59,7 @@ def _blocks(service: Service, topic: str, query: wire.BlocksQuery) -> tuple[byte
                 f"the oldest stored is {trimmed + 1}",
                 oldest=trimmed + 1,
             )
-        for block in reading.stored_blocks(view, after, through):
+        for block in stored_blocks(view, after, through):
             values.append(block.value)
             size += len(block.value)
             if size >= BLOCKS_BYTES:
@@ -104,24 +70,6 @@ def _blocks(service: Service, topic: str, query: wire.BlocksQuery) -> tuple[byte
 def _gzipped(message: bytes) -> bytes:
     packer = zlib.compressobj(1, wbits=31)
     return packer.compress(message) + packer.flush()
-
-
-@contextmanager
-def _topic(service: Service, name: str) -> Iterator[TopicView]:
-    """A topic in a snapshot of its own; Refused when there is none."""
-    check_name(name)
-    with service.journal._engine.read() as snap:
-        view = TopicView.open(snap, name)
-        if view is None:
-            raise Refused(404, "UnknownTopic", f"there is no topic {name!r}")
-        yield view
-
-
-def find_correlations(call: Call[None, list[str]]) -> dict[str, str | None]:
-    if len(call.body) > wire.MOST_IDS:
-        raise ConfigError(f"{len(call.body):,} ids are too many at once; at most {wire.MOST_IDS:,}")
-    with call.service.journal._engine.read() as snap:
-        return reading.correlations_of(snap, call.body)
 
 
 # ── what Spark's tasks write: blocks staged where no reader looks, and the commit that publishes them ─────────────────
@@ -237,75 +185,6 @@ def _piece(text: str) -> int:
     return int(text)
 
 
-# ── what projected streams remember between batches, and states that were folded anew elsewhere ───────────────────────
-# A request that is repeated changes nothing: a state says which position it has reached, and an older one never takes
-# the place of a newer one.
-def find_states(call: Call[None, wire.StatesRequest]) -> wire.StatesDocument:
-    asked, journal = call.body, call.service.journal
-    wanted = states.StreamedStates(check_name(call.name("topic")), asked.name, asked.version, asked.query)
-    found: list[states.StreamedState] = []
-    size = done = 0
-    with journal._engine.read() as snap:
-        topic_id = states.states_topic(snap, wanted.topic)
-        filed = states.filed_states(snap, topic_id, wanted)
-        for key in asked.keys:
-            done += 1
-            one = states.load_streamed(snap, topic_id, wanted, key)
-            if one is None:
-                continue
-            found.append(one)
-            size += len(one.state)
-            if size >= BLOCKS_BYTES:
-                break
-    return wire.StatesDocument(journal.id, done, found, filed)
-
-
-def save_states(call: Call[None, wire.SaveStatesRequest]) -> int:
-    asked, journal = call.body, call.service.journal
-    _check_journal(asked.journal, journal.id)
-    wanted = states.StreamedStates(check_name(call.name("topic")), asked.name, asked.version, asked.query)
-    for one in asked.states:
-        _check_state(one)
-    journal._core.run(lambda commit: states.save_streamed(commit, wanted, asked.states, whole=asked.whole))
-    return len(asked.states)
-
-
-def fold_topic(call: Call[None, None]) -> wire.FoldedTopic:
-    journal = call.service.journal
-    with journal._engine.read() as snap:
-        of = states.rebuilt(snap, check_name(call.name("topic")))
-    return wire.FoldedTopic(journal.id, of.through, of.events, of.compacted)
-
-
-def replace_states(call: Call[None, wire.RebuiltStatesRequest]) -> int:
-    asked, journal = call.body, call.service.journal
-    _check_journal(asked.journal, journal.id)
-    if len(asked.name.encode()) > states.MAX_FILED_BYTES:
-        raise ConfigError(f"the name of projection {asked.name!r} is longer than {states.MAX_FILED_BYTES} bytes")
-    saved = []
-    for one in asked.states:
-        if one.key:
-            _check_state(one)
-        saved.append((one.key, states.Saved(one.fingerprint, one.generation, one.first, asked.compacted, one.state)))
-    declared = Declared(asked.name, asked.version, [])
-    topic = check_name(call.name("topic"))
-    journal._core.run(partial(states.replace_states, topic, declared, saved, begin=asked.begin))
-    journal._entities.states.clear()
-    return len(saved)
-
-
-def _check_journal(asked: str, id: str) -> None:
-    if asked != id:
-        raise ConfigError("another journal is served here than where these states were loaded: none was saved")
-
-
-def _check_state(one: states.StreamedState) -> None:
-    if not one.key or len(one.key.encode()) > MAX_KEY_BYTES:
-        raise ConfigError(f"a key is text of 1 to {MAX_KEY_BYTES:,} bytes, not {one.key[:40]!r}")
-    if not 1 <= one.first <= one.generation:
-        raise ConfigError(f"the state of {one.key[:40]!r} begins at {one.first} and ends at {one.generation}")
-
-
 # ── sealing for a client: this process writes the files, step by step, into lakes it was started with ─────────────────
 # A client that may write may not choose any place of the server's disk: a lake is one of those the operator named, and
 # a catalog a name in the server's own configuration. A step is what `seal` does: killed or asked for twice, it goes on.
@@ -346,9 +225,3 @@ def _seal_step(call: Call[None, wire.SealRequest]) -> SealReport:
         compact=wanted.compact,
         most=FILE_EVENTS,
     )
-
-
-def list_lakes(call: Call[wire.TopicsQuery, None]) -> list[LakeSummary]:
-    with call.service.journal._engine.read() as snap:
-        names = [check_name(name) for name in call.query.topic] or list(reading.topic_names(snap))
-        return [one for name in names for one in lake_summaries(snap, name)]

@@ -27,7 +27,6 @@ from penstock.spark.buffer import read_options, resolved
 from penstock.spark.journals import reading, writing
 from penstock.spark.options import is_served
 from penstock.spark.pipeline.flows import BoundFlow, Endpoint
-from penstock.spark.source import positions_of
 from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
@@ -189,7 +188,7 @@ class RunningFlow:
             with suppress(ValueError, TypeError, AttributeError, SyntaxError):
                 # JSON, which a dictionary of numbers reads like in Python too: some versions of Spark write that.
                 found = ast.literal_eval(source["endOffset"])
-                self._offsets[at] = positions_of({name: int(seq) for name, seq in found.items()})
+                self._offsets[at] = {name: int(seq) for name, seq in found.items()}
         if "addBatch" in progress["durationMs"]:  # not the sign of life of an idle query
             self.status.batch = int(progress["batchId"])
             self.status.batch_seconds = progress["durationMs"].get("triggerExecution", 0) / 1000

@@ -12,9 +12,8 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -30,21 +29,17 @@ from penstock.entity.states import (
     StateSaving,
     StreamedState,
     StreamedStates,
-    filed_states,
-    load_streamed,
     pack_state,
-    save_streamed,
-    states_topic,
     unpack_state,
 )
 from penstock.errors import ConfigError, PenstockError
-from penstock.journal.commit import Commit
 from penstock.local.backend import LocalJournal
 from penstock.names import check_name
 from penstock.protocol.bulk import FIND_STATES, MOST_STATES, SAVE_STATES, SaveStatesRequest, StatesRequest
-from penstock.remote.backend import RemoteJournal
+from penstock.protocol.fields import SettingsFields
+from penstock.protocol.topics import CONFIGURE_TOPIC
 from penstock.remote.topic import RemoteStateSaving, shares
-from penstock.spark.journals import check_reach, journal_id, patiently, reading, writing
+from penstock.spark.journals import check_reach, check_same, journal_id, patiently, reading, writing
 from penstock.spark.options import JournalLocation, location_of_journal, read_options, resolved
 from penstock.spark.projection.fold import (
     NEEDED,
@@ -57,7 +52,7 @@ from penstock.spark.projection.fold import (
     in_columns,
 )
 from penstock.spark.projection.shipping import Shipped, result_schema
-from penstock.spark.served import check_may_write, check_same, client_of
+from penstock.spark.served import ask_server, check_may_write, client_of
 from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
@@ -197,75 +192,46 @@ class LoadedStates(NamedTuple):
     """Of which projection the query's states are; None when it has none."""
 
 
-class StateKeeper(Protocol):
-    """Loads and saves the states of streams, in a task."""
-
-    def make_topic(self, name: str) -> None:
-        """Makes the topic that states are kept with, where that is none of the stream's own."""
-
-    def load(self, wanted: StreamedStates, keys: Sequence[str]) -> LoadedStates: ...
-
-    def save(self, wanted: StreamedStates, states: Sequence[StreamedState], *, whole: bool) -> None:
-        """Keeps states; PositionTrimmed when they were folded from a topic that was dropped."""
-
-
 def keeper_of(location: JournalLocation) -> StateKeeper:
     """The keeper of a journal's states; ConfigError when they cannot be kept there.
 
     Where a server writes the journal, it is asked for what it has written as well: a reader of its own may be behind.
     """
     if location.server is None:
-        return OpenedKeeper(location.url, journal_id(location.url))
+        return StateKeeper(location, journal_id(location.url))
     about = check_may_write(location.server, "a projected stream, which keeps its states,", role="admin")
-    return ServedKeeper(location.server, about.id)
+    return StateKeeper(location.server, about.id)
 
 
-class OpenedKeeper:
-    """A journal that tasks open."""
+class StateKeeper:
+    """Loads and saves the states of streams, in a task: in a journal that it opens, or at a server.
 
-    def __init__(self, url: str, id: str | None) -> None:
-        self.url = url
-        self.id = id
+    Every request may be repeated.
+    """
 
-    def make_topic(self, name: str) -> None:
-        with writing(self.url, self.id) as journal:
-            journal.topic(name).configure()
-            self.id = journal.id
-
-    def load(self, wanted: StreamedStates, keys: Sequence[str]) -> LoadedStates:
-        with reading(self.url, self.id)._engine.read() as snap:
-            topic_id = states_topic(snap, wanted.topic)
-            found = (load_streamed(snap, topic_id, wanted, key) for key in keys)
-            states = {one.key: one for one in found if one is not None}
-            return LoadedStates(states, filed_states(snap, topic_id, wanted))
-
-    def save(self, wanted: StreamedStates, states: Sequence[StreamedState], *, whole: bool) -> None:
-        def apply(commit: Commit) -> None:
-            save_streamed(commit, wanted, states, whole=whole)
-
-        with writing(self.url, self.id) as journal:
-            journal._core.run(apply)
-
-
-class ServedKeeper:
-    """A journal at a server. Every request may be repeated."""
-
-    def __init__(self, location: JournalLocation, id: str) -> None:
+    def __init__(self, location: JournalLocation, id: str | None) -> None:
         self.location = location
         self.id = id
 
     def make_topic(self, name: str) -> None:
-        token = None if self.location.token is None else self.location.token.reveal()
-        with RemoteJournal(self.location.url, token=token) as journal:
-            if name not in journal.topics():
-                journal.topic(name).configure()
+        """Makes the topic that states are kept with, where that is none of the stream's own."""
+        if self.location.served:
+            ask_server(self.location, CONFIGURE_TOPIC, name, request=SettingsFields())
+            return
+        with writing(self.location.url, self.id) as journal:
+            journal.topic(name).configure()
+            self.id = journal.id
 
     def load(self, wanted: StreamedStates, keys: Sequence[str]) -> LoadedStates:
+        """The states of entities that have one."""
         at = 0
         found: dict[str, StreamedState] = {}
         while True:
             asked = StatesRequest(wanted.name, wanted.version, wanted.query, list(keys[at : at + MOST_STATES]))
-            answer = patiently(partial(client_of(self.location).call, FIND_STATES, wanted.topic, body=asked))
+            if self.location.served:
+                answer = ask_server(self.location, FIND_STATES, wanted.topic, request=asked)
+            else:
+                answer = reading(self.location.url, self.id)._backend.call(FIND_STATES, wanted.topic, request=asked)
             check_same(self.location, answer.journal, self.id)
             at += answer.found
             found.update((one.key, one) for one in answer.states)
@@ -273,9 +239,14 @@ class ServedKeeper:
                 return LoadedStates(found, answer.filed)
 
     def save(self, wanted: StreamedStates, states: Sequence[StreamedState], *, whole: bool) -> None:
+        """Keeps states; PositionTrimmed when they were folded from a topic that was dropped."""
         for some in shares(states):
-            asked = SaveStatesRequest(self.id, wanted.name, wanted.version, wanted.query, some, whole)
-            patiently(partial(client_of(self.location).call, SAVE_STATES, wanted.topic, body=asked))
+            asked = SaveStatesRequest(self.id or "", wanted.name, wanted.version, wanted.query, some, whole)
+            if self.location.served:
+                ask_server(self.location, SAVE_STATES, wanted.topic, request=asked)
+                continue
+            with writing(self.location.url, self.id) as journal:
+                journal._backend.call(SAVE_STATES, wanted.topic, request=asked)
 
 
 _planned: ContextVar[list[StreamFold] | None] = ContextVar("projected streams that are planned", default=None)

@@ -1,10 +1,14 @@
-"""What a reader of very many events asks of a topic: its stored blocks, how large ranges are and where they are best
-parted, where wanted events are, the correlation ids of many events at once.
+"""What programs ask that read very many events, as Spark's tasks do: stored blocks, how large ranges are and where they
+are best parted, where wanted events are, correlation ids and states of many entities at once.
+
+Operations are done here for Spark's planners on this machine and for servers alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import chain, islice
 from operator import itemgetter
 from typing import TypeVar
@@ -12,7 +16,9 @@ from typing import TypeVar
 import msgspec
 
 from penstock.engine.contract import Snapshot
-from penstock.errors import Corrupt
+from penstock.entity import states
+from penstock.entity.projection import Declared
+from penstock.errors import ConfigError, Corrupt, UnknownTopic
 from penstock.events import Event, parse_id
 from penstock.journal import keys
 from penstock.journal.blocks import (
@@ -29,18 +35,32 @@ from penstock.journal.blocks import (
 from penstock.journal.catalog import load_state, open_block
 from penstock.journal.index.index import EntityIndex, prefixed_in_runs
 from penstock.journal.index.runs import load_directory
-from penstock.journal.log import TopicLog
 from penstock.journal.reading import Bounds, EventQuery, TopicView
 from penstock.journal.sealed.files import sealed_blocks, sealed_start
-from penstock.journal.sealed.segments import load_segments
+from penstock.journal.sealed.segments import LakeSummary, lake_summaries, load_segments
+from penstock.limits import MAX_KEY_BYTES
+from penstock.local.backend import LocalBackend
+from penstock.names import check_name
+from penstock.protocol import bulk as wire
 from penstock.protocol.bulk import SpansDocument, TopicEnds, Wanted, message_of
+from penstock.protocol.operation import PAGE_BYTES
 
 T = TypeVar("T")
 
 
-def topic_names(snap: Snapshot) -> list[str]:
+def _topic_names(snap: Snapshot) -> list[str]:
     """Every topic, sorted."""
     return [key[1:].decode() for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))]
+
+
+@contextmanager
+def _topic(at: LocalBackend, name: str) -> Iterator[TopicView]:
+    """A topic in a snapshot of its own; UnknownTopic when it was never written to."""
+    with at.core.engine.read() as snap:
+        view = TopicView.open(snap, check_name(name), at.clock.now_ms())
+        if view is None:
+            raise UnknownTopic(f"there is no topic {name!r}")
+        yield view
 
 
 # ── stored blocks, as they are ───────────────────────────────────────────────────────────────────────────────────────
@@ -97,9 +117,21 @@ def _stored(snap: Snapshot, key: bytes, value: bytes, topic: str) -> StoredBlock
     return StoredBlock(found.first, last, value)
 
 
+def list_lakes(at: LocalBackend, query: wire.TopicsQuery) -> list[LakeSummary]:
+    with at.core.engine.read() as snap:
+        names = [check_name(name) for name in query.topic] or _topic_names(snap)
+        return [one for name in names for one in lake_summaries(snap, name)]
+
+
 # ── ranges ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def ends_of(view: TopicView) -> TopicEnds:
-    """Where a topic begins and ends."""
+def read_ends(at: LocalBackend, query: wire.TopicsQuery) -> wire.EndsDocument:
+    with at.core.engine.read() as snap:
+        now, names = at.clock.now_ms(), map(check_name, query.topic or _topic_names(snap))
+        views = (TopicView.open(snap, name, now) for name in names)
+        return wire.EndsDocument(at.core.id, {view.name: _ends_of(view) for view in views if view is not None})
+
+
+def _ends_of(view: TopicView) -> TopicEnds:
     trimmed, state = view.trimmed(), load_state(view.snap, view.topic_id, view.name)
     return TopicEnds(trimmed, view.latest(), state.began, max(trimmed, state.began, state.compacted))
 
@@ -108,7 +140,18 @@ _UNPACKED = 3
 """How many bytes one of a Parquet file stands for, about."""
 
 
-def range_size(view: TopicView, after: int, through: int) -> int:
+def read_cuts(at: LocalBackend, name: str, query: wire.CutsQuery) -> wire.CutsDocument:
+    if query.after >= query.through:
+        return wire.CutsDocument(0, [])
+    with _topic(at, name) as view:
+        through = min(query.through, view.latest())
+        size = _range_size(view, query.after, through)
+        if not query.pieces:
+            return wire.CutsDocument(size, [])
+        return wire.CutsDocument(size, _range_cuts(view, query.after, through, query.pieces, exactly=query.exactly))
+
+
+def _range_size(view: TopicView, after: int, through: int) -> int:
     """About how many bytes a range has: as if all its hot blocks were like the one in their middle."""
     sealed = min(load_state(view.snap, view.topic_id, view.name).sealed, through)
     size = 0
@@ -125,7 +168,7 @@ def range_size(view: TopicView, after: int, through: int) -> int:
     return size
 
 
-def range_cuts(view: TopicView, after: int, through: int, pieces: int, *, exactly: bool) -> list[int]:
+def _range_cuts(view: TopicView, after: int, through: int, pieces: int, *, exactly: bool) -> list[int]:
     """The bounds of about equal pieces of a range, `after` and `through` among them; parted between blocks.
 
     Where a block has no end near enough there are fewer pieces, unless they are wanted `exactly`.
@@ -165,19 +208,19 @@ _NEAR = 8_192
 """Positions between two events that are read along: a block is read as a whole."""
 
 
-def spans_of(log: TopicLog, after: int, through: int, wanted: Wanted) -> SpansDocument:
+def read_spans(at: LocalBackend, name: str, asked: wire.SpansRequest) -> SpansDocument:
     """Where, in after < position ≤ through, wanted events may be: some that were found, and bounds of all others.
 
     What an index finds may be more than is wanted: one field is looked up in it.
     """
-
-    def look(view: TopicView) -> SpansDocument:
+    wanted = asked.wanted
+    with _topic(at, name) as view:
         kinds = None if wanted.kinds is None else frozenset(wanted.kinds)
         scope = wanted.scopes[0] if wanted.scopes is not None and len(wanted.scopes) == 1 else None
-        low, high = max(after, view.trimmed()), min(through, view.latest())
+        low, high = max(asked.after, view.trimmed()), min(asked.through, view.latest())
         query = EventQuery(kinds=kinds, scope=scope)
         spans = _joined(view.spans(low, high, query, occurred=wanted.occurred)) if low < high else []
-        found, known = _looked_up(log.core.index, view, low, high, wanted) if spans else (None, low)
+        found, known = _looked_up(at.core.index, view, low, high, wanted) if spans else (None, low)
         events = [] if found is None else list(islice(found, LOOKED_UP + 1))
         if found is None or len(events) > LOOKED_UP:
             return SpansDocument(spans)
@@ -186,8 +229,6 @@ def spans_of(log: TopicLog, after: int, through: int, wanted: Wanted) -> SpansDo
         if len(rows) <= FOUND_EVENTS and sum(len(event.raw) for event in events) <= FOUND_BYTES:
             return SpansDocument(rest, message_of([_block_of([event for _, event in rows])] if rows else []))
         return SpansDocument(_joined([*both(spans, _near_together(seq for seq, _ in rows)), *rest]))
-
-    return log.ask(look, SpansDocument([]))
 
 
 def _looked_up(
@@ -281,22 +322,23 @@ def both(some: Sequence[Bounds], others: Sequence[Bounds]) -> list[Bounds]:
 
 
 # ── causes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def correlations_of(snap: Snapshot, ids: Iterable[str]) -> dict[str, str | None]:
+def find_correlations(at: LocalBackend, ids: Sequence[str]) -> dict[str, str | None]:
     """By event id, its correlation id, None where it has none; ids that no event has are left out.
 
     Ids increase with positions, so that events taken in the order of their ids lie in few blocks, and each block is
     opened once however many of them it holds.
     """
+    if len(ids) > wire.MOST_IDS:
+        raise ConfigError(f"{len(ids):,} ids are too many at once; at most {wire.MOST_IDS:,}")
     wanted = sorted((number, id) for id in ids if (number := parse_id(id)) is not None)
-    if not wanted:
-        return {}
     found: dict[str, str | None] = {}
     at_hand: dict[str, Block] = {}
-    views = [view for name in topic_names(snap) if (view := TopicView.open(snap, name)) is not None]
-    for number, id in wanted:
-        block, row = _locate(views, at_hand, number)
-        if block is not None and row is not None:
-            found[id] = block.correlation(row)
+    with at.core.engine.read() as snap:
+        views = [view for name in _topic_names(snap) if (view := TopicView.open(snap, name)) is not None]
+        for number, id in wanted:
+            block, row = _locate(views, at_hand, number)
+            if block is not None and row is not None:
+                found[id] = block.correlation(row)
     return found
 
 
@@ -314,3 +356,67 @@ def _locate(views: list[TopicView], at_hand: dict[str, Block], number: int) -> t
             at_hand[view.name] = rows
             return rows, event._row
     return None, None
+
+
+# ── what projected streams remember between batches, and states that were folded anew elsewhere ───────────────────────
+# A request that is repeated changes nothing: a state says which position it has reached, and an older one never takes
+# the place of a newer one.
+def find_states(at: LocalBackend, topic: str, asked: wire.StatesRequest) -> wire.StatesDocument:
+    wanted = states.StreamedStates(check_name(topic), asked.name, asked.version, asked.query)
+    found: list[states.StreamedState] = []
+    size = done = 0
+    with at.core.engine.read() as snap:
+        topic_id = states.states_topic(snap, wanted.topic)
+        filed = states.filed_states(snap, topic_id, wanted)
+        for key in asked.keys:
+            done += 1
+            one = states.load_streamed(snap, topic_id, wanted, key)
+            if one is None:
+                continue
+            found.append(one)
+            size += len(one.state)
+            if size >= PAGE_BYTES:
+                break
+    return wire.StatesDocument(at.core.id, done, found, filed)
+
+
+def save_states(at: LocalBackend, topic: str, asked: wire.SaveStatesRequest) -> int:
+    _check_journal(asked.journal, at.core.id)
+    wanted = states.StreamedStates(check_name(topic), asked.name, asked.version, asked.query)
+    for one in asked.states:
+        _check_state(one)
+    at.core.run(lambda commit: states.save_streamed(commit, wanted, asked.states, whole=asked.whole))
+    return len(asked.states)
+
+
+def fold_topic(at: LocalBackend, topic: str) -> wire.FoldedTopic:
+    with at.core.engine.read() as snap:
+        of = states.rebuilt(snap, check_name(topic))
+    return wire.FoldedTopic(at.core.id, of.through, of.events, of.compacted)
+
+
+def replace_states(at: LocalBackend, topic: str, asked: wire.RebuiltStatesRequest) -> int:
+    _check_journal(asked.journal, at.core.id)
+    if len(asked.name.encode()) > states.MAX_FILED_BYTES:
+        raise ConfigError(f"the name of projection {asked.name!r} is longer than {states.MAX_FILED_BYTES} bytes")
+    saved = []
+    for one in asked.states:
+        if one.key:
+            _check_state(one)
+        saved.append((one.key, states.Saved(one.fingerprint, one.generation, one.first, asked.compacted, one.state)))
+    declared = Declared(asked.name, asked.version, [])
+    at.core.run(partial(states.replace_states, check_name(topic), declared, saved, begin=asked.begin))
+    at.entities.states.clear()
+    return len(saved)
+
+
+def _check_journal(asked: str, id: str) -> None:
+    if asked != id:
+        raise ConfigError("another journal is served here than where these states were loaded: none was saved")
+
+
+def _check_state(one: states.StreamedState) -> None:
+    if not one.key or len(one.key.encode()) > MAX_KEY_BYTES:
+        raise ConfigError(f"a key is text of 1 to {MAX_KEY_BYTES:,} bytes, not {one.key[:40]!r}")
+    if not 1 <= one.first <= one.generation:
+        raise ConfigError(f"the state of {one.key[:40]!r} begins at {one.first} and ends at {one.generation}")
