@@ -201,8 +201,10 @@ def test_failed_messages_show_their_error(cli: Cli) -> None:
     assert cli("failed", "q").out == ""
 
 
-def test_purge_asks(cli: Cli, emails: str) -> None:
-    assert "Remove all 3" in cli("purge", "emails", input="", code=2).err
+def test_purge_asks_with_the_failed_ones_counted(cli: Cli, emails: str) -> None:
+    cli("configure", "emails", "--dead-letter", "none")
+    cli("take", "emails", "--settle", "dead")
+    assert "Remove 3 messages of emails" in cli("purge", "emails", input="", code=2).err
     assert cli("purge", "emails", "--yes", "--json").document["removed"] == 3
 
 

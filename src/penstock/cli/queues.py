@@ -248,7 +248,9 @@ def redrive(
 @values.with_yes
 def purge(context: CommandContext, queue: Queue, yes: bool) -> Record:
     """Removes every message of a queue, also those in flight."""
-    context.confirm(f"Remove all {len(queue):,} messages of {queue.name}?", yes)
+    from penstock.observe.sample import held_messages
+
+    context.confirm(f"Remove {held_messages(queue)} of {queue.name}?", yes)
     return {"removed": queue.purge()}
 
 
@@ -263,6 +265,8 @@ def drop(context: CommandContext, queue: str, topic: bool, force: bool, yes: boo
     The topic of a queue's name stays, and with it the count of positions: a queue made again goes on from there. With
     --topic nothing stays but where it ended: a topic made again under this name goes on after it.
     """
+    from penstock.observe.sample import held_messages
+
     if topic:
         _drop_topic(context, queue, force, yes)
         return
@@ -272,7 +276,7 @@ def drop(context: CommandContext, queue: str, topic: bool, force: bool, yes: boo
         if queue not in journal.queues() and queue in journal.topics():
             raise Nothing(f"there is no queue {queue!r}; there is a topic: `penstock drop {queue} --topic`")
         handle = context.existing_queue(journal, queue)
-        context.confirm(f"Remove the queue {queue} with {len(handle):,} messages, its groups and schedules?", yes)
+        context.confirm(f"Remove the queue {queue} with {held_messages(handle)}, its groups and schedules?", yes)
         context.record({"queue": queue, "removed": handle.drop()})
 
 

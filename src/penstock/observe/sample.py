@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -11,6 +11,10 @@ from penstock.events import Event
 from penstock.observe.pipelines import FlowStatus
 from penstock.observe.workers import WorkerFailure
 from penstock.surface.failure import Attempt
+from penstock.units import counted
+
+if TYPE_CHECKING:
+    from penstock.surface.queue import Queue
 
 E = TypeVar("E")
 
@@ -101,6 +105,13 @@ class Sample(msgspec.Struct):
     """Workers that gave up and have not been started again."""
     unreadable: dict[str, str] = {}
     """Topics that cannot be read, wholly or in part, and why."""
+
+
+def held_messages(queue: Queue) -> str:
+    """How many messages a queue holds, failed ones too, in words; in fanout, for the group that has most left."""
+    numbers = [queue.stats(group) for group in queue.groups()]
+    most = max((one.ready + one.in_flight + one.delayed + one.failed for one in numbers), default=0)
+    return counted(max(most, len(queue)), "message")
 
 
 class GivenUpMessage(msgspec.Struct, Generic[E], frozen=True):

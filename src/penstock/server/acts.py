@@ -31,6 +31,7 @@ from penstock.local.backend import LocalJournal
 from penstock.names import AUDIT
 from penstock.observe import workers
 from penstock.observe.logs import Log
+from penstock.observe.sample import held_messages
 from penstock.protocol import queues, topics
 from penstock.protocol.operation import JSON, Operation, Role
 from penstock.queue.operations.repair import paced, replace
@@ -299,7 +300,7 @@ def policy(call: ActCall) -> str:
     if call.preview and not changed:
         return f"Nothing is different. Save the policy of {queue.name} all the same?"
     if call.preview:
-        return f"Change {words} of {queue.name}, with {counted(len(queue), 'message')} in it?"
+        return f"Change {words} of {queue.name}, with {held_messages(queue)} in it?"
     queue.configure(**changed)
     return f"the policy of {queue.name} was changed: {words or 'nothing'}"
 
@@ -350,15 +351,11 @@ def resume(call: ActCall) -> str:
     return f"{_paused(call)} goes on" if changed else f"{_paused(call)} was not paused"
 
 
-def _contents(queue: Queue) -> str:
-    return counted(sum(1 for _ in queue), "message")
-
-
 @act(queues.PURGE_QUEUE, danger="typed")
 def purge(call: ActCall) -> str:
     queue = call.queue
     if call.preview:
-        return f"Remove {_contents(queue)} of {queue.name}, also those in flight? This cannot be undone."
+        return f"Remove {held_messages(queue)} of {queue.name}, also those in flight? This cannot be undone."
     return happened(queue.purge(), "message", "removed")
 
 
@@ -367,7 +364,7 @@ def drop_queue(call: ActCall) -> str:
     queue = call.queue
     if call.preview:
         groups, schedules = counted(len(queue.groups()), "group"), counted(len(queue.schedules()), "schedule")
-        what = f"the queue {queue.name} and {_contents(queue)} in it, with {groups} and {schedules}"
+        what = f"the queue {queue.name} and {held_messages(queue)} in it, with {groups} and {schedules}"
         return f"Drop {what}? This cannot be undone; its topic stays."
     return f"the queue {queue.name} was dropped with {counted(queue.drop(), 'message')}"
 
