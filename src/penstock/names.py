@@ -121,9 +121,11 @@ def check_headers(headers: object) -> Mapping[str, str]:
 
 
 def check_limit(limit: int | None, name: str = "limit", minimum: int = 0) -> int | None:
-    """None for no limit, else a whole number of at least `minimum`."""
+    """None for no limit, else a whole number of at least `minimum` that can be stored."""
     if limit is not None and (not is_whole(limit) or limit < minimum):
         raise ConfigError(f"{name} must be None or a whole number of at least {minimum}, not {limit!r}")
+    if limit is not None and limit > MAX_POSITION:
+        raise ConfigError(f"{name} must be at most {MAX_POSITION}, or None for no limit, not {limit!r:.80}")
     return limit
 
 

@@ -192,8 +192,8 @@ def test_settings_are_values_and_are_kept(topic: Topic, reopen: Reopen) -> None:
     "settings",
     [
         {"max_age": -1}, {"max_age": "day"}, {"max_age": float("nan")}, {"max_events": 0}, {"max_events": 1.5},
-        {"max_events": True}, {"max_bytes": -5}, {"max_bytes": "1MB"}, {"by_key": 1}, {"dedup_window": -1},
-        {"retention": 5}, {"verified": "yes"},
+        {"max_events": True}, {"max_bytes": -5}, {"max_bytes": 2**64}, {"max_bytes": "1MB"}, {"by_key": 1},
+        {"dedup_window": -1}, {"retention": 5}, {"verified": "yes"},
     ],
     ids=repr,
 )  # fmt: skip

@@ -93,6 +93,7 @@ def test_bad_policies_are_named(journal: Journal) -> None:
         ({"max_attempts": 0}, "max_attempts"),
         ({"max_attempts": True}, "max_attempts"),
         ({"max_size": 0}, "max_size"),
+        ({"max_size": 2**64}, "max_size"),
         ({"max_in_flight": "many"}, "max_in_flight"),
         ({"ttl": 0}, "ttl"),
         ({"priority": 1}, "priority"),
