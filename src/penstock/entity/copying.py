@@ -34,7 +34,7 @@ from penstock.errors import ConfigError, Corrupt, FenceActive
 from penstock.events import EVENT_FIELDS, Event, parse_id
 from penstock.journal import keys
 from penstock.journal.blocks import ID_BYTES, Block, Columns, PlacedRows, low_bytes
-from penstock.journal.catalog import Settings, ended_topic, load_state
+from penstock.journal.catalog import Settings, ended_topic
 from penstock.journal.commit import Commit, adopt_topic, append_copies
 from penstock.journal.log import TopicLog
 from penstock.journal.reading import TopicView
@@ -173,7 +173,7 @@ class _FolderExport:
             self._meter = Meter(progress, sum(view.count() for view in views))
             self._save()  # an export of a journal without topics is one, too
             for view in views:
-                state = load_state(snap, view.topic_id, view.name)
+                state = view.state()
                 entry = self._manifest.topics.setdefault(view.name, TopicEntry(self._core.id))
                 entry.settings, entry.trimmed, entry.through = view.record.settings, state.trimmed, view.latest()
                 self._save()
@@ -586,7 +586,7 @@ def _held(seq: int, id: int, view: TopicView) -> bool:
     event = view.get(seq)
     if event is not None:
         return event._identity() == id
-    return seq <= max(view.trimmed(), load_state(view.snap, view.topic_id, view.name).compacted)
+    return seq <= max(view.trimmed(), view.state().compacted)
 
 
 def _batches(rows: Iterator[PlacedRows]) -> Iterator[PlacedRows]:

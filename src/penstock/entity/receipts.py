@@ -22,7 +22,7 @@ from penstock.errors import ConfigError, Corrupt, Unprovable
 from penstock.events import Event, Receipt
 from penstock.journal import keys
 from penstock.journal.blocks import Block
-from penstock.journal.catalog import load_state, missing
+from penstock.journal.catalog import missing
 from penstock.journal.commit import Commit
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.files import check_sealed
@@ -272,7 +272,7 @@ def verify(log: TopicLog, *, progress: Callable[[int, int], None] | None = None)
         view = TopicView.open(snap, name)
         if view is None:
             return VerifyReport(name)
-        state = load_state(snap, view.topic_id, name)
+        state = view.state()
         tree = TreeBuilder(snap, view.topic_id)
         compared = _Comparison(name, kept_hashes(snap, view.topic_id), max(state.trimmed, state.compacted))
         try:

@@ -97,7 +97,7 @@ def project(
         view = TopicView.open(snap, name)
         if view is None:
             return 0, None
-        state_of_topic = load_state(snap, view.topic_id, name)
+        state_of_topic = view.state()
         start = _start(view, declared, key, state_of_topic, states.get(view.topic_id, declared, key))
         state = _unpacked(projection, start) if start is not None else None
         if freshness == "cached" and start is not None and state is not None:
@@ -403,7 +403,7 @@ def verify_states(log: TopicLog, projection: type[P]) -> list[str | None]:
         view = TopicView.open(snap, log.name)
         if view is None:
             return wrong
-        topic = load_state(snap, view.topic_id, log.name)
+        topic = view.state()
         for key, saved in saved_states(snap, view.topic_id, folder.declared):
             if not is_valid(saved, folder.declared, topic):
                 continue
@@ -545,7 +545,7 @@ def rebuilt(snap: Snapshot, topic: str) -> Rebuilt:
     view = TopicView.open(snap, topic)
     if view is None:
         return Rebuilt()
-    compacted = load_state(snap, view.topic_id, topic).compacted
+    compacted = view.state().compacted
     return Rebuilt(view.newest(), view.count(), compacted)
 
 

@@ -147,13 +147,14 @@ def overlap(wanted: Bounds, held: Bounds) -> bool:
 class TopicView:
     """One topic in one snapshot; for a reader who says what time it is, without the events that are too old by then."""
 
-    __slots__ = ("hidden", "name", "record", "snap", "topic_id")
+    __slots__ = ("_state", "hidden", "name", "record", "snap", "topic_id")
 
     def __init__(self, snap: Snapshot, name: str, record: TopicRecord, now_ms: int | None = None) -> None:
         self.snap = snap
         self.name = name
         self.record = record
         self.topic_id = record.topic_id
+        self._state: TopicState | None = None
         self.hidden = 0
         """Positions up to here are older than the topic's `max_age`: they may be stored still, readers see none."""
         max_age = record.settings.max_age
@@ -166,35 +167,41 @@ class TopicView:
         record = load_record(snap, name)
         return None if record is None else cls(snap, name, record, now_ms)
 
+    def state(self) -> TopicState:
+        """What compaction has left of the topic: read once."""
+        if self._state is None:
+            self._state = load_state(self.snap, self.topic_id, self.name)
+        return self._state
+
     # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def latest(self) -> int:
         """The highest position ever assigned."""
         block = last_block(self.snap, self.topic_id, self.name)
         stored = block.last if block else 0
-        return max(stored, load_state(self.snap, self.topic_id, self.name).latest)
+        return max(stored, self.state().latest)
 
     def oldest(self) -> int:
         """The first position still stored; 0 for none."""
-        state = load_state(self.snap, self.topic_id, self.name)
+        state = self.state()
         if self.hidden > state.trimmed:
             return next((event.seq for event in self.events(self.hidden, keys.MAX_SEQ, 1)), 0)
-        block = self._first_block(state)
+        block = self._first_block()
         return max(block.first, state.trimmed + 1) if block else 0
 
     def count(self) -> int:
-        state = load_state(self.snap, self.topic_id, self.name)
+        state = self.state()
         stored = self.latest() - state.removed
         if self.hidden > state.trimmed:
-            stored -= self._count_stored(state.trimmed, self.hidden, state.compacted)
+            stored -= self.count_between(state.trimmed, self.hidden)
         return stored
 
     def trimmed(self) -> int:
         """The position through which everything was removed, or is too old to be seen."""
-        return max(self.hidden, load_state(self.snap, self.topic_id, self.name).trimmed)
+        return max(self.hidden, self.state().trimmed)
 
     def began(self) -> int:
         """The position after which the topic began: those up to it were of topics of this name that were dropped."""
-        return load_state(self.snap, self.topic_id, self.name).began
+        return self.state().began
 
     def newest(self) -> int:
         """The position of the newest event that the topic has had; 0 for none, also in one that was made anew."""
@@ -203,10 +210,7 @@ class TopicView:
 
     def count_between(self, after: int, through: int) -> int:
         """How many events are stored in after < position ≤ through."""
-        return self._count_stored(after, through, load_state(self.snap, self.topic_id, self.name).compacted)
-
-    def _count_stored(self, after: int, through: int, compacted: int) -> int:
-        if compacted <= after:
+        if self.state().compacted <= after:
             return through - after
         count = 0
         for segment in load_segments(self.snap, self.topic_id, after, through):
@@ -234,7 +238,7 @@ class TopicView:
         low, _ = keys.block_range(self.topic_id)
         for key, value in self.snap.scan(low, keys.block_key(self.topic_id, seq + 1), reverse=True):
             return open_block(self.snap, key, value, self.name)
-        state = load_state(self.snap, self.topic_id, self.name)
+        state = self.state()
         through = min(seq, state.sealed)  # compaction by key may have emptied what lies between these and the others
         if state.trimmed < through:
             sealed = sealed_blocks(self.snap, self.topic_id, self.name, 0, through, state.trimmed, reverse=True)
@@ -245,20 +249,18 @@ class TopicView:
         """The blocks with events in after < position ≤ through, ascending."""
         if after >= through:
             return
-        state = load_state(self.snap, self.topic_id, self.name)
+        state = self.state()
         if state.sealed > after:
             high = min(through, state.sealed)
             yield from sealed_blocks(self.snap, self.topic_id, self.name, after, high, state.trimmed)
             after = high
             if after >= through:
                 return
-        yield from self.hot_blocks(after, through, state, open_block)
+        yield from self.hot_blocks(after, through, open_block)
 
-    def hot_blocks(
-        self, after: int, through: int, state: TopicState, open: Callable[[Snapshot, bytes, bytes, str], S]
-    ) -> Iterator[S]:
+    def hot_blocks(self, after: int, through: int, open: Callable[[Snapshot, bytes, bytes, str], S]) -> Iterator[S]:
         """What `open` makes of the blocks in the store itself (their keys and values): all but the sealed ones."""
-        start = after + 1
+        state, start = self.state(), after + 1
         whole = max(after, state.trimmed, state.compacted)  # through here, positions may be missing by design
         first, _ = keys.block_range(self.topic_id)
         if after:
@@ -284,7 +286,7 @@ class TopicView:
         """The same, descending."""
         low, _ = keys.block_range(self.topic_id)
         stop = keys.block_key(self.topic_id, min(through, keys.MAX_SEQ) + 1)
-        state = load_state(self.snap, self.topic_id, self.name)
+        state = self.state()
         if state.sealed > after:
             yield from self.blocks_back(state.sealed, through)
             high = min(through, state.sealed)
@@ -384,7 +386,7 @@ class TopicView:
         row = block.row_of(seq) if block else None
         if row is not None and block is not None:
             return Event(block, row)
-        state = load_state(self.snap, self.topic_id, self.name)
+        state = self.state()
         if seq > max(state.trimmed, state.compacted):
             self._check_is_end(seq, seq)
         return None
@@ -392,8 +394,8 @@ class TopicView:
     # ── searching ────────────────────────────────────────────────────────────────────────────────────────────────────
     def _search(self, at_or_before: Callable[[Block], bool]) -> Block | None:
         """The last block for which a condition holds that is true of a prefix of the blocks; by halving positions."""
-        state = load_state(self.snap, self.topic_id, self.name)
-        first, last = self._first_block(state), last_block(self.snap, self.topic_id, self.name)
+        state = self.state()
+        first, last = self._first_block(), last_block(self.snap, self.topic_id, self.name)
         if last is None and state.sealed > state.trimmed:
             last = self.block_holding(state.sealed)
         if first is None or last is None or not at_or_before(first):
@@ -411,7 +413,8 @@ class TopicView:
                 high = block.first
         return found
 
-    def _first_block(self, state: TopicState) -> Block | None:
+    def _first_block(self) -> Block | None:
+        state = self.state()
         if state.sealed > state.trimmed:
             for block in self.blocks(state.trimmed, state.sealed):  # the first positions may be empty: compacted by key
                 return block
@@ -427,7 +430,7 @@ class TopicView:
         """The last position recorded before a time; 0 for none."""
         block = self._search(lambda block: block.run_times[0] < ms)
         if block is None:
-            state = load_state(self.snap, self.topic_id, self.name)
+            state = self.state()
             return state.trimmed if state.recorded_ms and state.recorded_ms < ms else 0
         rows = range(block.count)
         low, high = 0, len(rows)

@@ -580,9 +580,8 @@ def stored_blocks(snap: Snapshot, topic_id: int, topic: str, start: int, stop: i
     record = load_record(snap, topic)
     if record is None or record.topic_id != topic_id:
         return  # dropped since: its blocks are being cleared away, and none of them is lost
-    state = load_state(snap, topic_id, topic)
     view = TopicView(snap, topic, record)
-    yield from view.hot_blocks(max(start - 1, state.sealed), stop, state, _open_stored)
+    yield from view.hot_blocks(max(start - 1, view.state().sealed), stop, _open_stored)
 
 
 def _open_stored(snap: Snapshot, key: bytes, value: bytes, topic: str) -> BlockRow:
@@ -738,20 +737,19 @@ def fill_summaries(
             view = TopicView.open(snap, topic)
             if view is None:
                 return
-            state = load_state(snap, view.topic_id, topic)
             indexed = hashed and view.record.settings.indexed
-            made, after = _unsummarised(view, max(after, state.trimmed, state.sealed), state, indexed)
+            made, after = _unsummarised(view, max(after, view.state().trimmed, view.state().sealed), indexed)
         if made:
             writer.run_relaxed(_keep_summaries, topic, view.topic_id, made)
         if len(made) < SUMMARY_RANGES:
             return
 
 
-def _unsummarised(view: TopicView, after: int, state: TopicState, indexed: bool) -> tuple[dict[int, Said], int]:
+def _unsummarised(view: TopicView, after: int, indexed: bool) -> tuple[dict[int, Said], int]:
     """What is to be said of some blocks after a position, by their first ones, and how far was looked."""
     made: dict[int, Said] = {}
     for low, high in view.spans(after, keys.MAX_SEQ, EVERYTHING, occurred=(1, 0)):
-        for block in view.hot_blocks(low, high, state, open_block):
+        for block in view.hot_blocks(low, high, open_block):
             after = block.last
             if low < block.first and block.last <= high:
                 said = said_of(block.wire, indexed=indexed and block.wire.seqs is None)

@@ -32,7 +32,7 @@ from penstock.journal.blocks import (
     unpack_signed,
     whole_value,
 )
-from penstock.journal.catalog import load_state, open_block
+from penstock.journal.catalog import open_block
 from penstock.journal.index.index import EntityIndex, prefixed_in_runs
 from penstock.journal.index.runs import load_directory
 from penstock.journal.reading import Bounds, EventQuery, TopicView
@@ -96,7 +96,7 @@ def stored_blocks(view: TopicView, after: int, through: int) -> Iterator[StoredB
     """The blocks with events in after < position ≤ through, ascending. Sealed ones are made of their row groups."""
     if after >= through:
         return
-    state = load_state(view.snap, view.topic_id, view.name)
+    state = view.state()
     if state.sealed > after:
         high = min(through, state.sealed)
         for block in sealed_blocks(view.snap, view.topic_id, view.name, after, high, state.trimmed):
@@ -104,7 +104,7 @@ def stored_blocks(view: TopicView, after: int, through: int) -> Iterator[StoredB
         after = high
         if after >= through:
             return
-    yield from view.hot_blocks(after, through, state, _stored)
+    yield from view.hot_blocks(after, through, _stored)
 
 
 def _stored(snap: Snapshot, key: bytes, value: bytes, topic: str) -> StoredBlock:
@@ -124,15 +124,9 @@ def list_lakes(at: LocalBackend, query: wire.TopicsQuery) -> list[LakeSummary]:
 
 
 # ── ranges ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def read_ends(at: LocalBackend, query: wire.TopicsQuery) -> wire.EndsDocument:
-    with at.core.engine.read() as snap:
-        now, names = at.clock.now_ms(), map(check_name, query.topic or _topic_names(snap))
-        views = (TopicView.open(snap, name, now) for name in names)
-        return wire.EndsDocument(at.core.id, {view.name: _ends_of(view) for view in views if view is not None})
-
-
-def _ends_of(view: TopicView) -> TopicEnds:
-    trimmed, state = view.trimmed(), load_state(view.snap, view.topic_id, view.name)
+def ends_of(view: TopicView) -> TopicEnds:
+    """Where a topic begins and ends."""
+    trimmed, state = view.trimmed(), view.state()
     return TopicEnds(trimmed, view.latest(), state.began, max(trimmed, state.began, state.compacted))
 
 
@@ -153,7 +147,7 @@ def read_cuts(at: LocalBackend, name: str, query: wire.CutsQuery) -> wire.CutsDo
 
 def _range_size(view: TopicView, after: int, through: int) -> int:
     """About how many bytes a range has: as if all its hot blocks were like the one in their middle."""
-    sealed = min(load_state(view.snap, view.topic_id, view.name).sealed, through)
+    sealed = min(view.state().sealed, through)
     size = 0
     if sealed > after:
         for segment in load_segments(view.snap, view.topic_id, after, sealed):
@@ -190,7 +184,7 @@ def _range_cuts(view: TopicView, after: int, through: int, pieces: int, *, exact
 
 def _start_near(view: TopicView, seq: int) -> int | None:
     """Where the block begins that holds a position; the row group, when it is sealed."""
-    if seq <= load_state(view.snap, view.topic_id, view.name).sealed:
+    if seq <= view.state().sealed:
         return sealed_start(view.snap, view.topic_id, view.name, seq)
     block = view.block_holding(seq)
     return None if block is None else block.first

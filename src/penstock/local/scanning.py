@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 
 from penstock.events import Event
 from penstock.journal.blocks import Block
-from penstock.journal.catalog import load_state
 from penstock.journal.index.index import EntityIndex, Lookup, entity_events
 from penstock.journal.reading import Bounds, EventQuery, TopicView
 from penstock.journal.sealed.columns import columns_schema
@@ -40,7 +39,7 @@ class LocalScan:
         self._view = view
         self._index = index
         self._opened: Lookup | None = None
-        state = load_state(view.snap, view.topic_id, view.name)
+        state = view.state()
         self._sealed = state.sealed
         self.after = max(view.hidden, state.trimmed)
         self.through = view.latest()

@@ -25,7 +25,7 @@ from penstock.errors import Closed, Corrupt, PenstockError, UnknownQueue
 from penstock.events import Event
 from penstock.journal import keys
 from penstock.journal.blocks import stored_size
-from penstock.journal.catalog import load_state, open_block
+from penstock.journal.catalog import open_block
 from penstock.journal.cursors import read_consumers
 from penstock.journal.reading import TopicView
 from penstock.observe import pipelines, workers
@@ -84,7 +84,7 @@ def _sample_topic(snap: Snapshot, name: str, topics: dict[str, TopicSample], unr
     view = TopicView.open(snap, name)
     if view is None:
         return
-    latest, state = view.latest(), load_state(snap, view.topic_id, name)
+    latest, state = view.latest(), view.state()
     if state.unreadable:
         unreadable[name] = state.unreadable
     consumers = read_consumers(snap, view.topic_id, latest)

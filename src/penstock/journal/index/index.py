@@ -20,7 +20,7 @@ from penstock.engine.contract import Engine, Snapshot
 from penstock.events import Event
 from penstock.journal import keys
 from penstock.journal.blocks import Block, text_values
-from penstock.journal.catalog import Head, TopicRecord, last_block, load_state, open_block
+from penstock.journal.catalog import Head, TopicRecord, last_block, open_block
 from penstock.journal.index import memtable
 from penstock.journal.index.memtable import Memtable, Newest, Piece, block_size
 from penstock.journal.index.runs import (
@@ -152,7 +152,7 @@ class Lookup:
         self._behind = False
         self._extra: Memtable | None = None
         self.directory = directory = load_directory(view.snap, view.topic_id, view.name)
-        state = load_state(view.snap, view.topic_id, view.name)
+        state = view.state()
         self._trimmed = max(state.trimmed, view.hidden)
         base = max(directory.through, state.trimmed)
         tail = index.memtables.get(view.name)

@@ -139,7 +139,7 @@ class _Sealing:
                 raise ConfigError(
                     f"topic {self.topic!r} keeps only the newest event of every key, so its history is never settled"
                 )
-            state = load_state(snap, view.topic_id, self.topic)
+            state = view.state()
             seals = load_seals(snap, view.topic_id)
             ranges = plan_ranges(view, max(state.sealed, state.trimmed), through, self.file_events)
             left = 0
@@ -328,7 +328,7 @@ class _Sealing:
         """Puts one file in the place of several; theirs go with the next seal, so that readers can finish with them."""
         with self.core.engine.read() as snap:
             view = topic_to_seal(snap, self.topic)
-            trimmed = load_state(snap, view.topic_id, self.topic).trimmed
+            trimmed = view.state().trimmed
         if trimmed >= old[0].last:
             return  # compacted meanwhile: the rest waits for the next seal
         new = write_segment(self.core.engine, self._target(), max(old[0].first - 1, trimmed), old[-1].last)
@@ -349,7 +349,7 @@ class _Sealing:
             view = topic_to_seal(snap, self.topic)
             if load_seals(snap, view.topic_id).token != self.token:
                 raise compacted(self.topic)
-            state = load_state(snap, view.topic_id, self.topic)
+            state = view.state()
             segments = list(load_segments(snap, view.topic_id, state.trimmed))
         owner = Owner(self.core.id, self.topic, self.lake)
         bring_up_to_date(owner, self.settings, segments, max(state.sealed, state.trimmed))

@@ -22,7 +22,6 @@ from penstock.durable import like, make_folder, move_into_place
 from penstock.engine.contract import Engine, Snapshot
 from penstock.errors import ConfigError, Corrupt, StorageError, UnknownTopic
 from penstock.journal.blocks import Block
-from penstock.journal.catalog import load_state
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.columns import Partition, TypedColumns, text_and_bytes
 from penstock.journal.sealed.files import open_lake
@@ -75,7 +74,7 @@ def write_segment(engine: Engine, target: SealTarget, after: int, through: int) 
     topic = target.topic
     with engine.read() as snap:
         view = topic_to_seal(snap, topic)
-        state = load_state(snap, view.topic_id, topic)
+        state = view.state()
         day = None if state.trimmed > after else day_of(view, after + 1, through)
         if day is None:
             raise compacted(topic)

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from penstock.engine.url import OBJECT_SCHEMES
 from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
 from penstock.journal.bulk import PreparedPiece, drop_job, staged_batches
-from penstock.journal.catalog import load_state
 from penstock.journal.checking import checked_wire
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.segments import FILE_EVENTS, SealReport
@@ -48,11 +47,8 @@ def _blocks(service: Service, topic: str, query: wire.BlocksQuery) -> tuple[byte
     after, through = query.after, query.through
     values: list[bytes] = []
     size = 0
-    with service.journal._engine.read() as snap:
-        view = TopicView.open(snap, check_name(topic))
-        if view is None:
-            raise UnknownTopic(f"there is no topic {topic!r}")
-        trimmed = load_state(view.snap, view.topic_id, topic).trimmed
+    with _topic(service, topic) as view:
+        trimmed = view.state().trimmed
         if query.strict and after < min(trimmed, through):
             raise PositionTrimmed(
                 f"events {after + 1} to {min(trimmed, through)} of topic {topic!r} were removed; "
