@@ -7,8 +7,6 @@ process whose clock is behind, is found all the same.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from heapq import merge
@@ -20,13 +18,13 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.engine.contract import Snapshot
-from penstock.errors import Closed, ConfigError
+from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal import keys
 from penstock.journal.following import STEP
 from penstock.journal.log import read_view
 from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
-from penstock.journal.waking import Signalled
+from penstock.journal.waking import ReadingAhead
 from penstock.names import SYSTEM, WILD, check_name, check_position, check_topics, check_whole, is_system
 from penstock.surface.subscription import JournalSubscription
 
@@ -220,36 +218,26 @@ class AcrossReader:
         return step
 
 
-class LocalJournalSubscription(Signalled, JournalSubscription):
+class LocalJournalSubscription(ReadingAhead, JournalSubscription):
     """Events of several topics after positions, as they come."""
 
     def __init__(self, core: JournalCore, query: AcrossQuery, buffer: int) -> None:
-        self._core = core
         self._reader = AcrossReader(core, query)
         self._buffer = check_whole(buffer, "buffer")
-        super().__init__(core.hub, self._reader.signal)
-        self._ahead: deque[Event] = deque()
+        super().__init__(core, self._reader.signal)
         self._given = self._reader.reached
-        self._turn = threading.Lock()
 
     @property
     def positions(self) -> dict[str, int]:
         with self._turn:
             return dict(self._given)
 
-    def _ready(self, *, ask: bool) -> Event | None:
-        with self._turn:
-            done = False
-            while not self._ahead and not done and not self._closed:
-                if self._core.closed:
-                    raise Closed("the journal was closed under this subscription")
-                step = self._reader.step(self._buffer)
-                self._ahead.extend(step.events)
-                done = step.done
-                if not step.events:
-                    self._given = step.reached
-            if not self._ahead or self._closed:
-                return None
-            event = self._ahead.popleft()
-            self._given = {**self._given, event.topic: event.seq} if self._ahead else self._reader.reached
-            return event
+    def _read_on(self) -> bool:
+        step = self._reader.step(self._buffer)
+        self._ahead.extend(step.events)
+        if not step.events:
+            self._given = step.reached
+        return not step.done
+
+    def _hand_out(self, event: Event) -> None:
+        self._given = {**self._given, event.topic: event.seq} if self._ahead else self._reader.reached

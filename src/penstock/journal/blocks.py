@@ -280,10 +280,7 @@ class Block:
         """The producers' times, in milliseconds."""
         if self.wire.occurred is not None:
             return unpack_signed(self.wire.occurred, self.count)
-        times: list[int] = []
-        for start, stop, ms in zip(self.run_starts, [*self.run_starts[1:], self.count], self.run_times, strict=True):
-            times.extend([ms] * (stop - start))
-        return times
+        return spread(self)[1]
 
     def occurred_ms(self, row: int) -> int:
         return self.recorded_ms(row) if self.wire.occurred is None else self.occurred_times[row]

@@ -7,6 +7,7 @@ forgotten and read again in the next transaction.
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TypeVar
@@ -407,9 +408,4 @@ def write_blocks(tx: WriteTx, head: Head, part: RecentBlock) -> tuple[bytes, byt
 
 def _fitting(weights: Sequence[int], start: int) -> int:
     """How many events from `start` on make a block of the usual size; at least one."""
-    fitting = 0
-    for total in accumulate(weights[start : start + BLOCK_EVENTS]):
-        if total > BLOCK_BYTES and fitting:
-            break
-        fitting += 1
-    return fitting
+    return max(1, bisect_right(list(accumulate(weights[start : start + BLOCK_EVENTS])), BLOCK_BYTES))

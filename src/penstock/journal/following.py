@@ -8,20 +8,18 @@ on, and one that was behind gets PositionTrimmed.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, Unpack
 
 from penstock.clock import to_ms
-from penstock.errors import Closed, ConfigError, Lagged
+from penstock.errors import ConfigError, Lagged
 from penstock.events import Event
 from penstock.journal import keys
 from penstock.journal.index.index import entity_events
 from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
-from penstock.journal.waking import Signalled
+from penstock.journal.waking import ReadingAhead
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.names import check_limit, check_position, check_whole
 from penstock.surface.subscription import OnLag, Subscription
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 _READ_AHEAD = 1024
 
 
-class LocalSubscription(Signalled, Subscription):
+class LocalSubscription(ReadingAhead, Subscription):
     """Events after a position as they come: iterate it (also with `async for`), or ask for the `next` one."""
 
     def __init__(
@@ -51,17 +49,14 @@ class LocalSubscription(Signalled, Subscription):
             raise ConfigError(f'on_lag is "catch_up", "raise" or "drop", not {on_lag!r}')
         check_whole(buffer, "buffer")
         self._log = log
-        self._core = log.core
-        super().__init__(log.core.hub, log.core.hub.signal(log.name))
+        super().__init__(log.core, log.core.hub.signal(log.name))
         self._buffer = buffer
         self._on_lag: OnLag = on_lag
-        self._ahead: deque[Event] = deque()
         self._live = after == "latest"
         self._position = log.latest if after == "latest" else after
         self._wanted = wanted
         self._read_through = self._position
         """How far the topic was read; events in between that were not chosen are behind."""
-        self._turn = threading.Lock()
         self.missed = 0
         """Events skipped so far, with on_lag="drop"."""
 
@@ -71,31 +66,20 @@ class LocalSubscription(Signalled, Subscription):
         return self._position
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _ready(self, *, ask: bool) -> Event | None:
-        """The next event that is already stored. Threads that share a subscription take turns, each event to one."""
-        with self._turn:
-            if self._closed or (not self._ahead and not self._refill()):
-                return None
-            event = self._ahead.popleft()
-            self._position = event.seq
-            return event
+    def _read_on(self) -> bool:
+        start = max(self._position, self._read_through)
+        found, through, ended = search(self._log, self._wanted, start, max(self._buffer, _READ_AHEAD), self._begin)
+        self._live = self._live or ended
+        if through == start:
+            return False
+        self._ahead.extend(found)
+        self._read_through = through
+        if not found:
+            self._position = through
+        return True
 
-    def _refill(self) -> bool:
-        """Reads on until something is chosen; False when there is nothing more."""
-        if self._core.closed:
-            raise Closed("the journal was closed under this subscription")
-        most = max(self._buffer, _READ_AHEAD)
-        while not self._ahead and not self._closed:
-            start = max(self._position, self._read_through)
-            found, through, ended = search(self._log, self._wanted, start, most, self._begin)
-            self._live = self._live or ended
-            if through == start:
-                return False
-            self._ahead.extend(found)
-            self._read_through = through
-            if not found:
-                self._position = through
-        return bool(self._ahead)
+    def _hand_out(self, event: Event) -> None:
+        self._position = event.seq
 
     def _begin(self, view: TopicView | None) -> int:
         """Where a search goes on: later when the subscriber may lag no further."""

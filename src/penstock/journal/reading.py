@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -432,12 +433,4 @@ class TopicView:
         if block is None:
             state = self.state()
             return state.trimmed if state.recorded_ms and state.recorded_ms < ms else 0
-        rows = range(block.count)
-        low, high = 0, len(rows)
-        while low < high:
-            middle = (low + high) // 2
-            if block.recorded_ms(middle) < ms:
-                low = middle + 1
-            else:
-                high = middle
-        return block.seq(low - 1)
+        return block.seq(bisect_left(range(block.count), ms, key=block.recorded_ms) - 1)

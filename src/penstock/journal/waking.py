@@ -26,6 +26,8 @@ from penstock.ticket import wake_waiters
 if TYPE_CHECKING:
     import asyncio
 
+    from penstock.events import Event
+    from penstock.journal.core import JournalCore
     from penstock.ticket import Waiter
 
 
@@ -189,6 +191,38 @@ class Signalled:
     async def _wait_async(self, seen: int, left: float | None) -> None:
         with self._hub:
             await self._signal.wait_async(seen, left)
+
+
+class ReadingAhead(Signalled):
+    """What is followed by reading some events at a time. Threads that share it take turns, each event to one."""
+
+    def __init__(self, core: JournalCore, signal: Signal) -> None:
+        super().__init__(core.hub, signal)
+        self._core = core
+        self._ahead: deque[Event] = deque()
+        self._turn = threading.Lock()
+
+    def _ready(self, *, ask: bool) -> Event | None:
+        """The next event that is already stored."""
+        with self._turn:
+            while not self._ahead and not self._closed:
+                if self._core.closed:
+                    raise Closed("the journal was closed under this subscription")
+                if not self._read_on():
+                    break
+            if not self._ahead or self._closed:
+                return None
+            event = self._ahead.popleft()
+            self._hand_out(event)
+            return event
+
+    def _read_on(self) -> bool:
+        """Reads a step; False when there is nothing more."""
+        raise NotImplementedError
+
+    def _hand_out(self, event: Event) -> None:
+        """Notes that an event goes to a caller."""
+        raise NotImplementedError
 
 
 class Hub:

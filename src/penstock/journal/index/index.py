@@ -248,7 +248,7 @@ class Lookup:
         recent = self._recent(key, max(after, self.directory.through), through, reverse)
         if not self.directory.runs:
             return recent
-        covered = self._run_pieces(key, after, through, reverse=reverse)
+        covered = self._run_pieces(ENTITIES, key, after, through, reverse=reverse)
         return chain(recent, covered) if reverse else chain(covered, recent)
 
     def _recent(self, key: str, after: int, through: int, reverse: bool) -> Iterator[Piece]:
@@ -268,18 +268,21 @@ class Lookup:
             if rows:
                 yield block, rows[::-1] if reverse else rows
 
-    def _run_pieces(self, key: str, after: int, through: int, *, reverse: bool) -> Iterator[Piece]:
+    def _run_pieces(
+        self, section: bytes, term: str, after: int, through: int, *, reverse: bool = False
+    ) -> Iterator[Piece]:
+        """The rows of a term in the runs; those of causes and correlations say where its events are."""
         runs = self.directory.runs
         asked = 0
         for run in reversed(runs) if reverse else runs:
-            if run.last <= after or run.first > through or "e" not in run.sections:
+            if run.last <= after or run.first > through or section.decode() not in run.sections:
                 continue
-            if not self._index.may_hold(self._view.snap, self._view.topic_id, run, key):
+            if section == ENTITIES and not self._index.may_hold(self._view.snap, self._view.topic_id, run, term):
                 continue
             asked += 1
             if asked == INDEX_FAN_IN:
                 self._index.crowded(self._view.name)
-            chunks = self._chunks_back(run, key, through) if reverse else self._chunks(run, ENTITIES, key, after)
+            chunks = self._chunks_back(run, term, through) if reverse else self._chunks(run, section, term, after)
             for block, start, stop in chunks:
                 seqs = block.seqs
                 while start < stop and seqs[start] <= after:
@@ -360,7 +363,9 @@ class Lookup:
         return self._named(CORRELATIONS, memtable.CORRELATIONS, id)
 
     def _named(self, section: bytes, column: int, id: str) -> Iterator[Event]:
-        yield from self._marked(section, id)
+        for block, rows in self._run_pieces(section, id, self._trimmed, keys.MAX_SEQ):
+            found = (self._view.get(block.seqs[row]) for row in rows)
+            yield from (event for event in found if event is not None)
         for tail, after, through in self._tails():
             for block, rows in tail.pieces(self._view, column, id, after, through):
                 yield from [Event(block, row) for row in rows]
@@ -376,16 +381,6 @@ class Lookup:
             yield self._tail, after, self._limit
         if self._extra is not None:
             yield self._extra, max(after, self._limit), keys.MAX_SEQ
-
-    def _marked(self, section: bytes, id: str) -> Iterator[Event]:
-        for run in self.directory.runs:
-            if section.decode() not in run.sections or run.last <= self._trimmed:
-                continue
-            for block, start, stop in self._chunks(run, section, id, self._trimmed):
-                for seq in block.seqs[start:stop]:
-                    event = self._view.get(seq) if seq > self._trimmed else None
-                    if event is not None:
-                        yield event
 
 
 OpenIndex = Callable[[TopicView], Lookup]
