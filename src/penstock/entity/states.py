@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -222,10 +221,9 @@ def load_saved(snap: Snapshot, topic: int, declared: Declared, key: str | None) 
 
 
 def _saved(value: bytes) -> Saved | None:
-    if len(value) < 4 or zlib.crc32(memoryview(value)[:-4]) != int.from_bytes(value[-4:]):
-        return None
+    body = keys.without_checksum(value)
     try:
-        return _decode(memoryview(value)[:-4])
+        return None if body is None else _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -283,8 +281,7 @@ def save(tx: WriteTx, topic: int, declared: Declared, key: str | None, saved: Sa
         same = (known.fingerprint, known.compacted, known.first) == (saved.fingerprint, saved.compacted, saved.first)
         if same:
             return
-    body = _encode(saved)
-    tx.put(saved_key(topic, declared, key), body + zlib.crc32(body).to_bytes(4))
+    tx.put(saved_key(topic, declared, key), keys.with_checksum(_encode(saved)))
 
 
 def drop_states(tx: WriteTx, topic: int, declared: Declared) -> None:

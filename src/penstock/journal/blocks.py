@@ -28,6 +28,7 @@ from penstock.engine.base import PIECE_BYTES, crc32
 from penstock.engine.contract import Snapshot
 from penstock.errors import Corrupt
 from penstock.events import Event
+from penstock.journal.keys import with_checksum, without_checksum
 
 T = TypeVar("T")
 
@@ -460,7 +461,7 @@ def _join_headers(parts: Sequence[tuple[Headers, int]]) -> Headers:
 # its checksum, as a block does.
 
 
-_REFERENCE_MARK = 0xC1
+_REFERENCE_MARK = b"\xc1"
 """msgpack never uses this byte."""
 
 
@@ -472,7 +473,7 @@ class Reference(msgspec.Struct, array_like=True, frozen=True, gc=False):
     count: int
     first: int
     recorded_ms: int
-    id: int
+    id: bytes
 
     @property
     def last(self) -> int:
@@ -480,30 +481,25 @@ class Reference(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 _encode_reference = msgspec.msgpack.Encoder().encode
-_StoredReference = tuple[bytes, int, int, int, int, bytes]
-_decode_reference = msgspec.msgpack.Decoder(_StoredReference).decode
+_decode_reference = msgspec.msgpack.Decoder(Reference).decode
 
 
 def pack_reference(made: Reference) -> bytes:
     """The stored form of a reference."""
-    number = made.id.to_bytes(16)
-    body = bytes((_REFERENCE_MARK,)) + _encode_reference(
-        (made.key, made.size, made.count, made.first, made.recorded_ms, number)
-    )
-    return body + zlib.crc32(body).to_bytes(4)
+    return with_checksum(_REFERENCE_MARK + _encode_reference(made))
 
 
 def reference_in(value: bytes, topic: str) -> Reference | None:
     """The reference that is stored in a block's place; None when the block itself is."""
-    if value[:1] != b"\xc1":
+    if value[:1] != _REFERENCE_MARK:
         return None
-    if zlib.crc32(value[:-4]) != int.from_bytes(value[-4:]):
+    body = without_checksum(value)
+    if body is None:
         raise Corrupt("a block's reference fails its checksum", topic=topic)
     try:
-        key, size, count, first, recorded_ms, number = _decode_reference(value[1:-4])
+        return _decode_reference(body[1:])
     except msgspec.DecodeError as error:
         raise Corrupt(f"a block's reference does not decode: {error}", topic=topic) from error
-    return Reference(key, size, count, first, recorded_ms, int.from_bytes(number))
 
 
 def stored_size(value: bytes) -> int:
@@ -523,7 +519,7 @@ def resolve_reference(snap: Snapshot, found: Reference, topic: str) -> Block:
     wire = read_block(value, topic).wire
     if wire.count != found.count:
         raise Corrupt(f"a block stored apart has {wire.count} events, not {found.count}", topic=topic, seq=found.first)
-    stamp(wire, found.first, found.recorded_ms, found.id)
+    stamp(wire, found.first, found.recorded_ms, int.from_bytes(found.id))
     return Block(wire, topic)
 
 

@@ -243,7 +243,7 @@ def _refer(commit: Commit, key: bytes, block: StagedBlock, piece: int, index: in
         raise topic_is_full(name, head.latest, block.count)
     recorded = max(commit.now_ms, head.recorded_ms)
     number = next_id(head.last_id, recorded, head.id_bits)
-    made = Reference(key, block.size, block.count, first, recorded, number)
+    made = Reference(key, block.size, block.count, first, recorded, number.to_bytes(16))
     commit.tx.put(keys.block_key(head.topic_id, first), pack_reference(made))
     # It may have causes: the block is not opened here.
     commit.move_end(head, last, recorded, number + block.count - 1, block.count, causal=True)

@@ -30,7 +30,7 @@ from penstock.journal.blocks import (
     seal,
 )
 from penstock.journal.keys import block_key
-from penstock.journal.summaries import said_of, summarise, summarise_joined
+from penstock.journal.summaries import range_rows, replace_range_rows, summarise
 from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MERGE_FAN_IN, SMALL_BYTES, SUMMARY_EVENTS, TOPIC_DEDUP_WINDOW
 
 T = TypeVar("T")
@@ -246,7 +246,7 @@ class Catalog:
         self.reshaped = 0
         """Grows whenever blocks may have been exchanged by others than the housekeeper."""
         self.unfolded = 0
-        """How many topics commits have said to be unfolded."""
+        """How many topics commits have noted as unfolded."""
         self.exchanged = 0
         """Grows whenever blocks may have been exchanged by others than the writer itself."""
 
@@ -370,8 +370,8 @@ def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> tuple
         tx.delete_range(key + b"\0", block_key(head.topic_id, first))
         tx.put(key, value)
         last = joined.first + joined.count - 1
-        said = said_of(joined, indexed=head.settings.indexed)
-        summarise_joined(tx, head.topic_id, head.name, joined.first, last, said)
+        about = range_rows(joined, indexed=head.settings.indexed)
+        replace_range_rows(tx, head.topic_id, head.name, joined.first, last, about)
         head.tail = None
         return key, value, None
     wire = build_wire(columns, first, recorded_ms, base_id)

@@ -42,7 +42,8 @@ from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MAX_POSITION
 from penstock.names import check_limit
 
 if TYPE_CHECKING:
-    from penstock.journal.index.memtable import Memtable, Newest
+    from penstock.journal.index.index import EntityIndex
+    from penstock.journal.index.memtable import Newest
 
 
 _VERSION_BITS = 0x7 << 76 | 0x2 << 62
@@ -50,17 +51,6 @@ _RANDOM_BITS = (1 << 80) - 1 & ~(0xF << 76 | 0x3 << 62 | 1 << 61 | keys.ID_BITS 
 _COUNTED_BITS = (1 << 31) - 1
 """What is random in an id. Commits of one millisecond count up above the bits of the topic, a run's ids below them; in
 both the top bit is free for the carry."""
-
-
-class EntityHistory(Protocol):
-    """What a commit asks of an entity's past."""
-
-    def generation(self, commit: Commit, head: Head, key: str) -> int:
-        """The position of an entity's newest event, this commit's events included."""
-        ...
-
-    memtables: dict[str, Memtable]
-    """The topics whose newest events are indexed in memory."""
 
 
 class LateRow(Protocol):
@@ -127,7 +117,7 @@ class Commit:
         "tx",
     )
 
-    def __init__(self, catalog: Catalog, tx: WriteTx, now_ms: int, entities: EntityHistory) -> None:
+    def __init__(self, catalog: Catalog, tx: WriteTx, now_ms: int, entities: EntityIndex) -> None:
         self.catalog = catalog
         self.entities = entities
         self.additions: dict[str, TopicAdditions] = {}

@@ -246,6 +246,17 @@ def stored(decode: Callable[[bytes], T], value: bytes, what: str) -> T:
         raise Corrupt(f"{what} does not decode: {error}") from error
 
 
+def with_checksum(body: bytes) -> bytes:
+    """A row's bytes and their CRC-32."""
+    return body + zlib.crc32(body).to_bytes(4)
+
+
+def without_checksum(value: bytes) -> memoryview | None:
+    """What `with_checksum` was given; None when the checksum is another, which only damage makes of it."""
+    body = memoryview(value)[:-4]
+    return body if len(value) >= 4 and zlib.crc32(body) == int.from_bytes(value[-4:]) else None
+
+
 def prefix_end(prefix: bytes) -> bytes:
     """The smallest key after every key that begins with `prefix` (whose last byte is not 255)."""
     return prefix[:-1] + bytes([prefix[-1] + 1])

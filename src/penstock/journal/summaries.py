@@ -4,8 +4,8 @@
     j topic first             hashes of the keys, causes and correlations of one range         (msgpack, CRC-32)
 
 A commit of many events writes both beside its block, and so does merging small blocks. Events never change and
-positions are never reused: what is said of a range stays right for as long as its topic lives, whatever becomes of the
-blocks. Positions of which nothing is said are read. Housekeeping puts neighbouring summaries into one row; the hashes
+positions are never reused: the rows about a range stay right for as long as its topic lives, whatever becomes of the
+blocks. Positions without such rows are read. Housekeeping puts neighbouring summaries into one row; the hashes
 go when a run of the index covers their range.
 """
 
@@ -121,41 +121,41 @@ def rows_with(hashes: bytes | bytearray, term: str, start: int, stop: int, *, re
 
 
 # ── stored ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-Said = tuple[bytes, bytes | None]
-"""A summary and the hashes, if there are any, of one range, as they are stored."""
+RangeRows = tuple[bytes, bytes | None]
+"""The rows that are stored about one range of positions: its summary, and the hashes of its terms if it has any."""
 
 
-def said_of(wire: Wire, *, indexed: bool, made_of: Columns | None = None) -> Said | None:
+def range_rows(wire: Wire, *, indexed: bool, made_of: Columns | None = None) -> RangeRows | None:
     """What is to be stored of a new block, if it is worth it; `indexed`: also by which terms its events are found."""
     if wire.count < SUMMARY_EVENTS:
         return None
     summary = pack_summaries([summary_of(Block(wire, ""))])
     termed = wire.key is not None or wire.causation is not None or wire.correlation is not None
-    return summary, _sealed(hashes_of(wire, made_of)) if indexed and termed else None
+    return summary, keys.with_checksum(_encode(hashes_of(wire, made_of))) if indexed and termed else None
 
 
 def summarise(tx: WriteTx, topic: int, wire: Wire, *, indexed: bool, made_of: Columns | None = None) -> None:
     """Stores what a new block holds."""
-    put_said(tx, topic, wire.first, said_of(wire, indexed=indexed, made_of=made_of))
+    put_range_rows(tx, topic, wire.first, range_rows(wire, indexed=indexed, made_of=made_of))
 
 
-def put_said(tx: WriteTx, topic: int, first: int, said: Said | None) -> None:
-    """Stores what is said of the range that begins at a position, if anything is."""
-    if said is not None:
-        tx.put(keys.summary_key(topic, first), said[0])
-        if said[1] is not None:
-            tx.put(keys.hashes_key(topic, first), said[1])
+def put_range_rows(tx: WriteTx, topic: int, first: int, rows: RangeRows | None) -> None:
+    """Stores the rows about the range that begins at a position, if there are any."""
+    if rows is not None:
+        tx.put(keys.summary_key(topic, first), rows[0])
+        if rows[1] is not None:
+            tx.put(keys.hashes_key(topic, first), rows[1])
 
 
-def summarise_joined(tx: WriteTx, topic: int, name: str, first: int, last: int, said: Said | None) -> None:
-    """The same for a block without holes that takes the place of several: nothing is said of these any more."""
+def replace_range_rows(tx: WriteTx, topic: int, name: str, first: int, last: int, rows: RangeRows | None) -> None:
+    """Stores the rows about a block without holes that has taken the place of several; those about these go."""
     stop = keys.summary_key(topic, last + 1)
     for key, value in list(tx.scan(keys.summary_key(topic, first), stop)):
         if read_summaries(value, name)[-1].last > last:
             return  # it says so already
         tx.delete(key)
     tx.delete_range(keys.hashes_key(topic, first), keys.hashes_key(topic, last + 1))
-    put_said(tx, topic, first, said)
+    put_range_rows(tx, topic, first, rows)
 
 
 def forget_hashes(tx: WriteTx, topic: int, through: int) -> None:
@@ -164,7 +164,7 @@ def forget_hashes(tx: WriteTx, topic: int, through: int) -> None:
 
 
 def trim_summaries(tx: WriteTx, topic: int, through: int) -> None:
-    """Removes what is said of positions up to one that are removed themselves, as far as whole rows are."""
+    """Removes the rows about ranges that lie before a position through which events were removed."""
     forget_hashes(tx, topic, through)
     low, _ = keys.topic_range(keys.SUMMARY, topic)
     for key, _ in tx.scan(low, keys.summary_key(topic, through + 2), reverse=True):
@@ -174,17 +174,12 @@ def trim_summaries(tx: WriteTx, topic: int, through: int) -> None:
 
 def pack_summaries(summaries: Sequence[Summary]) -> bytes:
     """Neighbouring summaries as one row."""
-    return _sealed(summaries)
-
-
-def _sealed(value: object) -> bytes:
-    body = _encode(value)
-    return body + zlib.crc32(body).to_bytes(4)
+    return keys.with_checksum(_encode(summaries))
 
 
 def _opened(decode: Callable[[memoryview], T], value: bytes, topic: str) -> T:
-    body = memoryview(value)[:-4]
-    if zlib.crc32(body) != int.from_bytes(value[-4:]):
+    body = keys.without_checksum(value)
+    if body is None:
         raise Corrupt("a summary fails its checksum; topic.reindex() makes them anew", topic=topic)
     try:
         return decode(body)

@@ -35,13 +35,13 @@ from penstock.journal.index.runs import INDEX, drop_index, load_directory, trim_
 from penstock.journal.reading import EVERYTHING, TopicView
 from penstock.journal.sealed.segments import drop_segments, load_segments, sealed_files
 from penstock.journal.summaries import (
-    Said,
+    RangeRows,
     Summary,
     pack_summaries,
-    put_said,
+    put_range_rows,
+    range_rows,
     read_summaries,
-    said_of,
-    summarise_joined,
+    replace_range_rows,
     trim_hashes,
     trim_summaries,
 )
@@ -651,8 +651,8 @@ def merge_tail(writer: Writer, topic: str, *, below: int, fan_in: int = MERGE_FA
     merged = 0
     for run, blocks in chunks:
         wire = joined(blocks)
-        value, said = seal(wire), said_of(wire, indexed=keys.block_first(run[-1][0]) > covered)
-        if writer.run_relaxed(_put_joined, topic, record.topic_id, run, wire, value, said, noted):
+        value, about = seal(wire), range_rows(wire, indexed=keys.block_first(run[-1][0]) > covered)
+        if writer.run_relaxed(_put_joined, topic, record.topic_id, run, wire, value, about, noted):
             merged += len(run)
     return merged
 
@@ -677,7 +677,14 @@ def _chunks(snap: Snapshot, run: list[_Row], topic: str) -> Iterator[tuple[list[
 
 
 def _put_joined(
-    commit: Commit, topic: str, topic_id: int, run: list[_Row], wire: Wire, value: bytes, said: Said | None, noted: int
+    commit: Commit,
+    topic: str,
+    topic_id: int,
+    run: list[_Row],
+    wire: Wire,
+    value: bytes,
+    about: RangeRows | None,
+    noted: int,
 ) -> bool:
     """Puts a merged block in the place of its parts, unless they have changed since they were read."""
     first, last = run[0][0], run[-1][0]
@@ -687,7 +694,7 @@ def _put_joined(
     commit.tx.delete_range(first + b"\0", last + b"\0")
     commit.tx.put(first, value)
     if wire.seqs is None:
-        summarise_joined(commit.tx, topic_id, topic, wire.first, wire.first + wire.count - 1, said)
+        replace_range_rows(commit.tx, topic_id, topic, wire.first, wire.first + wire.count - 1, about)
     return True
 
 
@@ -745,24 +752,24 @@ def fill_summaries(
             return
 
 
-def _unsummarised(view: TopicView, after: int, indexed: bool) -> tuple[dict[int, Said], int]:
-    """What is to be said of some blocks after a position, by their first ones, and how far was looked."""
-    made: dict[int, Said] = {}
+def _unsummarised(view: TopicView, after: int, indexed: bool) -> tuple[dict[int, RangeRows], int]:
+    """The rows about some blocks after a position, by the first positions of these, and how far was looked."""
+    made: dict[int, RangeRows] = {}
     for low, high in view.spans(after, keys.MAX_SEQ, EVERYTHING, occurred=(1, 0)):
         for block in view.hot_blocks(low, high, open_block):
             after = block.last
             if low < block.first and block.last <= high:
-                said = said_of(block.wire, indexed=indexed and block.wire.seqs is None)
-                made |= {block.first: said} if said is not None else {}
+                about = range_rows(block.wire, indexed=indexed and block.wire.seqs is None)
+                made |= {block.first: about} if about is not None else {}
             if len(made) == SUMMARY_RANGES:
                 return made, after
     return made, after
 
 
-def _keep_summaries(commit: Commit, topic: str, topic_id: int, made: Mapping[int, Said]) -> None:
+def _keep_summaries(commit: Commit, topic: str, topic_id: int, made: Mapping[int, RangeRows]) -> None:
     if commit.is_current(topic, topic_id):
-        for first, said in made.items():
-            put_said(commit.tx, topic_id, first, said)
+        for first, about in made.items():
+            put_range_rows(commit.tx, topic_id, first, about)
 
 
 # ── Dropping a topic: one small commit makes it invisible, housekeeping clears its rows away a little at a time ──

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import get_ident
 from time import perf_counter
-from typing import Any, Generic, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
 
 import msgspec
 
@@ -29,11 +29,14 @@ from penstock.engine.contract import Engine, WriteTx
 from penstock.errors import Backpressure, Closed, ConfigError, OutcomeUnknown, PenstockError, ReadOnly, StorageError
 from penstock.journal import interrupts
 from penstock.journal.catalog import Catalog
-from penstock.journal.commit import Commit, EntityHistory
+from penstock.journal.commit import Commit
 from penstock.limits import BACKPRESSURE_RETRY, GROUP_BYTES, GROUP_SUBMISSIONS
 from penstock.observe.logs import Log
 from penstock.observe.metrics import DURATION_BUCKETS, REGISTRY, Reading
 from penstock.ticket import Ticket, wake
+
+if TYPE_CHECKING:
+    from penstock.journal.index.index import EntityIndex
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -48,7 +51,7 @@ class Writer:
         self,
         engine: Engine,
         clock: Clock,
-        entities: EntityHistory,
+        entities: EntityIndex,
         *,
         capacity: int,
         pressure: float,
