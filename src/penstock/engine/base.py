@@ -12,11 +12,11 @@ import zlib
 from abc import abstractmethod
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from penstock.durable import move_into_place
+from penstock.durable import like, move_into_place
 from penstock.engine.contract import MAX_KEY_BYTES, Durability, Engine, EngineView, Held
 from penstock.errors import Closed, ConfigError, NoStore, OutcomeUnknown, PenstockError, ReadOnly, StorageError
 from penstock.units import in_parts
@@ -313,6 +313,14 @@ class BatchEngine(BaseEngine):
     def write(self, *, sync: bool = True) -> OverlayWrite:
         self._check_writable()
         return OverlayWrite(self, sync)
+
+    def backup(self, destination: str | os.PathLike[str]) -> None:
+        """Writes every row of a snapshot into a new store of this kind, as private as this one."""
+        with self.read() as snapshot, backup_at(destination) as partial:
+            partial.mkdir(0o700)
+            with closing(type(self)(str(partial), read_only=False, durability="process")) as copy:
+                copy_rows(snapshot, copy)
+            like(self.location, partial)
 
     @abstractmethod
     def _begin(self) -> tuple[EngineView, bool]:

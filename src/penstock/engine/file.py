@@ -28,8 +28,8 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import ClassVar
 
-from penstock.durable import like, lock_file, sync_file, sync_folder
-from penstock.engine.base import END, BatchEngine, HeldRead, OpenFiles, OverlayWrite, backup_at, check_folder, crc32
+from penstock.durable import lock_file, sync_file, sync_folder
+from penstock.engine.base import END, BatchEngine, HeldRead, OpenFiles, OverlayWrite, check_folder, crc32
 from penstock.engine.contract import MAX_KEY_BYTES, Durability, EngineView
 from penstock.engine.sorted_map import Frozen, SortedMap
 from penstock.errors import Closed, ConfigError, Corrupt, Locked, OutcomeUnknown, PenstockError, StorageError
@@ -278,21 +278,6 @@ class FileEngine(BatchEngine):
         """Bytes of the data file up to its end; the space reserved behind it is not counted."""
         self._check_usable()
         return self._position.end
-
-    def backup(self, destination: str | os.PathLike[str]) -> None:
-        self._check_usable()
-        with self._lock:
-            if self.read_only:
-                self._refresh()
-            source, keys, seq = self._data, self._index.map.snapshot(), self._position.seq
-        try:
-            with backup_at(destination) as partial, keys:
-                partial.mkdir(0o700)
-                copy = Copy(self._disk, partial / "data", generation=1, base=seq)
-                copy.add_state(keys, source, lambda: self._closed)
-                like(self._folder, partial)
-        except Cancelled:
-            self._check_usable()
 
     def _close(self) -> None:
         if not self._shut() or self.read_only:

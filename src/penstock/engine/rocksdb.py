@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,7 +36,6 @@ from penstock.engine.base import (
     OverlayWrite,
     backup_at,
     check_folder,
-    copy_rows,
     is_made,
     transaction_is_over,
 )
@@ -309,12 +308,11 @@ class RocksdbEngine(BatchEngine):
 
     def backup(self, destination: str | os.PathLike[str]) -> None:
         self._check_usable()
+        if self.read_only:  # a secondary instance makes no checkpoints
+            super().backup(destination)
+            return
         with backup_at(destination) as partial, explained(self._name):
-            if self.read_only:  # a secondary instance makes no checkpoints: its keys are written into a new store
-                with self.read() as snapshot, closing(RocksdbEngine(str(partial), durability="process")) as copy:
-                    copy_rows(snapshot, copy)
-            else:
-                rocksdict.Checkpoint(self._db).create_checkpoint(str(partial))
+            rocksdict.Checkpoint(self._db).create_checkpoint(str(partial))
             like(self._folder, partial)
 
     def _rocksdb_objects(self) -> Iterable[object]:

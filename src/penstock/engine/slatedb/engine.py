@@ -33,7 +33,6 @@ from penstock.engine.base import (
     HeldRead,
     OpenFiles,
     OverlayWrite,
-    backup_at,
     check_folder,
     copy_rows,
     is_made,
@@ -355,9 +354,8 @@ class SlatedbEngine(BatchEngine):
         self.catch_up()
         if isinstance(destination, str) and "://" in destination:
             self._back_up_beside(destination)
-            return
-        with self.read() as snapshot, backup_at(destination) as partial, closing(SlatedbEngine(str(partial))) as copy:
-            copy_rows(snapshot, copy)
+        else:
+            super().backup(destination)
 
     def _back_up_beside(self, destination: str) -> None:
         if self._location.folder is not None:
