@@ -90,7 +90,7 @@ class HashedPart:
     def positions(self, column: int, term: str, after: int, through: int, *, reverse: bool = False) -> Iterator[int]:
         """Where events in after < position ≤ through may have a term."""
         first = self.first
-        start, stop = max(after + 1 - first, 0), min(through, self.last) + 1 - first
+        start, stop = max(after + 1 - first, 0), max(min(through, self.last) + 1 - first, 0)
         return (first + row for row in rows_with(self.terms[column], term, start, stop, reverse=reverse))
 
 
