@@ -182,9 +182,8 @@ def lake(
         view = TopicView.open(snap, topic, opened._core.clock.now_ms())
         if view is None:
             raise ConfigError(f"there is no topic {topic!r} in {url}")
-        latest = view.latest()
-        state = view.state()
-        segments = list(load_segments(snap, view.topic_id, state.trimmed))
+        trimmed, latest = view.trimmed(), view.latest()
+        segments = list(load_segments(snap, view.topic_id, trimmed))
     if segments and not all(_reachable(spark, lake) for lake in {segment.lake for segment in segments}):
         segments = []
     after = segments[-1].last if segments else trimmed

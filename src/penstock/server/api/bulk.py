@@ -47,7 +47,10 @@ def _blocks(service: Service, topic: str, query: wire.BlocksQuery) -> tuple[byte
     after, through = query.after, query.through
     values: list[bytes] = []
     size = 0
-    with _topic(service, topic) as view:
+    with service.journal._engine.read() as snap:
+        view = TopicView.open(snap, check_name(topic))
+        if view is None:
+            raise UnknownTopic(f"there is no topic {topic!r}")
         trimmed = view.state().trimmed
         if query.strict and after < min(trimmed, through):
             raise PositionTrimmed(
