@@ -124,8 +124,14 @@ def list_lakes(at: LocalBackend, query: wire.TopicsQuery) -> list[LakeSummary]:
 
 
 # ── ranges ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def ends_of(view: TopicView) -> TopicEnds:
-    """Where a topic begins and ends."""
+def read_ends(at: LocalBackend, query: wire.TopicsQuery) -> wire.EndsDocument:
+    with at.core.engine.read() as snap:
+        now, names = at.clock.now_ms(), map(check_name, query.topic or _topic_names(snap))
+        views = (TopicView.open(snap, name, now) for name in names)
+        return wire.EndsDocument(at.core.id, {view.name: _ends_of(view) for view in views if view is not None})
+
+
+def _ends_of(view: TopicView) -> TopicEnds:
     trimmed, state = view.trimmed(), view.state()
     return TopicEnds(trimmed, view.latest(), state.began, max(trimmed, state.began, state.compacted))
 
