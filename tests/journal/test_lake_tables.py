@@ -18,9 +18,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from pyiceberg.catalog.sql import SqlCatalog
 
 import penstock
+from iceberg_tables import iceberg_table
 from penstock import ManualClock
 from penstock.api import local
 from penstock.errors import ConfigError, Corrupt, StorageError
@@ -66,11 +66,6 @@ def fill(journal: penstock.Journal, count: int = 100, first: int = 0) -> None:
             for n in range(first, first + count)
         ]
     )
-
-
-def iceberg(lake: Path) -> Any:
-    catalog = SqlCatalog("penstock", uri=f"sqlite:///{lake}/_iceberg.db", warehouse=f"file://{lake}")
-    return catalog.load_table(("penstock", "orders"))
 
 
 PANDAS = """
@@ -121,8 +116,8 @@ def answers(lake: Path, format: str) -> dict[str, tuple[int, int, float]]:
         frame = pl.scan_delta(f"{lake}/orders")
         arrow = DeltaTable(f"{lake}/orders").to_pyarrow_table(columns=["seq", "total"])
     elif format == "iceberg":
-        frame = pl.scan_iceberg(iceberg(lake))
-        arrow = iceberg(lake).scan(selected_fields=("seq", "total")).to_arrow()
+        frame = pl.scan_iceberg(iceberg_table(lake))
+        arrow = iceberg_table(lake).scan(selected_fields=("seq", "total")).to_arrow()
     else:
         frame = pl.scan_parquet(files, hive_partitioning=True)
         arrow = ds.dataset(f"{lake}/orders", partitioning="hive").to_table(columns=["seq", "total"])

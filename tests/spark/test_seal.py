@@ -13,10 +13,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from pyiceberg.catalog.sql import SqlCatalog
 
 import penstock
 from buffer.emulator import Emulator
+from iceberg_tables import iceberg_table
 from penstock import Draft, Projection, on
 from penstock.clock import ManualClock
 from penstock.errors import ConfigError, Corrupt, StorageError
@@ -429,8 +429,5 @@ def test_a_kill_at_any_point_leaves_a_history_that_can_be_read_and_sealed_on(
     if format == "delta":
         assert sorted(DeltaTable(tmp_path / "lake" / "orders").to_pyarrow_table()["seq"].to_pylist()) == seqs
     elif format == "iceberg":
-        catalog = SqlCatalog(
-            "penstock", uri=f"sqlite:///{tmp_path}/lake/_iceberg.db", warehouse=f"file://{tmp_path}/lake"
-        )
-        found = catalog.load_table(("penstock", "orders")).scan().to_arrow()["seq"].to_pylist()
+        found = iceberg_table(tmp_path / "lake").scan().to_arrow()["seq"].to_pylist()
         assert sorted(found) == seqs

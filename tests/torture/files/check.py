@@ -127,9 +127,7 @@ def _listed(lake: Path, table: str) -> list[int]:
 
         rows = DeltaTable(str(lake / "t")).to_pyarrow_table(columns=["seq"])
     else:
-        from pyiceberg.catalog.sql import SqlCatalog
+        from iceberg_tables import iceberg_table
 
-        catalog = SqlCatalog("penstock", uri=f"sqlite:///{lake}/_iceberg.db", warehouse=f"file://{lake}")
-        rows = catalog.load_table("penstock.t").scan(selected_fields=("seq",)).to_arrow()
-        catalog.close()
+        rows = iceberg_table(lake, "t").scan(selected_fields=("seq",)).to_arrow()
     return sorted(rows.column("seq").to_pylist())

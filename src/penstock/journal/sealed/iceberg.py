@@ -8,7 +8,7 @@ disk before the catalog names them (`synced_files`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,13 @@ def check_catalog(catalog: str, lake: str) -> None:
             "an Iceberg table in an object store needs a catalog: name one of ~/.pyiceberg.yaml, or its uri"
         )
     if catalog:
-        _load(catalog, lake)
+        _load(catalog, lake).close()
+
+
+def open_catalog(catalog: str, owner: Owner) -> closing[Catalog]:
+    """A catalog by its name or uri, else the file beside the lake; its connections end with the block."""
+    with _as_storage_error(owner, "read"):
+        return closing(_load(catalog, owner.lake))
 
 
 def _load(catalog: str, lake: str) -> Catalog:
@@ -86,15 +92,15 @@ def _as_storage_error(owner: Owner, done: str) -> Iterator[None]:
 class IcebergLakeTable:
     """The Iceberg table of a topic in a lake."""
 
-    def __init__(self, owner: Owner, catalog: str, partition_by: str = "") -> None:
+    def __init__(self, owner: Owner, catalog: Catalog, partition_by: str = "") -> None:
         from pyiceberg.exceptions import NoSuchTableError
 
         self._owner = owner
         self._partition = partition_by
         self._root = table_root(owner)
         self._name = (_NAMESPACE, owner.topic)
+        self._catalog = catalog
         with _as_storage_error(owner, "read"):
-            self._catalog = _load(catalog, owner.lake)
             try:
                 self._table: Table | None = self._catalog.load_table(self._name)
             except NoSuchTableError:

@@ -7,7 +7,8 @@ the same difference; killed after it, there is none. Only the files of the table
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -62,15 +63,18 @@ class LakeTable(Protocol):
         ...
 
 
-def open_table(owner: Owner, settings: TableSettings) -> LakeTable:
+@contextmanager
+def open_table(owner: Owner, settings: TableSettings) -> Iterator[LakeTable]:
     """The table that a topic's lake is registered as."""
     if settings.format == "delta":
         from penstock.journal.sealed.delta import DeltaLakeTable
 
-        return DeltaLakeTable(owner, settings.partition_by)
-    from penstock.journal.sealed.iceberg import IcebergLakeTable
+        yield DeltaLakeTable(owner, settings.partition_by)
+    else:
+        from penstock.journal.sealed.iceberg import IcebergLakeTable, open_catalog
 
-    return IcebergLakeTable(owner, settings.catalog, settings.partition_by)
+        with open_catalog(settings.catalog, owner) as catalog:
+            yield IcebergLakeTable(owner, catalog, settings.partition_by)
 
 
 class TableRequest(NamedTuple):
@@ -130,17 +134,17 @@ def bring_up_to_date(owner: Owner, settings: TableSettings, segments: Iterable[S
     """Makes the table hold exactly these segments."""
     if settings.format == "parquet":
         return
-    table = open_table(owner, settings)
-    if table.through() > sealed:
-        raise ConfigError(
-            f"the table at {owner.shown} was written through position {table.through()}, beyond the {sealed} that "
-            "this journal has sealed: another journal uses it, or this one is an older copy; use another lake"
-        )
-    files = (file for one in segments if one.lake == owner.lake for file in one.files)
-    wanted = {file.path.removeprefix(f"{owner.topic}/"): file for file in files}
-    held = table.paths()
-    add = [_described(owner, path, wanted[path]) for path in sorted(wanted.keys() - held)]
-    table.update(add, sorted(held - wanted.keys()), table_schema(settings), sealed)
+    with open_table(owner, settings) as table:
+        if table.through() > sealed:
+            raise ConfigError(
+                f"the table at {owner.shown} was written through position {table.through()}, beyond the {sealed} that "
+                "this journal has sealed: another journal uses it, or this one is an older copy; use another lake"
+            )
+        files = (file for one in segments if one.lake == owner.lake for file in one.files)
+        wanted = {file.path.removeprefix(f"{owner.topic}/"): file for file in files}
+        held = table.paths()
+        add = [_described(owner, path, wanted[path]) for path in sorted(wanted.keys() - held)]
+        table.update(add, sorted(held - wanted.keys()), table_schema(settings), sealed)
 
 
 def _described(owner: Owner, path: str, file: SegmentFile) -> LakeFile:
