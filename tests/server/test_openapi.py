@@ -7,6 +7,7 @@ from openapi_spec_validator import validate
 from starlette.routing import Route
 
 import penstock
+from penstock.local import bulk as local_bulk
 from penstock.local import queues as local_queues
 from penstock.local import topics as local_topics
 from penstock.protocol.openapi import OPERATIONS, document
@@ -40,7 +41,7 @@ def test_what_runs_for_an_operation_is_written_where_it_is_looked_for() -> None:
     """It is found by its name: a function that a module only imports must not be taken for it."""
     for operation in OPERATIONS:
         name, found = operation.name, []
-        for module in (bulk, queues, topics, local_queues, local_topics):
+        for module in (bulk, queues, topics, local_bulk, local_queues, local_topics):
             if name in vars(module):
                 found.append(vars(module)[name].__module__ == module.__name__)
         assert found and all(found), name
