@@ -9,7 +9,9 @@ import textwrap
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -21,6 +23,7 @@ from penstock import Draft, Projection, on
 from penstock.clock import ManualClock
 from penstock.errors import ConfigError, Corrupt, StorageError
 from penstock.journal.sealed.delta import storage_options
+from penstock.journal.sealed.writing import LakeFolder
 from penstock.spark.sealing import seal
 
 START = datetime(2026, 3, 1, 23, 50, tzinfo=UTC)
@@ -202,6 +205,28 @@ def test_a_newer_seal_takes_over_and_nothing_is_lost(
     assert everything(journal) == before
     seqs = sorted(seq for path in files(tmp_path / "lake") for seq in pq.read_table(path)["seq"].to_pylist())
     assert seqs == list(range(1, 201))
+
+
+def test_what_an_older_seal_wrote_may_go_while_a_newer_one_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older one is still at work, and gives the file its name between the newer one's look and its removal."""
+    (tmp_path / "orders").mkdir()
+    written = tmp_path / "orders" / "_1-9-abc.parquet"
+    written.touch()
+    folder = LakeFolder(str(tmp_path), "orders")
+
+    class Meanwhile:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(pyarrow.fs.LocalFileSystem(), name)
+
+        def get_file_info(self, selector: pyarrow.fs.FileSelector) -> Any:
+            found = pyarrow.fs.LocalFileSystem().get_file_info(selector)
+            written.rename(tmp_path / "orders" / "1-9-abc.parquet")
+            return found
+
+    monkeypatch.setattr(folder, "_filesystem", Meanwhile())
+    folder.remove_orphans("abc", frozenset())
 
 
 def test_a_backup_reads_the_same_files_and_does_not_seal_over_them(

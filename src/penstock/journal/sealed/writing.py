@@ -393,9 +393,13 @@ class LakeFolder:
         return True
 
     def remove_orphans(self, seal: str, known: frozenset[tuple[str, str]]) -> None:
-        """Deletes the files of a seal that is over which did not become segments."""
+        """Deletes the files of a seal that is over which did not become segments.
+
+        One that is still at work may give a file its name meanwhile; it finds out, and removes what it has written.
+        """
         selector = pyarrow.fs.FileSelector(f"{self._root}/{self.topic}", allow_not_found=True, recursive=True)
         for info in self._filesystem.get_file_info(selector):
             path = info.path.removeprefix(f"{self._root}/")
             if info.type == pyarrow.fs.FileType.File and seal in info.base_name and (self.lake, path) not in known:
-                self._filesystem.delete_file(info.path)
+                with suppress(FileNotFoundError):
+                    self._filesystem.delete_file(info.path)
