@@ -203,7 +203,7 @@ def test_a_stream_of_shards_follows_each_of_them(url: str, follow: Follow) -> No
 
 # ── with Spark ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_a_batch_shows_every_entry_with_where_it_came_from_and_takes_nothing(spark: SparkSession, url: str) -> None:
-    with Producer(url) as producer:
+    with Producer(url, flush_interval=3600) as producer:
         producer.produce([b"a", b"b"], b"first")
         producer.produce([b"\xff"], b"second")
         producer.flush()

@@ -714,6 +714,9 @@ def _keep_for_ever() -> None:
     if not _used:
         return
     _forked_from = os.getppid()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):  # a glibc: RocksDB's library would join them too, when the process exits
+        libc.on_exit(libc._exit, None)
     for engine in list(_engines):
         for each in engine._rocksdb_objects():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
