@@ -392,6 +392,8 @@ def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
         state.feed, state.traits.replies = None, False
         group.record.next_deadline = group.record.endless = 0  # a lease that has ended counts until a take finds it
         commit = Commit(Catalog(), OverlayWrite(None, False, view.snap), view.now, queue._core.index)
+        if 0 < group.record.next_due <= view.now and state.policy.fair_by is None and state.policy.ttl is None:
+            _wake_first(commit, group, left)
         more = left > 0
         while more:
             taking = TakeOperation(commit, group, TakeRequest(left, name, lease=1), queue)
@@ -399,8 +401,23 @@ def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
             if not more:
                 taking.oldest(left - len(found))
                 found += [delivery.event for delivery in taking.deliveries]
-                more = len(found) < left and (bool(taking.deliveries) or taking.walked >= STEP)
+                more = len(found) < left and (
+                    bool(taking.deliveries) or taking.walked >= STEP or _wake_first(commit, group, left - len(found))
+                )
     return found
+
+
+def _wake_first(commit: Commit, group: Group, most: int) -> bool:
+    """Makes so many due messages ready, those that a take would give first; whether there were any. Where nobody takes,
+    many may be due."""
+    rows = commit.tx.scan(*group.due_rows(commit.now_ms))
+    due = [message for key, _ in rows if (message := group.placed(commit.tx, WAITING, keys.tail_seq(key))) is not None]
+    before, group.record.next_due = group.record.ready, 0
+    for message in sorted(due, key=lambda one: (-one.priority, one.seq)):
+        if group.record.ready - before >= most:
+            break
+        group.requeue(commit, message)
+    return bool(due)
 
 
 def check_state(state: str | None) -> MessageState | None:
