@@ -408,8 +408,8 @@ def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
 
 
 def _wake_first(commit: Commit, group: Group, most: int) -> bool:
-    """Makes so many due messages ready, those that a take would give first; whether there were any. Where nobody takes,
-    many may be due."""
+    """Makes so many due messages ready, those that a take would give first; False when none is due. It looks at all
+    that are due, and moves only those."""
     rows = commit.tx.scan(*group.due_rows(commit.now_ms))
     due = [message for key, _ in rows if (message := group.placed(commit.tx, WAITING, keys.tail_seq(key))) is not None]
     before, group.record.next_due = group.record.ready, 0
