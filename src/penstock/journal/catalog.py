@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
@@ -91,6 +91,11 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode_record = msgspec.msgpack.Decoder(TopicRecord).decode
 _decode_state = msgspec.msgpack.Decoder(TopicState).decode
 _decode_looks = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
+
+
+def topic_names(snap: Snapshot) -> Iterator[str]:
+    """The names of all topics, sorted."""
+    return (keys.stored_name(key[1:]) for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC)))
 
 
 def load_record(snap: Snapshot, name: str) -> TopicRecord | None:

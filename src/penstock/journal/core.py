@@ -23,6 +23,7 @@ from penstock.engine.contract import Engine, Snapshot
 from penstock.errors import Closed, ConfigError, Corrupt
 from penstock.events import Draft, Event
 from penstock.journal import interrupts, keys
+from penstock.journal.catalog import topic_names
 from penstock.journal.commit import Commit, read_mark
 from penstock.journal.description import Description, Pressure
 from penstock.journal.index.index import EntityIndex
@@ -132,7 +133,7 @@ class JournalCore:
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
         with self.engine.read() as snap:
-            return [keys.stored_name(key[1:]) for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))]
+            return list(topic_names(snap))
 
     def drop_topic(self, name: str, force: bool = False) -> DropReport:
         """Removes a topic and, by the parts' rules, everything that belongs to it."""

@@ -25,7 +25,7 @@ from penstock.errors import Corrupt
 from penstock.events import Event, parse_id
 from penstock.journal import keys
 from penstock.journal.blocks import CodedText, Text, text_values
-from penstock.journal.catalog import load_head, load_state
+from penstock.journal.catalog import load_head, load_state, topic_names
 from penstock.journal.commit import Commit
 from penstock.journal.reading import TopicView
 from penstock.journal.writer import Writer, WriteRequest
@@ -54,7 +54,7 @@ def find_event(snap: Snapshot, id: str, now_ms: int | None = None) -> Event | No
 
 def _topics_of_id(snap: Snapshot, number: int) -> Iterator[str]:
     if snap.get(keys.NAME) is None:
-        yield from _all_topics(snap)
+        yield from topic_names(snap)
         return
     begin = keys.NAME + ((number & keys.ID_BITS) >> 32).to_bytes(2)
     for _, name in snap.scan(begin, begin + b"\xff" * 5):
@@ -65,7 +65,7 @@ def _topics_of_id(snap: Snapshot, number: int) -> Iterator[str]:
 def topics_naming(snap: Snapshot, id: str) -> list[str]:
     """The topics that may have events whose cause or correlation this is."""
     if snap.get(keys.NAME) is None:
-        return list(_all_topics(snap))
+        return list(topic_names(snap))
     begin = keys.CAUSAL + _hash(id)
     return list(_named(snap, {*_topics(snap, begin), *_topics(snap, keys.UNFOLDED)}))
 
@@ -82,10 +82,6 @@ def _named(snap: Snapshot, topics: Iterable[bytes]) -> Iterator[str]:
         name = snap.get(keys.NAME + topic)
         if name is not None:
             yield keys.stored_name(name)
-
-
-def _all_topics(snap: Snapshot) -> Iterator[str]:
-    return (keys.stored_name(key[1:]) for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC)))
 
 
 def _hash(text: str) -> bytes:
@@ -218,7 +214,7 @@ def list_topics(writer: Writer) -> None:
     with writer.engine.read() as snap:
         if snap.get(keys.NAME) is not None:
             return
-        names = list(_all_topics(snap))
+        names = list(topic_names(snap))
     for part in in_parts(names, len, keys.MAX_SEQ, _STEP_ROWS):
         writer.run_relaxed(_list, part)
     writer.run(WriteRequest(lambda commit: commit.tx.put(keys.NAME, b"")))

@@ -28,6 +28,7 @@ from penstock.journal.catalog import (
     save_end,
     save_state,
     save_with_end,
+    topic_names,
 )
 from penstock.journal.commit import Commit, forget_expired
 from penstock.journal.cursors import read_cursors, slowest_cursor
@@ -886,8 +887,7 @@ def _unknown(snap: Snapshot, topic: str) -> UnknownTopic:
     """The error that a topic is not there, with the nearest name of those that are."""
     import difflib
 
-    names = [keys.stored_name(key[1:]) for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))]
-    close = difflib.get_close_matches(topic, names, 1)
+    close = difflib.get_close_matches(topic, list(topic_names(snap)), 1)
     return UnknownTopic(f"there is no topic {topic!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
 
 

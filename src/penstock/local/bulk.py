@@ -32,7 +32,7 @@ from penstock.journal.blocks import (
     unpack_signed,
     whole_value,
 )
-from penstock.journal.catalog import open_block
+from penstock.journal.catalog import open_block, topic_names
 from penstock.journal.index.index import EntityIndex, prefixed_in_runs
 from penstock.journal.index.runs import load_directory
 from penstock.journal.reading import Bounds, EventQuery, TopicView
@@ -46,11 +46,6 @@ from penstock.protocol.bulk import SpansDocument, TopicEnds, Wanted, message_of
 from penstock.protocol.operation import PAGE_BYTES
 
 T = TypeVar("T")
-
-
-def _topic_names(snap: Snapshot) -> list[str]:
-    """Every topic, sorted."""
-    return [key[1:].decode() for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))]
 
 
 @contextmanager
@@ -119,14 +114,14 @@ def _stored(snap: Snapshot, key: bytes, value: bytes, topic: str) -> StoredBlock
 
 def list_lakes(at: LocalBackend, query: wire.TopicsQuery) -> list[LakeSummary]:
     with at.core.engine.read() as snap:
-        names = [check_name(name) for name in query.topic] or _topic_names(snap)
+        names = [check_name(name) for name in query.topic] or list(topic_names(snap))
         return [one for name in names for one in lake_summaries(snap, name)]
 
 
 # ── ranges ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def read_ends(at: LocalBackend, query: wire.TopicsQuery) -> wire.EndsDocument:
     with at.core.engine.read() as snap:
-        now, names = at.clock.now_ms(), map(check_name, query.topic or _topic_names(snap))
+        now, names = at.clock.now_ms(), map(check_name, query.topic or list(topic_names(snap)))
         views = (TopicView.open(snap, name, now) for name in names)
         return wire.EndsDocument(at.core.id, {view.name: _ends_of(view) for view in views if view is not None})
 
@@ -334,7 +329,7 @@ def find_correlations(at: LocalBackend, ids: Sequence[str]) -> dict[str, str | N
     found: dict[str, str | None] = {}
     at_hand: dict[str, Block] = {}
     with at.core.engine.read() as snap:
-        views = [view for name in _topic_names(snap) if (view := TopicView.open(snap, name)) is not None]
+        views = [view for name in list(topic_names(snap)) if (view := TopicView.open(snap, name)) is not None]
         for number, id in wanted:
             block, row = _locate(views, at_hand, number)
             if block is not None and row is not None:

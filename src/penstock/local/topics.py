@@ -12,9 +12,9 @@ from penstock.engine.contract import Snapshot
 from penstock.entity.causality import ancestors, correlated, effects
 from penstock.errors import ConfigError
 from penstock.events import Event
-from penstock.journal import cursors, keys
+from penstock.journal import cursors
 from penstock.journal.across import across_query, check_positions, read_step
-from penstock.journal.catalog import Settings, load_record, load_state
+from penstock.journal.catalog import Settings, load_record, load_state, topic_names
 from penstock.journal.commit import Commit, change_settings, checked_settings
 from penstock.journal.following import event_query
 from penstock.journal.log import TopicLog
@@ -88,8 +88,7 @@ def read_cursors(at: LocalBackend, consumer: str) -> dict[str, int]:
     check_consumer(consumer)
     found: dict[str, int] = {}
     with at.core.engine.read() as snap:
-        for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC)):
-            name = keys.stored_name(key[1:])
+        for name in topic_names(snap):
             record = load_record(snap, name)
             position = None if record is None else cursors.read_cursor(snap, record.topic_id, consumer)
             if position is not None:

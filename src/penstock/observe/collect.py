@@ -25,7 +25,7 @@ from penstock.errors import Closed, Corrupt, PenstockError, UnknownQueue
 from penstock.events import Event
 from penstock.journal import keys
 from penstock.journal.blocks import stored_size
-from penstock.journal.catalog import open_block
+from penstock.journal.catalog import open_block, topic_names
 from penstock.journal.cursors import read_consumers
 from penstock.journal.reading import TopicView
 from penstock.observe import pipelines, workers
@@ -52,8 +52,7 @@ def take_sample(journal: LocalJournal) -> Sample:
     topics: dict[str, TopicSample] = {}
     unreadable: dict[str, str] = {}
     with journal._engine.read() as snap:
-        for key, _ in list(snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))):
-            name = keys.stored_name(key[1:])
+        for name in list(topic_names(snap)):
             try:
                 _sample_topic(snap, name, topics, unreadable)
             except Corrupt as error:  # one topic must not hide how the others do

@@ -23,7 +23,7 @@ from penstock.engine.contract import Engine
 from penstock.errors import Closed, PenstockError
 from penstock.journal import keys
 from penstock.journal.blocks import Block, text_values
-from penstock.journal.catalog import last_block, load_record, load_state
+from penstock.journal.catalog import last_block, load_record, load_state, topic_names
 from penstock.journal.commit import Commit
 from penstock.journal.index.index import EntityIndex
 from penstock.journal.index.memtable import Memtable
@@ -209,8 +209,7 @@ class Indexer(Background):
             while found := next(iter(snap.scan(at, keys.prefix_end(keys.HASHES))), None):
                 numbers.add(topic_id := keys.topic_of(found[0]))
                 at = keys.topic_range(keys.HASHES, topic_id)[1]
-            names = [keys.stored_name(key[1:]) for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC))]
-            records = {name: load_record(snap, name) for name in names}
+            records = {name: load_record(snap, name) for name in list(topic_names(snap))}
         for name, record in records.items():
             if record is not None and record.topic_id in numbers:
                 self.request(name)
