@@ -30,7 +30,7 @@ from tests.buffer.emulator import Emulator
 from benchmarks.harness import Table, percentile, versions
 from penstock.buffer import Consumer, Metadata, Producer
 from penstock.buffer.format import append, decode_arrow, encode_batch, open_batch, parse_manifest
-from penstock.buffer.store import open_store
+from penstock.objects.store import open_store
 from penstock.observe.metrics import Registry
 
 ENTRY = 100

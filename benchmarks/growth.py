@@ -22,8 +22,8 @@ from benchmarks.server import serving
 from penstock import Draft, Journal, Queue, Topic
 from penstock.buffer import Consumer, Producer
 from penstock.buffer.format import append, encode_batch, parse_manifest
-from penstock.buffer.store import open_store
 from penstock.limits import BUFFER_MANIFEST
+from penstock.objects.store import open_store
 from penstock.surface.arguments import PolicyArguments, PushArguments
 
 sys.path[:0] = ["tests"]

@@ -9,8 +9,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, get_args
 
 from penstock.clock import Clock
-from penstock.engine.contract import Durability
-from penstock.engine.url import OBJECT_SCHEMES, open_engine, parse_url
+from penstock.engine.contract import Durability, ObjectOptions
+from penstock.engine.url import open_engine, parse_url
 from penstock.errors import ConfigError, NoStore
 from penstock.journal.description import Description
 from penstock.limits import DEFAULT_URL, WRITER_CAPACITY, WRITER_PRESSURE
@@ -19,7 +19,6 @@ from penstock.names import check_whole, is_number, shown_url
 from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
-    from penstock.engine.slatedb.database import ObjectOptions
     from penstock.journal.moving import CopyReport
 
 
@@ -57,15 +56,11 @@ def copy(
 
     `store_options` are for whichever of the two lies in an object store.
     """
-    remote = _object_options(store=store_options) if _in_object_store(source) else None
+    remote = _object_options(store=store_options) if parse_url(source).in_object_store else None
     with open_local(source, read_only=True, options=remote) as journal:
         return journal.copy_to(
-            target, store_options=store_options if _in_object_store(target) else None, progress=progress
+            target, store_options=store_options if parse_url(target).in_object_store else None, progress=progress
         )
-
-
-def _in_object_store(url: str | os.PathLike[str]) -> bool:
-    return parse_url(url)[0] in OBJECT_SCHEMES
 
 
 def open(
@@ -151,11 +146,7 @@ def open_local(
 def _object_options(**given: Any) -> ObjectOptions | None:
     """What was said about an object store; None when nothing was."""
     said = {name: value for name, value in given.items() if value is not None and value is not False}
-    if not said:
-        return None
-    from penstock.engine.slatedb.database import ObjectOptions
-
-    return ObjectOptions(**said)
+    return ObjectOptions(**said) if said else None
 
 
 def is_served(url: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.buffer.format import Manifest, next_epoch, parse_manifest
-from penstock.buffer.store import ObjectStore, Stored
+from penstock.objects.store import ObjectStore, Stored
 
 from .conftest import MANIFEST
 

@@ -9,8 +9,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from penstock.buffer.store import ObjectStore, Stored
 from penstock.errors import StorageError
+from penstock.objects.store import ObjectStore, Stored
 
 
 class Rates(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.buffer import Consumer, Producer
-from penstock.buffer.store import azure_config, open_store
 from penstock.errors import ConfigError, StorageError
+from penstock.objects.store import azure_config, open_store
 
 from .azure_emulator import ACCOUNT, KEY, AzureEmulator, azurite
 

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.buffer import Metadata, Producer
-from penstock.buffer.store import open_store
 from penstock.cli.main import run as run_penstock
+from penstock.objects.store import open_store
 from waiting import eventually
 
 from .conftest import Buffer

@@ -9,9 +9,9 @@ from penstock.buffer import Consumer, Producer
 from penstock.buffer.consumer import collect
 from penstock.buffer.format import encode_batch
 from penstock.buffer.manifest import BufferPaths, batch_time_ms
-from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock
 from penstock.errors import Fenced, StorageError
+from penstock.objects.store import ObjectStore
 from waiting import eventually
 
 from .conftest import Buffer

@@ -12,9 +12,9 @@ import pytest
 
 from penstock.buffer import Consumer, Descriptor, Metadata
 from penstock.buffer.format import encode_batch, parse_manifest, set_epoch
-from penstock.buffer.store import ObjectStore, VersionConflict, open_store
 from penstock.clock import ManualClock
 from penstock.errors import Closed, ConfigError, Corrupt, Fenced, OutOfOrder, StorageError
+from penstock.objects.store import ObjectStore, VersionConflict, open_store
 
 from .conftest import MANIFEST, Buffer
 from .faults import FaultyStore

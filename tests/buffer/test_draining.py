@@ -15,9 +15,9 @@ import pytest
 
 import penstock
 from penstock.buffer import Consumer, Metadata, Producer, drain
-from penstock.buffer.store import ObjectStore, open_store
 from penstock.errors import Corrupt, OutOfOrder
 from penstock.events import Draft
+from penstock.objects.store import ObjectStore, open_store
 
 from .conftest import MANIFEST, Buffer
 from .faults import FaultyStore, Killed

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.buffer.store import open_store
 from penstock.durable import lock_file
 from penstock.errors import ConfigError, StorageError
+from penstock.objects.store import open_store
 
 
 def test_an_object_is_on_disk_before_it_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -84,7 +84,7 @@ def test_a_folder_nobody_may_write_is_said_plainly(tmp_path: Path, monkeypatch: 
 
 WRITER = """
 import sys
-from penstock.buffer.store import VersionConflict, open_store
+from penstock.objects.store import VersionConflict, open_store
 store = open_store(sys.argv[1])
 for _ in range(int(sys.argv[2])):
     while True:

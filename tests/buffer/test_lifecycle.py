@@ -12,8 +12,8 @@ import pytest
 
 from penstock.buffer import Consumer, Producer
 from penstock.buffer.consumer import Collector
-from penstock.buffer.store import ObjectStore
 from penstock.errors import Closed
+from penstock.objects.store import ObjectStore
 from waiting import DEADLINE
 
 

@@ -15,9 +15,9 @@ from penstock.buffer import Batch, Consumer, Producer, drain
 from penstock.buffer.consumer import collect
 from penstock.buffer.format import Metadata, encode_batch
 from penstock.buffer.manifest import BufferPaths
-from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock
 from penstock.errors import ConfigError, Fenced, OutOfOrder, StorageError
+from penstock.objects.store import ObjectStore
 from penstock.observe.metrics import Registry
 from waiting import DEADLINE, eventually
 

@@ -12,9 +12,9 @@ from penstock.buffer.arrow import arrow_to_block
 from penstock.buffer.format import Manifest, Mark, append, encode_entries, parse_manifest
 from penstock.buffer.manifest import BufferCounters, BufferPaths, ManifestObject
 from penstock.buffer.producer import Publisher, StagedObject
-from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock, SystemClock
 from penstock.errors import ConfigError, Corrupt, StorageError
+from penstock.objects.store import ObjectStore
 from penstock.observe.metrics import Registry
 
 from .conftest import Buffer

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from penstock.buffer import Batch, Consumer
-from penstock.buffer.store import ObjectStore
 from penstock.errors import ConfigError, Corrupt, StorageError
+from penstock.objects.store import ObjectStore
 from waiting import eventually
 
 from .conftest import Buffer

@@ -14,9 +14,9 @@ from collections import Counter
 import pytest
 
 from penstock.buffer import Batch, Consumer, Producer
-from penstock.buffer.store import ObjectStore, open_store
 from penstock.clock import ManualClock
 from penstock.errors import Closed, Fenced, PenstockError, StorageError
+from penstock.objects.store import ObjectStore, open_store
 from penstock.observe.metrics import Registry
 
 from .audit import Audit

@@ -6,9 +6,9 @@ import pytest
 
 from penstock.buffer import Consumer, Producer
 from penstock.buffer.manifest import BufferPaths, shard_of, shard_paths
-from penstock.buffer.store import ObjectStore
 from penstock.clock import ManualClock
 from penstock.errors import Backpressure, ConfigError, Fenced, Unflushed
+from penstock.objects.store import ObjectStore
 from waiting import eventually
 
 from .faults import FaultyStore

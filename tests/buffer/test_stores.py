@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from penstock.buffer import Consumer, Producer
-from penstock.buffer import store as probing
-from penstock.buffer.store import ObjectStore, VersionConflict, check_path, open_store, probe_conditional_puts
 from penstock.errors import ConfigError, StorageError
+from penstock.objects import store as probing
+from penstock.objects.store import ObjectStore, VersionConflict, check_path, open_store, probe_conditional_puts
 
 from .emulator import Emulator
 from .faults import FaultyStore

@@ -26,12 +26,12 @@ from topic_rules import WHICH, TopicRules, drafts
 
 from nightly import examples
 from penstock import Draft, ManualClock
-from penstock.engine.url import ENGINES, OBJECT_SCHEMES
+from penstock.engine.url import ENGINES, other_engines
 from penstock.journal import catalog
 from penstock.queue.operations import take
 from server.over_http.shared_server import SharedServer
 
-ALONE = [*sorted(set(ENGINES) - set(OBJECT_SCHEMES) - {"memory", "sqlite"}), "slatedb"]
+ALONE = sorted(name for name, entry in other_engines().items() if entry.group == ENGINES)
 """Engines that are no part of the lockstep: what is special to them is below the surface."""
 
 

@@ -13,8 +13,8 @@ from without_spark import Task, source, struct, write, write_batch
 from penstock.buffer import Batch, Consumer
 from penstock.buffer.format import parse_manifest
 from penstock.buffer.manifest import shard_of
-from penstock.buffer.store import open_store
 from penstock.errors import ConfigError, PenstockError
+from penstock.objects.store import open_store
 from penstock.spark.buffer import BufferSource
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from without_spark import read as read_from
 from buffer.emulator import Emulator
 from penstock.buffer import Consumer, Metadata, Producer
 from penstock.buffer.format import append, encode_batch, parse_manifest
-from penstock.buffer.store import open_store
 from penstock.errors import ConfigError, Fenced, PenstockError, PositionTrimmed
+from penstock.objects.store import open_store
 from penstock.spark.buffer import BufferSource, read_options, resolved
 
 if TYPE_CHECKING:

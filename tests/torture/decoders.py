@@ -25,7 +25,6 @@ from penstock.buffer.format import (
     open_batch,
     parse_manifest,
 )
-from penstock.buffer.store import Stored, open_store
 from penstock.documents.conditions import predicate
 from penstock.engine.slatedb.lease import LeaseRecord
 from penstock.engine.slatedb.lease import _decode as decode_writer
@@ -41,6 +40,7 @@ from penstock.journal.checking import checked_wire
 from penstock.journal.index.runs import read_chunk
 from penstock.journal.sealed import segments
 from penstock.names import shown_url
+from penstock.objects.store import Stored, open_store
 from penstock.queue.operations.settle import _attempts as read_attempts
 from penstock.queue.schedule import Cron
 from penstock.queue.state.records import (

@@ -32,10 +32,10 @@ from penstock.buffer.consumer import collect
 from penstock.buffer.format import Mark, encode_entries
 from penstock.buffer.manifest import Backoff, buffer_paths
 from penstock.buffer.producer import Publisher
-from penstock.buffer.store import Stored, VersionConflict
 from penstock.clock import ManualClock
 from penstock.errors import Fenced, StaleDelivery, StorageError
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
+from penstock.objects.store import Stored, VersionConflict
 from penstock.observe.metrics import Registry
 
 GRACE = 600

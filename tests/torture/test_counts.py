@@ -144,7 +144,7 @@ ACK: dict[str, int] = {"delete": 1, "put": 1}
 
 
 def test_requests_of_a_buffer_batch(tmp_path: Path) -> None:
-    from penstock.buffer.store import open_store
+    from penstock.objects.store import open_store
 
     store = open_store(f"file://{tmp_path}")
     calls: Counter[str] = Counter()

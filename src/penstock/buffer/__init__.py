@@ -13,8 +13,9 @@ What holds:
 - only the consumer that took the newest epoch can remove entries; all others get `Fenced`;
 - the collector deletes nothing that a manifest names, or that a producer may still append.
 
-    format      the bytes, as pure functions       store       object stores behind one contract
-    producer    entries to batches to objects      draining    from a buffer into a journal
+    format      the bytes, as pure functions
+    producer    entries to batches to objects
+    draining    from a buffer into a journal
     manifest    the shared object: every change is one conditional put
     consumer    reading, acknowledging, running handlers, deleting batches that no manifest names
 """

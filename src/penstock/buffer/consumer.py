@@ -42,10 +42,10 @@ from penstock.buffer.manifest import (
     buffer_paths,
     shard_paths,
 )
-from penstock.buffer.store import Buffer, ObjectStore, VersionConflict, check_path, open_store, probe_conditional_puts
 from penstock.clock import Clock, Seconds, SystemClock, seconds
 from penstock.errors import Closed, ConfigError, Corrupt, Fenced, OutOfOrder, StorageError
 from penstock.limits import BUFFER_MANIFEST
+from penstock.objects.store import Buffer, ObjectStore, VersionConflict, check_path, open_store, probe_conditional_puts
 from penstock.observe.metrics import REGISTRY, Registry
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from penstock.buffer.format import Descriptor, Manifest, Mark, Metadata, append, dequeue, empty_manifest, parse_manifest
-from penstock.buffer.store import ObjectStore, Stored, VersionConflict, check_path
 from penstock.clock import Clock
 from penstock.errors import Closed, ConfigError, Corrupt
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
+from penstock.objects.store import ObjectStore, Stored, VersionConflict, check_path
 from penstock.observe.metrics import REGISTRY, Registry
 
 try:

@@ -36,11 +36,11 @@ from penstock.buffer.manifest import (
     shard_of,
     shard_paths,
 )
-from penstock.buffer.store import ObjectStore, VersionConflict, open_store, probe_conditional_puts
 from penstock.clock import Clock, Seconds, SystemClock, seconds
 from penstock.errors import Backpressure, Closed, ConfigError, StorageError, Unflushed
 from penstock.limits import BUFFER_MANIFEST
 from penstock.names import check_whole
+from penstock.objects.store import ObjectStore, VersionConflict, open_store, probe_conditional_puts
 from penstock.observe.metrics import REGISTRY, Registry
 from penstock.ticket import Ticket, wake
 

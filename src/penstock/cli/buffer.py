@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.buffer import Batch, Consumer
     from penstock.buffer.format import Manifest
     from penstock.buffer.manifest import BufferPaths
-    from penstock.buffer.store import ObjectStore
+    from penstock.objects.store import ObjectStore
 
 
 @click.group("buffer", cls=CommandGroup)
@@ -50,7 +50,7 @@ class NamedBuffer:
     @functools.cached_property
     def store(self) -> ObjectStore:
         """The store, to read from: a directory that is not there is not made for that."""
-        from penstock.buffer.store import open_store
+        from penstock.objects.store import open_store
 
         parts = split_url(self.url)
         if parts.scheme == "file" and parts.path.startswith("/") and not Path(unquote(parts.path)).is_dir():

@@ -6,11 +6,18 @@ handed out are `bytes`, never views into memory that a later call may reuse.
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import ClassVar, Literal, Protocol, Self
+
+import msgspec
+
+from penstock.errors import ConfigError
+from penstock.limits import LEASE_SECONDS, LEASE_SECONDS_LEAST, STORE_TIMEOUT
+from penstock.names import is_number
 
 Durability = Literal["disk", "process"]
 
@@ -195,3 +202,56 @@ class Engine(ABC):
 
         StorageError when something of it may be lost: it is closed all the same.
         """
+
+
+# ── stores of objects ────────────────────────────────────────────────────────────────────────────────────────────────
+class ObjectOptions(msgspec.Struct, frozen=True):
+    """How an object store is used: `penstock.open` and the command line fill it."""
+
+    linger: float = 0.0
+    """Seconds for which a commit waits for further callers before its one PUT."""
+    timeout: float = STORE_TIMEOUT
+    """Seconds an operation waits for the store before it raises."""
+    lease: float = LEASE_SECONDS
+    """Seconds after which a writer that has not renewed its lease may be replaced."""
+    takeover: bool = False
+    """Takes the lease from a writer that still holds it."""
+    standby: bool = False
+    """Waits for as long as another writer holds the lease."""
+    hold: float = 0.0
+    """Seconds for which a checkpoint keeps the tables a reader has opened from collection; 0: none is made."""
+    store: Mapping[str, object] = {}
+    """The provider's settings (region, endpoint, access_key_id …) where the environment's will not do."""
+
+    def __post_init__(self) -> None:
+        seconds = (
+            ("linger", self.linger, 0.0),
+            ("hold", self.hold, 0.0),
+            ("timeout", self.timeout, 0.01),
+            ("lease", self.lease, LEASE_SECONDS_LEAST),
+        )
+        for name, value, least in seconds:
+            if not is_number(value) or not least <= value < math.inf:
+                raise ConfigError(f"{name} must be a number of seconds of at least {least:g}, not {value!r}")
+        if self.takeover and self.standby:
+            raise ConfigError("takeover=True takes the lease at once, standby=True waits for it: say one of them")
+        if not isinstance(self.store, Mapping):
+            raise ConfigError(f"store_options is a mapping of names to values, not {type(self.store).__name__}")
+
+
+class ObjectEngine(Engine):
+    """An engine whose store is objects: one writer under a lease, and readers on any machine."""
+
+    options: ObjectOptions
+
+    @abstractmethod
+    def __init__(
+        self,
+        path: str,
+        *,
+        read_only: bool = False,
+        durability: Durability = "disk",
+        options: ObjectOptions | None = None,
+        scheme: str = "",
+    ) -> None:
+        """Opens the store at `path`; `scheme` is the word before the colon in its url."""

@@ -42,11 +42,11 @@ from penstock.buffer.arrow import arrow_to_block
 from penstock.buffer.format import MAX_BATCH_BYTES, Compression, Manifest, Mark, parse_manifest
 from penstock.buffer.manifest import BufferPaths, buffer_paths, shard_of, shard_paths
 from penstock.buffer.producer import Publisher, StagedObject
-from penstock.buffer.store import CLOUD_SCHEMES, ObjectStore, open_store
 from penstock.clock import SystemClock
 from penstock.errors import ConfigError, Fenced, PenstockError, PositionTrimmed
 from penstock.limits import BUFFER_MANIFEST
 from penstock.names import check_consumer, shown_url
+from penstock.objects.store import CLOUD_SCHEMES, ObjectStore, open_store
 from penstock.spark.options import SPARK_OPTIONS, number, switch
 from penstock.spark.sentences import in_sentences
 from penstock.spark.sink import BatchWriter, StreamWriter, TaskShare, check_appends

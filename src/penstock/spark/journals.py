@@ -21,13 +21,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.api import open_local
-from penstock.engine.url import OBJECT_SCHEMES, parse_url
+from penstock.engine.contract import ObjectEngine, ObjectOptions
+from penstock.engine.url import parse_url
 from penstock.entity.gate import add_gates, load_gates
 from penstock.errors import (
     Backpressure,
@@ -64,12 +65,6 @@ from penstock.protocol.topics import FIND_POSITION, READ_ACROSS, AcrossRequest, 
 from penstock.spark.options import JournalLocation, ReadOptions, is_served
 from penstock.spark.startup.settings import MASTER_VARIABLE
 
-if TYPE_CHECKING:
-    from penstock.engine.slatedb.database import ObjectOptions
-
-
-REMOTE = tuple(scheme for scheme in OBJECT_SCHEMES if scheme != "slatedb")
-"""Schemes of journals that every machine can reach."""
 _KEPT = 16
 """Journals a process keeps open, for reading or for writing."""
 TURN_SECONDS = 20.0
@@ -157,11 +152,7 @@ def release_journals() -> None:
 
 def _options(url: str) -> ObjectOptions | None:
     """In an object store a task's tables are kept for it by a checkpoint, however long compaction has replaced them."""
-    if parse_url(url)[0] not in OBJECT_SCHEMES:
-        return None
-    from penstock.engine.slatedb.database import ObjectOptions
-
-    return ObjectOptions(hold=SPARK_HOLD_SECONDS)
+    return ObjectOptions(hold=SPARK_HOLD_SECONDS) if parse_url(url).in_object_store else None
 
 
 @contextmanager
@@ -190,7 +181,7 @@ def _opened_to_write(url: str) -> LocalJournal:
         try:
             return open_local(url)
         except Locked as error:
-            if parse_url(url)[0] not in OBJECT_SCHEMES:
+            if not parse_url(url).in_object_store:
                 raise
             if time.monotonic() > deadline:
                 raise Locked(
@@ -201,8 +192,8 @@ def _opened_to_write(url: str) -> LocalJournal:
 
 def journal_id(url: str) -> str | None:
     """The id of the journal at a url; None when there is none yet."""
-    scheme, path = parse_url(url)
-    if scheme not in REMOTE and not os.path.exists(path):  # noqa: PTH110
+    where = parse_url(url)
+    if not where.in_bucket and not os.path.exists(where.path):  # noqa: PTH110
         return None
     try:
         return reading(url).id or None
@@ -218,13 +209,13 @@ def check_reach(url: str, master: str | None = None) -> None:
     if is_served(url):
         return
     master = master or os.environ.get(MASTER_VARIABLE, "local")
-    scheme, path = parse_url(url)
-    if scheme in REMOTE or master.startswith("local"):
+    where = parse_url(url)
+    if where.in_bucket or master.startswith("local"):
         return
     raise ConfigError(
-        f"the master {master} runs tasks on other machines, and the journal {path} is a file of this one: use a master "
-        'like "local[4]", the url of a server (`penstock serve` on this machine, then url=http://…), a journal in '
-        "object storage (s3://bucket/shop), or write to a buffer and read that"
+        f"the master {master} runs tasks on other machines, and the journal {where.path} is a file of this one: use a "
+        'master like "local[4]", the url of a server (`penstock serve` on this machine, then url=http://…), a journal '
+        "in object storage (s3://bucket/shop), or write to a buffer and read that"
     )
 
 
@@ -420,7 +411,7 @@ class LocalSource(SourceJournal):
                     if reached > after:
                         return blocks, reached
             late = time.monotonic() > deadline
-            if view is None and (late or self._engine.scheme not in REMOTE):
+            if view is None and (late or not isinstance(self._engine, ObjectEngine)):
                 if strict:
                     raise dropped(topic, after, through)
                 return [], through

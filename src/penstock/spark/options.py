@@ -20,7 +20,7 @@ from penstock.api import local
 from penstock.clock import to_ms
 from penstock.documents.conditions import Where
 from penstock.documents.ddl import SchemaText, fields
-from penstock.engine.url import OBJECT_SCHEMES, parse_url
+from penstock.engine.url import parse_url
 from penstock.entity.gate import check_gate_names
 from penstock.errors import ConfigError
 from penstock.names import check_consumer, check_kind, check_name, check_topics, shown_url, split_url
@@ -143,7 +143,7 @@ def location_of(given: Mapping[str, str]) -> JournalLocation:
 
 
 def _writer_url(writer: str, url: str) -> str:
-    if is_served(url) or parse_url(url)[0] not in OBJECT_SCHEMES:
+    if is_served(url) or not parse_url(url).in_object_store:
         raise ConfigError(
             f"writer names the server that writes a journal in object storage (s3://…), and {shown_url(url)} is none: "
             "the url alone says where to write"
@@ -419,7 +419,7 @@ def _staging(given: Mapping[str, str]) -> str | None:
         return None
     if "://" in staging:
         return check_area(staging)
-    if is_served(url) or parse_url(url)[0] in OBJECT_SCHEMES:
+    if is_served(url) or parse_url(url).in_object_store:
         raise ConfigError(
             f"staging is a place in an object store (s3://bucket/staging) for {shown_url(url)}; a folder is for a "
             "journal of this machine"

@@ -275,7 +275,7 @@ class Journal:
         interrupted goes on when called again. `progress` is told how many of how many bytes are done. In this process
         only.
         """
-        from penstock.engine.slatedb.database import ObjectOptions
+        from penstock.engine.contract import ObjectOptions
         from penstock.engine.url import open_engine
         from penstock.journal.moving import copy_store
 

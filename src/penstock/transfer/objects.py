@@ -21,13 +21,13 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from penstock.engine.url import OBJECT_SCHEMES, parse_url
+from penstock.engine.url import parse_url
 from penstock.errors import ConfigError, StorageError
 from penstock.limits import STAGED_SECONDS
 from penstock.names import shown_url, split_url
 
 if TYPE_CHECKING:
-    from penstock.buffer.store import ObjectStore
+    from penstock.objects.store import ObjectStore
 
 _FOLDER = "blocks"
 _TRIES = 20
@@ -60,10 +60,10 @@ def decode_piece(body: bytes | memoryview) -> list[tuple[str, bytes]]:
 
 def own_area(url: str) -> str | None:
     """The area beside a journal's own objects, when it is in an object store (an absolute url); else None."""
-    scheme, path = parse_url(url)
-    if scheme not in OBJECT_SCHEMES:
+    where = parse_url(url)
+    if not where.in_object_store:
         return None
-    url = f"file://{path}" if scheme == "slatedb" else f"{scheme}:{path}"
+    url = f"{where.scheme}:{where.path}" if where.in_bucket else f"file://{where.path}"
     return f"{url.rstrip('/')}/penstock/staging"
 
 
@@ -83,7 +83,7 @@ def folder_url(path: str | Path) -> str:
 
 def check_area(url: str) -> str:
     """The url of an area, spelled as it is compared; ConfigError when none can be there."""
-    from penstock.buffer.store import CLOUD_SCHEMES  # an extra that only those need who stage objects
+    from penstock.objects.store import CLOUD_SCHEMES  # an extra that only those need who stage objects
 
     known = (*(f"{scheme}://" for scheme in CLOUD_SCHEMES), "file:///")
     if not url.startswith(known):
@@ -141,7 +141,7 @@ class _Files:
 def _open_store(url: str, options: Mapping[str, object] | None) -> ObjectStore | _Files:
     if url.startswith("file://"):
         return _Files(unquote(split_url(url).path))
-    from penstock.buffer.store import open_store
+    from penstock.objects.store import open_store
 
     return open_store(url, options)
 

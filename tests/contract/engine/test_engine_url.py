@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.url import open_engine, parse_url
+import penstock
+from penstock.engine.url import open_engine, other_engines, parse_url
 from penstock.errors import ConfigError
 
 
@@ -47,8 +48,7 @@ def test_a_url_names_an_engine_and_a_path(url: str | Path, expected: tuple[str, 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("postgres:shop", r"'postgres' is not one of memory:, sqlite:, rocksdb:, file:"),
-        ("postgres:shop", r'pip install "penstock\[rocksdb\]"'),
+        ("postgres:shop", r"'postgres' is not one of memory:, sqlite:, file:, rocksdb:, slatedb:, s3:"),
         ("odd:name.db", r"sqlite:\./name"),
         ("", "no path"),
         ("sqlite:", "no path"),
@@ -84,6 +84,30 @@ def test_a_missing_package_names_the_line_that_installs_it(monkeypatch: pytest.M
 
     with pytest.raises(ConfigError, match=r'pip install "penstock\[rocksdb\]"'):
         open_engine("rocksdb:anything")
+
+
+def test_an_engine_of_another_package_opens_by_its_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site"
+    (package / "shelf-1.dist-info").mkdir(parents=True)
+    (package / "shelf-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1\n")
+    (package / "shelf-1.dist-info" / "entry_points.txt").write_text(
+        "[penstock.engines]\nshelf = shelf:ShelfEngine\nnothing = shelf:NOTHING\n"
+    )
+    (package / "shelf.py").write_text(
+        "from penstock.engine.sqlite import SqliteEngine\nNOTHING = 3\n"
+        "class ShelfEngine(SqliteEngine):\n    scheme = 'shelf'\n"
+    )
+    monkeypatch.syspath_prepend(package)
+    other_engines.cache_clear()
+    try:
+        with penstock.open(f"shelf:{tmp_path / 'shop'}") as journal:
+            journal.topic("orders").append("order.placed", {"total": 40})
+            assert journal.describe().engine == "shelf"
+            assert [event.payload for event in journal.topic("orders").read()] == [{"total": 40}]
+        with pytest.raises(ConfigError, match=r"the nothing engine is 'shelf:NOTHING', and that is no subclass"):
+            open_engine(f"nothing:{tmp_path / 'shop'}")
+    finally:
+        other_engines.cache_clear()
 
 
 def test_every_open_of_memory_without_a_name_is_a_new_store() -> None:

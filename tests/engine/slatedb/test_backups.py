@@ -13,12 +13,12 @@ from object_homes import Home, collect
 
 import penstock
 from buffer.emulator import Emulator
-from penstock.buffer.cloud import CloudStore
-from penstock.buffer.store import open_store
 from penstock.engine.slatedb import database
 from penstock.engine.slatedb import engine as upkeep
 from penstock.engine.slatedb.bridge import call
 from penstock.errors import ConfigError, StorageError
+from penstock.objects.cloud import CloudStore
+from penstock.objects.store import open_store
 from waiting import eventually
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.buffer.store import VersionConflict
 from penstock.engine.slatedb import lease as module
 from penstock.engine.slatedb.lease import FolderStore
+from penstock.objects.store import VersionConflict
 
 
 def test_an_object_is_made_once_and_replaced_by_who_knows_it(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from buffer.faults import FaultyStore
-from penstock.buffer.store import Stored, Version, open_store
 from penstock.engine.slatedb import lease as module
 from penstock.engine.slatedb.lease import LEASE_PATH, SAFETY, LeaseRecord, WriterLease, read_lease
 from penstock.errors import Corrupt, Fenced, Locked
 from penstock.limits import LEASE_SECONDS
+from penstock.objects.store import Stored, Version, open_store
 
 _names = itertools.count()
 TERM = 10.0

@@ -5,35 +5,30 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import math
 import os
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import slatedb.uniffi as sl
 
-from penstock.buffer.cloud import CloudStore
-from penstock.buffer.store import cloud_settings, open_cloud, probe_conditional_puts
 from penstock.engine.base import OverlayWrite
-from penstock.engine.contract import EngineView
+from penstock.engine.contract import EngineView, ObjectOptions
 from penstock.engine.slatedb.bridge import call
 from penstock.engine.slatedb.lease import LEASE_PATH, FolderStore
 from penstock.errors import ConfigError, StorageError
 from penstock.limits import (
-    LEASE_SECONDS,
-    LEASE_SECONDS_LEAST,
     OBJECT_CACHE_BYTES,
     OBJECT_MEMTABLE_BYTES,
     RELAXED_SECONDS,
-    STORE_TIMEOUT,
     TABLE_LEASES,
 )
-from penstock.names import is_number, shown_url, split_url
+from penstock.names import shown_url, split_url
+from penstock.objects.cloud import CloudStore
+from penstock.objects.store import cloud_settings, open_cloud, probe_conditional_puts
 
 COLLECT_SECONDS = 600.0
 """How often garbage is collected, and the least age of what is."""
@@ -179,7 +174,7 @@ def make_batch(view: EngineView, changes: OverlayWrite) -> sl.WriteBatch | None:
 
 
 # ── From a url and options to the stores behind it: SlateDB's own, and the buffer's for everything that is not SlateDB'
-# Credentials, regions and endpoints are found as the buffer finds them (`penstock.buffer.store`): one place for
+# Credentials, regions and endpoints are found as the buffer finds them (`penstock.objects.store`): one place for
 # both. A folder is a store too, for tests and development: SlateDB does not fsync what it writes there.
 
 
@@ -290,36 +285,3 @@ def check_store(location: ObjectLocation, *, writing: bool, timeout: float, pati
                 raise
             log.warning("%s cannot be opened yet: %s", location.url, error)
         time.sleep(AGAIN_SECONDS)
-
-
-# ── What a caller may say about a journal in an object store, beyond its url ──
-
-
-@dataclass(frozen=True)
-class ObjectOptions:
-    """How an object store is used: `penstock.open` and the command line fill it."""
-
-    linger: float = 0.0
-    """Seconds for which a commit waits for further callers before its one PUT."""
-    timeout: float = STORE_TIMEOUT
-    """Seconds an operation waits for the store before it raises."""
-    lease: float = LEASE_SECONDS
-    """Seconds after which a writer that has not renewed its lease may be replaced."""
-    takeover: bool = False
-    """Takes the lease from a writer that still holds it."""
-    standby: bool = False
-    """Waits for as long as another writer holds the lease."""
-    hold: float = 0.0
-    """Seconds for which a checkpoint keeps the tables a reader has opened from collection; 0: none is made."""
-    store: Mapping[str, object] = field(default_factory=dict)
-    """The provider's settings (region, endpoint, access_key_id …) where the environment's will not do."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("linger", 0.0), ("hold", 0.0), ("timeout", 0.01), ("lease", LEASE_SECONDS_LEAST)):
-            value = getattr(self, name)
-            if not is_number(value) or not least <= value < math.inf:
-                raise ConfigError(f"{name} must be a number of seconds of at least {least:g}, not {value!r}")
-        if self.takeover and self.standby:
-            raise ConfigError("takeover=True takes the lease at once, standby=True waits for it: say one of them")
-        if not isinstance(self.store, Mapping):
-            raise ConfigError(f"store_options is a mapping of names to values, not {type(self.store).__name__}")

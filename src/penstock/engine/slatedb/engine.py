@@ -18,15 +18,13 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import msgspec
 import slatedb.uniffi as sl
+from msgspec.structs import replace
 
-from penstock.buffer.cloud import CloudStore
-from penstock.buffer.store import open_cloud
 from penstock.engine.base import (
     FORMAT_KEY,
     BatchEngine,
@@ -37,11 +35,10 @@ from penstock.engine.base import (
     copy_rows,
     is_made,
 )
-from penstock.engine.contract import Durability, EngineView
+from penstock.engine.contract import Durability, EngineView, ObjectEngine, ObjectOptions
 from penstock.engine.slatedb.bridge import TimedOut, call, explain, explained, log_moved
 from penstock.engine.slatedb.database import (
     ObjectLocation,
-    ObjectOptions,
     check_store,
     collectable_age,
     count_requests,
@@ -55,11 +52,13 @@ from penstock.engine.slatedb.reading import LOG_PATH, Follower, SlatedbView, war
 from penstock.errors import Closed, ConfigError, Corrupt, Fenced, OutcomeUnknown, PenstockError, StorageError
 from penstock.limits import TABLE_COMMITS, TABLE_SECONDS
 from penstock.names import split_url
+from penstock.objects.cloud import CloudStore
+from penstock.objects.store import open_cloud
 
 log = logging.getLogger("penstock.engine.slatedb")
 
 
-class SlatedbEngine(BatchEngine):
+class SlatedbEngine(BatchEngine, ObjectEngine):
     """A store in S3, Google Cloud Storage or Azure, or in a folder: for tests, since nothing is fsynced there."""
 
     shared: ClassVar[bool] = False

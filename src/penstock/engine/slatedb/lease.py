@@ -23,10 +23,10 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.buffer.store import Stored, Version, VersionConflict
 from penstock.engine.base import process_stat
 from penstock.engine.slatedb.bridge import fenced
 from penstock.errors import Corrupt, Fenced, Locked, StorageError
+from penstock.objects.store import Stored, Version, VersionConflict
 
 log = logging.getLogger("penstock.engine.slatedb")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from penstock.engine.url import OBJECT_SCHEMES
+from penstock.engine.contract import ObjectEngine
 from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
 from penstock.journal.bulk import PreparedPiece, drop_job, staged_batches
 from penstock.journal.checking import checked_wire
@@ -111,10 +111,7 @@ def staging_areas(journal: LocalJournal, urls: Iterable[str]) -> dict[str, Stagi
     """The places from which a server fetches what was staged: its journal's own, if that is in a store, and others."""
     areas: dict[str, StagingArea] = {}
     engine = journal._engine
-    if engine.scheme in OBJECT_SCHEMES and not engine.read_only:
-        from penstock.engine.slatedb.engine import SlatedbEngine
-
-        assert isinstance(engine, SlatedbEngine)
+    if isinstance(engine, ObjectEngine) and not engine.read_only:
         own = own_area(f"{engine.scheme}:{engine.location}")
         assert own is not None
         areas[own] = StagingArea(own, engine.options.store)

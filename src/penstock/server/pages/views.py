@@ -40,7 +40,7 @@ from penstock.surface.topic import Topic
 from penstock.units import parse_moment, show_duration, show_size, write_size
 
 if TYPE_CHECKING:
-    from penstock.buffer.store import ObjectStore
+    from penstock.objects.store import ObjectStore
 
 
 FOUND: Final = 50
@@ -414,7 +414,7 @@ class Buffers:
     def _inspect(self, name: str, read_to: Mapping[str, int]) -> BufferState:
         from penstock.buffer.format import parse_manifest
         from penstock.buffer.manifest import lag_of
-        from penstock.buffer.store import open_store
+        from penstock.objects.store import open_store
 
         try:
             store = self._stores.get(name)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from penstock.engine.url import parse_url
 from penstock.errors import ConfigError, Locked
 from penstock.names import check_name, split_url
-from penstock.spark.journals import REMOTE
 from penstock.spark.options import is_served
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 def lies_here(url: str) -> bool:
     """Whether a journal is a file of this machine: not at a server, not in a bucket."""
-    return not is_served(url) and parse_url(url)[0] not in REMOTE
+    return not is_served(url) and not parse_url(url).in_bucket
 
 
 def checkpoint_root(url: str) -> str:

@@ -12,8 +12,8 @@ import obstore
 from obstore import exceptions as refused
 from obstore.store import MemoryStore
 
-from penstock.buffer.store import Buffer, Stored, Version, VersionConflict, too_large
 from penstock.errors import ConfigError, StorageError
+from penstock.objects.store import Buffer, Stored, Version, VersionConflict, too_large
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutResult

@@ -26,10 +26,10 @@ from penstock.errors import ConfigError, StorageError
 from penstock.names import shown_url, split_url
 
 if TYPE_CHECKING:
-    from penstock.buffer.cloud import CloudStore
+    from penstock.objects.cloud import CloudStore
 
 
-# ── What the buffer asks of an object store ──
+# ── The contract ──
 
 
 CLOUD_SCHEMES = ("s3", "gs", "az")
@@ -155,7 +155,7 @@ def open_store(url: str | ObjectStore, options: Mapping[str, object] | None = No
     if scheme == "file":
         return _open_file(url, parts.netloc, unquote(parts.path), given)
     try:
-        from penstock.buffer.cloud import open_memory
+        from penstock.objects.cloud import open_memory
     except ImportError as error:
         raise ConfigError(f'{scheme}:// needs obstore: pip install "penstock[buffer]"') from error
     if scheme == "memory":
@@ -203,7 +203,7 @@ def open_cloud(url: str, options: Mapping[str, object], retry: Mapping[str, obje
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
-    from penstock.buffer.cloud import CloudStore
+    from penstock.objects.cloud import CloudStore
 
     config, client, endpoint = cloud_settings(url, options, os.environ)
     client.setdefault("timeout", _REQUEST_TIMEOUT)
