@@ -23,8 +23,8 @@ def test_seek_moves_a_cursor_to_a_position_a_time_and_both_ends(cli: Cli, orders
     assert cli("seek", "orders", "billing", "--to-end", "--json").document["position"] == 10
     assert cli("seek", "orders", "billing", "--to-time", "1h", "--json").document["position"] == 0
     assert cli("seek", "orders", "billing", "--to-start", "--json").document["lag"] == 10
-    assert "10 events lie ahead" in cli("seek", "orders", "billing", "--to-start").out
-    assert "1 event lies ahead" in cli("seek", "orders", "billing", "9").out
+    assert "10 events ahead" in cli("seek", "orders", "billing", "--to-start").out
+    assert "1 event ahead" in cli("seek", "orders", "billing", "9").out
 
 
 def test_seek_needs_exactly_one_destination(cli: Cli, orders: str) -> None:
@@ -63,7 +63,7 @@ def test_a_topic_is_dropped_after_asking(cli: Cli, orders: str) -> None:
     assert "with 10 events? This cannot be undone." in cli("drop", "orders", "--topic", input="", code=2).err
     assert "'billing' at 4" in cli("drop", "orders", "--topic", "--yes", code=1).err
     asked = cli("drop", "orders", "--topic", "--force", input="", code=2).err
-    assert "with 10 events, 1 cursor?" in asked
+    assert "with 10 events and 1 consumer?" in asked
     report = cli("drop", "orders", "--topic", "--force", "--yes", "--json").document
     assert report == {"topic": "orders", "removed": 10, "files": []}
     assert cli("topics", "--json").documents == []

@@ -135,8 +135,10 @@ def test_trimming_says_how_many_events_and_which_consumer_waits(served: Served, 
     topic.commit("slow", 5)
     asked = question(served, "compact", topic="t", through="20")
     assert "Remove 20 events of t" in asked and "The slowest consumer is at 5" in asked
-    assert do(served, "compact", topic="t", through="20") == "5 events were removed from t"
-    assert do(served, "compact", topic="t", through="20", force="yes") == "15 events were removed from t"
+    assert do(served, "compact", topic="t", through="20") == (
+        "5 events were removed from t, 25 remain; the consumer slow has not read further"
+    )
+    assert do(served, "compact", topic="t", through="20", force="yes") == "15 events were removed from t, 10 remain"
 
 
 def test_a_consumer_is_moved_by_position_time_event_and_end(served: Served, journal: penstock.Journal) -> None:
@@ -153,9 +155,9 @@ def test_a_consumer_is_moved_by_position_time_event_and_end(served: Served, jour
     assert "lies beyond" in refusal(served, "seek", topic="t", consumer="billing", value="31")
     assert "will skip 10 events" in question(served, "seek", topic="t", consumer="billing", to="end")
     assert "is new to t" in question(served, "seek", topic="t", consumer="other", to="start")
-    assert seek("event", "8") == "billing is at 7; 23 events ahead"
-    assert seek("end") == "billing is at 30; 0 events ahead"
-    assert seek("time", "1h") == "billing is at 0; 30 events ahead"
+    assert seek("event", "8") == "billing is at 7 of t (was at 20); 23 events ahead"
+    assert seek("end") == "billing is at 30 of t (was at 7); 0 events ahead"
+    assert seek("time", "1h") == "billing is at 0 of t (was at 30); 30 events ahead"
     assert "30 events" in question(served, "forget", topic="t", consumer="billing")
     do(served, "forget", topic="t", consumer="billing")
     assert topic.cursors() == {}

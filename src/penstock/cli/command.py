@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
 
-from penstock.cli.output import colored, event_line, paint, pairs, raw_payload, table
+from penstock.cli.output import colored, event_line, paint, pairs, raw_payload, safe, table
 
 if TYPE_CHECKING:
-    from penstock import Event, Journal, Queue, Receipt, Topic
+    from penstock import Event, Journal, Queue, Receipt, Topic, acts
 
 # ── how a command ends, and the numbers a shell sees ─────────────────────────────────────────────────────────────────
 DONE: Final = 0
@@ -239,7 +239,7 @@ class CommandContext:
 
     def confirm(self, question: str, yes: bool) -> None:
         """Asks before something that cannot be undone; UsageError without a terminal, or when the answer is no."""
-        if yes:
+        if yes or not question:
             return
         if not self.input.isatty():
             raise click.UsageError(f"{question} There is no terminal to ask at: add --yes to mean it")
@@ -248,11 +248,30 @@ class CommandContext:
         if self.input.readline().strip().lower() not in ("y", "yes"):
             raise click.UsageError("nothing was changed")
 
+    def perform(self, act: acts.Act, yes: bool = True) -> acts.Done:
+        """Does an act, after asking for it unless `yes`; Nothing when what it is about is not there."""
+        from penstock.acts import NotThere
+
+        try:
+            self.confirm("" if yes else act.question(), yes)
+            return act.perform()
+        except NotThere as error:
+            raise Nothing(str(error)) from error
+
+    def done(self, done: acts.Done, **about: str) -> None:
+        """Says what an act did; with --json its fields, with what it is `about`."""
+        for note in done.notes:
+            self.note(safe(note))
+        if self.json:
+            self.document({**about, **done.record})
+        else:
+            self.line(safe(done.says))
+
 
 # ── how a command is declared ────────────────────────────────────────────────────────────────────────────────────────
 Record = dict[str, object]
 """What a command has done, field by field; it is printed behind the name of the queue or topic."""
-Function = Callable[..., "Record | int | None"]
+Function = Callable[..., "Record | acts.Done | int | None"]
 Derived = Callable[[], list[click.Parameter]]
 """Makes options from what is too heavy to import before a command is called or explained."""
 Writes = bool | Callable[[dict[str, Any]], bool]
@@ -372,8 +391,9 @@ def _about(
                 done = function(context, find(context, journal, named), **given)
             if isinstance(done, dict):
                 context.record({what: named, **done})
-                return None
-            return done
+            elif done is not None and not isinstance(done, int):
+                context.done(done, **{what: named})
+            return done if isinstance(done, int) else None
 
         complete = queue_names if what == "queue" else topic_names
         return command(name, *examples, also=also)(click.argument(what, shell_complete=complete, help=about)(run))

@@ -30,6 +30,7 @@ from penstock.units import show_size
 
 if TYPE_CHECKING:
     from penstock import Event, Journal, Topic
+    from penstock.acts import Done
     from penstock.journal.sealed.segments import LakeSummary
 
 
@@ -49,18 +50,16 @@ def compact(
     keys: bool,
     force: bool,
     yes: bool,
-) -> Record:
+) -> Done:
     """Removes history that no consumer needs."""
+    from penstock import acts
+
     if sum((through is not None, before is not None, keys)) != 1:
         raise click.UsageError("say what may go: one of --through, --before, --keys")
     if keys:
-        return {"removed": topic.compact_keys(), "remaining": len(topic)}
+        return context.perform(acts.CompactKeys(topic))
     end = topic.position_at(before) if before is not None else through or 0
-    if force:
-        context.confirm(f"Remove {topic.name} through {end:,}, whether or not consumers have read it?", yes)
-    report = topic.compact(end, force=force)
-    done: Record = {"removed": report.removed, "remaining": report.remaining, "latest": report.latest}
-    return done | ({"stopped_at": report.stopped_at} if report.stopped_at is not None or context.json else {})
+    return context.perform(acts.CompactTopic(topic, end, force), yes or not force)
 
 
 @command("verify", "penstock verify", "penstock verify orders --json")

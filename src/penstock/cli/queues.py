@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli import values
-from penstock.cli.command import NOTHING, CommandContext, Nothing, Record, command, did_you_mean, queue_command
+from penstock.cli.command import NOTHING, CommandContext, Nothing, command, did_you_mean, queue_command
 from penstock.cli.output import event_record, payload_text, pretty_payload, safe, safe_lines
 from penstock.errors import StaleDelivery
 from penstock.units import counted, in_parts, show_duration
 
 if TYPE_CHECKING:
     from penstock import Delivery, Journal, Queue, Tasks
+    from penstock.acts import Done, Outcome
     from penstock.documents.conditions import Where
     from penstock.observe.sample import FailedMessage
     from penstock.queue.inspect import MessageState
@@ -226,32 +227,22 @@ def rate(text: str) -> float:
 @with_dry_run
 def redrive(
     context: CommandContext, queue: Queue, to: str | None, slowly: float | None, dry_run: bool, **which: Any
-) -> Record:
+) -> Done:
     """Sends dead letters and failed messages back to their queue, with a fresh budget."""
-    from penstock.queue.operations.repair import Redriven, paced
+    from penstock import acts
 
     target = context.existing_queue(queue.journal, to) if to is not None else None
-    if slowly is None or dry_run:
-        count = queue.redrive(to=target, dry_run=dry_run, **which)
-    else:
-        where = which["where"]
-        there = queue.redrive(to=target, dry_run=True, **which)
-        moved = paced(lambda due: queue.redrive(to=target, limit=due, where=where), there, slowly)
-        count = Redriven(moved, queue.redrive(to=target, where=where, dry_run=True).left)
-    for one in count.left:
-        context.note(safe(f"{one.count:,} dead letters from {one.queue} stay: {one.reason}"))
-    left = {"left": count.left} if count.left and context.json else {}
-    return {"would_redrive" if dry_run else "redriven": int(count), **left}
+    act = acts.SendBack(queue, **which, to=target, rate=slowly)
+    return acts.redriven(act.count(), "would_redrive", "found to send back") if dry_run else context.perform(act)
 
 
 @queue_command("purge", "penstock purge emails --yes", writes=True)
 @values.with_yes
-def purge(context: CommandContext, queue: Queue, yes: bool) -> Record:
+def purge(context: CommandContext, queue: Queue, yes: bool) -> Done:
     """Removes every message of a queue, also those in flight."""
-    from penstock.observe.sample import held_messages
+    from penstock import acts
 
-    context.confirm(f"Remove {held_messages(queue)} of {queue.name}?", yes)
-    return {"removed": queue.purge()}
+    return context.perform(acts.PurgeQueue(queue), yes)
 
 
 @command("drop", "penstock drop old-emails --yes", "penstock drop old-orders --topic --yes")
@@ -265,33 +256,19 @@ def drop(context: CommandContext, queue: str, topic: bool, force: bool, yes: boo
     The topic of a queue's name stays, and with it the count of positions: a queue made again goes on from there. With
     --topic nothing stays but where it ended: a topic made again under this name goes on after it.
     """
-    from penstock.observe.sample import held_messages
+    from penstock import acts
 
-    if topic:
-        _drop_topic(context, queue, force, yes)
-        return
-    if force:
+    if force and not topic:
         raise click.UsageError("--force is for --topic: a queue is dropped whatever is in it")
     with context.journal() as journal:
+        if topic:
+            context.done(
+                context.perform(acts.DropTopic(context.existing_topic(journal, queue), force), yes), topic=queue
+            )
+            return
         if queue not in journal.queues() and queue in journal.topics():
             raise Nothing(f"there is no queue {queue!r}; there is a topic: `penstock drop {queue} --topic`")
-        handle = context.existing_queue(journal, queue)
-        context.confirm(f"Remove the queue {queue} with {held_messages(handle)}, its groups and schedules?", yes)
-        context.record({"queue": queue, "removed": handle.drop()})
-
-
-def _drop_topic(context: CommandContext, name: str, force: bool, yes: bool) -> None:
-    with context.journal() as journal:
-        handle = context.existing_topic(journal, name)
-        cursors = len(handle.cursors())
-        users = [counted(cursors, "cursor")] if cursors else []
-        users += ["its queue"] if name in journal.queues() else []
-        also = f", {' and '.join(users)}" if users and force else ""
-        context.confirm(f"Remove the topic {name} with {len(handle):,} events{also}? This cannot be undone.", yes)
-        report = journal.drop_topic(name, force)
-    context.record({"topic": name, "removed": report.events, **({"files": report.files} if context.json else {})})
-    for file in report.files:
-        context.note(f"sealed events stay in {file}")
+        context.done(context.perform(acts.DropQueue(context.existing_queue(journal, queue)), yes), queue=queue)
 
 
 @queue_command(
@@ -311,29 +288,33 @@ def discard(
     where: Where | None,
     limit: int | None,
     dry_run: bool,
-) -> Record:
+) -> Done:
     """Settles messages that are not in flight as if they had been handled: by position, or by a condition.
 
     Failed messages can be discarded too. Those in flight are left alone.
     """
     if bool(positions) == (where is not None):
         raise click.UsageError("say which: positions, or --where")
+    from penstock import acts
+
     held = {one.seq for one in queue.pending()}
     if where is not None:
         chosen = [event.seq for event in queue if event.seq not in held and where.matches(event)]
     else:
         chosen = [seq for seq in dict.fromkeys(positions) if not dry_run or seq not in held]
         chosen = [seq for seq in chosen if not dry_run or queue.get(seq) is not None]
-    chosen = chosen[:limit]
-    return {"would_discard": len(chosen)} if dry_run else {"discarded": queue.discard(chosen)}
+    act = acts.Discard(queue.journal, f"of {queue.name}", {queue.name: chosen[:limit]})
+    return act.count_only() if dry_run else context.perform(act)
 
 
 @queue_command("run-now", "penstock run-now emails 17 18", writes=True)
 @click.argument("positions", nargs=-1, required=True, type=values.position, help="the messages' positions")
 @only_group
-def run_now(context: CommandContext, queue: Queue, positions: tuple[int, ...], group: str | None) -> Record:
+def run_now(context: CommandContext, queue: Queue, positions: tuple[int, ...], group: str | None) -> Done:
     """Makes delayed messages ready at once, also those that wait for their retry."""
-    return {"made_ready": queue.run_now(positions, group=group)}
+    from penstock import acts
+
+    return context.perform(acts.RunNow(queue, list(positions), group))
 
 
 @queue_command(
@@ -345,9 +326,11 @@ def run_now(context: CommandContext, queue: Queue, positions: tuple[int, ...], g
 @click.argument("to", shell_complete=values.queue_names, help="the queue they go to")
 @limited
 @conditional
-def move(context: CommandContext, queue: Queue, to: str, **which: Any) -> Record:
+def move(context: CommandContext, queue: Queue, to: str, **which: Any) -> Done:
     """Moves messages that are not in flight to the end of another queue, a thousand in a commit."""
-    return {"to": to, "moved": queue.move(context.existing_queue(queue.journal, to), **which)}
+    from penstock import acts
+
+    return context.perform(acts.MoveMessages(queue, context.existing_queue(queue.journal, to), **which))
 
 
 # ── Periodic messages, and stopping a queue for a while ──
@@ -384,19 +367,19 @@ def schedule(
     payload: str,
     remove: bool,
     **given: Any,
-) -> Record | None:
+) -> Done | None:
     """Shows, adds or removes a queue's periodic messages."""
+    from penstock import acts
+
     if every is not None and cron is not None:
         raise click.UsageError("give --every or --cron, not both")
     interval = every if every is not None else cron
     if name is None and (remove or interval is not None):
         raise click.UsageError("NAME is missing: periodic messages have names")
     if interval is not None:
-        queue.every(interval, values.json_value(payload), name=str(name), **given)
+        context.perform(acts.AddSchedule(queue, str(name), interval, values.json_value(payload), **given))
     if remove:
-        if not queue.unschedule(str(name)):
-            raise Nothing(f"queue {queue.name!r} has no periodic message {name!r}")
-        return {"removed": name}
+        return context.perform(acts.RemoveSchedule(queue, str(name)))
     found = [one for one in queue.schedules() if name is None or one.name == name]
     rows = [
         (one.name, one.cron or f"every {one.interval:g} s", one.timezone, one.next_tick, one.last_tick) for one in found
@@ -407,28 +390,26 @@ def schedule(
 
 @queue_command("pause", "penstock pause emails", "penstock pause orders --group audit", writes=True)
 @only_group
-def pause(context: CommandContext, queue: Queue, group: str | None) -> Record:
+def pause(context: CommandContext, queue: Queue, group: str | None) -> Done:
     """Hands nothing out any more until `resume`, whatever process asks; pushes are taken in.
 
     What is in flight goes on. `penstock queues` shows what is paused, `penstock check` warns of it.
     """
-    return {"group": group, "paused": True, "changed": queue.pause(group)}
+    from penstock import acts
+
+    return context.perform(acts.PauseQueue(queue, group))
 
 
 @queue_command("resume", "penstock resume emails", "penstock resume orders --group audit", writes=True)
 @only_group
-def resume(context: CommandContext, queue: Queue, group: str | None) -> Record:
+def resume(context: CommandContext, queue: Queue, group: str | None) -> Done:
     """Ends a pause: workers and takes that wait go on at once.
 
     The pause of the whole queue and the pauses of its groups are ended each on its own.
     """
-    changed = queue.resume(group)
-    left = queue.pauses()
-    for one in left:
-        what = queue.name if one.group is None else f"group {one.group}"
-        context.note(safe(f"still paused: {what}, since {one.since:%F %T} UTC"))
-    still = any(one.group is None or one.group == group for one in left)
-    return {"group": group, "paused": still, "changed": changed}
+    from penstock import acts
+
+    return context.perform(acts.ResumeQueue(queue, group))
 
 
 # ── Workers ──
@@ -632,14 +613,13 @@ def workers(context: CommandContext, only: str | None, forget: str | None, trace
     Those that failed too often and gave up come first: `penstock check` warns of them until they are started again.
     Other consumers that gave their name are shown as well; one that ended without saying so is forgotten after a day.
     """
+    from penstock import acts
     from penstock.errors import UnknownQueue
     from penstock.observe import workers as reports
 
     if forget is not None:
         with context.journal() as journal:
-            if not reports.forget(journal, forget):
-                raise Nothing(f"no worker {forget!r} gave up")
-        context.record({"worker": forget, "forgotten": True})
+            context.done(context.perform(acts.ForgetWorker(journal, forget)))
         return
     with context.journal(read_only=True) as journal:
         found = [one for one in reports.gave_up(journal) if only is None or one.worker.startswith(f"{only}:")]
@@ -853,18 +833,12 @@ def settle(
     context: CommandContext,
     queue: Queue,
     delivery: str,
-    how: str,
+    how: Outcome,
     error: str | None,
     delay: float | None,
     lease: float | None,
-) -> Record:
+) -> Done:
     """Settles a delivery by the token that `take --settle none` or `pending` printed."""
-    held = queue.delivery(delivery)
-    if how == "extend":
-        held.extend(lease)
-        return {"seq": held.seq, "deadline": held.deadline}
-    if how == "nack":
-        held.nack(delay=delay, error=error)
-    else:
-        _settle(held, how, error)
-    return {"seq": held.seq, "settled": how}
+    from penstock import acts
+
+    return context.perform(acts.SettleDelivery(queue.delivery(delivery), how, error, delay, lease))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from penstock.cli import values
-from penstock.cli.command import DONE, FAILED, CommandContext, Nothing, Record, command, topic_command
+from penstock.cli.command import DONE, FAILED, CommandContext, Nothing, command, topic_command
 from penstock.cli.output import event_record, pretty_payload
 from penstock.errors import ConfigError, Corrupt, UnknownTopic
 from penstock.names import is_pattern
@@ -23,6 +23,7 @@ from penstock.units import counted, in_parts
 
 if TYPE_CHECKING:
     from penstock import Draft, Event, Journal, JournalSubscription, Receipt, Topic
+    from penstock.acts import Done
 
 
 # ── Which events a command is about: the options `read`, `tail` and `export` share, and what they come to ──
@@ -335,32 +336,25 @@ def seek(
     to_time: datetime | None,
     to_start: bool,
     to_end: bool,
-) -> None:
+) -> Done:
     """Moves a consumer's cursor to a position, a time, the start or the end."""
+    from penstock import acts
+
     if sum((position is not None, to_time is not None, to_start, to_end)) != 1:
         raise click.UsageError("say where to: POSITION, or one of --to-time, --to-start, --to-end")
-    before = topic.cursor(consumer)
     if position is None:
         position = 0 if to_start else topic.latest
         position = topic.position_at(to_time) if to_time is not None else position
-    topic.seek(consumer, position)
-    left = topic.latest - position
-    if context.json:
-        about = {"topic": topic.name, "consumer": consumer, "before": before}
-        context.document({**about, "position": position, "lag": left})
-    else:
-        came = "new here" if before is None else f"was at {before:,}"
-        ahead = "1 event lies ahead" if left == 1 else f"{left:,} events lie ahead"
-        context.line(f"{consumer} is at {position:,} of {topic.name} ({came}); {ahead}")
+    return context.perform(acts.MoveConsumer(topic, consumer, position))
 
 
 @topic_command("forget", "penstock forget orders old-report", writes=True)
 @the_consumer
-def forget(context: CommandContext, topic: Topic, consumer: str) -> Record:
+def forget(context: CommandContext, topic: Topic, consumer: str) -> Done:
     """Drops a consumer's cursor, so that nothing waits for it."""
-    if not topic.forget(consumer):
-        raise Nothing(f"topic {topic.name!r} has no consumer {consumer!r}")
-    return {"forgotten": consumer}
+    from penstock import acts
+
+    return context.perform(acts.ForgetConsumer(topic, consumer))
 
 
 # ── Appending: one event from the command line, many from lines ──
