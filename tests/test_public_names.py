@@ -150,7 +150,7 @@ EXAMPLES = [
     errors.Fenced("taken over", epoch=4),
     errors.FlowFailed("broken", flow="revenue"),
     errors.StorageError("full", retryable=True),
-    errors.OutcomeUnknown("unsure", retryable=True),
+    errors.OutcomeUnknown("unsure"),
     errors.Denied("no"),
     errors.UnknownQueue("no such queue"),
     errors.ConfigError("bad"),

@@ -28,7 +28,7 @@
     ├── OutOfOrder                         an acknowledgement out of sequence
     ├── FlowFailed                         a pipeline's flow failed, and starting it again would not help
     └── StorageError                       the disk or the object store refused
-        ├── OutcomeUnknown                 a commit failed and may have been kept all the same
+        ├── OutcomeUnknown                 a change failed and may have been kept all the same
         └── Unflushed                      a producer was closed before the store took everything
 
 Errors carry what a program needs as attributes, and what a person needs in their text.
@@ -236,11 +236,14 @@ class StorageError(PenstockError):
 
 
 class OutcomeUnknown(StorageError):
-    """A commit failed in a way that leaves open whether it was kept: all of it is there later, or nothing.
+    """A change failed in a way that leaves open whether it was kept: all of it is there later, or nothing.
 
-    Trying again is safe for what says who it is: an append with `dedup`, one with `expect`, an `ack`. Without, read
-    first.
+    It is never `retryable`. Trying again is safe for what says who it is: an append with `dedup`, one with `expect`, an
+    `ack`. Without, read first.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
 
 
 class Unflushed(StorageError):

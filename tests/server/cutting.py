@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Self
 
 
@@ -30,26 +31,38 @@ class CuttingProxy:
         self._open: set[socket.socket] = set()
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
+        threading.Thread(target=self._accept, args=(self._listening,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listening.close()
+        self._close()
+
+    def _close(self) -> None:
+        _shut(self._listening)
         for one in list(self._open):
             _shut(one)
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Ends every connection there is, and refuses those that are made while the block runs."""
+        self._close()
+        yield
+        self._listening = socket.create_server(("127.0.0.1", self.port))
+        self.__enter__()
 
     def cut_next(self, cuts: int, after: int = 0, of: str = "answer") -> None:
         with self._lock:
             self.cuts, self.after, self.of = cuts, after, of
 
-    def _accept(self) -> None:
+    def _accept(self, listening: socket.socket) -> None:
         while True:
             try:
-                near, _ = self._listening.accept()
+                near, _ = listening.accept()
+            except OSError:
+                return
+            try:
                 far = socket.create_connection(("127.0.0.1", self._target))
             except OSError:
-                if self._listening.fileno() < 0:
-                    return
                 near.close()  # the server is not there now
                 continue
             self._open |= {near, far}

@@ -10,9 +10,9 @@ from typing import ClassVar
 import msgspec
 import pytest
 
-from penstock.errors import ConfigError, PenstockError, StorageError
+from penstock.errors import ConfigError, OutcomeUnknown, PenstockError, StorageError
 from penstock.journal.description import Pressure
-from penstock.protocol.topics import APPEND_EVENTS, JournalDocument
+from penstock.protocol.topics import APPEND_EVENTS, READ_ACROSS, AcrossRequest, JournalDocument
 from penstock.remote.backend import RemoteJournal
 from penstock.remote.client import Client
 
@@ -94,6 +94,7 @@ def test_an_answer_that_is_not_penstocks_is_said_to_be(
         assert not raised.value.retryable and "not known" not in str(raised.value)
         with pytest.raises(StorageError, match="not as a penstock server does") as raised:
             journal.topic("t").append("k")
+        assert isinstance(raised.value, OutcomeUnknown) == (status < 300)
         assert ("whether the request was done is not known" in str(raised.value)) == (status < 300)
         with pytest.raises(StorageError, match="not as a penstock server does"):
             journal.queue("q", create=False)
@@ -108,16 +109,19 @@ def test_a_login_page_is_no_stream_of_events(proxy: type[Proxy]) -> None:
             events.next(timeout=SOON)
 
 
-@pytest.mark.parametrize(("status", "retryable"), [(401, False), (403, False), (502, True), (503, True)])
-def test_the_json_of_a_gateway_is_shown_and_is_no_problem_of_ours(
-    proxy: type[Proxy], status: int, retryable: bool
-) -> None:
+@pytest.mark.parametrize("status", [401, 403, 429, 500, 502, 503, 504])
+def test_the_json_of_a_gateway_is_shown_and_is_no_problem_of_ours(proxy: type[Proxy], status: int) -> None:
+    """It may have passed an append on before it failed, so that the append is not tried again; a read is."""
     proxy.status, proxy.media, proxy.body = status, "application/json", b'{"message": "no upstream"}'
     client = Client(proxy.url, None, SOON)
-    with pytest.raises(StorageError, match=f"answered {status}.*no upstream") as raised:
+    with pytest.raises(StorageError, match=f"answered {status}.*no upstream") as appended:
         client.call(APPEND_EVENTS, "t", body=[])
+    with pytest.raises(StorageError, match=f"answered {status}.*no upstream") as read:
+        client.call(READ_ACROSS, body=AcrossRequest())
     client.close()
-    assert raised.value.retryable is retryable
+    assert isinstance(appended.value, OutcomeUnknown) == (status >= 500)
+    assert appended.value.retryable == (status == 429)
+    assert type(read.value) is StorageError and read.value.retryable == (status in (429, 502, 503, 504))
 
 
 @pytest.mark.parametrize("token", ["secret-0123456789ab\n", "secret\r\nX-Evil: 1", "secret-\u20ac-0123456789"])

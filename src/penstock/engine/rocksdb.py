@@ -228,8 +228,7 @@ class RocksdbEngine(BatchEngine):
                 self._refused = self._foreign = True
                 reason = explain(error, self._name)
                 raise OutcomeUnknown(
-                    f"{reason}; whether the commit was kept shows when the store is next written to",
-                    retryable=isinstance(reason, StorageError) and reason.retryable,
+                    f"{reason}; whether the commit was kept shows when the store is next written to"
                 ) from error
             self._unflushed = relaxed
             if not relaxed:

@@ -75,6 +75,7 @@ class Operation(Generic[A]):
         errors: tuple[type[PenstockError], ...] | None = None,
         missing: str | None = None,
         on_system: bool = False,
+        rehearsed: Callable[[Any], bool] = lambda request: False,
     ) -> None:
         self.name = ""
         """The name of the constant that holds it, in small letters: `declared` sets it."""
@@ -104,6 +105,8 @@ class Operation(Generic[A]):
         """The problem that says there is no such thing, for operations whose client then answers None."""
         self.on_system = on_system or role in (None, "read")
         """Whether it may name a topic of penstock's own; what changes something may not, unless it says so here."""
+        self._changes = method != "GET" and role not in (None, "read")
+        self._rehearsed = rehearsed
         asked = self.query if self.query is not None or role != "read" else self.body
         self.paged = "limit" in getattr(asked, "__struct_fields__", ())
         """Whether a page is asked for: a server bounds its `limit`, and has a usual one."""
@@ -111,6 +114,10 @@ class Operation(Generic[A]):
 
     def __repr__(self) -> str:
         return f"<operation {self.name}: {self.method} {self.path}>"
+
+    def changes(self, request: object = None) -> bool:
+        """Whether a request of it may change something: not with GET, nor with the role read, nor when `rehearsed`."""
+        return self._changes and not self._rehearsed(request)
 
     @property
     def names(self) -> list[str]:

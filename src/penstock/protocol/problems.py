@@ -52,7 +52,12 @@ ALWAYS = ("type", "title", "status", "detail", "error")
 ATTRIBUTES = tuple(name for name in Problem.__struct_fields__ if name not in ALWAYS)
 """What errors carry for programs, and problems pass on."""
 
-_decode = msgspec.json.Decoder(Problem).decode
+UNEXPECTED = "InternalError"
+"""What a server calls a failure that no code of its own expected: it may have happened after a change."""
+
+PROBLEM_EVENT = b"event: problem"
+
+decode_problem = msgspec.json.Decoder(Problem).decode
 
 
 def status_of(kind: type[PenstockError]) -> int:
@@ -78,10 +83,15 @@ def problem_of(error: PenstockError) -> Problem:
     return made
 
 
+def problem_frame(error: PenstockError) -> bytes:
+    """The last server-sent event of a stream that cannot go on."""
+    return b"%b\ndata: %b\n\n" % (PROBLEM_EVENT, msgspec.json.encode(problem_of(error)))
+
+
 def read_problem(status: int, data: bytes) -> Problem | None:
     """The problem an answer says; None when it says none (it came from something in between)."""
     try:
-        return _decode(data)
+        return decode_problem(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 

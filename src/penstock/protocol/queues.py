@@ -286,6 +286,7 @@ REDRIVE_QUEUE = Operation(
     RedriveRequest,
     RedriveAnswer,
     "Sends dead letters and failed messages back",
+    rehearsed=lambda request: isinstance(request, RedriveRequest) and request.dry_run,
 )
 MOVE_MESSAGES = Operation(
     "POST /queues/{queue}/move -> moved",

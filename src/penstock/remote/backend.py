@@ -24,7 +24,7 @@ from penstock.protocol import topics as wire
 from penstock.protocol.bulk import LIST_LAKES, SEAL_TOPIC, SealRequest, TopicsQuery
 from penstock.protocol.fields import policy_fields, policy_of
 from penstock.protocol.operation import WRITTEN, Operation, converted
-from penstock.protocol.queues import OPEN_QUEUE, READ_QUEUE, RedriveRequest
+from penstock.protocol.queues import OPEN_QUEUE, READ_QUEUE
 from penstock.queue.policy import checked, refuse_mismatch
 from penstock.remote.client import Client
 from penstock.remote.events import draft_document, event_of, read_across, receipt_of
@@ -75,7 +75,7 @@ class RemoteBackend:
 
     def call(self, operation: Operation[A], *names: str, request: msgspec.Struct | None = None, wait: float = 0.0) -> A:
         """An operation's answer; `names` are those in its path. `wait`: how long the server may take."""
-        if operation.method != "GET" and operation.role != "read" and not _changes_nothing(request):
+        if operation.changes(request):
             self.check_writable()
         if operation is wire.DROP_TOPIC:
             self._queues.pop(names[0], None)  # a queue of this name is made anew when it is asked for
@@ -238,10 +238,6 @@ class RemoteBackend:
 
 def _nothing() -> None:
     """What is submitted to learn when all before it is done."""
-
-
-def _changes_nothing(request: object) -> bool:
-    return isinstance(request, RedriveRequest) and request.dry_run
 
 
 def _read(answer: Any) -> Any:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from http.client import HTTPResponse, RemoteDisconnected
 from typing import Any, TypeVar
 
 import msgspec
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import ClosedPoolError, ConnectTimeoutError, HTTPError, NewConnectionError, TimeoutError
+from urllib3.exceptions import ClosedPoolError, HTTPError, NewConnectionError, ProtocolError, TimeoutError
 
-from penstock.errors import Closed, ConfigError, PenstockError, StorageError
+from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError, StorageError
 from penstock.names import shown_url, split_url
 from penstock.protocol.operation import JSON, Operation
-from penstock.protocol.problems import error_of_problem, read_problem
+from penstock.protocol.problems import UNEXPECTED, error_of_problem, read_problem
 
 A = TypeVar("A")
+T = TypeVar("T")
 
 IDLE_SECONDS = 20.0
 """A connection unused for longer is not trusted any more: the server may have closed it."""
@@ -32,6 +35,11 @@ _encode = msgspec.json.Encoder().encode
 
 _ORIGIN = re.compile(r"^\w+\(host=[^)]*\): ")
 """What urllib3's messages begin with: its own object, with the address."""
+
+_DOUBT = (
+    "whether the request was done is not known: repeat it when a repeat is harmless, as that of an event with dedup= "
+    "or expect= is; else look first"
+)
 
 _UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises when an answer is not of the expected shape."""
@@ -69,14 +77,36 @@ class _CurrentRequest(threading.local):
 
     waits: _Waits | None = None
     connection: HTTPConnection | None = None
+    sent = False
+    """Whether all of it was handed to a connection. A server does nothing for a part of a request."""
 
 
 _request = _CurrentRequest()
 
 
+class _Lines(io.BufferedReader):
+    """What a connection brings, where lines are read: those of an answer's head, and the sizes of its chunks."""
+
+    def readline(self, size: int | None = -1) -> bytes:
+        line = super().readline(size)
+        if not line:  # http.client would take the head for whole, and an answer without a length for an empty one
+            raise RemoteDisconnected("the connection ended in the middle of the answer")
+        return line
+
+
+class _Answer(HTTPResponse):
+    """An answer that has a whole head."""
+
+    def __init__(self, sock: socket.socket, debuglevel: int = 0, method: str | None = None) -> None:
+        super().__init__(sock, debuglevel, method)
+        self.fp.close()
+        self.fp = _Lines(sock.makefile("rb", buffering=0))
+
+
 class _Plain(HTTPConnection):
     """A connection that counts as dropped when it was idle for long."""
 
+    response_class = _Answer
     used_at = 0.0
 
     @property
@@ -91,6 +121,7 @@ class _Plain(HTTPConnection):
             _request.connection = self
             _request.waits.add(self)
         super().request(*given, **options)
+        _request.sent = True
 
 
 class _Secure(_Plain, HTTPSConnection):
@@ -163,24 +194,34 @@ class Client:
         wait: float = 0.0,
     ) -> A:
         """An operation's answer; the error it stands for when it is a problem. `wait`: how long the server may take."""
-        return self._decoded(operation, *self._exchange(operation, names, query, body, wait))
+        changes = operation.changes(body if query is None else query)
+        return self._decoded(operation, changes, *self._exchange(operation, names, query, body, wait, changes))
 
     def find(self, operation: Operation[A], *names: str) -> A | None:
         """The answer to a look-up; None when the server says that there is no such thing."""
-        status, data = self._exchange(operation, names, None, None, 0.0)
+        changes = operation.changes()
+        status, data = self._exchange(operation, names, None, None, 0.0, changes)
         problem = read_problem(status, data) if status >= 300 else None
-        return None if problem and problem.error == operation.missing else self._decoded(operation, status, data)
+        if problem is not None and problem.error == operation.missing:
+            return None
+        return self._decoded(operation, changes, status, data)
 
-    def _decoded(self, operation: Operation[A], status: int, data: bytes) -> A:
+    def _decoded(self, operation: Operation[A], changes: bool, status: int, data: bytes) -> A:
         if status >= 300:
-            raise self._refusal(operation.method, status, data)
+            raise self._refusal(status, data, changes=changes)
         try:
             return operation.read_answer(data)
         except _UNDECODED as error:
-            raise self._foreign(operation.method, status, data, error) from error
+            raise self._foreign(status, data, error, changes=changes) from error
 
     def _exchange(
-        self, operation: Operation[Any], names: tuple[str, ...], query: msgspec.Struct | None, body: Any, wait: float
+        self,
+        operation: Operation[Any],
+        names: tuple[str, ...],
+        query: msgspec.Struct | None,
+        body: Any,
+        wait: float,
+        changes: bool,
     ) -> tuple[int, bytes]:
         self.check_open()
         target = self._base + operation.target(names, query)
@@ -190,6 +231,7 @@ class Client:
             data = body if operation.takes != JSON else b"{}" if body is None else _encode(body)
             headers = {**headers, "Content-Type": operation.takes}
         timeout = urllib3.Timeout(connect=self._timeout, read=self._timeout + wait)
+        _request.sent = False
         if wait:
             _request.waits = self._waits
         try:
@@ -198,11 +240,12 @@ class Client:
             except HTTPError as error:
                 # Asking twice is harmless, and a kept connection may have died just now. What was changed may not be
                 # changed again, and what took too long would again.
-                if operation.method != "GET" or isinstance(error, TimeoutError | NewConnectionError):
+                if (changes and _request.sent) or isinstance(error, TimeoutError | NewConnectionError):
                     raise
                 answer = self._pool.urlopen(operation.method, target, data, headers, timeout=timeout, redirect=False)
         except HTTPError as error:
-            raise self.broken(operation.method, error) from error
+            ended_here = self.closed and wait > 0
+            raise self.broken(error, doubtful=changes and _request.sent and not ended_here) from error
         finally:
             if wait:
                 if _request.connection is not None:
@@ -235,13 +278,13 @@ class Client:
             if answer.status >= 300:
                 data = answer.read()
                 answer.release_conn()
-                raise self._refusal(operation.method, answer.status, data)
+                raise self._refusal(answer.status, data)
         except HTTPError as error:
-            raise self.broken(operation.method, error) from error
+            raise self.broken(error) from error
         media = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         if media != accept:
             answer.close()
-            raise self._foreign(operation.method, answer.status, b"", f"{media or 'no type'}, not {accept}")
+            raise self._foreign(answer.status, b"", f"{media or 'no type'}, not {accept}")
         return answer
 
     def download(
@@ -259,7 +302,7 @@ class Client:
             data = answer.read()
             answer.release_conn()
         except HTTPError as error:
-            raise self.broken(operation.method, error) from error
+            raise self.broken(error) from error
         finally:
             answer.close()
         return data, answer.headers
@@ -273,39 +316,46 @@ class Client:
             yield from lines_of(answer)
             answer.release_conn()
         except HTTPError as error:
-            raise self.broken(operation.method, error) from error
+            raise self.broken(error) from error
         finally:
             answer.close()
 
-    def broken(self, method: str, error: HTTPError) -> StorageError | Closed:
+    def broken(self, error: HTTPError, *, doubtful: bool = False) -> StorageError | Closed:
+        """The error of a connection that broke; `doubtful`: the request may have changed something."""
+        why = _ORIGIN.sub("", str(error))
+        if doubtful:
+            return OutcomeUnknown(f"{self.url} did not answer ({why}); {_DOUBT}")
         if self.closed or isinstance(error, ClosedPoolError):
             return Closed("the journal is closed")
-        why = _ORIGIN.sub("", str(error))
-        what = f"{self.url} does not answer ({why}): is `penstock serve` running there?"
-        if method != "GET" and not isinstance(error, NewConnectionError | ConnectTimeoutError):
-            what += "; whether the request was done is not known (a dedup key makes it safe to repeat)"
-        return StorageError(what, retryable=True)
+        return StorageError(f"{self.url} does not answer ({why}): is `penstock serve` running there?", retryable=True)
 
-    def _refusal(self, method: str, status: int, data: bytes) -> PenstockError:
+    def _refusal(self, status: int, data: bytes, *, changes: bool = False) -> PenstockError:
         """The error of an answer that is none: a problem's, or that of something between here and the server."""
         problem = read_problem(status, data)
         if problem is not None and problem.error:
+            if changes and problem.error == UNEXPECTED:
+                return OutcomeUnknown(f"{self.url} failed ({problem.detail}); {_DOUBT}")
             return error_of_problem(status, problem)
         if status < 400:
-            return self._foreign(method, status, data, "a redirection: give the url it leads to")
-        return StorageError(
-            f"{self.url} answered {status}, and not as a penstock server does: {data[:200]!r}",
-            retryable=status in (429, 502, 503, 504),
-        )
+            return self._foreign(status, data, "a redirection: give the url it leads to", changes=changes)
+        what = f"{self.url} answered {status}, and not as a penstock server does: {data[:200]!r}"
+        if changes and status >= 500:  # a gateway may have passed it on, and have lost the answer
+            return OutcomeUnknown(f"{what}; {_DOUBT}")
+        return StorageError(what, retryable=status in (429, 502, 503, 504))
 
-    def _foreign(self, method: str, status: int, data: bytes, why: object) -> StorageError:
+    def _foreign(self, status: int, data: bytes, why: object, *, changes: bool = False) -> StorageError:
         """The error of an answer that no server of ours gave, such as a proxy's login page."""
         what = f"{self.url} answered {status}, and not as a penstock server does ({why})"
         if data:
             what += f": {data[:200]!r}"
-        if method != "GET" and status < 300:
-            what += "; whether the request was done is not known (a dedup key makes it safe to repeat)"
-        return StorageError(what)
+        return OutcomeUnknown(f"{what}; {_DOUBT}") if changes and status < 300 else StorageError(what)
+
+    def read_line(self, decode: Callable[[bytes], T], line: bytes) -> T:
+        """What a line of an answer says; StorageError when no penstock server wrote it."""
+        try:
+            return decode(line)
+        except _UNDECODED as error:
+            raise self._foreign(200, line, error) from error
 
 
 def lines_of(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
@@ -319,4 +369,4 @@ def lines_of(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
         if rest:
             begun.append(rest)
     if begun:
-        yield b"".join(begun)
+        raise ProtocolError("the answer ended in the middle of a line")

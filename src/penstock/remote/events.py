@@ -239,9 +239,9 @@ def read_lines(client: Client, topic: str, query: wire.ReadQuery) -> Iterator[Ev
     """One answer, an event per line; an error that came amid it is its last line."""
     for line in client.lines(wire.READ_EVENTS, topic, query=query, accept=LINES):
         if line.startswith(b'{"problem":'):
-            problem = _decode_failure(line).problem
+            problem = client.read_line(_decode_failure, line).problem
             raise error_of_problem(problem.status, problem)
-        yield event_of(_decode_event(line))
+        yield event_of(client.read_line(_decode_event, line))
 
 
 def read_batches(client: Client, topic: str, query: wire.ReadQuery, rows: int) -> Iterator[pa.RecordBatch]:
@@ -257,6 +257,6 @@ def read_batches(client: Client, topic: str, query: wire.ReadQuery, rows: int) -
                 for start in range(0, batch.num_rows, rows):
                     yield batch.slice(start, rows)
     except HTTPError as error:
-        raise client.broken("GET", error) from error
+        raise client.broken(error) from error
     finally:
         answer.close()

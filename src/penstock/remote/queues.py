@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.clock import SystemClock, to_ms
-from penstock.errors import Closed, ConfigError, PenstockError, StorageError
+from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError, StorageError
 from penstock.events import Draft, Receipt
 from penstock.journal.owners import this_host
 from penstock.journal.prepare import encode_payload, is_binary
@@ -116,7 +116,8 @@ class RemoteQueue:
             try:
                 found = self._call(wire.TAKE_MESSAGES, request=request, wait=request.wait)
             except StorageError as error:
-                if stopping is None:
+                # What a take whose answer was lost has taken comes again when its lease ends.
+                if stopping is None or not (error.retryable or isinstance(error, OutcomeUnknown)):
                     raise
                 log.warning("queue %r: %s", self.name, error)  # a worker goes on when the server is there again
                 stopping.wait(WORKER_PAUSE)

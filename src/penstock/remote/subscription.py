@@ -19,13 +19,14 @@ from msgspec.structs import replace
 from urllib3.exceptions import HTTPError
 
 from penstock.documents.events import EventDocument
-from penstock.errors import Closed, ConfigError, PenstockError, StorageError
+from penstock.errors import Closed, ConfigError, StorageError
 from penstock.events import Event
 from penstock.journal.reading import EVERYTHING, EventQuery
 from penstock.journal.waking import Signal
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.names import check_whole
 from penstock.protocol.operation import PAGE_EVENTS, SSE
+from penstock.protocol.problems import PROBLEM_EVENT, decode_problem, error_of_problem
 from penstock.protocol.topics import FOLLOW_ACROSS, FOLLOW_TOPIC, AcrossFollow, LiveQuery
 from penstock.remote.client import lines_of
 from penstock.remote.events import event_of, wire_filter
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _decode = msgspec.json.Decoder(EventDocument).decode
 _decode_positions = msgspec.json.Decoder(dict[str, int]).decode
+_decode_position = msgspec.json.Decoder(int).decode
 
 SILENCE = 60.0
 """Seconds without a sign of life (the server gives one every 15) after which a connection counts as broken."""
@@ -60,7 +62,7 @@ class RemoteFollower(EventFollower):
         self._signal = Signal()
         self._room = threading.Condition()
         self._closed = False
-        self._failure: PenstockError | None = None
+        self._failure: Exception | None = None
         self._answer: urllib3.BaseHTTPResponse | None = None
         self._thread: threading.Thread | None = None
         backend.subscriptions.add(self)
@@ -149,45 +151,46 @@ class RemoteFollower(EventFollower):
             before = self._received.copy()
             try:
                 self._read()
-            except StorageError as error:
-                if not error.retryable:
+            except (OSError, HTTPError):
+                pass  # it broke off
+            except Exception as error:
+                if not (isinstance(error, StorageError) and error.retryable):
                     self._fail(error)
                     return
-            except PenstockError as error:
-                self._fail(error)
-                return
-            except (OSError, HTTPError, ValueError, AttributeError):
-                pass  # broken off, or hung up by us while reading; the loop knows which
             if self._received != before:
                 pause = FIRST_PAUSE
             with self._room:
                 self._room.wait_for(lambda: self._closed, pause)
             pause = min(LONGEST_PAUSE, pause * 2)
 
-    def _fail(self, error: PenstockError) -> None:
-        if not self._closed:
+    def _fail(self, error: Exception) -> None:
+        if not self._closed:  # what we hung up on fails in ways of its own
             self._failure = error
             self._signal.notify()
 
     def _read(self) -> None:
         """Reads one connection until it ends."""
         answer = self._answer = self._connect()
+        read = self._backend.client.read_line
         passed = b""
         try:
             for line in lines_of(answer):
                 if self._closed:
                     return
                 if line.startswith(b"data: "):
+                    if passed.startswith(PROBLEM_EVENT):
+                        problem = read(decode_problem, line[6:])
+                        raise error_of_problem(problem.status, problem)
                     if passed.startswith(b"event: "):
-                        self._pass(_decode_positions(line[6:]))
+                        self._pass(read(_decode_positions, line[6:]))
                     else:
-                        self._arrived(event_of(_decode(line[6:])))
+                        self._arrived(event_of(read(_decode, line[6:])))
                     passed = b""
-                elif line.startswith((b"event: passed", b"id: ")):
+                elif line.startswith((b"event: passed", PROBLEM_EVENT, b"id: ")):
                     passed = line
                 elif line == b"\n":
                     if passed.startswith(b"id: "):  # an id without data: what lies before it was not chosen
-                        self._pass({self._name: int(passed[4:])})
+                        self._pass({self._name: read(_decode_position, passed[4:])})
                     passed = b""
         finally:
             self._answer = None

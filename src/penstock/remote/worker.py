@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, PositionTrimmed
@@ -48,8 +47,15 @@ class RemoteTopicWorker(BatchWorker):
             through = events[-1].seq if events else subscription.position  # past events that were not chosen
             if through > committed:
                 committed = through
-                with suppress(ConfigError):  # what it has read is not there: the topic was dropped while it worked
-                    self._followed.commit(self._consumer, committed)
+                self._commit(committed)
+
+    def _commit(self, seq: int) -> None:
+        try:
+            self._followed.commit(self._consumer, seq)
+        except ConfigError:
+            # What it has read is not there: the topic was dropped while it worked. Any other reason is raised here.
+            if self._followed.latest >= seq:
+                self._followed.commit(self._consumer, seq)
 
     def _gathered(self, subscription: RemoteSubscription) -> list[Event]:
         """The next events, no more than a batch; none when none came for a moment."""

@@ -21,7 +21,7 @@ from penstock.observe.collect import GAUGES, Sampler, gauges
 from penstock.observe.history import History
 from penstock.observe.metrics import REGISTRY, Registry
 from penstock.protocol.operation import JSON, PREFIX, PROBLEM, Role
-from penstock.protocol.problems import problem, problem_of
+from penstock.protocol.problems import UNEXPECTED, problem, problem_of
 from penstock.server.access import Access
 from penstock.server.acts import perform_act
 from penstock.server.api import bulk, queues, topics
@@ -92,7 +92,7 @@ def answer_error(request: Request, error: Exception) -> Response:
             found, headers = problem(error.status_code, *known), dict(error.headers or {})
         case _:  # which no code expected: the log has the details, the answer has none
             log.exception("%s %s failed", request.method, path, exc_info=error)
-            found, headers = problem(500, "InternalError", "the server failed; its log says how"), None
+            found, headers = problem(500, UNEXPECTED, "the server failed; its log says how"), None
     base = base_of(request)
     if "text/html" not in request.headers.get("accept", "") or path.removeprefix(base).startswith(PREFIX):
         if isinstance(error, UnknownQueue):

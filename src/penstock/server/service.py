@@ -58,11 +58,15 @@ class MemoryBudget:
 
     def hold(self, size: int) -> None:
         """Counts bytes as held; Refused when there is no room for them: a client that comes back later finds some."""
+        self.check(size)
+        self.held += size
+
+    def check(self, size: int) -> None:
+        """Refused when there is no room for so many bytes."""
         if self.held + size > self.most and self.held:  # what is alone may be larger
             raise Refused(
                 503, "TooBusy", "the server holds too many bytes of other requests: try again", {"Retry-After": "1"}
             )
-        self.held += size
 
     def release(self, size: int) -> None:
         self.held -= size
@@ -102,10 +106,10 @@ class StreamedResponse(StreamingResponse):
 
 
 class HeldResponse(StreamedResponse):
-    """A large answer, counted until it is sent."""
+    """A large answer, counted until it is sent. Whoever makes it asks before whether there is room for it."""
 
     def __init__(self, budget: MemoryBudget, data: bytes, status: int, media: str) -> None:
-        budget.hold(len(data))
+        budget.held += len(data)
         self._budget: MemoryBudget | None = budget
         self._size = len(data)
         super().__init__(_whole(data), status, {"Content-Length": str(len(data))}, media)
@@ -136,9 +140,15 @@ class EventStream(StreamedResponse):
             self._service.listeners -= 1
 
 
-def whole_answer(service: Service, data: bytes, status: int, media: str) -> Response:
-    """An answer; a large one is sent as the client takes it, and counted meanwhile."""
+def whole_answer(service: Service, data: bytes, status: int, media: str, *, changed: bool = False) -> Response:
+    """An answer; a large one is sent as the client takes it, and counted meanwhile.
+
+    Refused when there is no room for a large one, but not when something was `changed`: a client that is refused
+    changes it again.
+    """
     if len(data) > SEND_BYTES:
+        if not changed:
+            service.budget.check(len(data))
         return HeldResponse(service.budget, data, status, media)
     return Response(data, status, media_type=media)
 

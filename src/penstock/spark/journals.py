@@ -35,6 +35,7 @@ from penstock.errors import (
     ConfigError,
     Locked,
     NoStore,
+    OutcomeUnknown,
     PenstockError,
     PositionTrimmed,
     StorageError,
@@ -80,21 +81,25 @@ T = TypeVar("T")
 
 
 def patiently(ask: Callable[[], T], patience: float | None = None) -> T:
-    """What `ask` gives; asked again while the server does not answer, or has no room."""
+    """What `ask` gives; asked again while the server does not answer, or has no room.
+
+    `ask` is called again also when it may have been done, so a repeat of it must be harmless.
+    """
     deadline = time.monotonic() + (PATIENCE if patience is None else patience)
     tries = 0
     while True:
         try:
             return ask()
         except (StorageError, Backpressure) as error:
-            if not _passing(error) or time.monotonic() > deadline:
+            if not passes(error) or time.monotonic() > deadline:
                 raise
         time.sleep(_PAUSES[min(tries, len(_PAUSES) - 1)])
         tries += 1
 
 
-def _passing(error: PenstockError) -> bool:
-    return error.retryable if isinstance(error, StorageError) else True
+def passes(error: StorageError | Backpressure) -> bool:
+    """Whether what failed may succeed later, where a repeat is harmless."""
+    return isinstance(error, Backpressure | OutcomeUnknown) or error.retryable
 
 
 class _OpenJournal(NamedTuple):

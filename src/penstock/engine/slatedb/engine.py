@@ -225,9 +225,12 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
             if not relaxed:
                 self._put_log(deadline)
             self._take_snapshot()
-        except sl.Error as error:
-            self._broken = explain(error, self._name)
-            raise self._broken from error
+        except (sl.Error, Fenced) as error:
+            # SlateDB may have put the batch into the log before it failed, and puts what it has there at any time.
+            self._broken = explain(error, self._name) if isinstance(error, sl.Error) else error
+            raise OutcomeUnknown(
+                f"whether this commit is kept is not known, because the writer ended meanwhile: {self._broken}"
+            ) from error
         except TimedOut as error:
             raise OutcomeUnknown(
                 f"{self._name} has not answered within {self._timeout:g} s: whether this commit is kept is not known "

@@ -94,7 +94,10 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any]) -> Endp
                     body = decoded(body or b"{}", operation.body_decoder.decode, body_type)
             call = Call(request, service, query, body)
             answer = await run(call)
-            return answer if isinstance(answer, Response) else answered(service, operation.enveloped(answer), status)
+            if isinstance(answer, Response):
+                return answer
+            changed = operation.changes(query if body_type is None else body)
+            return answered(service, operation.enveloped(answer), status, changed=changed)
         finally:
             service.budget.release(request.state.held)
 
@@ -105,9 +108,9 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any]) -> Endp
     return endpoint
 
 
-def answered(service: Service, answer: object, status: int = 200) -> Response:
-    """An answer in JSON."""
-    return whole_answer(service, _encode(converted(answer, WRITTEN, event_document)), status, JSON)
+def answered(service: Service, answer: object, status: int = 200, *, changed: bool = False) -> Response:
+    """An answer in JSON; `changed`: of a request that has changed something."""
+    return whole_answer(service, _encode(converted(answer, WRITTEN, event_document)), status, JSON, changed=changed)
 
 
 def api_routes(modules: Iterable[ModuleType]) -> list[BaseRoute]:

@@ -34,6 +34,7 @@ async def read_blocks(call: Call[wire.BlocksQuery, None]) -> Response:
     message, reached = await run_in_threadpool(_blocks, service, call.name("topic"), call.query)
     if packed:
         message = await run_in_threadpool(_gzipped, message)
+    service.budget.check(len(message))
     answer = HeldResponse(service.budget, message, 200, BLOCKS)
     answer.headers[wire.JOURNAL_HEADER] = service.journal.id
     answer.headers[wire.REACHED_HEADER] = str(reached)

@@ -63,8 +63,8 @@ def push_messages(call: Call[None, wire.PushRequest]) -> Response:
         message.headers = {"traceparent": trace, **(message.headers or {})}
     receipts = _push(called(call), message)
     if message.payloads is None and message.messages is None:
-        return answered(call.service, receipts[0], 200 if receipts[0].duplicate else 201)
-    return answered(call.service, wire.PUSH_MESSAGES.enveloped(receipts), 201)
+        return answered(call.service, receipts[0], 200 if receipts[0].duplicate else 201, changed=True)
+    return answered(call.service, wire.PUSH_MESSAGES.enveloped(receipts), 201, changed=True)
 
 
 def _push(queue: Queue, message: wire.PushRequest) -> list[ReceiptDocument]:

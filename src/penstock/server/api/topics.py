@@ -7,6 +7,7 @@ Every other operation on a topic runs its implementation as it is (`penstock.loc
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Iterator
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ from penstock.clock import to_ms
 from penstock.documents import cloudevents
 from penstock.documents import events as documents
 from penstock.documents.decoding import decoded
-from penstock.errors import Backpressure, Closed, ConfigError, PenstockError, PositionTrimmed
+from penstock.errors import Backpressure, Closed, ConfigError, Corrupt, PenstockError, PositionTrimmed
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.across import AcrossReader, AcrossStep, across_query, read_step
 from penstock.journal.commit import Commit
@@ -43,7 +44,7 @@ from penstock.observe.workers import keep_newest
 from penstock.protocol import openapi
 from penstock.protocol import topics as wire
 from penstock.protocol.operation import ARROW, JSON, LINES, PAGE_BYTES
-from penstock.protocol.problems import problem_of
+from penstock.protocol.problems import problem_frame, problem_of
 from penstock.server import limits
 from penstock.server.access import REPORTS
 from penstock.server.api.binding import Call, answered, page_size
@@ -51,6 +52,8 @@ from penstock.server.service import EventStream, Refused, Service, StreamedRespo
 from penstock.surface.topic import Topic
 from penstock.ticket import Ticket
 from penstock.units import parse_moment
+
+log = logging.getLogger("penstock.server")
 
 
 def topic_of(call: Call[object, object]) -> Topic:
@@ -452,7 +455,8 @@ async def _streamed(
 # costs only itself: a slice of a frame that all of them share.
 #
 # A topic that is dropped is waited for. When it is made anew, a listener that had read everything goes on; the stream
-# of one that was behind ends, and is refused with PositionTrimmed when it is asked for again.
+# of one that was behind ends with PositionTrimmed. An error is the last event of a stream: a client that only saw the
+# stream end would ask for it again, for ever.
 PASS_SECONDS = 1.0
 """After how long without an event that it chose a listener is told how far the topic was read for it."""
 
@@ -499,6 +503,8 @@ class LiveTopic:
                         await signal.wait_async(seen, limits.PING_SECONDS)
         except Exception as error:
             self.failure = error
+            if not isinstance(error, PenstockError):  # one of ours is told to the listeners, when they come to it
+                log.exception("following topic %r failed", self.log.name)
         finally:
             self._seqs, self._events, self._frames = [], [], []
             self._wake()
@@ -680,8 +686,10 @@ async def follow(service: Service, name: str, position: int, wanted: EventQuery)
                     # An id without data moves the client's place past what it did not want to see.
                     yield b": still here\n\n" if told == position else b"id: %d\n\n" % position
                     told = position
-    except PositionTrimmed:
+    except Closed:
         return  # the client asks again, and is told
+    except PenstockError as error:
+        yield problem_frame(error)
     finally:
         service.live.leave(live)
 
@@ -720,8 +728,10 @@ async def _across(
                     yield said if passed else b": still here\n\n"
                     continue
                 step = await run_in_threadpool(reader.step, limits.STREAM_EVENTS, limits.STREAM_BYTES)
-    except (PositionTrimmed, Closed):
+    except Closed:
         return  # the client asks again, and is told
+    except PenstockError as error:
+        yield problem_frame(error)
 
 
 def _from_log(live: LiveTopic, position: int, through: int, wanted: EventQuery) -> tuple[bytes, int]:
@@ -731,14 +741,19 @@ def _from_log(live: LiveTopic, position: int, through: int, wanted: EventQuery) 
         frames: list[bytes] = []
         size = count = 0
         last = position
-        for event in _events(view, position, through):
-            last = event.seq
-            count += 1
-            if wanted.everything or wanted.matches(event):
-                frames.append(frame(event))
-                size += len(frames[-1])
-                if size >= limits.STREAM_BYTES:
-                    return _joined(frames), last
+        try:
+            for event in _events(view, position, through):
+                last = event.seq
+                count += 1
+                if wanted.everything or wanted.matches(event):
+                    frames.append(frame(event))
+                    size += len(frames[-1])
+                    if size >= limits.STREAM_BYTES:
+                        return _joined(frames), last
+        except Corrupt:
+            if not frames:
+                raise
+            return _joined(frames), last  # what lies before the damage comes first
         return _joined(frames), last if count == limits.STREAM_EVENTS else max(last, through)
 
     return live.log.ask(read, (b"", position))

@@ -2,10 +2,14 @@
 import { ask, base, tell, tellAfterReload } from "./core.js";
 
 async function perform(act, fields, preview) {
-  const answer = await fetch(`${base}/acts/${act}`, {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ fields, preview }),
-  });
-  const said = await answer.json();
+  const request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ fields, preview }) };
+  let answer, said;
+  try {
+    answer = await fetch(`${base}/acts/${act}`, request);
+    said = await answer.json();
+  } catch {
+    throw new Error(preview ? "The server does not answer" : "No answer came: whether it was done is not known. Load this page again and look");
+  }
   if (!answer.ok) throw new Error(said.detail || said.error || answer.statusText);
   return said;
 }

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from penstock.errors import ConfigError, FlowFailed, PenstockError, StorageError
 from penstock.limits import DEFAULT_URL
 from penstock.observe.pipelines import FlowStatus
-from penstock.spark.journals import check_reach, release_journals
+from penstock.spark.journals import check_reach, passes, release_journals
 from penstock.spark.options import absolute_url
 from penstock.spark.payload import crash_of
 from penstock.spark.pipeline.alone import alone, checkpoint_root, lies_here, query_at, remove_checkpoint
@@ -98,6 +98,9 @@ def hushed() -> Iterator[None]:
 
 _PASSING = frozenset(
     {
+        "StorageError",
+        "OutcomeUnknown",
+        "Unflushed",
         "Backpressure",
         "Locked",
         "QueueFull",
@@ -190,11 +193,7 @@ def _python_fault(frames: str, last: str, file: str | None) -> Fault:
 
 
 def _passes(name: str, message: str, error: PenstockError | None) -> bool:
-    if isinstance(error, StorageError):
-        return error.retryable
-    if name in ("StorageError", "Unflushed"):
-        return True
-    return name in _PASSING
+    return passes(error) if isinstance(error, StorageError) else name in _PASSING
 
 
 def _in_short(text: str) -> str:
