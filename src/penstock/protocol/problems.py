@@ -19,7 +19,7 @@ _BY_STATUS: dict[int, tuple[type[PenstockError], ...]] = {
     ),
     410: (errors.PositionTrimmed,),
     429: (errors.QueueFull,),
-    500: (errors.PoisonMessage, errors.Corrupt, errors.PenstockError),
+    500: (errors.PoisonMessage, errors.Corrupt, errors.OutcomeUnknown, errors.PenstockError),
     503: (errors.Closed, errors.Locked, errors.Backpressure, errors.StorageError),
 }
 STATUS = {kind: status for status, kinds in _BY_STATUS.items() for kind in kinds}

@@ -241,7 +241,8 @@ for number in range(1000):  # until RocksDB begins another log
         refused.append(error)
         if len(refused) == 3:
             break
-assert [type(error) for error in refused] == [OutcomeUnknown] * 3, refused
+assert [type(error) for error in refused] == [OutcomeUnknown, StorageError, StorageError], refused
+assert [error.retryable for error in refused] == [False, True, True], refused
 assert all("too many files open" in str(error) for error in refused), refused
 for descriptor in taken:
     os.close(descriptor)
