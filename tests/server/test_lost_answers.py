@@ -14,8 +14,9 @@ import penstock
 from penstock import Draft, aio
 from penstock.errors import Closed, OutcomeUnknown, StorageError
 from penstock.remote.backend import RemoteJournal
+from penstock.server.limits import Limits
 from server.cutting import CuttingProxy
-from server.serving import Served
+from server.serving import Served, serving
 from waiting import DEADLINE, eventually
 
 LARGE = "x" * 200_000
@@ -197,3 +198,42 @@ def test_a_change_under_way_while_its_journal_is_closed_is_not_said_to_be_undone
     assert isinstance(failed[0], OutcomeUnknown)
     with pytest.raises(Closed):
         shop.topic.append("placed")
+
+
+def test_an_answer_for_which_there_is_no_room_does_not_refuse_what_is_done(journal: penstock.Journal) -> None:
+    """A caller that is refused pushes again."""
+    with serving(journal, limits=Limits(max_held=100_000)) as served, penstock.open(served.url) as remote:
+        assert len(remote.queue("jobs").push_many(range(1_000))) == 1_000  # the receipts are larger than what is held
+        assert len(journal.queue("jobs")) == 1_000
+
+
+def test_a_failure_that_the_server_did_not_expect_leaves_a_change_unknown_and_a_read_not(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*given: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("penstock.server.api.queues.answered", failing)
+    with pytest.raises(OutcomeUnknown, match="its log says how"):
+        shop.queue.push("more")
+    assert len(shop.local.queue("jobs")) == 4
+
+
+def test_a_worker_waits_for_a_server_that_is_away_and_raises_what_is_no_matter_of_waiting(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.remote.queues.WORKER_PAUSE", 0.01)
+    monkeypatch.setattr("penstock.surface.worker.WORKER_RESTART_PAUSE", 0.0)
+    handled: list[object] = []
+    worker = shop.queue.worker(lambda delivery: handled.append(delivery.payload)).start()
+    with shop.proxy.away():
+        shop.local.queue("jobs").push("while it is away")
+    eventually(lambda: "while it is away" in handled)
+
+    def take(*given: object, **options: object) -> None:
+        raise StorageError("this is no server of ours")
+
+    monkeypatch.setattr(shop.queue._backend, "_call", take)
+    eventually(lambda: not worker.alive)
+    with pytest.raises(StorageError, match="no server of ours"):
+        worker.stop()

@@ -99,8 +99,7 @@ class _Answer(HTTPResponse):
 
     def __init__(self, sock: socket.socket, debuglevel: int = 0, method: str | None = None) -> None:
         super().__init__(sock, debuglevel, method)
-        self.fp.close()
-        self.fp = _Lines(sock.makefile("rb", buffering=0))
+        self.fp = _Lines(self.fp.detach())
 
 
 class _Plain(HTTPConnection):
