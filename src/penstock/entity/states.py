@@ -108,7 +108,7 @@ def project(
     if not count:
         return (start.generation, state) if start is not None else (0, None)
     first = start.first if start is not None else first
-    saved = Saved(declared.fingerprint, last, first, state_of_topic.compacted, pack_state(state))
+    saved = Saved(declared.fingerprint, last, first, state_of_topic.compacted, pack_state(state), FOLD)
     states.put(view.topic_id, declared, key, saved)
     if count >= SAVE_AFTER and not core.engine.read_only:
         _save_soon(log, view.topic_id, declared, key, saved)
@@ -186,6 +186,9 @@ def _save_soon(log: TopicLog, topic_id: int, declared: Declared, key: str | None
 
 
 SNAPSHOT = b"p"
+FOLD = 1
+"""Saved with a projection's own states, and counted up when earlier ones may be wrong: those without it may hold events
+twice, because look-ups found some twice in a store that was sealed or compacted by key."""
 
 
 class Saved(msgspec.Struct, array_like=True, frozen=True):
@@ -199,6 +202,8 @@ class Saved(msgspec.Struct, array_like=True, frozen=True):
     compacted: int
     """How far compaction by key had come when it was folded."""
     state: bytes
+    fold: int = 0
+    """`FOLD`, as it was then; 0 for those of a streaming query, which looks nothing up."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -249,9 +254,8 @@ def first_saved(snap: Snapshot, topic: int, declared: Declared) -> tuple[int, Sa
 
 def is_valid(saved: Saved, declared: Declared, state: TopicState) -> bool:
     """Whether folding from the beginning would still give this."""
-    return (
-        saved.fingerprint == declared.fingerprint and saved.first > state.trimmed and saved.compacted == state.compacted
-    )
+    made_like = (saved.fold, saved.fingerprint, saved.compacted)
+    return made_like == (FOLD, declared.fingerprint, state.compacted) and saved.first > state.trimmed
 
 
 def check_folded(saved: Saved, key: str | None, state: TopicState, latest: int) -> None:
@@ -277,10 +281,12 @@ def check_not_dropped(saved: Saved, key: str | None, state: TopicState) -> None:
 def save(tx: WriteTx, topic: int, declared: Declared, key: str | None, saved: Saved) -> None:
     """Keeps a state, unless a newer one is there already."""
     known = load_saved(tx, topic, declared, key)
-    if known is not None and known.generation >= saved.generation:
-        same = (known.fingerprint, known.compacted, known.first) == (saved.fingerprint, saved.compacted, saved.first)
-        if same:
-            return
+    if (
+        known is not None
+        and known.generation >= saved.generation
+        and msgspec.structs.replace(known, generation=saved.generation, state=saved.state) == saved
+    ):
+        return
     tx.put(saved_key(topic, declared, key), keys.with_checksum(_encode(saved)))
 
 
@@ -496,7 +502,7 @@ def save_streamed(commit: Commit, wanted: StreamedStates, states: Iterable[Strea
         save(commit.tx, topic_id, of_query, one.key, saved)
         if whole and not topic.compacted and one.first > topic.trimmed:
             check_folded(saved, one.key, topic, commit.latest(wanted.topic))
-            save(commit.tx, topic_id, own, one.key, saved)
+            save(commit.tx, topic_id, own, one.key, msgspec.structs.replace(saved, fold=FOLD))
 
 
 # ── Folding every entity of a topic again, in one pass over its events ──
@@ -569,7 +575,8 @@ class StateSaving:
         fingerprint = self._declared.fingerprint
         for some in in_parts(folded, lambda one: len(one[3]), _SAVED_BYTES, _SAVED_AT_ONCE):
             part = [
-                (key, Saved(fingerprint, newest, first, self.of.compacted, state)) for key, newest, first, state in some
+                (key, Saved(fingerprint, newest, first, self.of.compacted, state, FOLD))
+                for key, newest, first, state in some
             ]
             self._core.run(partial(replace_states, self._topic, self._declared, part), relaxed=True)
             count += len(part)

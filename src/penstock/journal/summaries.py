@@ -58,6 +58,13 @@ class TermHashes(msgspec.Struct, array_like=True, frozen=True, gc=False):
     causes: bytes
     correlations: bytes
 
+    def after(self, position: int) -> TermHashes:
+        """Those of the events after a position."""
+        if position < self.first:
+            return self
+        start = 4 * (position + 1 - self.first)
+        return TermHashes(position + 1, self.last, self.keys[start:], self.causes[start:], self.correlations[start:])
+
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Summary]).decode

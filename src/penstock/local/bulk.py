@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
-from operator import itemgetter
 from typing import TypeVar
 
 import msgspec
@@ -220,10 +219,11 @@ def read_spans(at: LocalBackend, name: str, asked: wire.SpansRequest) -> SpansDo
         if found is None or len(events) > LOOKED_UP:
             return SpansDocument(spans)
         rest = both(spans, [(known, high)]) if known < high else []
-        rows = sorted(((event.seq, event) for event in events), key=itemgetter(0))
-        if len(rows) <= FOUND_EVENTS and sum(len(event.raw) for event in events) <= FOUND_BYTES:
-            return SpansDocument(rest, message_of([_block_of([event for _, event in rows])] if rows else []))
-        return SpansDocument(_joined([*both(spans, _near_together(seq for seq, _ in rows)), *rest]))
+        by_seq = {event.seq: event for event in events}
+        seqs = sorted(by_seq)
+        if len(seqs) <= FOUND_EVENTS and sum(len(event.raw) for event in by_seq.values()) <= FOUND_BYTES:
+            return SpansDocument(rest, message_of([_block_of([by_seq[seq] for seq in seqs])] if seqs else []))
+        return SpansDocument(_joined([*both(spans, _near_together(seqs)), *rest]))
 
 
 def _looked_up(
@@ -398,7 +398,8 @@ def replace_states(at: LocalBackend, topic: str, asked: wire.RebuiltStatesReques
     for one in asked.states:
         if one.key:
             _check_state(one)
-        saved.append((one.key, states.Saved(one.fingerprint, one.generation, one.first, asked.compacted, one.state)))
+        found = one.fingerprint, one.generation, one.first, asked.compacted, one.state
+        saved.append((one.key, states.Saved(*found, states.FOLD)))
     declared = Declared(asked.name, asked.version, [])
     at.core.run(partial(states.replace_states, check_name(topic), declared, saved, begin=asked.begin))
     at.entities.states.clear()

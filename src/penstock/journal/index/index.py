@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
-from operator import itemgetter
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -182,9 +181,8 @@ class Lookup:
             self._behind = True
             return
         for hashes in hashed:
-            if hashes.first > tail.covered:
-                _read_into(tail, view, hashes.first - 1)
-                tail.add_hashes(hashes)
+            _read_into(tail, view, hashes.first - 1)
+            tail.add_hashes(hashes)
         _read_into(tail, view, keys.MAX_SEQ)
         self._limit = tail.covered
         if keep:
@@ -271,11 +269,19 @@ class Lookup:
     def _run_pieces(
         self, section: bytes, term: str, after: int, through: int, *, reverse: bool = False
     ) -> Iterator[Piece]:
-        """The rows of a term in the runs; those of causes and correlations say where its events are."""
+        """The rows of a term in the runs; those of causes and correlations say where its events are.
+
+        Each run answers for its own positions, and no other run for these.
+        """
         runs = self.directory.runs
+        low, high = after, min(through, self.directory.through)
         asked = 0
         for run in reversed(runs) if reverse else runs:
-            if run.last <= after or run.first > through or section.decode() not in run.sections:
+            after, through = max(low, run.first - 1), min(high, run.last)
+            if after >= through:
+                continue
+            low, high = (low, after) if reverse else (through, high)
+            if section.decode() not in run.sections:
                 continue
             if section == ENTITIES and not self._index.may_hold(self._view.snap, self._view.topic_id, run, term):
                 continue
@@ -392,7 +398,10 @@ def _waiting_bytes(view: TopicView, base: int, hashed: Sequence[TermHashes]) -> 
     block = last_block(view.snap, view.topic_id, view.name)
     if block is None:
         return 0
-    waiting = block.last - base - sum(one.last - one.first + 1 for one in hashed)
+    waiting, covered = block.last - base, base
+    for one in hashed:
+        waiting -= max(0, one.last - max(one.first - 1, covered))
+        covered = max(covered, one.last)
     return waiting * (len(block.payload) // block.count + 64)
 
 
@@ -449,17 +458,17 @@ def prefixed_in_runs(
     view: TopicView, directory: Directory, query: EventQuery, after: int, most: int
 ) -> list[Event] | None:
     """Those that runs cover, in order of their positions; None when they are more than `most`."""
-    found: list[tuple[int, Event]] = []
+    found: dict[int, Event] = {}
     for run in directory.runs:
         if run.last <= after or run.first > query.through or "e" not in run.sections:
             continue
         for block in _chunks_with(view, run, query.key_prefix or ""):
             seqs = block.seqs
             rows = [row for row in query.rows(block, 0, block.count) if after < seqs[row] <= query.through]
-            found += [(seqs[row], Event(block, row)) for row in rows]
+            found.update((seqs[row], Event(block, row)) for row in rows)
             if len(found) > most:
                 return None
-    return [event for _, event in sorted(found, key=itemgetter(0))]
+    return [found[seq] for seq in sorted(found)]
 
 
 def _chunks_with(view: TopicView, run: Run, begin: str) -> Iterator[Block]:

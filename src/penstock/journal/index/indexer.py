@@ -15,7 +15,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 
 from msgspec.structs import replace
 
@@ -528,15 +528,17 @@ def are_enough(blocks: Sequence[Block]) -> bool:
 
 
 def first_sources(blocks: Sequence[Block], base: int, breathe: Breathe) -> Sources:
-    """What a first run is made of: the events of blocks after a position."""
+    """What a first run is made of: the events of blocks after a position, each once, wherever a block begins."""
+    bases = list(accumulate((block.last for block in blocks), max, initial=base))
+    after = list(zip(blocks, bases, strict=False))
 
     def terms(name: str) -> Iterator[IndexRows]:
-        for block in blocks:
+        for block, base in after:
             column = getattr(block.wire, name)
             if column is not None:
                 yield term_rows(text_values(column, block.count), block.seqs, base)
 
-    events = (rows for block in blocks for rows in event_rows(block, base, breathe))
+    events = (rows for block, base in after for rows in event_rows(block, base, breathe))
     found = {ENTITIES: events, CAUSES: terms("causation"), CORRELATIONS: terms("correlation")}
     return {section: sorted_sources(rows, breathe) for section, rows in found.items()}
 

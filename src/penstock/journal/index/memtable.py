@@ -5,6 +5,9 @@ elsewhere since the last one. Events never change and positions are never reused
 meanwhile, except when compaction by key removes events in the middle: then the index's epoch changes and a new one
 begins.
 
+Events are added in the order of their positions, and only those after `covered`: whatever is read twice, because row
+groups of sealed files, blocks and ranges of hashes end at different positions, is there once.
+
 It consists of parts, so that forgetting what runs cover is dropping the first ones. What a part holds for a term is
 packed positions: neither the dictionary nor what is in it are followed by the garbage collector, which otherwise stops
 every thread for as long as it takes to walk over half a million events.
@@ -208,7 +211,10 @@ class Memtable:
             return self.size <= 2 * INDEX_MEMORY_BYTES
 
     def add_hashes(self, hashes: TermHashes) -> None:
-        """Adds the events right after `covered`."""
+        """Adds those of the events that come after `covered`."""
+        hashes = hashes.after(self.covered)
+        if hashes.first > hashes.last:
+            return
         part = self._parts[-1]
         if not isinstance(part, HashedPart) or part.count >= INDEX_RUN_EVENTS or part.last != hashes.first - 1:
             part = HashedPart(hashes.first)
@@ -221,14 +227,14 @@ class Memtable:
     def add(self, block: Block, size: int) -> None:
         """Adds what a block holds after `covered`."""
         start = block.row_after(self.covered)
-        if start == 0 and block.count >= SUMMARY_EVENTS and block.wire.seqs is None and block.first == self.covered + 1:
+        if block.count - start >= SUMMARY_EVENTS and block.wire.seqs is None:
             self.add_hashes(hashes_of(block.wire))
         elif start < block.count:
             keys = None if block.wire.key is None else text_values(block.wire.key, block.count)[start:]
             self._add(block, start, size, keys)
 
     def _add(self, block: Block, start: int, size: int, keys: Sequence[str | None] | None) -> None:
-        """Adds the events of a block from a row on, whose keys these are."""
+        """Adds the events of a block from a row on, the first after `covered`; these are their keys."""
         part = self._parts[-1]
         if isinstance(part, HashedPart) or part.count >= INDEX_RUN_EVENTS:
             part = MemtablePart()
