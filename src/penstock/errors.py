@@ -120,7 +120,7 @@ class Conflict(PenstockError):
 
 
 class PositionTrimmed(PenstockError):
-    """The history asked for was removed by compaction; `oldest` is the first position still stored."""
+    """The history asked for was removed; `oldest` is the first position still stored, 0 in a walk over topics."""
 
     def __init__(self, message: str, *, oldest: int) -> None:
         super().__init__(message)

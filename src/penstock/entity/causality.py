@@ -2,17 +2,18 @@
 
 Every event may name the event that caused it and the correlation they share. Causes are found by id; effects and
 correlations through the index (see `penstock.journal.index.index`) of the topics that may have some. A causal walk
-sees one snapshot, and no event that is past its topic's `max_age`, removed or not.
+sees one snapshot, or one for each page, and no event that is past its topic's `max_age`, removed or not.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Mapping
-from heapq import merge
+from heapq import heapify, heappop, heapreplace, merge, nsmallest
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.errors import ConfigError
-from penstock.events import Event, Receipt
+from penstock.errors import ConfigError, PositionTrimmed
+from penstock.events import Event, Receipt, format_id, parse_id
 from penstock.journal.index.index import Lookup
 from penstock.journal.locating import find_event, topics_naming
 from penstock.journal.reading import TopicView
@@ -25,34 +26,45 @@ if TYPE_CHECKING:
 
 def ancestors(core: JournalCore, event: Event | Receipt | str) -> Iterator[Event]:
     """The event, its cause, its cause's cause, … as far as they are stored."""
-    now = core.clock.now_ms()
     with core.engine.read() as snap:
-        found = event if isinstance(event, Event) else find_event(snap, id_of(event), now)
-        seen: set[str] = set()
-        while found is not None and found.id not in seen:
-            yield found
-            seen.add(found.id)
-            cause = found.causation_id
-            found = find_event(snap, cause, now) if cause is not None else None
+        yield from _chain(core, snap, event if isinstance(event, Event) else id_of(event))
+
+
+def _chain(core: JournalCore, snap: Snapshot, begin: Event | str) -> Iterator[Event]:
+    now = core.clock.now_ms()
+    found = find_event(snap, begin, now) if isinstance(begin, str) else begin
+    seen: set[str] = set()
+    while found is not None and found.id not in seen:
+        yield found
+        seen.add(found.id)
+        cause = found.causation_id
+        found = find_event(snap, cause, now) if cause is not None else None
 
 
 def effects(core: JournalCore, event: Event | Receipt | str) -> Iterator[Event]:
     """What an event caused directly, in the order it was recorded."""
     id = id_of(event)
     with core.engine.read() as snap:
-        found = [lookup.caused_by(id) for lookup in _opened(core, snap, id)]
-        yield from merge(*found, key=_order)
+        yield from merge(*_effects(core, snap, id), key=recorded)
+
+
+def _effects(core: JournalCore, snap: Snapshot, id: str, since: int = 0) -> list[Iterator[Event]]:
+    return [lookup.caused_by(id, since) for lookup in _opened(core, snap, id)]
 
 
 def correlated(core: JournalCore, correlation_id: str) -> Iterator[Event]:
     """Every event of a correlation, the one that began it included: as recorded, causes before their effects."""
     check_text(correlation_id, "correlation_id")
     with core.engine.read() as snap:
-        # The first event of a chain has no correlation id: its own id is that of all others.
-        first = find_event(snap, correlation_id, core.clock.now_ms())
-        found = [lookup.correlated(correlation_id) for lookup in _opened(core, snap, correlation_id)]
-        beginning = [first] if first is not None and first.correlation_id != correlation_id else []
-        yield from causes_first(merge(beginning, *found, key=_order))
+        yield from causes_first(merge(*_correlated(core, snap, correlation_id), key=recorded))
+
+
+def _correlated(core: JournalCore, snap: Snapshot, id: str, since: int = 0) -> list[Iterator[Event]]:
+    # The first event of a chain has no correlation id: its own id is that of all others.
+    first = find_event(snap, id, core.clock.now_ms())
+    begins = first is not None and first.correlation_id != id and recorded(first)[0] >= since
+    found = [lookup.correlated(id, since) for lookup in _opened(core, snap, id)]
+    return [iter([first]), *found] if first is not None and begins else found
 
 
 def causes_first(events: Iterable[Event]) -> list[Event]:
@@ -126,8 +138,147 @@ def _opened(core: JournalCore, snap: Snapshot, id: str) -> Iterator[Lookup]:
             yield core.index.open(view)
 
 
-def _order(event: Event) -> int:
-    return event._identity()
+def recorded(event: Event) -> tuple[int, str]:
+    """What the events of several topics are ordered by."""
+    return event._identity(), event.topic
+
+
+# ── In pages, each from the newest snapshot ──
+# A page ends with the name of the event that comes next, so that what was read may be removed before the next page is
+# asked for. What is still to come may not: its absence would not be seen. So the name of the page says as well which
+# event comes next in each topic, and PositionTrimmed is raised when one of them has gone.
+
+
+_MOST_HEADS = 256
+"""Topics whose next event a page's end names: those that come next."""
+
+
+class CausesPage(NamedTuple):
+    """Some events of a walk."""
+
+    events: list[Event]
+    next: str | None
+    """What to go on with; None at the end."""
+
+
+class _Ahead(NamedTuple):
+    """Where a page in the order of recording begins."""
+
+    first: tuple[int, str]
+    """The event that comes next: its id and topic."""
+    heads: frozenset[int]
+    """The end of the id of the next event in each topic."""
+
+    def text(self) -> str:
+        packed = struct.pack(f"<{len(self.heads)}I", *sorted(self.heads))
+        return f"{format_id(self.first[0])}.{packed.hex()}.{self.first[1]}"
+
+
+_BEGIN = _Ahead((0, ""), frozenset())
+
+
+def _ahead(text: str | None) -> _Ahead:
+    if text is None:
+        return _BEGIN
+    number, heads, topic = _parts(text)
+    try:
+        packed = bytes.fromhex(heads)
+        return _Ahead((number, topic), frozenset(struct.unpack(f"<{len(packed) // 4}I", packed)))
+    except (ValueError, struct.error):
+        raise _no_end(text) from None
+
+
+def _parts(text: str) -> tuple[int, str, str]:
+    """The number of the event that comes next, and what else a page's end says."""
+    id, _, rest = text.partition(".")
+    number, (more, dot, last) = parse_id(id), rest.partition(".")
+    if number is None or not dot:
+        raise _no_end(text)
+    return number, more, last
+
+
+def _no_end(text: str) -> ConfigError:
+    return ConfigError(f"after must be the `next` of the page before, not {text!r:.80}")
+
+
+def _head(event: Event) -> int:
+    return event._identity() & 0xFFFFFFFF
+
+
+def effects_page(core: JournalCore, id: str, after: str | None, limit: int, most_bytes: int) -> CausesPage:
+    """The next of the events that an event caused."""
+    ahead = _ahead(after)
+    with core.engine.read() as snap:
+        return _page(_effects(core, snap, id_of(id), ahead.first[0]), ahead, limit, most_bytes)
+
+
+def correlated_page(core: JournalCore, id: str, after: str | None, limit: int, most_bytes: int) -> CausesPage:
+    """The next events of a correlation as recorded; those of one page with causes before their effects."""
+    ahead = _ahead(after)
+    with core.engine.read() as snap:
+        streams = _correlated(core, snap, check_text(id, "correlation_id"), ahead.first[0])
+        events, end = _page(streams, ahead, limit, most_bytes)
+    return CausesPage(causes_first(events), end)
+
+
+def _page(streams: Iterable[Iterator[Event]], ahead: _Ahead, limit: int, most_bytes: int) -> CausesPage:
+    waiting: list[tuple[tuple[int, str], int, Event, Iterator[Event]]] = []
+    for number, stream in enumerate(streams):
+        event = next((event for event in stream if recorded(event) >= ahead.first), None)
+        if event is not None:
+            waiting.append((recorded(event), number, event, stream))
+    if not ahead.heads <= {_head(event) for _, _, event, _ in waiting}:
+        raise _removed()
+    heapify(waiting)
+    found: list[Event] = []
+    while waiting and len(found) < limit and most_bytes > 0:
+        _, number, event, stream = waiting[0]
+        found.append(event)
+        most_bytes -= len(event.raw)
+        following = next(stream, None)
+        if following is None:
+            heappop(waiting)
+        else:
+            heapreplace(waiting, (recorded(following), number, following, stream))
+    if not waiting:
+        return CausesPage(found, None)
+    heads = frozenset(_head(event) for _, _, event, _ in nsmallest(_MOST_HEADS, waiting))
+    return CausesPage(found, _Ahead(waiting[0][0], heads).text())
+
+
+def ancestors_page(core: JournalCore, id: str, after: str | None, limit: int, most_bytes: int) -> CausesPage:
+    """The next of an event's causes.
+
+    A loop of causes ends where it comes to an event that an earlier page ended with: one whose number is a power of
+    two, so that a loop of any length is left.
+    """
+    begin, pages, ended = id_of(id), 0, ""
+    if after is not None:
+        number, text, ended = _parts(after)
+        if not text.isdecimal():
+            raise _no_end(after)
+        begin, pages = format_id(number), int(text[:9])
+    found: list[Event] = []
+    with core.engine.read() as snap:
+        for event in _chain(core, snap, begin):
+            if event.id == ended:
+                return CausesPage(found, None)
+            if len(found) >= limit or most_bytes <= 0:
+                pages += 1
+                if found and pages & (pages - 1) == 0:
+                    ended = found[-1].id
+                return CausesPage(found, f"{event.id}.{pages}.{ended}")
+            found.append(event)
+            most_bytes -= len(event.raw)
+    if after is not None and not found:
+        raise _removed()
+    return CausesPage(found, None)
+
+
+def _removed() -> PositionTrimmed:
+    return PositionTrimmed(
+        "events that come next in this walk were removed since the page before: walk again from the beginning", oldest=0
+    )
 
 
 # ── A correlation's events drawn: as a tree of lines for terminals and pages, or as Mermaid for Markdown ──

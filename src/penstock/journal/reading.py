@@ -427,6 +427,11 @@ class TopicView:
         row = block.row_of_id(number) if block else None
         return None if row is None or block is None or block.seq(row) <= self.hidden else Event(block, row)
 
+    def position_before_id(self, number: int) -> int:
+        """The last stored position whose id is below a number; 0 for none."""
+        block = self._search(lambda block: block.run_ids[0] < number)
+        return 0 if block is None else block.seq(bisect_left(range(block.count), number, key=block.id_number) - 1)
+
     def position_before(self, ms: int) -> int:
         """The last position recorded before a time; 0 for none."""
         block = self._search(lambda block: block.run_times[0] < ms)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
 
 from penstock.clock import from_ms, to_ms
 from penstock.engine.contract import Snapshot
-from penstock.entity.causality import ancestors, correlated, effects
+from penstock.entity.causality import CausesPage, ancestors_page, correlated_page, effects_page
 from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal import cursors
 from penstock.journal.across import across_query, check_positions, read_step
 from penstock.journal.catalog import Settings, load_record, load_state, topic_names
 from penstock.journal.commit import Commit, change_settings, checked_settings
+from penstock.journal.core import JournalCore
 from penstock.journal.following import event_query
 from penstock.journal.log import TopicLog
 from penstock.journal.reading import EventQuery, TopicView
@@ -24,7 +25,7 @@ from penstock.local.backend import LocalBackend
 from penstock.names import check_consumer
 from penstock.protocol import topics as wire
 from penstock.protocol.fields import SettingsFields, given
-from penstock.protocol.operation import PAGE_BYTES, PAGE_EVENTS, page_of
+from penstock.protocol.operation import PAGE_BYTES, PAGE_EVENTS
 from penstock.units import parse_moment
 
 
@@ -40,25 +41,26 @@ def maintain_journal(at: LocalBackend) -> bool:
 
 
 def read_correlated(at: LocalBackend, correlation: str, query: wire.CausesQuery) -> wire.EventList[Event]:
-    return _page(correlated(at.core, correlation), query)
+    return _page(correlated_page, at, correlation, query)
 
 
 def read_ancestors(at: LocalBackend, event: str, query: wire.CausesQuery) -> wire.EventList[Event]:
-    return _page(ancestors(at.core, event), query)
+    return _page(ancestors_page, at, event, query)
 
 
 def read_effects(at: LocalBackend, event: str, query: wire.CausesQuery) -> wire.EventList[Event]:
-    return _page(effects(at.core, event), query)
+    return _page(effects_page, at, event, query)
 
 
-def _page(events: Iterator[Event], query: wire.CausesQuery) -> wire.EventList[Event]:
-    """The events after the one that was the last of the page before, bounded in number and bytes."""
-    if query.after is not None:
-        for event in events:
-            if event.id == query.after:
-                break
-    found, last = page_of(events, query.limit, lambda event: len(event.raw))
-    return wire.EventList(found, None if last is None else last.id)
+def _page(
+    page: Callable[[JournalCore, str, str | None, int, int], CausesPage],
+    at: LocalBackend,
+    id: str,
+    query: wire.CausesQuery,
+) -> wire.EventList[Event]:
+    return wire.EventList(
+        *page(at.core, id, query.after, PAGE_EVENTS if query.limit is None else query.limit, PAGE_BYTES)
+    )
 
 
 # ── several topics ───────────────────────────────────────────────────────────────────────────────────────────────────

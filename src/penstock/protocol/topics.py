@@ -196,7 +196,8 @@ READ_CORRELATED = Operation(
     "read",
     CausesQuery,
     EventList[Event],
-    "Every event of a correlation, of all topics, in the order they were recorded",
+    "Every event of a correlation, of all topics, in the order they were recorded; in a page, causes before effects",
+    errors=(PositionTrimmed,),
 )
 READ_ANCESTORS = Operation(
     "GET /ancestors/{event}",
@@ -204,6 +205,7 @@ READ_ANCESTORS = Operation(
     CausesQuery,
     EventList[Event],
     "The event with an id, then its cause, its cause's cause, … in whichever topics they are",
+    errors=(PositionTrimmed,),
 )
 READ_EFFECTS = Operation(
     "GET /effects/{event}",
@@ -211,6 +213,7 @@ READ_EFFECTS = Operation(
     CausesQuery,
     EventList[Event],
     "What the event with an id caused directly, in whichever topics that is",
+    errors=(PositionTrimmed,),
 )
 READ_ACROSS = Operation(
     "POST /read",

@@ -145,7 +145,9 @@ class RemoteBackend:
         return RemoteJournalSubscription(self, query, buffer)
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
-        return self.causes(wire.READ_CORRELATED, correlation_id)
+        from penstock.entity.causality import causes_first, recorded
+
+        yield from causes_first(sorted(self.causes(wire.READ_CORRELATED, correlation_id), key=recorded))
 
     def scans(self, names: Iterable[str]) -> AbstractContextManager[dict[str, TopicScan]]:
         from penstock.remote.scanning import open_scans

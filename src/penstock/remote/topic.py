@@ -137,11 +137,16 @@ class RemoteTopic:
         from penstock.entity.causality import id_of
 
         at: str | None = id_of(event)
+        seen: set[str] = set()
         if isinstance(event, Event):
             yield event
+            seen.add(event.id)
             at = event.causation_id
-        if at is not None:
-            yield from self.backend.causes(wire.READ_ANCESTORS, at)
+        for cause in self.backend.causes(wire.READ_ANCESTORS, at) if at is not None else ():
+            if cause.id in seen:  # a loop, which a server that keeps nothing between two pages sees late
+                return
+            seen.add(cause.id)
+            yield cause
 
     def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
         from penstock.entity.causality import id_of

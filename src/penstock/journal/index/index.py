@@ -353,31 +353,32 @@ class Lookup:
                     if key is not None and key not in seen and seq > self._trimmed:
                         seen.add(key)
                         yield key
-        for tail, after, through in self._tails():
+        for tail, after, through in self._tails(self._trimmed):
             for key in tail.entities(view, after, through):
                 if key not in seen:
                     seen.add(key)
                     yield key
 
     # ── causes and correlations ──────────────────────────────────────────────────────────────────────────────────────
-    def caused_by(self, id: str) -> Iterator[Event]:
-        """The events of this topic that an event caused, in order."""
-        return self._named(CAUSES, memtable.CAUSES, id)
+    def caused_by(self, id: str, since: int = 0) -> Iterator[Event]:
+        """The events of this topic that an event caused, in order; `since`: those whose ids are not below a number."""
+        return self._named(CAUSES, memtable.CAUSES, id, since)
 
-    def correlated(self, id: str) -> Iterator[Event]:
-        """The events of this topic with a correlation id, in order."""
-        return self._named(CORRELATIONS, memtable.CORRELATIONS, id)
+    def correlated(self, id: str, since: int = 0) -> Iterator[Event]:
+        """The events of this topic with a correlation id, in order; `since`: those whose ids are not below a number."""
+        return self._named(CORRELATIONS, memtable.CORRELATIONS, id, since)
 
-    def _named(self, section: bytes, column: int, id: str) -> Iterator[Event]:
-        for block, rows in self._run_pieces(section, id, self._trimmed, keys.MAX_SEQ):
+    def _named(self, section: bytes, column: int, id: str, since: int) -> Iterator[Event]:
+        after = max(self._trimmed, self._view.position_before_id(since) if since else 0)
+        for block, rows in self._run_pieces(section, id, after, keys.MAX_SEQ):
             found = (self._view.get(block.seqs[row]) for row in rows)
             yield from (event for event in found if event is not None)
-        for tail, after, through in self._tails():
-            for block, rows in tail.pieces(self._view, column, id, after, through):
+        for tail, low, through in self._tails(after):
+            for block, rows in tail.pieces(self._view, column, id, low, through):
                 yield from [Event(block, row) for row in rows]
 
-    def _tails(self) -> Iterator[tuple[Memtable, int, int]]:
-        after = max(self._trimmed, self.directory.through)
+    def _tails(self, after: int) -> Iterator[tuple[Memtable, int, int]]:
+        after = max(after, self.directory.through)
         if self._behind:
             for block in self._view.blocks(after, keys.MAX_SEQ):
                 part = Memtable((0, 0), after)
