@@ -577,6 +577,8 @@ class EarlierWindow(msgspec.Struct, array_like=True, frozen=True):
 
     window: float | None
     until_ms: int
+    through: int = MAX_POSITION
+    """The topic's end when it was changed: a key of the same millisecond may have been given before or after that."""
 
 
 _decode_windows = msgspec.msgpack.Decoder(list[EarlierWindow]).decode
@@ -618,7 +620,10 @@ def find_original(
 def _was_forgotten(original: Original, earlier: Sequence[EarlierWindow]) -> bool:
     """Whether a key did not count any more when the window was changed: then it never does again."""
     return any(
-        original.recorded_ms <= one.until_ms and not _counts(original, one.window, one.until_ms) for one in earlier
+        original.seq <= one.through
+        and original.recorded_ms <= one.until_ms  # a key may be given later to an event from before
+        and not _counts(original, one.window, one.until_ms)
+        for one in earlier
     )
 
 
@@ -645,15 +650,17 @@ def forget_expired(tx: WriteTx, topic: int, window: float | None, now_ms: int) -
         tx.delete_range(start, stop)
 
 
-def change_window(tx: WriteTx, topic: int, old: float | None, new: float | None, now_ms: int) -> None:
+def change_window(commit: Commit, head: Head, new: float | None) -> None:
     """Has a topic's keys counted by another window from now on; none is forgotten by the change itself.
 
     A key that no longer counts stays forgotten, also when the window grows. No key is touched: look-ups also ask the
     buckets of the windows before, until none of their keys can count any more.
     """
+    tx, topic, old, now_ms = commit.tx, head.topic_id, head.settings.dedup_window, max(commit.now_ms, head.recorded_ms)
     if old != new:
         earlier = [one for one in earlier_windows(tx, topic) if new is None or now_ms - one.until_ms < new * 1000]
-        tx.put(keys.windows_key(topic), _encode([*earlier, EarlierWindow(old, now_ms)]))
+        changed = EarlierWindow(old, now_ms, commit.latest(head.name))
+        tx.put(keys.windows_key(topic), _encode([*earlier, changed]))
 
 
 # ── Events put into a topic as they were in another store: with their positions, ids and times ──
@@ -745,8 +752,7 @@ def change_settings(commit: Commit, topic: str, changes: Mapping[str, object]) -
     if settings != head.settings:
         save_record(commit.tx, topic, TopicRecord(head.topic_id, settings))
         mark_aged(commit.tx, topic, settings)
-        now_ms = max(commit.now_ms, head.recorded_ms)
-        change_window(commit.tx, head.topic_id, head.settings.dedup_window, settings.dedup_window, now_ms)
+        change_window(commit, head, settings.dedup_window)
         head.settings = settings
     return settings
 

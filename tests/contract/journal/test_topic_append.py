@@ -514,6 +514,25 @@ def test_changing_the_window_forgets_no_key_that_still_counts(
     assert not topic.append("k", dedup="old").duplicate
 
 
+@on("memory")
+@pytest.mark.parametrize("back", [0, 3600])
+def test_a_key_given_in_the_millisecond_in_which_the_window_grew_is_remembered(
+    topic: Topic, clock: ManualClock, back: float
+) -> None:
+    """Also while the topic's time stands still, because the clock was set back."""
+    topic.append("k", dedup="before")
+    clock.advance(-back)
+    topic.configure(dedup_window=0)
+    topic.append("k", dedup="never")
+    topic.configure(dedup_window=None)
+    clock.advance(back / 2)
+    first = topic.append("k", dedup="after")
+    again = [topic.append("k", dedup=key) for key in ("after", "before", "never")]
+    assert [receipt.duplicate for receipt in again] == [True, False, False] and again[0].seq == first.seq
+    clock.advance(86_400)
+    assert all(topic.append("k", dedup=key).duplicate for key in ("after", "before", "never"))
+
+
 def test_expired_dedup_keys_are_removed_in_passing(topic: Topic, clock: ManualClock) -> None:
     topic.configure(dedup_window=100)
     topic.append_many([Draft("k", dedup=str(n)) for n in range(100)])
@@ -582,7 +601,7 @@ def test_dedup_keys_count_as_the_windows_of_their_time_say(
         known = {key: (seq, at) for key, (seq, at) in known.items() if window is None or now - at < window}
         match chance.randrange(8):
             case 0:
-                window = chance.choice([None, 10.0, 45.0, 100.0, 3_600.0, 3_700.0, 86_400.0])
+                window = chance.choice([None, 0.0, 10.0, 45.0, 100.0, 3_600.0, 3_700.0, 86_400.0])
                 topic.configure(dedup_window=window)
             case 1:
                 clock.advance(chance.choice([1, 30, 90, 3_000, 50_000]))

@@ -111,9 +111,9 @@ class QueueState:
     def apply_window(self, commit: Commit) -> None:
         """Gives the topic the queue's dedup window; the keys it knows stay known."""
         head = commit.ensure(self.name)
-        old, new = head.settings.dedup_window, self.policy.dedup_window
-        if old != new:
-            change_window(commit.tx, head.topic_id, old, new, max(commit.now_ms, head.recorded_ms))
+        new = self.policy.dedup_window
+        if head.settings.dedup_window != new:
+            change_window(commit, head, new)
             head.settings = msgspec.structs.replace(head.settings, dedup_window=new)
             save_record(commit.tx, self.name, TopicRecord(head.topic_id, head.settings))
 
