@@ -3,6 +3,7 @@
     class Account(Projection):
         balance: int = 0
         owner: str | None = None
+        closed_at: datetime | None = None
 
         @on("account.opened")
         def opened(self, event: Opened) -> None:      # a declared event type: the typed payload
@@ -16,7 +17,9 @@
         def closed(self, event) -> None:              # anything else: the event itself
             self.closed_at = event.occurred_at
 
-Every field has a default: the state before the first event. A handler may ask for several things, in any order.
+Every field has a type and a default: the state before the first event. An attribute without a type would not be saved,
+nor would one that only a handler sets: both are refused. `ClassVar` says of an attribute that it is no state. A handler
+may ask for several things, in any order.
 Handlers must do nothing but change `self`: they are run again whenever a state is rebuilt, also on Spark.
 """
 
@@ -50,7 +53,7 @@ _MAX_NAME_BYTES = 80
 class Declared:
     """What is known of a projection class: its name, version, handlers."""
 
-    __slots__ = ("fingerprint", "handlers", "name", "types", "version")
+    __slots__ = ("fields", "fingerprint", "handlers", "name", "types", "version")
 
     def __init__(
         self, name: str, version: int, handlers: list[tuple[Callable[..., object], tuple[object, ...]]]
@@ -61,6 +64,8 @@ class Declared:
         """Functions and the kinds (or declared types) each of them handles."""
         self.types: dict[tuple[str, str], object] = {}
         """What the annotations of handlers' parameters mean, as far as that is known where the class stands."""
+        self.fields: frozenset[str] = frozenset()
+        """What a state consists of."""
         self.fingerprint = 0
         """Another number when fields or kinds have changed: states saved under another one are not used."""
 
@@ -90,6 +95,7 @@ class Projection:
         caller = sys._getframe(1)
         names = {**caller.f_globals, **caller.f_locals}
         _resolve_fields(cls, names)
+        _check_attributes(cls)
         _prepare_defaults(cls)
         dataclasses.dataclass(cls)
         declared = Declared(name, version, _handlers(cls))
@@ -99,6 +105,7 @@ class Projection:
         for handler, _ in declared.handlers:
             declared.types.update(_resolved(handler, names))
         cls.__projection__ = declared
+        declared.fields = frozenset(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
         shape = [(field.name, _type_name(field.type)) for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
         kinds = sorted(str(kind) for _, kinds in declared.handlers for kind in kinds)
         declared.fingerprint = zlib.crc32(repr((shape, kinds)).encode())
@@ -148,6 +155,47 @@ def _handlers(cls: type[object]) -> list[tuple[Callable[..., object], tuple[obje
     if not handlers:
         raise ConfigError(f"projection {cls.__name__} handles nothing: mark at least one method with @on(kind)")
     return handlers
+
+
+_OF_TYPING = frozenset({"_abc_impl", "_is_protocol", "_is_runtime_protocol"})
+"""What Python gives to classes that are generic, abstract or protocols."""
+
+
+def _check_attributes(cls: type[object]) -> None:
+    """Refuses attributes that look like state and would be none: they would be saved nowhere."""
+    import inspect
+
+    constants: set[str] = set()
+    fields: set[str] = set()
+    for base in cls.__mro__:
+        annotations = inspect.get_annotations(base)
+        constants |= {name for name, annotation in annotations.items() if "ClassVar" in str(annotation)}
+        fields |= vars(base).get("__dataclass_fields__", {}).keys()
+    fields |= inspect.get_annotations(cls).keys()
+    for base in cls.__mro__:
+        annotations = inspect.get_annotations(base)
+        own = base is cls or issubclass(base, Projection)
+        where = f"projection {cls.__name__}" if own else f"{base.__name__}, a base of projection {cls.__name__},"
+        for name in (*annotations, *vars(base)):
+            if name in constants or name in _OF_TYPING or (name.startswith("__") and name.endswith("__")):
+                continue
+            if name in annotations and name not in fields:
+                raise ConfigError(
+                    f"field {name!r} of {where} would not be part of the state: declare it in the projection, or make "
+                    f"{base.__name__} a dataclass"
+                )
+            if name not in annotations and _is_value(vars(base)[name]):
+                value = vars(base)[name]
+                kind = "str | None" if value is None else type(value).__name__
+                raise ConfigError(
+                    f"attribute {name!r} of {where} has no type and would not be part of the state: write "
+                    f"`{name}: {kind} = …` for a field, `{name}: ClassVar[{kind}] = …` for what is not state"
+                )
+
+
+def _is_value(attribute: object) -> bool:
+    """Whether a class's attribute is a plain value; not a method, property, slot or class."""
+    return not isinstance(attribute, type) and not hasattr(type(attribute), "__get__")
 
 
 def _prepare_defaults(cls: type[object]) -> None:

@@ -296,8 +296,10 @@ def drop_states(tx: WriteTx, topic: int, declared: Declared) -> None:
     tx.delete_range(low, prefix_end(low))
 
 
-def pack_state(projection: object) -> bytes:
-    """A state's bytes; ConfigError when a field holds something that has no form in the store."""
+def pack_state(projection: Projection) -> bytes:
+    """A state's bytes; ConfigError when something that it holds is no field, or has no form in the store."""
+    if len(vars(projection)) != len(projection.__projection__.fields):
+        _check_fields(projection)
     try:
         return msgspec.msgpack.encode(projection)
     except (TypeError, ValueError, OverflowError) as error:
@@ -305,6 +307,16 @@ def pack_state(projection: object) -> bytes:
             f"a state of projection {type(projection).__qualname__} cannot be saved: {error}; "
             "let its fields hold plain values, dataclasses or msgspec Structs"
         ) from error
+
+
+def _check_fields(projection: Projection) -> None:
+    """ConfigError when a handler has given a state an attribute that would not be saved with it."""
+    for name in vars(projection).keys() - projection.__projection__.fields:
+        if not hasattr(type(getattr(type(projection), name, None)), "__get__"):  # what a cached property keeps
+            raise ConfigError(
+                f"a handler of projection {type(projection).__qualname__} sets {name!r}, which is no field of it and "
+                "would not be part of the state: declare it with a type and a default"
+            )
 
 
 _decoders: dict[type[Any], Any] = {}

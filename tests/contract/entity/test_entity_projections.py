@@ -6,8 +6,9 @@ import asyncio
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any, ClassVar
 
 import msgspec
@@ -420,6 +421,128 @@ def test_a_state_can_be_pickled_for_other_processes() -> None:
     state = Account(balance=3, owner=Owner("ada"), log=["x"])
     assert pickle.loads(pickle.dumps(state)) == state
     assert pickle.loads(pickle.dumps(Account)) is Account
+
+
+def test_an_attribute_without_a_type_is_refused_with_the_line_to_write() -> None:
+    with pytest.raises(
+        ConfigError, match=r"attribute 'count' of projection Untyped .* write `count: int = …` .*ClassVar"
+    ):
+
+        class Untyped(Projection):
+            total: int = 0
+            count = 0
+
+            @handles("a")
+            def note(self, event: Any) -> None:
+                self.count += 1
+
+    with pytest.raises(ConfigError, match=r"`seen: set = …`"):
+
+        class Seen(Projection):
+            seen = set[str]()
+
+            @handles("a")
+            def note(self, event: Any) -> None: ...
+
+    with pytest.raises(ConfigError, match="'value' of projection Restarted"):  # the base's default would stay
+
+        class Restarted(Total):
+            value = 100
+
+
+def test_a_field_that_a_plain_base_brings_is_refused() -> None:
+    class Counting:
+        count: int = 0
+
+        @handles("a")
+        def note(self, event: Any) -> None:
+            self.count += 1
+
+    with pytest.raises(ConfigError, match=r"field 'count' of Counting, a base of projection Counted, .* a dataclass"):
+
+        class Counted(Counting, Projection):
+            total: int = 0
+
+    class Constant:
+        rate = 3
+
+    with pytest.raises(ConfigError, match=r"attribute 'rate' of Constant, a base of projection Rated,"):
+
+        class Rated(Constant, Total): ...
+
+    class CountedHere(Counting, Projection):
+        count: int = 0
+
+    assert folder_of(CountedHere).kinds == {"a"} and CountedHere(3) == CountedHere(count=3)
+    counting = dataclass(Counting)
+
+    class CountedThere(counting, Projection):  # type: ignore[misc, valid-type]
+        total: int = 0
+
+    assert CountedThere(count=3).count == 3
+
+
+def test_methods_properties_classes_and_constants_need_no_type_of_a_field(topic: Topic) -> None:
+    class Base(Projection):
+        limit: ClassVar[int] = 10
+        total: int = 0
+
+        class Unit:
+            pass
+
+        @handles("a")
+        def add(self, payload: Any) -> None:
+            self.total += payload * self.limit * self.factor()
+
+        @property
+        def twice(self) -> int:
+            return 2 * self.total
+
+        @cached_property
+        def thrice(self) -> int:
+            return 3 * self.total
+
+        @staticmethod
+        def factor() -> int:
+            return 1
+
+        @classmethod
+        def new(cls) -> Base:
+            return cls()
+
+    class Other(Base):
+        limit = 20  # a constant stays one
+
+    for number in range(3):
+        topic.append("a", number, key="k")
+    state = topic.project(Other, "k")
+    assert state is not None and (state.total, state.twice, state.thrice) == (60, 120, 180)
+    assert topic.project(Base, "k") == Base(30)
+
+
+def test_an_attribute_that_only_a_handler_sets_is_refused(topic: Topic) -> None:
+    class Closing(Projection):
+        total: int = 0
+
+        @handles("closed")
+        def closed(self, event: Event) -> None:
+            self.closed_at = event.seq
+
+        @handles("read")
+        def read(self, event: Event) -> None:
+            self.total += self.kept
+
+        @cached_property
+        def kept(self) -> int:
+            return 7
+
+    topic.append("read", key="a")
+    assert topic.project(Closing, "a") == Closing(7)
+    topic.append("closed", key="a")
+    with pytest.raises(ConfigError, match="sets 'closed_at', which is no field"):
+        topic.project(Closing, "a")
+    with pytest.raises(ConfigError, match="closed_at"):
+        topic.rebuild(Closing)
 
 
 def test_what_cannot_be_a_projection_is_refused_when_declared() -> None:

@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 from pyspark.sql.types import StructType
 
 from penstock.clock import to_ms
-from penstock.entity.projection import folder_of
+from penstock.entity.projection import Projection, folder_of
 from penstock.entity.states import pack_state
 from penstock.errors import ConfigError
 from penstock.events import parse_id
@@ -116,7 +116,7 @@ class Folded:
 
     __slots__ = ("first", "generation", "key", "state", "topic")
 
-    def __init__(self, key: str, state: object, generation: int = 0, first: int = 0) -> None:
+    def __init__(self, key: str, state: Projection, generation: int = 0, first: int = 0) -> None:
         self.key = key
         self.state = state
         self.generation = generation
