@@ -387,10 +387,14 @@ class TopicView:
         row = block.row_of(seq) if block else None
         if row is not None and block is not None:
             return Event(block, row)
+        self.check_gone(seq)
+        return None
+
+    def check_gone(self, seq: int) -> None:
+        """Corrupt when compaction has not removed what is not stored at a position, and the topic goes on after it."""
         state = self.state()
         if seq > max(state.trimmed, state.compacted):
             self._check_is_end(seq, seq)
-        return None
 
     # ── searching ────────────────────────────────────────────────────────────────────────────────────────────────────
     def _search(self, at_or_before: Callable[[Block], bool]) -> Block | None:

@@ -15,7 +15,9 @@ from journals import Place, on, seqs
 
 from penstock import Draft, Event, Journal, Projection, Topic
 from penstock import on as handles
-from penstock.journal.keys import prefix_end, with_checksum, without_checksum
+from penstock.errors import Corrupt
+from penstock.journal.commit import Commit
+from penstock.journal.keys import block_key, prefix_end, with_checksum, without_checksum
 from penstock.journal.sealed.sealing import seal_topic
 from penstock.journal.upkeep import merge_tail
 from penstock.limits import MERGED_BYTES
@@ -188,3 +190,30 @@ def test_a_state_that_an_earlier_version_saved_from_doubled_events_is_folded_ane
     journal.flush()
     topic = reopen(journal).topic("orders")
     assert topic.project(Seen, "a") == state and topic.verify_states(Seen) == []
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+@on("memory", "sqlite")
+def test_a_look_up_raises_where_an_event_that_it_names_is_not_stored_any_more(
+    journal: Journal, topic: Topic, reopen: Reopen, indexed: bool
+) -> None:
+    """The index says where events are: what is lost there is no answer without it."""
+    for _ in range(3):
+        topic.append_many(drafts(400))
+    if indexed:
+        journal._core.indexer.index("orders", thorough=True)
+    journal = reopen(journal)
+    topic = journal.topic("orders")
+    key = block_key(1, 401)
+
+    def lose(commit: Commit) -> None:
+        assert commit.tx.get(key) is not None
+        commit.tx.delete(key)
+
+    journal._core.run(lose)
+    for look in (lambda: topic.effects(CAUSE), lambda: journal.correlated("c1")):
+        with pytest.raises(Corrupt, match="is missing"):
+            list(look())
+    if not indexed:  # else the index itself holds an entity's events
+        with pytest.raises(Corrupt, match="is missing"):
+            list(topic.read(key="a"))

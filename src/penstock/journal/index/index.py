@@ -370,9 +370,10 @@ class Lookup:
 
     def _named(self, section: bytes, column: int, id: str, since: int) -> Iterator[Event]:
         after = max(self._trimmed, self._view.position_before_id(since) if since else 0)
-        for block, rows in self._run_pieces(section, id, after, keys.MAX_SEQ):
-            found = (self._view.get(block.seqs[row]) for row in rows)
-            yield from (event for event in found if event is not None)
+        runs = self._run_pieces(section, id, after, keys.MAX_SEQ)
+        positions = (block.seqs[row] for block, rows in runs for row in rows)
+        for block, rows in self._tail.rows_at(self._view, positions):
+            yield from [Event(block, row) for row in rows]
         for tail, low, through in self._tails(after):
             for block, rows in tail.pieces(self._view, column, id, low, through):
                 yield from [Event(block, row) for row in rows]

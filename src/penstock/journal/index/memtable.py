@@ -114,8 +114,11 @@ class KeptBlocks:
         self._size = 0
         self._lock = threading.Lock()
 
-    def pieces(self, view: TopicView, positions: Iterable[int]) -> list[tuple[Block, list[int]]]:
-        """The rows of positions, by blocks that are here, else from the store; those that there are."""
+    def pieces(self, view: TopicView, positions: Iterable[int], committed: int) -> list[tuple[Block, list[int]]]:
+        """The rows of positions, by blocks that are here, else from the store; without those that compaction removed.
+
+        Through `committed`, the events of blocks are kept: others may be a transaction's, which is rolled back.
+        """
         found: list[tuple[Block, list[int]]] = []
         block: Block | None = None
         for seq in positions:
@@ -125,14 +128,17 @@ class KeptBlocks:
                     block = self._blocks[self._firsts[at - 1]] if at else None
                 if block is None or block.last < seq:
                     block = view.block_holding(seq)
-                    if block is not None:
+                    if block is not None and block.last <= committed:
                         self.keep(block, block_size(block))
-            if block is not None:
+            row = None
+            if block is not None and block.first <= seq <= block.last:
                 row = seq - block.first if block.wire.seqs is None else block.row_of(seq)
-                if row is not None and row < block.count:
-                    if not found or found[-1][0] is not block:
-                        found.append((block, []))
-                    found[-1][1].append(row)
+            if row is None or block is None:
+                view.check_gone(seq)
+            else:
+                if not found or found[-1][0] is not block:
+                    found.append((block, []))
+                found[-1][1].append(row)
         return found
 
     def keep(self, block: Block, size: int) -> None:
@@ -269,14 +275,18 @@ class Memtable:
                 positions = reversed(_between(packed, after, through)) if reverse else _between(packed, after, through)
             else:
                 continue
-            positions = iter(positions)
-            while some := list(islice(positions, _TOGETHER)):
-                for block, rows in self._kept.pieces(view, some):
-                    if isinstance(part, HashedPart):  # another term may have the same hash
-                        term_of = getattr(block, _TERMS[column])
-                        rows = [row for row in rows if term_of(row) == term]
-                    if rows:
-                        yield block, rows
+            for block, rows in self.rows_at(view, positions):
+                if isinstance(part, HashedPart):  # another term may have the same hash
+                    term_of = getattr(block, _TERMS[column])
+                    rows = [row for row in rows if term_of(row) == term]
+                if rows:
+                    yield block, rows
+
+    def rows_at(self, view: TopicView, positions: Iterable[int]) -> Iterator[Piece]:
+        """The rows of positions, some at a time, never none of a block; blocks that were read lately are kept."""
+        positions = iter(positions)
+        while some := list(islice(positions, _TOGETHER)):
+            yield from self._kept.pieces(view, some, self.covered)
 
     def entities(self, view: TopicView, after: int, through: int) -> list[str]:
         """Every key that has events in after < position ≤ through."""
