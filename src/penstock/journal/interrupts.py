@@ -19,6 +19,7 @@ import threading
 from _signal import getsignal  # type: ignore[import-not-found]
 from _signal import signal as set_handler
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from threading import get_ident
 from types import CodeType, FrameType, TracebackType
 
@@ -30,7 +31,7 @@ main_thread = threading.main_thread().ident
 
 
 class _Handlers:
-    """What the main thread's shields share; nothing here is touched by other threads."""
+    """What the main thread's shields share; other threads touch nothing here, but for `Shield.lower`."""
 
     __slots__ = ("interrupt", "late", "terminate", "up")
 
@@ -42,7 +43,12 @@ class _Handlers:
         self.terminate: object = None
 
     def install(self) -> None:
-        self.interrupt, self.terminate = getsignal(SIGINT), getsignal(SIGTERM)
+        # Ours is in place still where another thread has lowered the last shield.
+        interrupt, terminate = getsignal(SIGINT), getsignal(SIGTERM)
+        if interrupt is not receive:
+            self.interrupt = interrupt
+        if terminate is not receive:
+            self.terminate = terminate
         try:
             if callable(self.interrupt):
                 set_handler(SIGINT, receive)
@@ -77,6 +83,8 @@ class _Handlers:
 
 
 _handlers = _Handlers()
+waiting = _handlers.late
+"""Not empty while a signal waits for a shield."""
 
 
 def _begin_in_child() -> None:
@@ -141,6 +149,12 @@ class Shield:
         if _handlers.late:
             let_through()
 
+    def lower(self) -> None:
+        """Takes the shield away, from whichever thread; the handlers are put back when the main thread's next shield
+        goes."""
+        with suppress(ValueError):
+            _handlers.up.remove(self)
+
 
 def let_through() -> None:
     """Lets a signal take effect that waited for a shield, unless another one is still busy."""
@@ -153,11 +167,6 @@ def let_through() -> None:
             _handlers.pass_on(*late.pop())
 
 
-def is_waiting() -> bool:
-    """Whether a signal waits for a shield."""
-    return bool(_handlers.late)
-
-
 def receive(number: int, frame: FrameType | None) -> None:
     """The handler while a shield is up."""
     if not _handlers.late and (_is_busy(frame) or is_inside(frame, _OWN)):
@@ -167,7 +176,7 @@ def receive(number: int, frame: FrameType | None) -> None:
 
 
 def _is_busy(frame: FrameType | None) -> bool:
-    return any(shield.busy(frame) for shield in _handlers.up)
+    return any(shield.busy(frame) for shield in tuple(_handlers.up))
 
 
 def is_inside(frame: FrameType | None, codes: Collection[CodeType]) -> bool:

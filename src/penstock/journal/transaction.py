@@ -1,7 +1,13 @@
-"""Transactions: the writer held by one caller, whose changes are all committed or all rolled back."""
+"""Transactions: the writer held by one caller, whose changes are all committed or all rolled back.
+
+A transaction belongs to the thread that began it, and ends with it: however its block ends, in whichever thread, and
+also when it never ends because the thread has ended or the transaction was dropped, the writer is released.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from time import perf_counter
@@ -9,7 +15,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.engine.contract import WriteTx
-from penstock.errors import Closed, ConfigError, StorageError
+from penstock.errors import Closed, ConfigError, PenstockError, StorageError
 from penstock.events import Event
 from penstock.journal import interrupts
 from penstock.journal.commit import Commit
@@ -18,11 +24,45 @@ from penstock.journal.interrupts import Shield, is_inside
 from penstock.journal.locating import find_event
 from penstock.journal.log import read_view
 from penstock.journal.reading import TopicView
+from penstock.observe.logs import Log
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
 
 T = TypeVar("T")
+
+
+log = Log("penstock.writer")
+
+
+class _Life:
+    """Lives as long as its thread, and ends the transactions that the thread has left open."""
+
+    __slots__ = ("open",)
+
+    def __init__(self) -> None:
+        self.open: list[HeldWriter] = []
+
+    def __del__(self) -> None:
+        for held in self.open[:]:
+            held.drop("the thread that began it has ended, and its block had not")
+
+
+class _Here(threading.local):
+    """What stands for the calling thread: unlike its id, it is never another thread's."""
+
+    def __init__(self) -> None:
+        self.owner = object()
+        self.life = _Life()
+
+    def begin_in_child(self) -> None:
+        """After a fork: what the thread has begun is the parent's."""
+        self.owner = object()
+        self.life = _Life()
+
+
+_here = _Here()
+os.register_at_fork(after_in_child=_here.begin_in_child)
 
 
 class HeldWriter:
@@ -35,19 +75,26 @@ class HeldWriter:
     def __init__(self, core: JournalCore, beginning: CodeType, ending: CodeType) -> None:
         self.core = core
         self.committed = False
-        self._thread: int | None = None
-        """The thread that holds the writer, or has held it."""
+        self.is_open = False
+        """Whether it holds the writer."""
+        self._owner: object = None
+        """What stands for the thread that began the transaction."""
+        self._among: list[HeldWriter] = []
+        """What that thread has open."""
+        self._steps = core.writer.steps
         self._tx: WriteTx | None = None
         self._commit: Commit | None = None
         self._spoiled: BaseException | None = None
+        self._lost: PenstockError | None = None
+        """Why nothing was kept, where it was not the block that ended the transaction."""
         # The body may be interrupted, and then ends here; what must not be interrupted is the ending, and the beginning
         # from the moment on that others wait for this transaction: its `with` would not call `__exit__`.
         self._until_ended = Shield(
-            lambda frame: is_inside(frame, [ending]) or (self._thread is not None and is_inside(frame, [beginning]))
+            lambda frame: is_inside(frame, [ending]) or (self._owner is not None and is_inside(frame, [beginning]))
         )
 
     def begin(self) -> None:
-        if self._thread is not None:
+        if self._owner is not None:
             raise ConfigError("a transaction is used once: ask the journal for another one")
         writer = self.core.writer
         writer.check_idle_here()
@@ -55,28 +102,87 @@ class HeldWriter:
             self._until_ended.__enter__()
             with writer.shield:
                 writer.hold_lead()
-                self._thread = threading.get_ident()
+                self._owner = _here.owner
                 tx = writer.engine.write()
                 tx.__enter__()
                 self._tx = tx
                 self._commit = writer.begin(tx)
+                self._among = _here.life.open
+                self._among.append(self)
+                self.is_open = True
         except BaseException as error:
             with writer.shield:
                 self._roll_back(error)
+            if self in self._among:
+                self._among.remove(self)
             writer.release_lead()
             self._until_ended.__exit__(None, None, None)
             raise
 
     def end(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
-        """Commits; rolls back when the caller's block raised, or one of its steps failed half-way."""
-        if self._commit is None:
+        """Commits; rolls back when the caller's block raised, when one of its steps failed half-way, or when it ends in
+        another thread or process than it began in."""
+        if self._owner is None:
             return
-        self._check_thread()
         try:
-            with self.core.writer.shield:
-                self._finish(self._commit, kind, error)
+            if self._owner is not _here.owner:
+                self._end_elsewhere()
+            else:
+                with self.core.writer.shield, self._steps:
+                    if self._commit is not None:
+                        self._finish(self._commit, kind, error)
         finally:
             self._until_ended.__exit__(None, None, None)
+        # An error that leaves the block says enough; a generator that is closed would end as if all were well.
+        if self._lost is not None and (kind is None or kind is GeneratorExit):
+            raise self._lost
+
+    def _end_elsewhere(self) -> None:
+        if not self.is_open:
+            return
+        if self._is_inherited():
+            self.is_open, self._tx, self._commit = False, None, None  # the engine's is the parent's: not touched here
+            self._lost = Closed(
+                f"nothing of this transaction was kept: it belongs to process {self.core.writer.pid}, and this one was "
+                "forked from it; open the store again in the child"
+            )
+        else:
+            self._lose(
+                "its block ended in another thread than it began in (as when a generator is closed by another thread); "
+                "begin and end it in one thread"
+            )
+
+    def drop(self, why: str) -> None:
+        """Ends a transaction whose block will not, with nobody there to be told."""
+        if not self.is_open or self._is_inherited() or sys.is_finalizing():
+            return
+        try:
+            self._lose(why)
+        except Exception:
+            log.exception("a transaction could not be rolled back: %s", why)
+        else:
+            log.warning("a transaction was rolled back: %s", why)
+
+    def _lose(self, why: str) -> None:
+        """Rolls back and releases the writer, in whichever thread."""
+        with interrupts.Shield(interrupts.always), self._steps:
+            if not self.is_open:
+                return
+            self._lost = ConfigError(f"nothing of this transaction was kept: {why}")
+            try:
+                self._roll_back(None)
+            finally:
+                self._release()
+                self._until_ended.lower()
+
+    def _release(self) -> None:
+        self.is_open = False
+        self._among.remove(self)
+        self.core.writer.let_go()
+
+    def _is_inherited(self) -> bool:
+        """Whether this process was forked from the one that the transaction belongs to."""
+        return os.getpid() != self.core.writer.pid
 
     def _finish(self, commit: Commit, kind: type[BaseException] | None, error: BaseException | None) -> None:
         try:
@@ -90,7 +196,7 @@ class HeldWriter:
             else:
                 self._keep(commit)
         finally:
-            self.core.writer.release_lead()
+            self._release()
 
     def _keep(self, commit: Commit) -> None:
         """Commits; when that fails, nothing was kept."""
@@ -122,48 +228,61 @@ class HeldWriter:
             reason = error or RuntimeError("rolled back")
             tx.__exit__(type(reason), reason, reason.__traceback__)
 
-    def commit(self) -> Commit:
-        """The commit under way; Closed when the transaction is over."""
-        if self._commit is None:
-            raise Closed("the transaction is over (or never began): use it inside its `with` block")
-        self._check_thread()
-        if interrupts.is_waiting():  # it came while the transaction began
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def check(self) -> Commit:
+        """The commit under way; Closed when the transaction is over, ConfigError in another thread than its own."""
+        commit = self._commit
+        if commit is None:
+            why = "(or never began): use it inside its `with` block" if self._lost is None else f"({self._lost})"
+            raise Closed(f"the transaction is over {why}")
+        if self._owner is not _here.owner:
+            self.core.writer.check_process()
+            raise ConfigError("a transaction belongs to the thread that began it; begin another one in this thread")
+        if interrupts.waiting:  # it came while the transaction began
             interrupts.let_through()
-        return self._commit
+        return commit
 
-    def flushed(self) -> Commit:
-        """The same with everything appended so far written, for reading."""
-        commit = self.commit()
+    def look(self, apply: Callable[[Commit], T]) -> T:
+        """Looks at something, which changes nothing."""
+        with self._steps:
+            return apply(self.check())
+
+    def change(self, apply: Callable[[Commit], T]) -> T:
+        """Does a step; one that fails half-way spoils the transaction, even if the caller goes on."""
+        with self._steps:
+            commit = self.check()
+            before = commit.changes
+            try:
+                return apply(commit)
+            except BaseException as error:
+                if commit.changes != before:
+                    self._spoiled = error
+                raise
+
+    def flush(self) -> None:
+        """Writes everything appended so far, for reading."""
+        self.look(self._flushed)
+
+    def find_cause(self, id: str) -> Event | None:
+        """The event with an id, this transaction's own included."""
+        return self.look(lambda commit: find_event(self._flushed(commit).tx, id))
+
+    def read(self, topic: str, **read: Any) -> Iterator[Event]:
+        """Reads a topic with this transaction's own appends in it."""
+        query = event_query(**read)
+
+        def found(commit: Commit) -> list[Event]:
+            view = TopicView.open(self._flushed(commit).tx, topic, commit.now_ms)
+            if view is None or query.nothing:
+                return []
+            return list(read_view(view, query, self.core.index.open_within))
+
+        return iter(self.look(found))
+
+    def _flushed(self, commit: Commit) -> Commit:
         try:
             commit.flush()
         except BaseException as error:  # what is written of it, and what is not, cannot be told apart any more
             self._spoiled = error
             raise
         return commit
-
-    def change(self, apply: Callable[[Commit], T]) -> T:
-        """Does a step; one that fails half-way spoils the transaction, even if the caller goes on."""
-        commit = self.commit()
-        before = commit.changes
-        try:
-            return apply(commit)
-        except BaseException as error:
-            if commit.changes != before:
-                self._spoiled = error
-            raise
-
-    def find_cause(self, id: str) -> Event | None:
-        """The event with an id, this transaction's own included."""
-        return find_event(self.flushed().tx, id)
-
-    def read(self, topic: str, **read: Any) -> Iterator[Event]:
-        """Reads a topic with this transaction's own appends in it."""
-        commit, query = self.flushed(), event_query(**read)
-        view = TopicView.open(commit.tx, topic, commit.now_ms)
-        if view is None or query.nothing:
-            return iter(())
-        return iter(list(read_view(view, query, self.core.index.open_within)))
-
-    def _check_thread(self) -> None:
-        if self._thread != threading.get_ident():
-            raise ConfigError("a transaction belongs to the thread that began it; begin another one in this thread")

@@ -1,8 +1,9 @@
 """Group commit: the caller that finds the writer idle commits all pending work itself.
 
-The *lead* is a lock. A caller that gets it at once commits alone: one fsync, no thread hop. A caller that does not
-leaves its operation in `pending` and parks; the leader, when done, wakes the first parked caller to lead the next
-commit, which then carries everything that gathered meanwhile. Submissions without a waiter are led by a pump thread.
+The *lead* is a lock that says who has it. A caller that gets it at once commits alone: one fsync, no thread hop. A
+caller that does not leaves its operation in `pending` and parks; the leader, when done, wakes the first parked caller
+to lead the next commit, which then carries everything that gathered meanwhile. Submissions without a waiter are led by
+a pump thread. A transaction waits in the same line: its place there is `refuse_turn`, and no group goes past it.
 
 No wake-up is lost: an operation is enqueued before its caller tries the lead, and a leader looks at `pending` after it
 has let go of the lead; one of the two must see the other.
@@ -43,6 +44,9 @@ Args = TypeVarTuple("Args")
 
 log = Log("penstock.writer")
 
+LEADER = "leader"
+"""Under which the lead holds the id of the thread that has it."""
+
 
 class Writer:
     """Commits operations to one engine, as few fsyncs as the callers' timing allows."""
@@ -66,10 +70,13 @@ class Writer:
         self.announce = announce
         """Tells those who follow topics what a commit has added; never raises: nothing there can undo the commit."""
         self._pending: deque[WriteRequest[Any]] = deque()
-        self._lead = threading.RLock()  # it knows its owner, so that an interrupted one can be made to let go
-        self._leader: int | None = None
-        self._pid = os.getpid()
-        self.shield = interrupts.Shield(lambda frame: self._leader == get_ident())
+        # `setdefault` takes the lead and says who has it in one step, so that a thread that is interrupted right after
+        # it can be made to let go; and any thread can release it, as the owner of a transaction may be gone.
+        self._lead: dict[str, int] = {}
+        self.steps = threading.RLock()
+        """Held during each step of a transaction, so that another thread ends it between two of them."""
+        self.pid = os.getpid()
+        self.shield = interrupts.Shield(lambda frame: self._lead.get(LEADER) == get_ident())
         self._local = threading.local()
         self._room = threading.Condition()
         self._pump: threading.Thread | None = None
@@ -82,7 +89,7 @@ class Writer:
     def run(self, operation: WriteRequest[T]) -> T:
         """Does an operation and returns when it is as durable as the engine makes it."""
         me = get_ident()
-        if self._leader == me:
+        if self._lead.get(LEADER) == me:
             raise self._nested()
         if self._closed:
             raise Closed("the journal is closed")
@@ -100,17 +107,16 @@ class Writer:
         return operation.value  # type: ignore[return-value]
 
     def _do(self, operation: WriteRequest[Any], me: int) -> None:
-        if not self._lead.acquire(False):
+        if self._lead.setdefault(LEADER, me) != me:
             self._wait_for(operation)
         elif self._pending or self.engine.linger:
-            self._lead_until(operation)
+            self._pending.append(operation)
+            self._lead_from_queue(operation)
         else:
-            self._leader = me
             try:
                 self._commit((operation,))
             finally:
-                self._leader = None
-                self._lead.release()
+                del self._lead[LEADER]
                 if self._pending:
                     self._pass_on()
 
@@ -127,7 +133,7 @@ class Writer:
             raise Closed("the journal is closed")
         if self.engine.read_only:
             raise ReadOnly("the journal was opened with read_only=True")
-        if self._leader == get_ident() and not nested:
+        if self._lead.get(LEADER) == get_ident() and not nested:
             raise self._nested()
         waiting = len(self._pending)
         if not patient and waiting >= self.threshold:
@@ -153,17 +159,39 @@ class Writer:
         return len(self._pending)
 
     def hold_lead(self) -> None:
-        """Takes the lead for a user's transaction: no other caller commits until `release_lead`."""
-        self.check_idle_here()
+        """Takes the lead for a user's transaction: no other caller commits until `let_go`."""
         try:
-            self._check_process()
-            self._lead.acquire()
-            self._leader = get_ident()
+            self.check_process()
+            self._wait_to_lead()
             if self._closed:
                 raise Closed("the journal is closed")
         except BaseException:
             self.release_lead()
             raise
+
+    def _wait_to_lead(self) -> None:
+        """Takes the lead; a thread that has to wait for it stands in the line of the operations."""
+        me = get_ident()
+        if self._lead.setdefault(LEADER, me) == me:
+            return
+        turn = WriteRequest(refuse_turn)
+        turn.parked = parked = self._own_lock()
+        self._pending.append(turn)
+        try:
+            while self._lead.setdefault(LEADER, me) != me:
+                parked.acquire()
+                if turn.error is not None:
+                    raise turn.error
+        except BaseException:
+            self._abandon(turn)
+            raise
+        self._withdraw(turn)
+
+    def let_go(self) -> None:
+        """Releases the lead, which the caller holds for a transaction, in whichever thread it began."""
+        self._lead.pop(LEADER, None)
+        if self._pending:
+            self._pass_on()
 
     def begin(self, tx: WriteTx) -> Commit:
         """A commit in a transaction of the engine that has begun."""
@@ -183,7 +211,7 @@ class Writer:
 
     def check_idle_here(self) -> None:
         """ConfigError when this thread is inside a transaction."""
-        if self._leader == get_ident():
+        if self._lead.get(LEADER) == get_ident():
             raise self._nested()
 
     def close(self) -> None:
@@ -191,11 +219,11 @@ class Writer:
         self.check_idle_here()
         try:
             with self.shield:
-                with self._lead:
-                    self._closed = True
-                while self._pending:
-                    self._lead.acquire()
-                    self._lead_once()
+                self._wait_to_lead()
+                self._closed = True
+                self.let_go()
+                while self._pending:  # an operation behind the others is done when they are
+                    self._do(WriteRequest(lambda commit: None), get_ident())
         except BaseException:
             self.release_lead()
             raise
@@ -208,19 +236,7 @@ class Writer:
             self._pump.join()
 
     # ── leading ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _lead_until(self, operation: WriteRequest[object]) -> None:
-        """Commits, lead in hand, until `operation` is among what was committed."""
-        self._pending.append(operation)
-        while True:
-            self._lead_once()
-            if operation.done:
-                return
-            if not self._lead.acquire(False):
-                self._park(operation)
-                return
-
     def _lead_once(self) -> None:
-        self._leader = get_ident()
         batch: list[WriteRequest[object]] = []
         try:
             self._gather(batch)
@@ -234,10 +250,7 @@ class Writer:
             raise
         finally:
             wake_all(batch)  # as the leader, whom no signal keeps from it
-            self._leader = None
-            self._lead.release()
-            if self._pending:
-                self._pass_on()
+            self.let_go()
 
     def _gather(self, batch: list[WriteRequest[object]]) -> None:
         if self.engine.linger and self._pending:
@@ -245,6 +258,8 @@ class Writer:
         pending, size = self._pending, 0
         while pending and len(batch) < GROUP_SUBMISSIONS and size < GROUP_BYTES:
             operation = pending[0]  # only then removed: an interrupt in between must not lose it
+            if operation.apply is refuse_turn and not self._closed:
+                break
             batch.append(operation)
             pending.popleft()
             size += operation.size
@@ -265,13 +280,18 @@ class Writer:
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _wait_for(self, operation: WriteRequest[object]) -> None:
-        self._check_process()
+        self.check_process()
         operation.parked = self._own_lock()
         self._pending.append(operation)
-        if self._lead.acquire(False):
+        if self._try_to_lead():
             self._lead_from_queue(operation)
         else:
             self._park(operation)
+
+    def _try_to_lead(self) -> bool:
+        """Takes the lead if no thread has it; this one must not have it already."""
+        me = get_ident()
+        return self._lead.setdefault(LEADER, me) == me
 
     def _own_lock(self) -> threading.Lock:
         """The lock this thread parks on; it is held until another thread releases it to wake this one."""
@@ -285,22 +305,20 @@ class Writer:
     def _park(self, operation: WriteRequest[object]) -> None:
         if operation.parked is None:
             operation.parked = self._own_lock()
-            if self._lead.acquire(False):  # the leader may have looked for parked callers before we were one
+            if self._try_to_lead():  # the leader may have looked for parked callers before we were one
                 self._lead_from_queue(operation)
                 return
         while not operation.done:
             operation.parked.acquire()
             if operation.lead and not operation.done:
                 operation.lead = False
-                if self._lead.acquire(False):
+                if self._try_to_lead():
                     self._lead_from_queue(operation)
 
     def _lead_from_queue(self, operation: WriteRequest[object]) -> None:
         """Leads once; callers that still wait afterwards park again."""
         if operation.done:
-            self._lead.release()
-            if self._pending:
-                self._pass_on()
+            self.let_go()
             return
         self._lead_once()
         if not operation.done:
@@ -316,11 +334,8 @@ class Writer:
 
     def release_lead(self) -> None:
         """Releases the lead if this thread has it, however it came to have it."""
-        if self._lead._is_owned():  # type: ignore[attr-defined]
-            self._leader = None
-            self._lead.release()
-            if self._pending:
-                self._pass_on()
+        if self._lead.get(LEADER) == get_ident():
+            self.let_go()
 
     def _came_too_late(self, operation: WriteRequest[Any]) -> bool:
         """Whether the writer was closed while an operation was handed over, and no leader will take it any more."""
@@ -334,14 +349,16 @@ class Writer:
             return True
         return False
 
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
+    def check_process(self) -> None:
+        """Closed in a process that was forked from the one that opened the journal."""
+        if os.getpid() != self.pid:
             raise Closed(
-                f"the journal was opened by process {self._pid} and this one was forked from it; "
+                f"the journal was opened by process {self.pid} and this one was forked from it; "
                 "open the store again in the child"
             )
 
     def _nested(self) -> ConfigError:
+        self.check_process()  # the transaction that a forked child is inside of is its parent's
         return ConfigError(
             "this thread is inside a transaction of this journal, which would wait for itself: "
             "use the transaction's own methods"
@@ -407,8 +424,7 @@ class Writer:
         while True:
             self._pump_wanted.wait()
             self._pump_wanted.clear()
-            while self._pending:
-                self._lead.acquire()
+            if self._pending and self._try_to_lead():  # else its leader looks at what is pending when it lets go
                 try:
                     self._lead_once()
                 except BaseException:  # those it concerned were told; the next caller still needs a pump
@@ -437,6 +453,12 @@ class WriteRequest(msgspec.Struct, Generic[Answer], eq=False, weakref=False):
     lead: bool = False
     parked: threading.Lock | None = None
     ticket: Ticket[Answer] | None = None
+
+
+def refuse_turn(commit: object) -> None:
+    """Stands in the line for a thread that waits for the lead itself. Leaders stop before it, until the writer is
+    closed: then it is done like the others, by being refused."""
+    raise Closed("the journal is closed")
 
 
 class Spoiled(Exception):

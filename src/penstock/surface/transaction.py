@@ -24,6 +24,7 @@ from penstock.surface.queue import Queue, push_options, take_request
 from penstock.surface.topic import Topic
 
 if TYPE_CHECKING:
+    from penstock.journal.commit import Commit
     from penstock.journal.log import TopicLog
     from penstock.local.backend import LocalBackend
     from penstock.queue.queue import LocalQueue
@@ -58,6 +59,14 @@ class Transaction:
             if not self._held.committed:  # an interrupt that waited for the commit comes after it
                 self._reopen()
 
+    def __del__(self) -> None:
+        try:
+            held = self._held
+        except AttributeError:  # interrupted before it was made
+            return
+        if held.is_open:
+            held.drop("it was dropped, and its block had not ended")
+
     def _reopen(self) -> None:
         """What was settled, and is not now that it is rolled back, is held as before."""
         for delivery in self._settled:
@@ -70,7 +79,7 @@ class Transaction:
         self, topic: Topic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]
     ) -> Receipt:
         """Appends an event; its position is final if the transaction commits."""
-        self._held.commit()
+        self._held.check()
         log = self._log(topic)
         if isinstance(topic, Topic) and topic._payload is not None:
             kind, payload = topic._payload.draft(kind, payload)
@@ -79,7 +88,7 @@ class Transaction:
 
     def append_many(self, topic: Topic | str, drafts: Iterable[Draft]) -> list[Receipt]:
         """Appends several events at consecutive positions."""
-        self._held.commit()
+        self._held.check()
         log = self._log(topic)
         if isinstance(topic, Topic) and topic._payload is not None:
             drafts = topic._payload.drafts(drafts)
@@ -96,27 +105,34 @@ class Transaction:
     def cursor(self, topic: Topic | str, consumer: str) -> int | None:
         """How far a consumer has come, as of this transaction."""
         check_consumer(consumer)
-        commit = self._held.commit()
-        head = commit.head(self._log(topic).name)
-        return read_cursor(commit.tx, head.topic_id, consumer) if head else None
+        self._held.check()
+        name = self._log(topic).name
+
+        def look(commit: Commit) -> int | None:
+            head = commit.head(name)
+            return read_cursor(commit.tx, head.topic_id, consumer) if head else None
+
+        return self._held.look(look)
 
     def read(self, topic: Topic | str, **read: object) -> Iterator[Event]:
         """Reads a topic with this transaction's own appends in it; the keyword arguments are those of `Topic.read`."""
-        self._held.commit()
+        self._held.check()
         found = self._held.read(self._log(topic).name, **read)
         typed = None if isinstance(topic, str) else topic._payload
         return found if typed is None else map(typed.typed, found)
 
     def get_mark(self, name: str) -> int | None:
         """A named number that commits with transactions: what an exactly-once writer keeps to know itself done."""
-        return self._held.commit().get_mark(check_consumer(name, "mark"))
+        self._held.check()
+        check_consumer(name, "mark")
+        return self._held.look(lambda commit: commit.get_mark(name))
 
     def set_mark(self, name: str, value: int) -> None:
         """Sets a mark; it is there if, and only if, the transaction commits."""
         check_consumer(name, "mark")
         if not is_whole(value) or not -(1 << 63) <= value < 1 << 63:
             raise ConfigError(f"a mark is a whole number of 64 bits, not {value!r:.80}")
-        self._held.commit().set_mark(name, value)
+        self._held.change(lambda commit: commit.set_mark(name, value))
 
     def _log(self, topic: Topic | str) -> TopicLog:
         if isinstance(topic, str):
@@ -161,7 +177,7 @@ class Transaction:
         own, more = self._queue(queue), bool(limit)
         check_take(wanted)
         while more and not found:
-            self._held.flushed()
+            self._held.flush()
             taken = self._held.change(lambda commit: own.take_in(commit, wanted))
             found, more = taken.deliveries, taken.more
         return found if isinstance(queue, str) else queue._typed(found)
@@ -190,7 +206,7 @@ class Transaction:
         own, target, chosen = self._queue(queue), self._queue(to), (check_limit(limit), predicate(where))
         if own is target:
             raise ConfigError(f"queue {own.name!r} cannot be moved to itself")
-        self._held.flushed()
+        self._held.flush()
         return self._held.change(lambda commit: move_in(commit, own, target.name, *chosen))
 
     def redrive(
@@ -204,7 +220,7 @@ class Transaction:
         """Sends dead letters back, and makes failed messages ready, if the transaction commits; see `Queue.redrive`."""
         own, target = self._queue(queue), None if to is None else self._queue(to)
         chosen = check_limit(limit), predicate(where)
-        self._held.flushed()
+        self._held.flush()
         return self._held.change(lambda commit: redrive_in(commit, own, target, *chosen))
 
     def ack(self, delivery: Delivery) -> None:
@@ -232,7 +248,8 @@ class Transaction:
         if isinstance(queue, Queue) and queue.journal is not self._journal:
             raise ConfigError(f"queue {queue.name!r} belongs to another journal")
         name, registry = queue if isinstance(queue, str) else queue.name, self._store.queues
-        if registry.cache.find(self._held.commit(), check_name(name, "queue")) is None:
+        check_name(name, "queue")
+        if self._held.look(lambda commit: registry.cache.find(commit, name)) is None:
             raise unknown_queue(name, registry.names())
         return registry.handle(name)
 

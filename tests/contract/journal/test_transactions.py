@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from journals import DEADLINE, Place, on, payloads, seqs
+from journals import DEADLINE, Place, eventually, on, only, payloads, seqs
 
 from penstock import Draft, Journal, Transaction
 from penstock.errors import Closed, ConfigError, Conflict, InvalidName, ReadOnly, StorageError
+from penstock.journal.commit import Commit
 
 InThreads = Callable[..., threading.Thread]
 Reopen = Callable[[Journal], Journal]
@@ -157,18 +162,332 @@ def test_a_transaction_is_used_once_and_inside_its_block(journal: Journal) -> No
     assert journal.topic("a").latest == 1
 
 
-def test_a_transaction_belongs_to_its_thread(journal: Journal, in_threads: InThreads) -> None:
+# whose it is
+
+
+def begun(journal: Journal) -> Generator[Transaction]:
+    """A generator whose block is as long as the generator is open."""
+    with journal.transaction() as tx:
+        tx.append("a", "k", "unfinished")
+        yield tx
+
+
+def check_released(place: Place, journal: Journal, in_threads: InThreads) -> None:
+    """Every thread and, where the store is shared, every other opener can write, and nothing unfinished is there."""
+    expected = payloads(journal.topic("a").read())
+    assert "unfinished" not in expected
+    for work in (journal.topic("a").append, in_threads_of(in_threads, journal.topic("a").append)):
+        work("k", "later")
+        expected.append("later")
+    with journal.transaction() as tx:
+        tx.append("a", "k", "last")
+    expected.append("last")
+    if place.kind.second_open:
+        place.open(durability="process").topic("a").append("k", "elsewhere")
+        expected.append("elsewhere")
+    assert payloads(journal.topic("a").read()) == expected
+    assert seqs(journal.topic("a").read()) == list(range(1, len(expected) + 1))
+
+
+def in_threads_of(in_threads: InThreads, work: Callable[..., Any]) -> Callable[..., None]:
+    return lambda *args: in_threads(work, *args).join(DEADLINE)
+
+
+def test_only_the_thread_that_began_a_transaction_can_use_it(journal: Journal, in_threads: InThreads) -> None:
     def misuse(tx: Transaction) -> None:
-        with pytest.raises(ConfigError, match="thread"):
-            tx.append("a", "k", "other thread")
-        with pytest.raises(ConfigError, match="thread"):
-            tx.__exit__(None, None, None)
+        for use in (lambda: tx.append("a", "k", "other thread"), lambda: list(tx.read("a")), lambda: tx.get_mark("m")):
+            with pytest.raises(ConfigError, match="thread"):
+                use()
 
     with journal.transaction() as tx:
         tx.append("a", "k", 1)
         in_threads(misuse, tx).join(DEADLINE)
         tx.append("a", "k", 2)
     assert payloads(journal.topic("a").read()) == [1, 2]
+
+
+def test_a_block_that_ends_in_another_thread_rolls_back_and_raises(
+    place: Place, journal: Journal, in_threads: InThreads
+) -> None:
+    def end(tx: Transaction) -> None:
+        with pytest.raises(ConfigError, match="another thread"):
+            tx.__exit__(None, None, None)
+
+    tx = journal.transaction().__enter__()
+    tx.append("a", "k", "unfinished")
+    in_threads(end, tx).join(DEADLINE)
+    check_released(place, journal, in_threads)
+    with pytest.raises(Closed, match="another thread"):  # its own thread is told as well
+        tx.append("a", "k", "unfinished")
+    with pytest.raises(ConfigError, match="nothing of this transaction was kept"):
+        tx.__exit__(None, None, None)
+
+
+def test_a_generator_that_another_thread_closes_releases_the_writer(
+    place: Place, journal: Journal, in_threads: InThreads
+) -> None:
+    def close(generator: Generator[Transaction]) -> None:
+        with pytest.raises(ConfigError, match="another thread"):
+            generator.close()
+
+    generator = begun(journal)
+    next(generator)
+    in_threads(close, generator).join(DEADLINE)
+    check_released(place, journal, in_threads)
+
+
+def test_a_block_that_fails_in_another_thread_keeps_its_own_error(
+    place: Place, journal: Journal, in_threads: InThreads
+) -> None:
+    def fail(generator: Generator[Transaction]) -> None:
+        with pytest.raises(Failure):
+            generator.throw(Failure)
+
+    generator = begun(journal)
+    next(generator)
+    in_threads(fail, generator).join(DEADLINE)
+    check_released(place, journal, in_threads)
+
+
+def test_the_writer_is_released_when_the_thread_of_a_transaction_ends(
+    place: Place, journal: Journal, in_threads: InThreads
+) -> None:
+    held: list[Any] = []
+    queue = journal.queue("q")
+    queue.push("message")
+
+    def begin() -> None:
+        generator = begun(journal)
+        held.extend((generator, next(generator)))
+        held.append(held[1].take("q"))
+
+    in_threads(begin).join(DEADLINE)
+    generator, tx, _ = held
+    check_released(place, journal, in_threads)
+    taken = queue.take()
+    assert taken is not None and taken.payload == "message"
+    with pytest.raises(Closed, match="thread that began it has ended"):
+        tx.append("a", "k", "unfinished")
+    with pytest.raises(ConfigError, match="thread that began it has ended"):
+        generator.close()
+
+
+def test_a_thread_with_the_id_of_one_that_has_ended_is_not_taken_for_it(
+    journal: Journal, in_threads: InThreads
+) -> None:
+    held: list[Any] = []
+    ids: set[int] = set()
+
+    def begin() -> None:
+        ids.add(threading.get_ident())
+        held.append(journal.transaction().__enter__())
+
+    def use() -> None:
+        again.append(threading.get_ident() in ids)
+        with pytest.raises(Closed, match="has ended"):
+            held[0].append("a", "k", "unfinished")
+        journal.topic("a").append("k", "later")
+
+    again: list[bool] = []
+    in_threads(begin).join(DEADLINE)
+    while not any(again) and len(again) < 100:  # the system gives an id anew as soon as it is free
+        in_threads(use).join(DEADLINE)
+    assert payloads(journal.topic("a").read()) == ["later"] * len(again)
+
+
+def test_the_writer_is_released_when_a_transaction_is_dropped(
+    place: Place, journal: Journal, in_threads: InThreads
+) -> None:
+    tx: Transaction | None = journal.transaction().__enter__()
+    assert tx is not None
+    tx.append("a", "k", "unfinished")
+    tx = None
+    gc.collect()
+    check_released(place, journal, in_threads)
+
+
+def test_a_transaction_ends_in_the_greenlet_it_was_handed_to(
+    place: Place, journal: Journal, in_threads: InThreads
+) -> None:
+    """Greenlets of one thread are one thread to a transaction; a greenlet that is dropped leaves its block."""
+    from greenlet import getcurrent, greenlet
+
+    def hold() -> None:
+        with journal.transaction() as tx:
+            tx.append("a", "k", "unfinished")
+            getcurrent().parent.switch()
+
+    holder = greenlet(hold)
+    holder.switch()
+    with pytest.raises(ConfigError, match="inside a transaction"):  # it would wait for itself
+        journal.topic("a").append("k", "meanwhile")
+    del holder
+    gc.collect()
+    check_released(place, journal, in_threads)
+    whole = greenlet(lambda: [setattr_done.append(1) for _ in begun(journal)])
+    setattr_done: list[int] = []
+    whole.switch()
+    assert setattr_done == [1] and payloads(journal.topic("a").read())[-1] == "unfinished"
+
+
+def test_a_greenlet_whose_thread_has_ended_releases_the_writer(
+    place: Place, journal: Journal, in_threads: InThreads
+) -> None:
+    from greenlet import getcurrent, greenlet
+
+    held: list[Any] = []
+
+    def hold() -> None:
+        with journal.transaction() as tx:
+            tx.append("a", "k", "unfinished")
+            getcurrent().parent.switch()
+
+    def run() -> None:
+        held.append(greenlet(hold))
+        held[0].switch()
+
+    in_threads(run).join(DEADLINE)
+    check_released(place, journal, in_threads)
+    held.clear()
+    gc.collect()
+    check_released(place, journal, in_threads)
+
+
+def test_another_thread_ends_a_transaction_between_two_of_its_steps(
+    place: Place, journal: Journal, in_threads: InThreads
+) -> None:
+    inside, ended = threading.Event(), threading.Event()
+
+    def end() -> None:
+        assert inside.wait(DEADLINE)
+        with suppress(ConfigError):
+            tx.__exit__(None, None, None)
+        ended.set()
+
+    def slow(commit: Commit) -> None:
+        inside.set()
+        assert not ended.wait(0.05)  # not in the middle of this step, however long it takes
+        commit.append("a", journal.topic("a")._at.prepare("k", "unfinished", {}))
+
+    tx = journal.transaction().__enter__()
+    ender = in_threads(end)
+    tx._held.change(slow)
+    ender.join(DEADLINE)
+    check_released(place, journal, in_threads)
+
+
+def test_an_interrupt_works_as_before_when_another_thread_has_ended_the_main_threads_transaction(
+    journal: Journal, in_threads: InThreads
+) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    tx = journal.transaction().__enter__()
+    in_threads(tx.__exit__, Failure, Failure(), None).join(DEADLINE)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    journal.topic("a").append("k", 1)
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert payloads(journal.topic("a").read()) == [1]
+
+
+IN_CHILD = {
+    "leaves its block": lambda tx: None,
+    "appends": lambda tx: tx.append("a", "k", "child"),
+    "reads": lambda tx: list(tx.read("a")),
+}
+
+
+@pytest.mark.parametrize("does", IN_CHILD)
+@only(on_disk=True)
+def test_a_forked_child_cannot_end_its_parents_transaction(place: Place, does: str, in_threads: InThreads) -> None:
+    journal = place.open()
+    reader, writer = os.pipe()
+    journal.topic("a").append("k", 1)
+    child = -1
+    try:
+        with journal.transaction() as tx:
+            tx.append("a", "k", 2)
+            child = os.fork()
+            if child == 0:
+                IN_CHILD[does](tx)
+    except Closed as error:
+        assert child == 0
+        os.write(writer, str(error).encode())
+    finally:
+        if child == 0:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    assert "forked" in os.read(reader, 1_000).decode()
+    os.close(reader)
+    assert payloads(journal.topic("a").read()) == [1, 2]
+    journal = place.reopen(journal)
+    assert payloads(journal.topic("a").read()) == [1, 2]
+
+
+@only(on_disk=True)
+def test_a_forked_child_cannot_begin_a_transaction(place: Place) -> None:
+    journal = place.open()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            with journal.transaction():
+                os.write(writer, b"it began")
+        except Closed as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    assert "forked" in os.read(reader, 1_000).decode()
+    os.close(reader)
+    journal.topic("a").append("k", 1)
+
+
+def test_a_transaction_waits_in_the_line_of_those_who_append(journal: Journal, in_threads: InThreads) -> None:
+    """However many threads append all the time, a transaction begins."""
+    over = threading.Event()
+
+    def keep_appending() -> None:
+        while not over.is_set():
+            journal.topic("a").append("k")
+
+    writers = [in_threads(keep_appending) for _ in range(4)]
+    try:
+        for number in range(20):
+            with journal.transaction() as tx:
+                tx.append("b", "k", number)
+    finally:
+        over.set()
+    for thread in writers:
+        thread.join(DEADLINE)
+    assert payloads(journal.topic("b").read()) == list(range(20))
+
+
+def test_a_transaction_that_waits_is_told_when_the_journal_is_closed(journal: Journal, in_threads: InThreads) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with journal.transaction():
+            begun.set()
+            assert go_on.wait(DEADLINE)
+
+    def wait() -> None:
+        with suppress(Closed), journal.transaction() as tx:  # or it begins before the journal is closed
+            tx.append("a", "k")
+
+    holder = in_threads(hold)
+    assert begun.wait(DEADLINE)
+    waiting = [in_threads(wait) for _ in range(3)]
+    eventually(lambda: journal.pressure().queued == 3)
+    closing = in_threads(journal.close)
+    go_on.set()
+    for thread in (holder, *waiting, closing):
+        thread.join(DEADLINE)
+        assert not thread.is_alive()
+    assert journal.closed
 
 
 def test_transactions_of_several_threads_take_turns(journal: Journal, in_threads: InThreads) -> None:
