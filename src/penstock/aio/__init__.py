@@ -9,6 +9,8 @@
     handles       the handles, method by method those of `penstock.surface`
     running       how their calls run beside the loop
 
+A cancelled call gives back what it gets: a journal or a subscription is closed, deliveries are released.
+
 What holds a thread for its whole life has no form here: run a block with a transaction or a fence in
 `asyncio.to_thread`. Workers and subscriptions are those of `penstock`, which event loops can use as they are.
 """
@@ -19,8 +21,9 @@ import os
 from typing import TYPE_CHECKING, Unpack
 
 from penstock.aio.handles import AsyncDelivery, AsyncJournal, AsyncOutbox, AsyncQueue, AsyncTopic
-from penstock.aio.running import in_thread
+from penstock.aio.running import close
 from penstock.api import open as open_journal
+from penstock.surface.handover import hand_over
 from penstock.surface.receiving import AsyncReceiver
 
 if TYPE_CHECKING:
@@ -31,4 +34,4 @@ __all__ = ["AsyncDelivery", "AsyncJournal", "AsyncOutbox", "AsyncQueue", "AsyncR
 
 async def open(url: str | os.PathLike[str] | None = None, **options: Unpack[OpenArguments]) -> AsyncJournal:
     """Opens a journal, here or behind a url, for an event loop; the arguments are those of `penstock.open`."""
-    return AsyncJournal(await in_thread(open_journal, url, **options))
+    return AsyncJournal(await hand_over(lambda: open_journal(url, **options), close))

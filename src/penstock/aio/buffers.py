@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ParamSpec, Self, TypeVar
 
-from penstock.aio.running import AsyncHandle, in_thread, submitted, threaded
-from penstock.buffer import Batch, Consumer, Producer
+from penstock.aio.running import AsyncHandle, close, finished, in_thread, submitted, threaded
+from penstock.buffer import Batch, Consumer, Descriptor, Producer
+from penstock.buffer.manifest import BufferHandle
+from penstock.surface.handover import hand_over
 
 A = TypeVar("A")
-H = TypeVar("H")
+H = TypeVar("H", bound=BufferHandle)
 P = ParamSpec("P")
 
 
@@ -24,7 +27,7 @@ class AsyncProducer(AsyncHandle[Producer]):
         await submitted(lambda: self._sync.produce(entries, metadata, timeout=0))
 
     flush = threaded(Producer.flush)
-    close = threaded(Producer.close)
+    close = finished(Producer.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -36,15 +39,18 @@ class AsyncProducer(AsyncHandle[Producer]):
 class AsyncConsumer(AsyncHandle[Consumer]):
     """Reads a buffer's batches in order and removes them once they are acknowledged."""
 
-    __slots__ = ("_under_way",)
+    __slots__ = ("_left", "_lock", "_under_way")
 
     def __init__(self, sync: Consumer) -> None:
         super().__init__(sync)
         self._under_way: asyncio.Future[Batch | None] | None = None
+        self._left: list[Descriptor] = []
+        """What cancelled callers had been given, in order."""
+        self._lock = threading.Lock()
 
     async def next_batch(self) -> Batch | None:
         """The next batch, or None when there is none yet. A batch that a cancelled caller asked for comes next."""
-        step = self._under_way or asyncio.ensure_future(in_thread(self._sync.next_batch))
+        step = self._under_way or asyncio.ensure_future(in_thread(self._next_batch))
         self._under_way = step
         try:
             return await asyncio.shield(step)
@@ -52,12 +58,34 @@ class AsyncConsumer(AsyncHandle[Consumer]):
             if step.done():  # else its caller was cancelled, and the batch is the next one's
                 self._under_way = None
 
-    next_descriptors = threaded(Consumer.next_descriptors)
+    async def next_descriptors(self, limit: int) -> list[Descriptor]:
+        """Up to `limit` of the next entries, to be fetched elsewhere. What a cancelled caller asked for comes next."""
+        return await hand_over(lambda: self._next_descriptors(limit), self._take_back)
+
+    def _next_descriptors(self, limit: int) -> list[Descriptor]:
+        with self._lock:
+            left = self._left[: max(0, limit)]
+            found = left + self._sync.next_descriptors(limit - len(left))
+            del self._left[: len(left)]
+            return found
+
+    def _next_batch(self) -> Batch | None:
+        with self._lock:
+            if not self._left:
+                return self._sync.next_batch()
+            batch = self._sync.fetch(self._left[0])
+            del self._left[0]
+            return batch
+
+    def _take_back(self, descriptors: list[Descriptor]) -> None:
+        with self._lock:
+            self._left = sorted(self._left + descriptors, key=lambda descriptor: descriptor.sequence)
+
     fetch = threaded(Consumer.fetch)
     ack = threaded(Consumer.ack)
     ack_through = threaded(Consumer.ack_through)
     flush = threaded(Consumer.flush)
-    close = threaded(Consumer.close)
+    close = finished(Consumer.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -68,7 +96,7 @@ class AsyncConsumer(AsyncHandle[Consumer]):
 
 def _opening(kind: Callable[P, H], handle: Callable[[H], A]) -> Callable[P, Awaitable[A]]:
     async def opened(*args: P.args, **options: P.kwargs) -> A:
-        return handle(await in_thread(kind, *args, **options))
+        return handle(await hand_over(lambda: kind(*args, **options), close))
 
     return opened
 

@@ -14,8 +14,11 @@ from penstock.aio.running import (
     AsyncHandle,
     Field,
     Look,
+    acquired,
     at_once,
     awaited,
+    close,
+    finished,
     in_pieces,
     in_thread,
     plain,
@@ -31,6 +34,7 @@ from penstock.journal.catalog import Settings
 from penstock.queue.policy import QueuePolicy
 from penstock.schema import PayloadT
 from penstock.surface.delivery import Delivery
+from penstock.surface.handover import hand_over
 from penstock.surface.journal import Journal
 from penstock.surface.queue import DEFAULT_GROUP, Queue
 from penstock.surface.receiving import AsyncReceiver
@@ -87,7 +91,7 @@ class AsyncJournal(AsyncHandle[Journal]):
     drop_topic = threaded(Journal.drop_topic)
     queues = threaded(Journal.queues)
     read = streamed(Journal.read)
-    subscribe = threaded(Journal.subscribe)
+    subscribe = acquired(Journal.subscribe, close)
     commit = threaded(Journal.commit)
     cursor = threaded(Journal.cursor)
     mark = threaded(Journal.mark)
@@ -103,7 +107,7 @@ class AsyncJournal(AsyncHandle[Journal]):
     copy_to = threaded(Journal.copy_to)
     export = threaded(Journal.export)
     import_ = threaded(Journal.import_)
-    close = threaded(Journal.close)
+    close = finished(Journal.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -130,7 +134,7 @@ class AsyncTopic(AsyncHandle[Topic[PayloadT]], Generic[PayloadT]):
     get = threaded(Topic.get)
     find = threaded(Topic.find)
     position_at = threaded(Topic.position_at)
-    subscribe = threaded(Topic.subscribe)
+    subscribe = acquired(Topic.subscribe, close)
     commit = threaded(Topic.commit)
     seek = threaded(Topic.seek)
     forget = threaded(Topic.forget)
@@ -147,7 +151,7 @@ class AsyncTopic(AsyncHandle[Topic[PayloadT]], Generic[PayloadT]):
     reindex = threaded(Topic.reindex)
     project = threaded(Topic.project)
     project_if_changed = threaded(Topic.project_if_changed)
-    watch = threaded(Topic.watch)
+    watch = acquired(Topic.watch, close)
     rebuild = threaded(Topic.rebuild)
     verify_states = threaded(Topic.verify_states)
     ancestors = streamed(Topic.ancestors)
@@ -231,8 +235,9 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
         lease: Seconds | None = None,
     ) -> list[AsyncDelivery[PayloadT]]:
         """Takes over deliveries that no consumer has extended for `min_idle`; see `penstock.Queue.claim`."""
-        claimed = await in_thread(
-            self._sync.claim, min_idle=min_idle, group=group, consumer=consumer, limit=limit, lease=lease
+        claimed = await hand_over(
+            lambda: self._sync.claim(min_idle=min_idle, group=group, consumer=consumer, limit=limit, lease=lease),
+            _release,
         )
         return [AsyncDelivery(one) for one in claimed]
 
@@ -287,6 +292,11 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
     every = threaded(Queue.every)
     schedules = threaded(Queue.schedules)
     unschedule = threaded(Queue.unschedule)
+
+
+def _release(deliveries: Iterable[Delivery]) -> None:
+    for delivery in deliveries:
+        delivery.release()
 
 
 class AsyncDelivery(AsyncHandle[Delivery[PayloadT]], Generic[PayloadT]):

@@ -7,9 +7,10 @@ import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from penstock.errors import Backpressure
+from penstock.surface.handover import finish, hand_over
 
 if TYPE_CHECKING:
     from penstock.ticket import Ticket
@@ -22,6 +23,12 @@ PIECE = 500
 """Events that a thread reads at a time for an `async for`."""
 
 in_thread = asyncio.to_thread
+
+
+class Closable(Protocol):
+    """What is open until it is closed."""
+
+    def close(self) -> None: ...
 
 
 class AsyncHandle(Generic[H]):
@@ -51,6 +58,11 @@ def plain(given: Any) -> Any:
     return given
 
 
+def close(found: Closable) -> None:
+    """Undoes the opening of something."""
+    found.close()
+
+
 # ── a method of a handle for threads, as one for event loops ─────────────────────────────────────────────────────────
 def threaded(
     method: Callable[Concatenate[H, P], T],
@@ -60,6 +72,30 @@ def threaded(
     @functools.wraps(method)
     async def call(self: AsyncHandle[H], /, *args: P.args, **options: P.kwargs) -> T:
         return await in_thread(method, self._sync, *args, **options)
+
+    return call
+
+
+def acquired(
+    method: Callable[Concatenate[H, P], T], undo: Callable[[T], object]
+) -> Callable[Concatenate[AsyncHandle[H], P], Coroutine[Any, Any, T]]:
+    """Runs the method in a thread; `undo` is given what it returns when the caller was cancelled meanwhile."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncHandle[H], /, *args: P.args, **options: P.kwargs) -> T:
+        return await hand_over(lambda: method(self._sync, *args, **options), undo)
+
+    return call
+
+
+def finished(
+    method: Callable[Concatenate[H, P], T],
+) -> Callable[Concatenate[AsyncHandle[H], P], Coroutine[Any, Any, T]]:
+    """Runs the method in a thread to its end, also for a caller that is cancelled meanwhile."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncHandle[H], /, *args: P.args, **options: P.kwargs) -> T:
+        return await finish(lambda: method(self._sync, *args, **options))
 
     return call
 
@@ -143,7 +179,7 @@ class Look(Generic[T]):
 
 async def in_pieces(begin: Callable[P, Iterator[T]], *args: P.args, **options: P.kwargs) -> AsyncGenerator[T, None]:
     """What an iterator gives, read in a thread, some at a time; it is closed when the loop is left."""
-    found = await in_thread(begin, *args, **options)
+    found = await hand_over(lambda: begin(*args, **options), _close_iterator)
     step: Awaitable[list[T]] | None = None
     try:
         while True:
@@ -162,6 +198,10 @@ async def _close(found: Iterator[T], step: Awaitable[list[T]] | None) -> None:
     if step is not None:
         with suppress(Exception):
             await step
+    await in_thread(_close_iterator, found)
+
+
+def _close_iterator(found: Iterator[object]) -> None:
     close: Callable[[], None] | None = getattr(found, "close", None)
     if close is not None:
-        await in_thread(close)
+        close()

@@ -6,7 +6,6 @@ After any of them a producer cannot know whether its entries are in the queue; `
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import random
@@ -27,6 +26,7 @@ from penstock.errors import Closed, ConfigError, Corrupt
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
 from penstock.objects.store import ObjectStore, Stored, VersionConflict, check_path
 from penstock.observe.metrics import REGISTRY, Registry
+from penstock.surface.handover import finish
 
 try:
     from ulid import ULID
@@ -196,7 +196,7 @@ class BufferHandle(ABC):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.to_thread(self.close)
+        await finish(self.close)
 
 
 # ── How long to wait before trying again ──

@@ -30,11 +30,10 @@ from penstock.queue.state.cache import QueueState
 from penstock.queue.state.records import FAILED
 from penstock.surface.delivery import Delivery
 from penstock.surface.failure import DEAD_QUEUE, FailureText
+from penstock.surface.handover import hand_over
 from penstock.ticket import Ticket, wake
 
 if TYPE_CHECKING:
-    import asyncio
-
     from penstock.surface.journal import Journal
     from penstock.surface.queue import Queue
     from penstock.surface.subscription import Subscription
@@ -317,12 +316,7 @@ class ResultTicket:
 
         deadline = _deadline(timeout)
         while True:
-            enlisting = asyncio.ensure_future(asyncio.to_thread(self._enlist))
-            try:
-                waiting = await asyncio.shield(enlisting)
-            except asyncio.CancelledError:
-                enlisting.add_done_callback(self._leave_late)
-                raise
+            waiting = await hand_over(self._enlist, self._leave)
             try:
                 found = await asyncio.to_thread(self._poll)
                 if found is None and waiting is not None:
@@ -356,11 +350,6 @@ class ResultTicket:
     def _leave(self, waiting: Ticket[Event | None] | None) -> None:
         if waiting is not None:
             self._follower.leave(self._token, waiting)
-
-    def _leave_late(self, enlisting: asyncio.Task[Ticket[Event | None] | None]) -> None:
-        """The caller was cancelled while it enlisted, and cannot leave itself."""
-        if not enlisting.cancelled() and enlisting.exception() is None:
-            self._leave(enlisting.result())
 
     def _left(self, deadline: float | None) -> float | None:
         """How long to wait still; None for ever."""

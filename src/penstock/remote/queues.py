@@ -25,6 +25,7 @@ from penstock.queue.policy import QueuePolicy
 from penstock.remote.events import draft_documents, event_of, receipt_of
 from penstock.surface.delivery import Delivery, Outcome, PushOptions, TakeRequest
 from penstock.surface.failure import NackRequest
+from penstock.surface.handover import Handover
 from penstock.surface.queue import Queue
 from penstock.ticket import Ticket
 
@@ -107,7 +108,10 @@ class RemoteQueue:
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def take(
-        self, wanted: TakeRequest, stopping: threading.Event | None = None, taker: AsyncTaker | None = None
+        self,
+        wanted: TakeRequest,
+        stopping: threading.Event | None = None,
+        taker: Handover[list[Delivery]] | None = None,
     ) -> list[Delivery]:
         left, longest = wanted.wait, WAIT if stopping is None else WORKER_WAIT
         request = replace(wanted, host=None if wanted.consumer is None else this_host())
@@ -129,16 +133,8 @@ class RemoteQueue:
 
     async def take_async(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
         """Cancelled, the request goes on without its caller: what it finds is given back."""
-        import asyncio
-
-        taker = AsyncTaker(self)
-        try:
-            return await asyncio.to_thread(lambda: taker.receive(self.take(wanted, stopping, taker)))
-        except asyncio.CancelledError:
-            found = taker.leave()
-            if found:
-                asyncio.get_running_loop().run_in_executor(None, self.release, found)
-            raise
+        taker = Handover(self.release)
+        return await taker.run(lambda: self.take(wanted, stopping, taker))
 
     def claim(self, wanted: TakeRequest, min_idle: float) -> list[Delivery]:
         request = wire.ClaimRequest(min_idle, wanted.group, wanted.consumer, wanted.limit, wanted.lease)
@@ -197,31 +193,6 @@ class RemoteQueue:
                 pass
             except PenstockError as error:  # what interrupted its holder matters more
                 log.warning("%r could not be given back; its lease will end: %s", delivery, error)
-
-
-class AsyncTaker:
-    """A caller in an event loop for whom a thread takes; it may be gone when there is a message."""
-
-    def __init__(self, queue: RemoteQueue) -> None:
-        self._queue = queue
-        self.gone = False
-        self._found: list[Delivery] = []
-        self._lock = threading.Lock()
-
-    def receive(self, found: list[Delivery]) -> list[Delivery]:
-        """In the thread: what was found, for the taker, or given back when that has gone."""
-        with self._lock:
-            self._found = found
-            if not self.gone:
-                return found
-        self._queue.release(found)
-        return []
-
-    def leave(self) -> list[Delivery]:
-        """In the event loop: the taker has gone; returns what is on its way to it."""
-        with self._lock:
-            self.gone = True
-            return self._found
 
 
 def push_request(queue: str, drafts: list[Draft], options: PushOptions) -> wire.PushRequest | None:

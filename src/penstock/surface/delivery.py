@@ -14,6 +14,7 @@ from penstock.errors import PoisonMessage, StaleDelivery
 from penstock.events import Event
 from penstock.schema import PayloadT
 from penstock.surface.failure import NackRequest, check_nack
+from penstock.surface.handover import finish
 
 if TYPE_CHECKING:
     from penstock.surface.backend import QueueBackend
@@ -231,7 +232,5 @@ class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
         if error is None:
             await self.ack_async()
             return
-        import asyncio
-
         # What the block failed with is settled even if the task is cancelled once more.
-        await asyncio.shield(asyncio.to_thread(self.__exit__, kind, error, trace))
+        await finish(lambda: self.__exit__(kind, error, trace))

@@ -16,6 +16,7 @@ from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.names import check_consumer, check_name, check_whole
 from penstock.protocol import topics as wire
 from penstock.schema import PayloadT
+from penstock.surface.handover import finish
 from penstock.surface.topic import Topic
 
 if TYPE_CHECKING:
@@ -341,7 +342,5 @@ class Journal:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        import asyncio
-
         # Closing waits for workers, whose handlers may run in this event loop.
-        await asyncio.to_thread(self.close)
+        await finish(self.close)
