@@ -15,7 +15,8 @@ from penstock import Delivery
 from penstock.errors import Closed, StorageError
 from penstock.observe.workers import gave_up
 from penstock.remote.backend import RemoteJournal
-from penstock.remote.queues import AsyncTaker, RemoteQueue
+from penstock.remote.queues import RemoteQueue
+from penstock.surface.handover import Handover
 from server.serving import Served
 from waiting import DEADLINE, eventually
 
@@ -74,15 +75,15 @@ def test_a_take_that_is_cancelled_gives_back_what_it_finds(
         assert go.wait(DEADLINE)
         return take(*given)
 
-    receive = AsyncTaker.receive
+    get = Handover._get
 
-    def received(taker: AsyncTaker, deliveries: Any) -> Any:
-        given = receive(taker, deliveries)
+    def received(handover: Handover[Any], asking: Any) -> Any:
+        given = get(handover, asking)
         taken.set()
         return given
 
     monkeypatch.setattr(RemoteQueue, "take", slow)
-    monkeypatch.setattr(AsyncTaker, "receive", received)
+    monkeypatch.setattr(Handover, "_get", received)
 
     async def main() -> None:
         waiting = asyncio.create_task(queue.take_async(wait=30))

@@ -153,7 +153,7 @@ class HeldWriter:
             )
 
     def drop(self, why: str) -> None:
-        """Ends a transaction whose block will not, with nobody there to be told."""
+        """Ends a transaction whose block will not end; a failure is logged."""
         if not self.is_open or self._is_inherited() or sys.is_finalizing():
             return
         try:
