@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 
 import penstock
+from penstock.errors import StorageError
+from penstock.queue.queue import LocalQueue
+from penstock.server.limits import FIRST_TAKEN
+from penstock.surface.delivery import TakeRequest
 from server.serving import Served
 from waiting import eventually
 
@@ -117,6 +122,38 @@ def test_a_taker_that_goes_away_takes_nothing_along(served: Served, queue: penst
     eventually(lambda: "server_waiting 0.0" in served.get("/metrics").data.decode())
     queue.push("for somebody who is there")
     assert len(take(served)) == 1
+
+
+@pytest.mark.parametrize("act", ["take", "claim"])
+def test_a_request_that_fails_half_way_takes_nothing_along(
+    served: Served, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    """A large request is answered in steps; an error of a later one is the answer."""
+    queue.push_many(range(FIRST_TAKEN + 5))
+    if act == "claim":
+        queue.take_many(FIRST_TAKEN + 5, consumer="before", lease=60)
+        time.sleep(0.002)
+    calls: list[TakeRequest] = []
+    take, claim = LocalQueue.take_async, LocalQueue.claim
+
+    def check(wanted: TakeRequest) -> None:
+        calls.append(wanted)
+        if len(calls) == 2:
+            raise StorageError("the disk is full")
+
+    async def failing_take(self: LocalQueue, wanted: TakeRequest, stopping: threading.Event | None = None) -> Any:
+        check(wanted)
+        return await take(self, wanted, stopping)
+
+    def failing_claim(self: LocalQueue, wanted: TakeRequest, min_idle: float) -> Any:
+        check(wanted)
+        return claim(self, wanted, min_idle)
+
+    monkeypatch.setattr(LocalQueue, "take_async", failing_take)
+    monkeypatch.setattr(LocalQueue, "claim", failing_claim)
+    wish = {"limit": FIRST_TAKEN + 5, "consumer": "half-way"} | ({"min_idle": 0.001} if act == "claim" else {})
+    assert served.post(f"/v1/queues/q/{act}", wish).status == 500 and len(calls) == 2
+    assert [held.consumer for held in queue.pending() if held.consumer == "half-way"] == []
 
 
 @pytest.mark.parametrize(

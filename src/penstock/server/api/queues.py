@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 
 from msgspec.structs import asdict, replace
 from starlette.concurrency import run_in_threadpool
@@ -31,6 +32,7 @@ from penstock.server.limits import FIRST_TAKEN, LONGEST_WAIT, MOST_TAKEN
 from penstock.server.service import Refused, Service
 from penstock.surface.delivery import Delivery, TakeRequest
 from penstock.surface.failure import NackRequest, check_nack
+from penstock.surface.handover import finish
 from penstock.surface.queue import Queue, check_taking
 
 
@@ -179,7 +181,12 @@ async def _take_bounded(
     lease = None if wanted.lease is None else seconds(wanted.lease, "lease")
     while step:
         some = replace(wanted, limit=step, wait=0.0 if taken else wait, lease=lease, host=host)
-        found = await queue.take_async(some, stopping)
+        try:
+            found = await queue.take_async(some, stopping)
+        except BaseException:
+            if taken:  # the answer is the error: what came before it would be nobody's
+                await finish(partial(queue.release, taken))
+            raise
         taken += found
         size += sum(len(delivery.event.raw) for delivery in found)
         step = _next_step(step, found, taken, size, wanted.limit)
@@ -209,9 +216,14 @@ def claim_deliveries(call: Call[None, wire.ClaimRequest]) -> list[wire.DeliveryD
     size = 0
     step = wanted.limit if wanted.min_idle == 0 else min(wanted.limit, FIRST_TAKEN)
     while step:
-        found = queue.claim(
-            min_idle=wanted.min_idle, group=wanted.group, consumer=wanted.consumer, limit=step, lease=wanted.lease
-        )
+        try:
+            found = queue.claim(
+                min_idle=wanted.min_idle, group=wanted.group, consumer=wanted.consumer, limit=step, lease=wanted.lease
+            )
+        except BaseException:
+            for delivery in taken:
+                delivery.release()
+            raise
         taken += found
         size += sum(len(delivery.event.raw) for delivery in found)
         # With min_idle=0 what was just claimed could be claimed again.
