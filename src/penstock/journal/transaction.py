@@ -38,9 +38,11 @@ log = Log("penstock.writer")
 class _Life:
     """Lives as long as its thread, and ends the transactions that the thread has left open."""
 
-    __slots__ = ("open",)
+    __slots__ = ("open", "owner")
 
     def __init__(self) -> None:
+        self.owner = object()
+        """Stands for the thread: unlike its id, it is never another thread's."""
         self.open: list[HeldWriter] = []
 
     def __del__(self) -> None:
@@ -49,20 +51,17 @@ class _Life:
 
 
 class _Here(threading.local):
-    """What stands for the calling thread: unlike its id, it is never another thread's."""
+    """The life of the calling thread."""
 
     def __init__(self) -> None:
-        self.owner = object()
-        self.life = _Life()
+        self.begin()
 
-    def begin_in_child(self) -> None:
-        """After a fork: what the thread has begun is the parent's."""
-        self.owner = object()
+    def begin(self) -> None:
         self.life = _Life()
 
 
 _here = _Here()
-os.register_at_fork(after_in_child=_here.begin_in_child)
+os.register_at_fork(after_in_child=_here.begin)  # what the forking thread has begun is the parent's
 
 
 class HeldWriter:
@@ -102,12 +101,13 @@ class HeldWriter:
             self._until_ended.__enter__()
             with writer.shield:
                 writer.hold_lead()
-                self._owner = _here.owner
+                life = _here.life
+                self._owner = life.owner
                 tx = writer.engine.write()
                 tx.__enter__()
                 self._tx = tx
                 self._commit = writer.begin(tx)
-                self._among = _here.life.open
+                self._among = life.open
                 self._among.append(self)
                 self.is_open = True
         except BaseException as error:
@@ -125,10 +125,10 @@ class HeldWriter:
         if self._owner is None:
             return
         try:
-            if self._owner is not _here.owner:
+            if self._owner is not _here.life.owner:
                 self._end_elsewhere()
             else:
-                with self.core.writer.shield, self._steps:
+                with self._steps:  # uninterrupted: this is inside `ending`
                     if self._commit is not None:
                         self._finish(self._commit, kind, error)
         finally:
@@ -229,13 +229,19 @@ class HeldWriter:
             tx.__exit__(type(reason), reason, reason.__traceback__)
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
-    def check(self) -> Commit:
-        """The commit under way; Closed when the transaction is over, ConfigError in another thread than its own."""
-        commit = self._commit
-        if commit is None:
+    def check_open(self) -> None:
+        """Closed when the transaction is over."""
+        if not self.is_open:
             why = "(or never began): use it inside its `with` block" if self._lost is None else f"({self._lost})"
             raise Closed(f"the transaction is over {why}")
-        if self._owner is not _here.owner:
+
+    def _under_way(self) -> Commit:
+        """The commit under way; ConfigError in another thread than the transaction's own."""
+        commit = self._commit
+        if commit is None:
+            self.check_open()
+        assert commit is not None
+        if self._owner is not _here.life.owner:
             self.core.writer.check_process()
             raise ConfigError("a transaction belongs to the thread that began it; begin another one in this thread")
         if interrupts.waiting:  # it came while the transaction began
@@ -245,12 +251,12 @@ class HeldWriter:
     def look(self, apply: Callable[[Commit], T]) -> T:
         """Looks at something, which changes nothing."""
         with self._steps:
-            return apply(self.check())
+            return apply(self._under_way())
 
     def change(self, apply: Callable[[Commit], T]) -> T:
         """Does a step; one that fails half-way spoils the transaction, even if the caller goes on."""
         with self._steps:
-            commit = self.check()
+            commit = self._under_way()
             before = commit.changes
             try:
                 return apply(commit)

@@ -79,7 +79,7 @@ class Transaction:
         self, topic: Topic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]
     ) -> Receipt:
         """Appends an event; its position is final if the transaction commits."""
-        self._held.check()
+        self._held.check_open()
         log = self._log(topic)
         if isinstance(topic, Topic) and topic._payload is not None:
             kind, payload = topic._payload.draft(kind, payload)
@@ -88,7 +88,7 @@ class Transaction:
 
     def append_many(self, topic: Topic | str, drafts: Iterable[Draft]) -> list[Receipt]:
         """Appends several events at consecutive positions."""
-        self._held.check()
+        self._held.check_open()
         log = self._log(topic)
         if isinstance(topic, Topic) and topic._payload is not None:
             drafts = topic._payload.drafts(drafts)
@@ -105,7 +105,7 @@ class Transaction:
     def cursor(self, topic: Topic | str, consumer: str) -> int | None:
         """How far a consumer has come, as of this transaction."""
         check_consumer(consumer)
-        self._held.check()
+        self._held.check_open()
         name = self._log(topic).name
 
         def look(commit: Commit) -> int | None:
@@ -116,14 +116,14 @@ class Transaction:
 
     def read(self, topic: Topic | str, **read: object) -> Iterator[Event]:
         """Reads a topic with this transaction's own appends in it; the keyword arguments are those of `Topic.read`."""
-        self._held.check()
+        self._held.check_open()
         found = self._held.read(self._log(topic).name, **read)
         typed = None if isinstance(topic, str) else topic._payload
         return found if typed is None else map(typed.typed, found)
 
     def get_mark(self, name: str) -> int | None:
         """A named number that commits with transactions: what an exactly-once writer keeps to know itself done."""
-        self._held.check()
+        self._held.check_open()
         check_consumer(name, "mark")
         return self._held.look(lambda commit: commit.get_mark(name))
 
