@@ -44,7 +44,7 @@ def other_engines() -> dict[str, EntryPoint]:
     """Returns the entry point of every engine that is not built in, by its scheme."""
     from importlib.metadata import entry_points  # takes 20 ms, which a program on SQLite need not wait for
 
-    return {one.name: one for group in (ENGINES, BUCKET_ENGINES) for one in entry_points(group=group)}
+    return {one.name: one for group in (ENGINES, BUCKET_ENGINES) for one in sorted(entry_points(group=group))}
 
 
 def schemes() -> list[str]:
@@ -89,8 +89,10 @@ def parse_url(url: str | os.PathLike[str]) -> StoreUrl:
         )
     if scheme not in BUILT_IN and scheme not in other_engines():
         known = ", ".join(f"{name}:" for name in schemes())
+        extras = {entry.extras[0]: None for entry in other_engines().values() if entry.extras}
+        needs = " or ".join(f'`pip install "penstock[{extra}]"`' for extra in extras)
         raise ConfigError(
-            f"{shown_url(url)!r} names no engine: {scheme!r} is not one of {known}. "
+            f"{shown_url(url)!r} names no engine: {scheme!r} is not one of {known}. Some need {needs}. "
             "For a file whose name has a colon in it, write sqlite:./name"
         )
     if StoreUrl(scheme, path).in_bucket:

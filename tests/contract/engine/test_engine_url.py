@@ -48,7 +48,7 @@ def test_a_url_names_an_engine_and_a_path(url: str | Path, expected: tuple[str, 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("postgres:shop", r"'postgres' is not one of memory:, sqlite:, file:, rocksdb:, slatedb:, s3:"),
+        ("postgres:shop", r"'postgres' is not one of memory:, sqlite:, file:, rocksdb:, slatedb:, az:, gs:, s3:"),
         ("odd:name.db", r"sqlite:\./name"),
         ("", "no path"),
         ("sqlite:", "no path"),
