@@ -361,3 +361,21 @@ def test_plain_drafts_and_full_ones_become_the_same_events(served: Served, journ
     assert looks[0] == looks[1] == [("k", {"n": 1}, "a"), ("k", None, None)]
     refused = served.post("/v1/topics/plain/events", [{"kind": "k"}, {"kind": 5}])
     assert refused.status == 400 and "$[1].kind" in refused.json["detail"]
+
+
+# ── several topics ───────────────────────────────────────────────────────────────────────────────────────────────────
+def test_one_request_reads_a_bounded_number_of_topics(
+    served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.local.topics.READ_TOPICS", 3)
+    monkeypatch.setattr("penstock.server.api.topics.READ_TOPICS", 3)
+    for n in range(4):
+        journal.topic(f"shop.{n}").append("placed", n)
+    for path in ("/v1/read", "/v1/follow"):
+        answer = served.post(path, {"topics": ["shop.*"]})
+        assert answer.status == 400 and answer.json["error"] == "ConfigError"
+        assert "shop.* stands for 4 topics, and one request reads at most 3" in answer.json["detail"]
+    answer = served.post("/v1/read", {"topics": ["shop.[012]"], "limit": 2})
+    assert [event["payload"] for event in answer.json["events"]] == [0, 1]
+    assert answer.json["next"] == {"shop.0": 1, "shop.1": 1, "shop.2": 0}
+    assert answer.json["ends"] == {"shop.0": 1, "shop.1": 1, "shop.2": 1}

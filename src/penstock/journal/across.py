@@ -3,16 +3,19 @@
 Ids are in the order of recording: by the millisecond, and within one as this process committed them. So a merge by id
 gives every reader the same order. How far a reader has come is a position in every topic: what is committed late, by a
 process whose clock is behind, is found all the same.
+
+A merge asks each topic for a few events at a time, and leaves no scan open in between: SQLite goes through all open
+cursors whenever one is opened. Between two questions it knows of a topic only a position, and the id that its next
+event has at the least. Neither depends on a snapshot, so a follower goes on with them in the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from heapq import merge
-from itertools import islice
-from operator import methodcaller
-from typing import TYPE_CHECKING
+from heapq import heappop, heappush, heapreplace
+from itertools import count, islice
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -21,7 +24,9 @@ from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal import keys
+from penstock.journal.blocks import Block
 from penstock.journal.following import STEP
+from penstock.journal.index.memtable import block_size
 from penstock.journal.log import read_view
 from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
 from penstock.journal.waking import ReadingAhead
@@ -31,7 +36,19 @@ from penstock.surface.subscription import JournalSubscription
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
 
-_recorded = methodcaller("_identity")
+FIRST_FILL: Final = 1
+LARGEST_FILL: Final = 1024
+FILL_GROWTH: Final = 4
+"""How many events a topic is asked for at first and at the most, and by what the number grows from time to time."""
+READER_BYTES: Final = 32 << 20
+FOLLOWER_BYTES: Final = 8 << 20
+"""What a merge keeps of the blocks that it has read ahead, whatever the number of topics."""
+BLOCK_BYTES: Final = 1 << 10
+"""What a block of one small event takes in memory, about."""
+_PATIENCE: Final = 4
+"""Events for each topic that a follower reads on with before it looks at all topics again."""
+_ASK_FIRST: Final = -1 << 128
+"""Before every id: a topic of which nothing is known is asked before an event is given."""
 
 
 class AcrossQuery(msgspec.Struct, frozen=True):
@@ -45,6 +62,8 @@ class AcrossQuery(msgspec.Struct, frozen=True):
     """Where to go on, by topic; those that are not in it are read from their beginning."""
     through: Mapping[str, int] | None = None
     """Where to end, by topic: nothing of those that are not in it. None: where each ends now."""
+    most_topics: int | None = None
+    """How many topics it may stand for; None: any number."""
 
 
 class AcrossStep(msgspec.Struct, frozen=True):
@@ -53,8 +72,6 @@ class AcrossStep(msgspec.Struct, frozen=True):
     events: list[Event]
     reached: dict[str, int]
     """By topic: what to go on after (backwards: through)."""
-    ends: dict[str, int]
-    """Where the wanted topics end."""
     done: bool
     """Whether there is nothing more, as of this snapshot."""
 
@@ -64,6 +81,7 @@ def across_query(
     after: Mapping[str, int] | None,
     through: Mapping[str, int] | None,
     events: EventQuery,
+    most_topics: int | None = None,
 ) -> AcrossQuery:
     """A reader's arguments, checked."""
     return AcrossQuery(
@@ -71,6 +89,7 @@ def across_query(
         events,
         {} if after is None else check_positions(after, "after"),
         None if through is None else check_positions(through, "through"),
+        most_topics,
     )
 
 
@@ -111,85 +130,231 @@ def _is_internal(core: JournalCore, snap: Snapshot, name: str, beginning: str) -
     return owner is not None and not beginning.startswith(owner)
 
 
+def wanted_topics(core: JournalCore, snap: Snapshot, query: AcrossQuery, among: set[str] | None = None) -> list[str]:
+    """The topics of a snapshot, or those `among` them, that a query stands for; ConfigError when they are too many."""
+    found = matching(core, snap, query.topics, among)
+    if query.most_topics is not None and len(found) > query.most_topics:
+        raise ConfigError(
+            f"{', '.join(query.topics) or 'no name'} stands for {len(found):,} topics, and one request reads at most "
+            f"{query.most_topics:,}: name fewer, or give a pattern that stands for fewer"
+        )
+    return found
+
+
+class Source:
+    """One topic of a merge: which positions are still to be asked for, and the events that were read ahead."""
+
+    __slots__ = ("ahead", "bound", "fill", "fresh", "held", "high", "low", "name", "order")
+
+    def __init__(self, name: str, order: int, low: int, bound: int) -> None:
+        self.name = name
+        self.order = order
+        """Decides between equal ids."""
+        self.bound = bound
+        """The last position that is wanted."""
+        self.low = low
+        self.high = bound
+        """What is to be asked for lies after `low` and through `high`."""
+        self.fresh = True
+        """Whether the topic is to be asked where it ends."""
+        self.ahead: list[Event] = []
+        """The next event is the last."""
+        self.held = 0
+        """Bytes that the events read ahead keep in memory, about."""
+        self.fill = FIRST_FILL
+
+    def ended(self) -> bool:
+        """Returns whether nothing is left to be asked for."""
+        return self.low >= self.high and not self.fresh
+
+    def reached(self, *, reverse: bool) -> int:
+        """Returns what a reader goes on after (backwards: through) who was given all but the events read ahead."""
+        if not self.ahead:
+            return self.high if reverse else self.low
+        return self.ahead[-1].seq if reverse else self.ahead[-1].seq - 1
+
+    def give_back(self, *, reverse: bool) -> int:
+        """Forgets the events read ahead, which are to be asked for again; returns the bytes that this frees."""
+        if reverse:
+            self.high = self.reached(reverse=True)
+        else:
+            self.low = self.reached(reverse=False)
+        self.ahead.clear()
+        freed, self.held, self.fill = self.held, 0, FIRST_FILL
+        return freed
+
+
+class Merge:
+    """The events of several topics in the order of their ids."""
+
+    def __init__(self, core: JournalCore, query: AcrossQuery, most_held: int) -> None:
+        self._core = core
+        self._query = query
+        self._reverse = query.events.reverse
+        self._heap: list[tuple[int, int, Source]] = []
+        """Each topic under the id that its next event has at the least (backwards: at the most, negative)."""
+        self._orders = count()
+        self._most_held = most_held
+        self._held = 0
+        self.sources: dict[str, Source] = {}
+        """The topics that may have more."""
+        self.moved: dict[str, Source] = {}
+        """The topics that were asked, or gave an event."""
+        self.ends: dict[str, int] = {}
+        """Where the topics ended that were asked for it."""
+
+    def add(self, names: Iterable[str], after: Mapping[str, int]) -> None:
+        """Adds topics, to be read after a position; a topic that is being read is asked again where it ends."""
+        through = self._query.through
+        for name in names:
+            source = self.sources.get(name)
+            if source is not None:
+                source.fresh = True
+                continue
+            low, bound = after.get(name, 0), keys.MAX_SEQ if through is None else through.get(name, 0)
+            if low < bound:
+                source = self.sources[name] = Source(name, next(self._orders), low, bound)
+                heappush(self._heap, (_ASK_FIRST, source.order, source))
+
+    def reached(self) -> dict[str, int]:
+        """Returns how far the topics were read that were asked, or gave an event, since this was called last."""
+        found = {name: source.reached(reverse=self._reverse) for name, source in self.moved.items()}
+        self.moved.clear()
+        self.ends.clear()
+        return found
+
+    def events(self, snap: Snapshot, now_ms: int, looks: int | None = None) -> Iterator[Event]:
+        """Yields the next events, until there are no more, or so many positions were looked at in vain."""
+        heap, reverse = self._heap, self._reverse
+        while heap:
+            _, order, source = heap[0]
+            self.moved[source.name] = source
+            event: Event | None = None
+            if source.ahead:
+                event = source.ahead.pop()
+            elif looks is None:
+                self._fill(source, snap, now_ms)
+            elif looks > 0:
+                looks -= self._fill(source, snap, now_ms)
+            else:
+                return
+            if source.ahead:
+                identity = source.ahead[-1]._identity()
+                heapreplace(heap, (-identity if reverse else identity, order, source))
+                if self._held > self._most_held:
+                    self._give_back()
+            else:
+                self._held -= source.held
+                source.held = 0
+                if source.ended():
+                    heappop(heap)
+                    del self.sources[source.name]
+            if event is not None:
+                yield event
+
+    def _fill(self, source: Source, snap: Snapshot, now_ms: int) -> int:
+        """Asks a topic for its next events; returns how many positions were looked at in vain."""
+        view = TopicView.open(snap, source.name, now_ms)
+        if view is None:
+            source.high, source.fresh = source.low, False
+            del self.moved[source.name]
+            return 0
+        view.check_not_trimmed(source.low)
+        if source.fresh:
+            self._find_ends(source, view)
+        wanted, most, left = self._query.events, source.fill, source.high - source.low
+        low, high = source.low, source.high
+        if wanted.key is None and not wanted.everything and left > STEP:
+            low, high = (high - STEP, high) if self._reverse else (low, low + STEP)
+        found: list[Event] = []
+        if low < high:
+            limit = most if wanted.where is None else None
+            own = replace(wanted, after=low, through=high, since_ms=None, until_ms=None, limit=limit)
+            found.extend(islice(read_view(view, own, self._core.index.open), most))
+        if len(found) == most:
+            share = self._most_held // (BLOCK_BYTES * len(self.sources))
+            source.fill = max(FIRST_FILL, min(most * FILL_GROWTH, LARGEST_FILL, share))
+            low, high = found[-1].seq, found[-1].seq - 1
+        else:
+            low, high = high, low
+        if self._reverse:
+            source.high = high
+        else:
+            source.low = low
+        source.ahead = found[::-1]
+        source.held = sum(map(block_size, {event._rows for event in found if isinstance(event._rows, Block)}))
+        self._held += source.held
+        return 0 if wanted.everything or wanted.key else left - (source.high - source.low) - len(found)
+
+    def _find_ends(self, source: Source, view: TopicView) -> None:
+        """Notes which positions of a topic are wanted of those that are there."""
+        wanted = self._query.events
+        source.fresh = False
+        source.low = max(source.low, view.trimmed())
+        end = self.ends[source.name] = view.latest()
+        source.high = min(source.bound, end)
+        if wanted.since_ms is not None:
+            source.low = max(source.low, view.position_before(wanted.since_ms))
+        if wanted.until_ms is not None:
+            source.high = min(source.high, view.position_before(wanted.until_ms))
+
+    def _give_back(self) -> None:
+        """Forgets what was read ahead of the topics whose turn comes last, until half of the bytes are free."""
+        for _, _, source in sorted(self._heap, reverse=True):
+            if self._held <= self._most_held // 2 or source is self._heap[0][2]:
+                return
+            if source.ahead:
+                self._held -= source.give_back(reverse=self._reverse)
+
+
 def read_across(core: JournalCore, query: AcrossQuery) -> Iterator[Event]:
-    """Streams the wanted events of one snapshot, which is taken when the first is asked for: a block of each topic is
-    in memory."""
+    """Streams the wanted events of one snapshot, which is taken when the first is asked for."""
     with core.engine.read() as snap:
-        streams = []
-        for view in _views(core, snap, query.topics):
-            own = replace(_within(query.events, *_bounds(view, query)), limit=query.events.limit)
-            streams.append(read_view(view, own, core.index.open))
-        yield from islice(merge(*streams, key=_recorded, reverse=query.events.reverse), query.events.limit)
+        merge = Merge(core, query, READER_BYTES)
+        merge.add(wanted_topics(core, snap, query), query.after)
+        yield from islice(merge.events(snap, core.clock.now_ms()), query.events.limit)
 
 
-def read_step(
-    core: JournalCore, query: AcrossQuery, limit: int, most_bytes: int, among: set[str] | None = None
-) -> AcrossStep:
-    """The next of the wanted events, bounded in number and bytes, and in what is looked at for them.
+def read_page(core: JournalCore, query: AcrossQuery, limit: int, most_bytes: int) -> tuple[AcrossStep, dict[str, int]]:
+    """Reads the next of the wanted events, bounded in number and bytes, and in what is looked at for them.
 
-    `among`: the topics that may have any.
+    Returns also where the reading ends: at `through`, or where the wanted topics end now.
     """
     reverse = query.events.reverse
-    reached, ends = dict((query.through if reverse else query.after) or {}), {}
-    found: list[Event] = []
-    cut: list[str] = []
-    """Topics that were looked at as far as a step goes, and go on: their next event may precede those of others."""
-
-    def stream(view: TopicView, low: int, high: int) -> Iterator[Event]:
-        begin, end = low, high
-        if query.events.key is None and high - low > STEP:
-            begin, end = (high - STEP, high) if reverse else (low, low + STEP)
-        if begin < end:
-            yield from read_view(view, _within(query.events, begin, end), core.index.open)
-        reached[view.name] = begin if reverse else end
-        if (begin, end) != (low, high):
-            cut.append(view.name)
-
     with core.engine.read() as snap:
-        streams = []
-        for view in _views(core, snap, query.topics, among):
-            ends[view.name] = view.latest()
-            low, high = _bounds(view, query)
-            if reverse:
-                reached[view.name] = high
-            streams.append(stream(view, low, high))
-        size, more = 0, False
-        for event in merge(*streams, key=_recorded, reverse=reverse):
-            more = bool(cut) or len(found) >= limit or size >= most_bytes
-            if more:
-                break
-            found.append(event)
-            reached[event.topic] = event.seq - 1 if reverse else event.seq
-            size += len(event.raw)
-    return AcrossStep(found, reached, ends, not more and not cut)
+        names = wanted_topics(core, snap, query)
+        merge = Merge(core, query, READER_BYTES)
+        merge.add(names, query.after)
+        events = _some(merge, snap, core.clock.now_ms(), limit, most_bytes)
+        if query.through is None:
+            ends = merge.ends | _ends(snap, [name for name in names if name not in merge.ends])
+        else:
+            ends = dict(query.through)
+    reached = {**(ends if reverse else query.after), **merge.reached()}
+    return AcrossStep(events, reached, not merge.sources), ends
 
 
-def _views(
-    core: JournalCore, snap: Snapshot, topics: tuple[str, ...], among: set[str] | None = None
-) -> Iterator[TopicView]:
-    now = core.clock.now_ms()
-    for name in matching(core, snap, topics, among):
-        view = TopicView.open(snap, name, now)
-        if view is not None:
-            yield view
+def topic_ends(core: JournalCore, query: AcrossQuery) -> dict[str, int]:
+    """Returns where the wanted topics end, of one snapshot."""
+    with core.engine.read() as snap:
+        return _ends(snap, wanted_topics(core, snap, query))
 
 
-def _bounds(view: TopicView, query: AcrossQuery) -> tuple[int, int]:
-    """After which position and through which one a topic is wanted; what is not there any more is left out."""
-    low, high = query.after.get(view.name, 0), view.latest()
-    view.check_not_trimmed(low)
-    low = max(low, view.trimmed())
-    if query.through is not None:
-        high = min(high, query.through.get(view.name, 0))
-    if query.events.since_ms is not None:
-        low = max(low, view.position_before(query.events.since_ms))
-    if query.events.until_ms is not None:
-        high = min(high, view.position_before(query.events.until_ms))
-    return low, max(low, high)
+def _ends(snap: Snapshot, names: Iterable[str]) -> dict[str, int]:
+    views = (TopicView.open(snap, name) for name in names)
+    return {view.name: view.latest() for view in views if view is not None}
 
 
-def _within(query: EventQuery, after: int, through: int) -> EventQuery:
-    return replace(query, after=after, through=through, since_ms=None, until_ms=None, limit=None)
+def _some(merge: Merge, snap: Snapshot, now_ms: int, limit: int, most_bytes: int) -> list[Event]:
+    """Returns the next events of a merge, bounded in number and bytes, and in what is looked at for them."""
+    found: list[Event] = []
+    size = 0
+    for event in merge.events(snap, now_ms, STEP) if limit else ():
+        found.append(event)
+        size += len(event.raw)
+        if len(found) >= limit or size >= most_bytes:
+            break
+    return found
 
 
 class AcrossReader:
@@ -198,24 +363,44 @@ class AcrossReader:
     def __init__(self, core: JournalCore, query: AcrossQuery) -> None:
         self._core = core
         self._query = query
+        self._merge = Merge(core, query, FOLLOWER_BYTES)
+        self._all_due = True
+        """Whether any topic may have more than the merge knows."""
+        self._given = 0
+        """How many events were given since all topics were asked."""
         self.signal = core.hub.follow_all()
         self.seen = 0
         """The signal's version before the last step: what comes later was perhaps not read."""
         self.reached = dict(query.after)
         """How far the topics were read: past what was not chosen."""
-        self._among: set[str] | None = None
-        """The topics that may have more; None: all of them."""
 
     def step(self, limit: int, most_bytes: int = keys.MAX_SEQ) -> AcrossStep:
-        """The next events."""
+        """Reads the next events; the answer says how far the topics were read that had to do with them."""
         self.seen = self.signal.version
         touched = self.signal.taken()
-        self._among = None if touched is None or self._among is None else self._among | touched
-        step = read_step(self._core, replace(self._query, after=self.reached), limit, most_bytes, self._among)
-        self.reached = step.reached
-        if step.done:
-            self._among = set()
-        return step
+        self._all_due = self._all_due or touched is None
+        try:
+            with self._core.engine.read() as snap:
+                self._add_topics(snap, touched or set())
+                events = _some(self._merge, snap, self._core.clock.now_ms(), limit, most_bytes)
+        except BaseException:  # what was given to nobody is read again
+            self._merge, self._all_due = Merge(self._core, self._query, FOLLOWER_BYTES), True
+            raise
+        self._given += len(events)
+        reached = self._merge.reached()
+        self.reached |= reached
+        return AcrossStep(events, reached, not self._merge.sources and not self._all_due)
+
+    def _add_topics(self, snap: Snapshot, touched: set[str]) -> None:
+        """Has the merge read topics that may have more: all of them only when others are read, or waited long enough.
+
+        Another process may commit all the time, and to look at all topics for each step costs more than the step.
+        """
+        if self._all_due and (not self._merge.sources or self._given > _PATIENCE * len(self.reached)):
+            self._merge.add(wanted_topics(self._core, snap, self._query), self.reached)
+            self._all_due, self._given = False, 0
+        elif touched:
+            self._merge.add(wanted_topics(self._core, snap, self._query, touched), self.reached)
 
 
 class LocalJournalSubscription(ReadingAhead, JournalSubscription):
@@ -225,7 +410,9 @@ class LocalJournalSubscription(ReadingAhead, JournalSubscription):
         self._reader = AcrossReader(core, query)
         self._buffer = check_whole(buffer, "buffer")
         super().__init__(core, self._reader.signal)
-        self._given = self._reader.reached
+        self._given = dict(query.after)
+        self._reached: dict[str, int] = {}
+        """Where the topics of the events that are ahead stand after them."""
 
     @property
     def positions(self) -> dict[str, int]:
@@ -235,9 +422,13 @@ class LocalJournalSubscription(ReadingAhead, JournalSubscription):
     def _read_on(self) -> bool:
         step = self._reader.step(self._buffer)
         self._ahead.extend(step.events)
+        self._reached = step.reached
         if not step.events:
-            self._given = step.reached
+            self._given |= step.reached
         return not step.done
 
     def _hand_out(self, event: Event) -> None:
-        self._given = {**self._given, event.topic: event.seq} if self._ahead else self._reader.reached
+        if self._ahead:
+            self._given[event.topic] = event.seq
+        else:
+            self._given |= self._reached

@@ -148,10 +148,10 @@ class LocalBackend:
         return read_across(self.core, query)
 
     def subscribe(self, query: AcrossQuery, buffer: int, *, latest: bool) -> LocalJournalSubscription:
-        from penstock.journal.across import LocalJournalSubscription, read_step
+        from penstock.journal.across import LocalJournalSubscription, topic_ends
 
         if latest:
-            query = msgspec.structs.replace(query, after=read_step(self.core, query, 0, 0).ends)
+            query = msgspec.structs.replace(query, after=topic_ends(self.core, query))
         return LocalJournalSubscription(self.core, query, buffer)
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:

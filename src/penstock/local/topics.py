@@ -13,7 +13,7 @@ from penstock.entity.causality import CausesPage, ancestors_page, correlated_pag
 from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal import cursors
-from penstock.journal.across import across_query, check_positions, read_step
+from penstock.journal.across import across_query, check_positions, read_page
 from penstock.journal.catalog import Settings, load_record, load_state, topic_names
 from penstock.journal.commit import Commit, change_settings, checked_settings
 from penstock.journal.core import JournalCore
@@ -25,7 +25,7 @@ from penstock.local.backend import LocalBackend
 from penstock.names import check_consumer
 from penstock.protocol import topics as wire
 from penstock.protocol.fields import SettingsFields, given
-from penstock.protocol.operation import PAGE_BYTES, PAGE_EVENTS
+from penstock.protocol.operation import PAGE_BYTES, PAGE_EVENTS, READ_TOPICS
 from penstock.units import parse_moment
 
 
@@ -68,10 +68,10 @@ def read_across(at: LocalBackend, wanted: wire.AcrossRequest) -> wire.AcrossPage
     now = from_ms(at.clock.now_ms())
     times = {name: parse_moment(text, now) for name, text in (("since", wanted.since), ("until", wanted.until)) if text}
     events = requested_events(wanted, reverse=wanted.reverse, **times)
-    query = across_query(wanted.topics or None, wanted.after, wanted.through, events)
+    query = across_query(wanted.topics or None, wanted.after, wanted.through, events, READ_TOPICS)
     limit = PAGE_EVENTS if wanted.limit is None else wanted.limit
-    step = read_step(at.core, query, limit, PAGE_BYTES)
-    return wire.AcrossPage(step.events, None if step.done else step.reached, step.ends)
+    step, ends = read_page(at.core, query, limit, PAGE_BYTES)
+    return wire.AcrossPage(step.events, None if step.done else step.reached, ends)
 
 
 def requested_events(query: wire.FilterQuery, **further: Any) -> EventQuery:

@@ -39,6 +39,9 @@ PAGE_EVENTS = 1000
 PAGE_BYTES = 8 << 20
 """Payload bytes after which a page of an answer, or a take over HTTP, ends early."""
 
+READ_TOPICS = 10_000
+"""Topics that one request may read at once: a page asks each of them where it goes on."""
+
 PREFIX = "/v1"
 """Where the operations are, below the server's address."""
 

@@ -81,7 +81,8 @@ class AcrossPage(msgspec.Struct, Generic[E]):
     """Some events of several topics, in the order of recording.
 
     For the next page, send `next` as `after` (reading backwards: as `through`); it is null at the end. `ends` are the
-    positions where the topics end: sent back as `through`, all pages are of one state of the journal.
+    positions where the topics end: sent back as `through`, all pages are of one state of the journal, and a topic that
+    was read to its end is not asked again. One request reads at most 10,000 topics.
     """
 
     events: list[E]

@@ -284,7 +284,7 @@ class SourceJournal(ABC):
 
     def matching(self, patterns: tuple[str, ...]) -> list[str]:
         """The topics that names and patterns stand for, as for `journal.read`."""
-        asked = AcrossRequest(topics=list(patterns), through={}, limit=0)  # the ends alone, no event is looked at
+        asked = AcrossRequest(topics=list(patterns), limit=0)  # the ends alone, no event is looked at
         return sorted(self.ask(READ_ACROSS, request=asked).ends)
 
     def ends(self, names: Sequence[str]) -> dict[str, TopicEnds]:

@@ -95,6 +95,32 @@ def test_a_long_read_is_of_one_state_in_steps_too(journal: Journal, monkeypatch:
         assert take(subscription, 1) == ["last"] and subscription.next(0) is None
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_merge_that_may_hold_nothing_reads_the_same(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, reverse: bool
+) -> None:
+    monkeypatch.setattr(across, "READER_BYTES", 1)
+    monkeypatch.setattr(across, "FOLLOWER_BYTES", 1)
+    fill(journal, 40)
+    journal.topic("shop.east").append_many([Draft("placed", n) for n in range(40, 80)])
+    journal.topic("other").append("placed", 80)
+    expected = list(range(81))
+    assert payloads(journal.read(reverse=reverse)) == expected[:: -1 if reverse else 1]
+    assert payloads(journal.read(kind="paid", reverse=reverse)) == expected[1:40:2][:: -1 if reverse else 1]
+    with journal.subscribe(buffer=3) as subscription:
+        assert take(subscription, 81) == expected
+
+
+def test_a_search_goes_on_where_each_topic_was_left(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(across, "STEP", 5)
+    for n in range(90):
+        journal.topic(("a", "b", "c")[n % 3]).append("rare" if n % 30 == 7 else "common", n)
+    for reverse in (False, True):
+        assert payloads(journal.read(kind="rare", reverse=reverse)) == [7, 37, 67][:: -1 if reverse else 1]
+    with journal.subscribe(kind="rare", buffer=2) as subscription:
+        assert take(subscription, 3) == [7, 37, 67] and subscription.next(0) is None
+
+
 def test_what_penstock_writes_for_itself_is_read_when_it_is_named(journal: Journal) -> None:
     queue = journal.queue("mail")
     queue.push({"to": "ada"}, reply=True)
@@ -230,6 +256,41 @@ def test_nothing_is_lost_or_doubled_while_several_append(journal: Journal, in_th
         found = [subscription.next(DEADLINE) for _ in range(150)]
     for name in names:
         assert [event.seq for event in found if event and event.topic == name] == list(range(1, 51))
+
+
+def test_a_follower_that_met_a_trimmed_position_gets_what_it_had_not_been_given(journal: Journal) -> None:
+    fill(journal, 12)
+    with journal.subscribe(buffer=3) as subscription:
+        assert take(subscription, 3) == [0, 1, 2]
+        fill(journal, 300, 12)
+        assert take(subscription, 3) == [3, 4, 5]
+        positions = subscription.positions
+        assert positions == {"other": 2, "shop.east": 2, "shop.west": 2}
+        journal.topic("other").compact(90)
+        found, error = [], None
+        try:
+            while (event := subscription.next(0)) is not None:
+                found.append(event)
+        except PositionTrimmed as raised:
+            error = raised
+    given = {(event.topic, event.seq) for event in found}
+    assert error is not None and error.oldest == 91
+    for topic in ("other", "shop.east", "shop.west"):
+        last = subscription.positions[topic]
+        assert {(topic, seq) for seq in range(3, last + 1)} <= given
+
+
+@on("sqlite")
+def test_a_follower_with_a_long_backlog_looks_for_other_processes_topics_on_its_way(place: Place) -> None:
+    writer, reader = place.open(), place.open(read_only=True)
+    for n in range(200):
+        writer.topic("busy").append("k", n)
+    with reader.subscribe(buffer=1) as subscription:
+        assert take(subscription, 1) == [0]
+        writer.topic("new").append("k", "new")
+        local(reader, "following")._core.hub.notify_all()  # as the watcher does that sees the commit
+        given = [event.topic for event in (subscription.next(0) for _ in range(200)) if event]
+    assert given.count("busy") == 199 and given.count("new") == 1
 
 
 def test_closing_the_journal_wakes_followers_of_all(place: Place, in_threads: InThreads) -> None:

@@ -27,7 +27,7 @@ from penstock.documents import events as documents
 from penstock.documents.decoding import decoded
 from penstock.errors import Backpressure, Closed, ConfigError, Corrupt, PenstockError, PositionTrimmed
 from penstock.events import Draft, Event, Receipt
-from penstock.journal.across import AcrossReader, AcrossStep, across_query, read_step
+from penstock.journal.across import AcrossReader, AcrossStep, across_query, topic_ends
 from penstock.journal.commit import Commit
 from penstock.journal.core import JournalCore
 from penstock.journal.keys import MAX_SEQ
@@ -43,7 +43,7 @@ from penstock.observe.tracing import trace_headers
 from penstock.observe.workers import keep_newest
 from penstock.protocol import openapi
 from penstock.protocol import topics as wire
-from penstock.protocol.operation import ARROW, JSON, LINES, PAGE_BYTES
+from penstock.protocol.operation import ARROW, JSON, LINES, PAGE_BYTES, READ_TOPICS
 from penstock.protocol.problems import problem_frame, problem_of
 from penstock.server import limits
 from penstock.server.access import REPORTS
@@ -697,10 +697,9 @@ async def follow(service: Service, name: str, position: int, wanted: EventQuery)
 async def follow_across(call: Call[None, wire.AcrossFollow]) -> Response:
     """Server-sent events of several topics; what was passed by is said by positions now and then."""
     service, core = call.service, call.service.journal._core
-    query = across_query(call.body.topics or None, call.body.after, None, requested_events(call.body))
+    query = across_query(call.body.topics or None, call.body.after, None, requested_events(call.body), READ_TOPICS)
     if call.body.latest:
-        now = await run_in_threadpool(read_step, core, query, 0, 0)
-        query = replace(query, after=now.ends)
+        query = replace(query, after=await run_in_threadpool(topic_ends, core, query))
     reader = AcrossReader(core, query)
     first = await run_in_threadpool(reader.step, limits.STREAM_EVENTS, limits.STREAM_BYTES)  # its error is an answer
     return EventStream(service, _across(service, core, reader, first))
@@ -720,7 +719,7 @@ async def _across(
                     told |= {event.topic: event.seq for event in step.events}
                     yield b"".join(b"data: %b\n\n" % documents.event_json(event) for event in step.events)
                 passed = {name: seq for name, seq in reader.reached.items() if told.get(name) != seq}
-                step = AcrossStep([], {}, {}, done)  # a listener that waits holds no events
+                step = AcrossStep([], {}, done)  # a listener that waits holds no events
                 patience = PASS_SECONDS if passed else limits.PING_SECONDS
                 if done and not await reader.signal.wait_async(reader.seen, patience):
                     told |= passed
