@@ -199,7 +199,7 @@ class MoveConsumer(Act):
         now, position = self.topic.cursor(self.consumer), self.position
         if now is None:
             return f"{self.consumer} is new to {self.topic.name}. Let it begin at position {position:,}?"
-        number = counted(abs(position - now), "event")
+        number = counted(abs(self.topic.left(position) - self.topic.left(now)), "event")
         effect = f"it will get {number} again" if position < now else f"it will skip {number}"
         effect = "nothing changes" if position == now else effect
         return f"Move {self.consumer} from {now:,} to {position:,} of {self.topic.name}: {effect}?"

@@ -50,6 +50,19 @@ def test_cursors_and_lag_show_every_consumer(cli: Cli, orders: str) -> None:
     cli("lag", "--consumer", "nobody", code=3)
 
 
+def test_positions_of_a_dropped_topic_are_no_lag_anywhere(cli: Cli, url: str, orders: str) -> None:
+    with penstock.open(url) as journal:
+        journal.drop_topic("orders", force=True)
+        journal.topic("orders").append_many([penstock.Draft("placed", n) for n in range(3)])
+        journal.topic("orders").commit("billing", 0)
+        sample = journal.stats().topics["orders"]
+        assert (sample.lags, sample.positions) == ({"billing": 3}, {"billing": 0})
+    for command in ("cursors", "lag"):
+        assert [row["lag"] for row in cli(command, "orders", "--json").documents] == [3]
+    assert cli("seek", "orders", "billing", "2", "--json").document["lag"] == 3
+    assert cli("check", "--lag", "3").code == 0
+
+
 def test_forget_drops_a_cursor(cli: Cli, orders: str) -> None:
     cli("seek", "orders", "billing", "4")
     cli("forget", "orders", "billing")

@@ -268,6 +268,7 @@ TOPICS = [
     Row("Topic.cursors", lambda w: size(w.log.cursors())),
     Row("Topic.consumers", lambda w: size(w.log.consumers())),
     Row("Topic.lag", lambda w: w.log.lag("consumer 5")),
+    Row("Topic.left", lambda w: w.log.left(w.size // 2)),
     Row("Topic.worker", work, topic_worker),
     Row("Topic.settings", lambda w: w.log.settings),
     Row("Topic.configure", lambda w: w.log.configure(max_events=10_000_000)),

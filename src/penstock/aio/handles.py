@@ -142,6 +142,7 @@ class AsyncTopic(AsyncHandle[Topic[PayloadT]], Generic[PayloadT]):
     cursors = threaded(Topic.cursors)
     consumers = threaded(Topic.consumers)
     lag = threaded(Topic.lag)
+    left = threaded(Topic.left)
     worker = at_once(Topic.worker)
     configure = threaded(Topic.configure)
     compact = threaded(Topic.compact)

@@ -303,9 +303,11 @@ def lag(context: CommandContext, topic: str | None, consumer: str | None, max: i
     with context.journal(read_only=True) as journal:
         for handle in chosen_topics(context, journal, topic):
             latest = handle.latest
-            for name, seq in sorted(handle.cursors().items()):
-                if consumer is None or name == consumer:
-                    rows.append((handle.name, name, latest - seq, _behind(journal, handle, seq, latest)))
+            rows += [
+                (handle.name, one.name, one.lag, _behind(journal, handle, one.position, latest))
+                for one in handle.consumers()
+                if consumer in (None, one.name)
+            ]
     if consumer is not None and not rows:
         raise Nothing(f"no consumer {consumer!r} has committed a position{f' in {topic}' if topic else ''}")
     context.rows(("Topic", "Consumer", "Lag", "Seconds"), rows, otherwise="no consumer has committed a position")

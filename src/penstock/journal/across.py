@@ -383,7 +383,7 @@ class AcrossReader:
             with self._core.engine.read() as snap:
                 self._add_topics(snap, touched or set())
                 events = _some(self._merge, snap, self._core.clock.now_ms(), limit, most_bytes)
-        except BaseException:  # what was given to nobody is read again
+        except BaseException:  # the events of this step are read again
             self._merge, self._all_due = Merge(self._core, self._query, FOLLOWER_BYTES), True
             raise
         self._given += len(events)

@@ -14,6 +14,7 @@ from penstock.errors import ConfigError
 from penstock.journal import keys
 from penstock.journal.catalog import load_state
 from penstock.journal.commit import Commit
+from penstock.journal.reading import TopicView
 
 _moved = struct.Struct(">QQ")
 
@@ -24,6 +25,7 @@ class TopicConsumer(msgspec.Struct, frozen=True):
     name: str
     position: int
     lag: int
+    """How many events it has left to read."""
     moved_at: datetime | None = None
     """A consumer that lags and has not moved for long is dead, not slow. None when that was not written down."""
 
@@ -40,21 +42,25 @@ def read_cursors(snap: Snapshot, topic_id: int) -> dict[str, int]:
     }
 
 
-def read_consumers(snap: Snapshot, topic_id: int, latest: int) -> list[TopicConsumer]:
-    """Every consumer with what is known of its cursor, by name."""
-    rows = snap.scan(*keys.topic_range(keys.CURSOR, topic_id))
-    return [_consumer(keys.stored_name(key[5:]), value, latest) for key, value in rows]
+def read_consumers(view: TopicView) -> list[TopicConsumer]:
+    """Returns every consumer with what is known of its cursor, by name."""
+    rows = view.snap.scan(*keys.topic_range(keys.CURSOR, view.topic_id))
+    return _consumers(view, [(keys.stored_name(key[5:]), value) for key, value in rows])
 
 
-def read_consumer(snap: Snapshot, topic_id: int, consumer: str, latest: int) -> TopicConsumer | None:
-    """One of them; None when it never committed."""
-    value = snap.get(keys.cursor_key(topic_id, consumer))
-    return None if value is None else _consumer(consumer, value, latest)
+def read_consumer(view: TopicView, consumer: str, latest: int | None = None) -> TopicConsumer | None:
+    """Returns one of them; None when it never committed. `latest` is as in `TopicView.lags`."""
+    value = view.snap.get(keys.cursor_key(view.topic_id, consumer))
+    return None if value is None else _consumers(view, [(consumer, value)], latest)[0]
 
 
-def _consumer(name: str, value: bytes, latest: int) -> TopicConsumer:
-    seq, moved = keys.unpack_seq(value[:8]), value[8:]  # a store that is older has no time
-    return TopicConsumer(name, seq, latest - seq, from_ms(keys.unpack_seq(moved)) if moved else None)
+def _consumers(view: TopicView, rows: list[tuple[str, bytes]], latest: int | None = None) -> list[TopicConsumer]:
+    found = [(name, keys.unpack_seq(value[:8]), value[8:]) for name, value in rows]
+    lags = view.lags({seq for _, seq, _ in found}, latest) if found else {}
+    return [  # a store that is older has no time
+        TopicConsumer(name, seq, lags[seq], from_ms(keys.unpack_seq(moved)) if moved else None)
+        for name, seq, moved in found
+    ]
 
 
 def move_cursor(commit: Commit, topic: str, consumer: str, seq: int, back: bool = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -211,14 +211,33 @@ class TopicView:
 
     def count_between(self, after: int, through: int) -> int:
         """How many events are stored in after < position ≤ through."""
-        if self.state().compacted <= after:
+        holes = min(through, self.state().compacted)
+        if holes <= after:
             return through - after
-        count = 0
-        for segment in load_segments(self.snap, self.topic_id, after, through):
-            if segment.first > after and segment.last <= through:  # whole: its files need not be opened
+        count = through - holes
+        for segment in load_segments(self.snap, self.topic_id, after, holes):
+            if segment.first > after and segment.last <= holes:  # whole: its files need not be opened
                 count += self._count_in_blocks(after, segment.first - 1) + segment.count
                 after = segment.last
-        return count + self._count_in_blocks(after, through)
+        return count + self._count_in_blocks(after, holes)
+
+    def lags(self, positions: Iterable[int], latest: int | None = None) -> dict[int, int]:
+        """Returns how many events are left to read after each of some positions.
+
+        What was removed, is too old, or was of a dropped topic is not left. `latest`: where the topic ends, where the
+        caller knows of events that are not written yet.
+        """
+        through = self.latest() if latest is None else latest
+        begin, count, found = self.trimmed(), 0, {}
+        for position in sorted(positions, reverse=True):
+            after = min(max(position, begin), through)
+            count += self.count_between(after, through)
+            found[position], through = count, after
+        return found
+
+    def lag(self, position: int) -> int:
+        """Returns how many events are left to read after a position."""
+        return self.lags((position,))[position]
 
     def _count_in_blocks(self, after: int, through: int) -> int:
         return sum(block.row_after(through) - block.row_after(after) for block in self.blocks(after, through))

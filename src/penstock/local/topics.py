@@ -8,13 +8,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.clock import from_ms, to_ms
-from penstock.engine.contract import Snapshot
 from penstock.entity.causality import CausesPage, ancestors_page, correlated_page, effects_page
 from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal import cursors
 from penstock.journal.across import across_query, check_positions, read_page
-from penstock.journal.catalog import Settings, load_record, load_state, topic_names
+from penstock.journal.catalog import Settings, TopicRecord, load_record, topic_names
 from penstock.journal.commit import Commit, change_settings, checked_settings
 from penstock.journal.core import JournalCore
 from penstock.journal.following import event_query
@@ -190,10 +189,9 @@ def _position_at(at: LocalBackend, log: TopicLog, time: str) -> int:
 # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def list_cursors(at: LocalBackend, name: str) -> wire.CursorList:
     def listed(view: TopicView) -> wire.CursorList:
-        latest = view.latest()
-        found = cursors.read_consumers(view.snap, view.topic_id, latest)
+        found = cursors.read_consumers(view)
         return wire.CursorList(
-            [wire.CursorDocument(one.name, one.position, one.lag, one.moved_at) for one in found], latest
+            [wire.CursorDocument(one.name, one.position, one.lag, one.moved_at) for one in found], view.latest()
         )
 
     return at.log(name).ask(listed, wire.CursorList([], 0))
@@ -201,19 +199,18 @@ def list_cursors(at: LocalBackend, name: str) -> wire.CursorList:
 
 def read_cursor(at: LocalBackend, name: str, consumer: str) -> wire.CursorDocument:
     check_consumer(consumer)
-
-    def found(view: TopicView) -> wire.CursorDocument:
-        return _cursor(view.snap, view.topic_id, view.name, consumer, view.latest())
-
-    return at.log(name).ask(found, wire.CursorDocument(consumer, None, 0))
+    return at.log(name).ask(lambda view: _cursor(view, consumer), wire.CursorDocument(consumer, None, 0))
 
 
-def _cursor(snap: Snapshot, topic_id: int, topic: str, consumer: str, latest: int) -> wire.CursorDocument:
-    behind = latest - load_state(snap, topic_id, topic).began
-    one = cursors.read_consumer(snap, topic_id, consumer, latest)
+def _cursor(view: TopicView, consumer: str, latest: int | None = None) -> wire.CursorDocument:
+    one = cursors.read_consumer(view, consumer, latest)
     if one is None:
-        return wire.CursorDocument(consumer, None, behind)
-    return wire.CursorDocument(consumer, one.position, min(one.lag, behind), one.moved_at)
+        return wire.CursorDocument(consumer, None, view.lag(0))
+    return wire.CursorDocument(consumer, one.position, one.lag, one.moved_at)
+
+
+def read_left(at: LocalBackend, name: str, query: wire.LeftQuery) -> int:
+    return at.log(name).ask(lambda view: view.lag(query.after), 0)
 
 
 def move_cursor(at: LocalBackend, name: str, consumer: str, change: wire.CursorChange) -> wire.CursorDocument:
@@ -228,7 +225,9 @@ def move_cursor(at: LocalBackend, name: str, consumer: str, change: wire.CursorC
     def apply(commit: Commit) -> wire.CursorDocument:
         latest = commit.latest(log.name)
         cursors.move_cursor(commit, log.name, consumer, latest if position is None else position, seek)
-        return _cursor(commit.tx, commit.ensure(log.name).topic_id, log.name, consumer, latest)
+        head = commit.ensure(log.name)
+        view = TopicView(commit.tx, log.name, TopicRecord(head.topic_id, head.settings), commit.now_ms)
+        return _cursor(view, consumer, latest)
 
     return at.core.run(apply)
 

@@ -54,7 +54,7 @@ def take_sample(journal: LocalJournal) -> Sample:
     with journal._engine.read() as snap:
         for name in list(topic_names(snap)):
             try:
-                _sample_topic(snap, name, topics, unreadable)
+                _sample_topic(snap, name, journal.clock.now_ms(), topics, unreadable)
             except Corrupt as error:  # one topic must not hide how the others do
                 unreadable[name] = str(error)
     free, total = _disk(journal)
@@ -79,18 +79,21 @@ def take_sample(journal: LocalJournal) -> Sample:
     return sample
 
 
-def _sample_topic(snap: Snapshot, name: str, topics: dict[str, TopicSample], unreadable: dict[str, str]) -> None:
-    view = TopicView.open(snap, name)
+def _sample_topic(
+    snap: Snapshot, name: str, now_ms: int, topics: dict[str, TopicSample], unreadable: dict[str, str]
+) -> None:
+    view = TopicView.open(snap, name, now_ms)
     if view is None:
         return
     latest, state = view.latest(), view.state()
     if state.unreadable:
         unreadable[name] = state.unreadable
-    consumers = read_consumers(snap, view.topic_id, latest)
+    consumers = read_consumers(view)
     lags = {one.name: one.lag for one in consumers}
+    positions = {one.name: one.position for one in consumers}
     moved = {one.name: one.moved_at.timestamp() for one in consumers if one.moved_at is not None}
     size = _event_bytes(snap, view.topic_id)
-    topics[name] = TopicSample(name, latest, latest - state.removed, 0.0, lags, moved, size)
+    topics[name] = TopicSample(name, latest, latest - state.removed, 0.0, lags, positions, moved, size)
 
 
 def _event_bytes(snap: Snapshot, topic: int) -> int:

@@ -27,7 +27,9 @@ class TopicSample(msgspec.Struct):
     events: int
     rate: float = 0.0
     lags: dict[str, int] = {}
-    """How far each consumer is behind."""
+    """How many events each consumer has left to read."""
+    positions: dict[str, int] = {}
+    """How far each consumer has come."""
     moved: dict[str, float] = {}
     """When each consumer's cursor last moved, in seconds of the epoch: one that is behind and stands still is dead."""
     event_bytes: int = 0

@@ -139,12 +139,17 @@ class EventPage(msgspec.Struct, Generic[E]):
     latest: int
 
 
+class LeftQuery(msgspec.Struct, omit_defaults=True):
+    after: After = 0
+
+
 class CursorDocument(msgspec.Struct):
     """How far a consumer has come."""
 
     consumer: str
     position: int | None
     lag: int
+    """How many events it has left to read."""
     moved_at: datetime | None = None
     """When the cursor last moved."""
 
@@ -304,6 +309,9 @@ FOLLOW_TOPIC = Operation(
 )
 FIND_POSITION = Operation(
     "GET /topics/{topic}/position -> position", "read", PositionQuery, int, "The last position before a time"
+)
+READ_LEFT = Operation(
+    "GET /topics/{topic}/left -> left", "read", LeftQuery, int, "How many events are left to read after a position"
 )
 LIST_CURSORS = Operation(
     "GET /topics/{topic}/cursors", "read", None, CursorList, "Every consumer and how far it has come"

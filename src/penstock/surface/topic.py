@@ -233,8 +233,12 @@ class Topic(Generic[PayloadT]):
         return [TopicConsumer(one.consumer, one.position or 0, one.lag, one.moved_at) for one in found]
 
     def lag(self, consumer: str) -> int:
-        """How many positions a consumer is behind the newest event."""
+        """How many events a consumer has left to read."""
         return self._cursor(consumer).lag
+
+    def left(self, after: int) -> int:
+        """How many events are left to read after a position: what was removed, or is too old, is not."""
+        return self._call(wire.READ_LEFT, request=wire.LeftQuery(check_position(after, "after")))
 
     def worker(
         self,

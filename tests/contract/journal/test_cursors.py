@@ -95,3 +95,47 @@ def test_a_cursor_knows_when_it_last_moved(journal: Journal, clock: ManualClock)
     [found] = topic.consumers()
     assert (found.name, found.position, found.lag) == ("c", 0, 3) and found.moved_at is not None
     assert (found.moved_at - first).total_seconds() == 60
+
+
+# ── lag: how many events are left to read ──
+
+
+def left(topic: Topic, consumer: str) -> set[int]:
+    """What each way to ask says of a consumer's lag."""
+    (one,) = [one for one in topic.consumers() if one.name == consumer]
+    return {topic.lag(consumer), topic.left(one.position), one.lag}
+
+
+def test_positions_of_a_dropped_topic_are_not_left_to_read(ten: Topic) -> None:
+    ten.journal.drop_topic(ten.name, force=True)
+    again = ten.journal.topic(ten.name)
+    again.append_many([Draft("k", n) for n in range(3)])
+    again.commit("c", 0)
+    assert left(again, "c") == {3} and again.lag("who never came") == 3
+    again.commit("c", 12)
+    assert left(again, "c") == {1}
+
+
+def test_removed_and_too_old_events_are_not_left_to_read(ten: Topic, clock: ManualClock) -> None:
+    ten.commit("c", 0)
+    ten.compact(4, force=True)
+    assert left(ten, "c") == {6} and [ten.left(at) for at in (4, 7, 10, 11)] == [6, 3, 0, 0]
+    clock.advance(120)
+    ten.append("k")
+    ten.configure(max_age=60)
+    assert left(ten, "c") == {1}
+
+
+def test_of_a_topic_compacted_by_key_the_events_that_are_left_are_counted(topic: Topic) -> None:
+    topic.append_many([Draft("k", n, key=f"key {n % 7}" if n % 10 else f"own {n}") for n in range(500)])
+    topic.compact_keys()
+    topic.append_many([Draft("k", n, key="key 1") for n in range(20)])
+    for position in (0, 1, 100, 480, 499, 510, 520):
+        topic.seek("c", position)
+        assert left(topic, "c") == {len(list(topic.read(position)))}
+
+
+def test_a_topic_that_is_not_there_leaves_nothing_to_read(journal: Journal) -> None:
+    assert journal.topic("nothing").left(0) == journal.topic("nothing").lag("c") == 0
+    with pytest.raises(ConfigError):
+        journal.topic("nothing").left(-1)

@@ -251,8 +251,12 @@ class NamedCursor(msgspec.Struct):
     """A named cursor of a topic."""
 
     consumer: str
-    lag: int
     topic: TopicSample
+
+    @property
+    def lag(self) -> int:
+        """How many events its reader has left to read."""
+        return self.topic.lags[self.consumer]
 
 
 FLOW_COLUMNS: Final[parts.Columns[pipelines.FlowStatus]] = (
@@ -275,7 +279,7 @@ ERROR_COLUMNS: Final[parts.Columns[pipelines.FlowStatus]] = (
 FOLLOWER_COLUMNS: Final[parts.Columns[NamedCursor]] = (
     ListColumn("Consumer", lambda one: one.consumer),
     ListColumn("Topic", lambda one: one.topic.name),
-    ListColumn("Position", lambda one: one.topic.latest - one.lag, parts.number, True),
+    ListColumn("Position", lambda one: one.topic.positions[one.consumer], parts.number, True),
     ListColumn("Lag", lambda one: one.lag, parts.number),
     ListColumn("Topic's rate", lambda one: one.topic.rate, parts.rate, True),
 )
@@ -303,7 +307,7 @@ def pipelines_page(request: Request, service: Service, sample: Sample) -> Conten
         href = f"{base}/topics/{parts.segment(one.topic.name)}"
         return Row(f"{one.consumer}/{one.topic.name}", cells, href)
 
-    cursors = [NamedCursor(name, lag, topic) for topic in sample.topics.values() for name, lag in topic.lags.items()]
+    cursors = [NamedCursor(name, topic) for topic in sample.topics.values() for name in topic.lags]
     failed = [flow for flow in found if flow.error is not None]
     no_flow, no_cursor = "no pipeline has reported: penstock run pipeline.py", "no consumer has committed a position"
     tables = {
@@ -507,7 +511,7 @@ def topic_page(request: Request, service: Service, sample: Sample) -> Content:
         return Row(one.consumer, cells, buttons=[ActButton("Forget", "forget", fields)] if may_write else [])
 
     consumers = [
-        ConsumerPosition(name, found.latest - lag, lag, found.moved.get(name)) for name, lag in found.lags.items()
+        ConsumerPosition(name, at, found.lags[name], found.moved.get(name)) for name, at in found.positions.items()
     ]
     none, usual = "no consumer has committed a position", "consumer"
     shown = parts.listing(request, "consumers", POSITION_COLUMNS, consumers, row, none, usual=usual, buttons=may_write)

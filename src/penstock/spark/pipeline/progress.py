@@ -81,7 +81,7 @@ class Lag:
             topic = journal.topic(name)
             consumer = source.options.get("consumer", self.flow.consumer)
             done = offsets.get(name) if offsets else topic.cursor(consumer)
-            total += max(0, topic.latest - (done or 0))
+            total += topic.left(done or 0)
         return total
 
     def _journal(self, url: str) -> Journal:
