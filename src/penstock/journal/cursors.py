@@ -12,7 +12,7 @@ from penstock.clock import from_ms
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
 from penstock.journal import keys
-from penstock.journal.catalog import load_state
+from penstock.journal.catalog import TopicRecord
 from penstock.journal.commit import Commit
 from penstock.journal.reading import TopicView
 
@@ -48,22 +48,23 @@ def read_consumers(view: TopicView) -> list[TopicConsumer]:
     return _consumers(view, [(keys.stored_name(key[5:]), value) for key, value in rows])
 
 
-def read_consumer(view: TopicView, consumer: str, latest: int | None = None) -> TopicConsumer | None:
-    """Returns one of them; None when it never committed. `latest` is as in `TopicView.lags`."""
+def read_consumer(view: TopicView, consumer: str) -> TopicConsumer | None:
+    """Returns one of them; None when it never committed."""
     value = view.snap.get(keys.cursor_key(view.topic_id, consumer))
-    return None if value is None else _consumers(view, [(consumer, value)], latest)[0]
+    return None if value is None else _consumers(view, [(consumer, value)])[0]
 
 
-def _consumers(view: TopicView, rows: list[tuple[str, bytes]], latest: int | None = None) -> list[TopicConsumer]:
+def _consumers(view: TopicView, rows: list[tuple[str, bytes]]) -> list[TopicConsumer]:
     found = [(name, keys.unpack_seq(value[:8]), value[8:]) for name, value in rows]
-    lags = view.lags({seq for _, seq, _ in found}, latest) if found else {}
-    return [  # a store that is older has no time
-        TopicConsumer(name, seq, lags[seq], from_ms(keys.unpack_seq(moved)) if moved else None)
-        for name, seq, moved in found
-    ]
+    lags = view.lags({seq for _, seq, _ in found}) if found else {}
+    return [_consumer(name, seq, lags[seq], moved) for name, seq, moved in found]
 
 
-def move_cursor(commit: Commit, topic: str, consumer: str, seq: int, back: bool = False) -> None:
+def _consumer(name: str, seq: int, lag: int, moved: bytes) -> TopicConsumer:
+    return TopicConsumer(name, seq, lag, from_ms(keys.unpack_seq(moved)) if moved else None)  # an old store: no time
+
+
+def move_cursor(commit: Commit, topic: str, consumer: str, seq: int, back: bool = False) -> TopicConsumer:
     """Sets a cursor; only `back` lets it move to a smaller position. A position that is not written yet is refused.
 
     A position of a topic of this name that was dropped stands for the beginning of the one that is there.
@@ -72,13 +73,17 @@ def move_cursor(commit: Commit, topic: str, consumer: str, seq: int, back: bool 
     if seq > latest:
         raise ConfigError(f"cursor {consumer!r} of topic {topic!r} cannot move to {seq}: the topic ends at {latest}")
     head = commit.ensure(topic)
-    current = read_cursor(commit.tx, head.topic_id, consumer)
+    view = TopicView(commit.tx, topic, TopicRecord(head.topic_id, head.settings), commit.now_ms)
+    value = commit.tx.get(keys.cursor_key(head.topic_id, consumer))
+    current = None if value is None else keys.unpack_seq(value[:8])
     if seq and (not current or back):  # else it is after the beginning already
-        seq = max(seq, load_state(commit.tx, head.topic_id, topic).began)
-    if current is None or seq > current or (back and seq != current):
-        commit.tx.put(keys.cursor_key(head.topic_id, consumer), _moved.pack(seq, commit.now_ms))
+        seq = max(seq, view.began())
+    if value is None or current is None or seq > current or (back and seq != current):
+        value, current = _moved.pack(seq, commit.now_ms), seq
+        commit.tx.put(keys.cursor_key(head.topic_id, consumer), value)
         if head.slowest is not None and (consumer == head.slowest[0] or seq <= head.slowest[1]):
             head.slowest = None
+    return _consumer(consumer, current, view.lag(current, latest), value[8:])
 
 
 def drop_cursor(commit: Commit, topic: str, consumer: str) -> bool:

@@ -235,9 +235,9 @@ class TopicView:
             found[position], through = count, after
         return found
 
-    def lag(self, position: int) -> int:
+    def lag(self, position: int, latest: int | None = None) -> int:
         """Returns how many events are left to read after a position."""
-        return self.lags((position,))[position]
+        return self.lags((position,), latest)[position]
 
     def _count_in_blocks(self, after: int, through: int) -> int:
         return sum(block.row_after(through) - block.row_after(after) for block in self.blocks(after, through))

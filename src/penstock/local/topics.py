@@ -13,7 +13,7 @@ from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.journal import cursors
 from penstock.journal.across import across_query, check_positions, read_page
-from penstock.journal.catalog import Settings, TopicRecord, load_record, topic_names
+from penstock.journal.catalog import Settings, load_record, topic_names
 from penstock.journal.commit import Commit, change_settings, checked_settings
 from penstock.journal.core import JournalCore
 from penstock.journal.following import event_query
@@ -190,23 +190,23 @@ def _position_at(at: LocalBackend, log: TopicLog, time: str) -> int:
 def list_cursors(at: LocalBackend, name: str) -> wire.CursorList:
     def listed(view: TopicView) -> wire.CursorList:
         found = cursors.read_consumers(view)
-        return wire.CursorList(
-            [wire.CursorDocument(one.name, one.position, one.lag, one.moved_at) for one in found], view.latest()
-        )
+        return wire.CursorList([_document(one) for one in found], view.latest())
 
     return at.log(name).ask(listed, wire.CursorList([], 0))
 
 
 def read_cursor(at: LocalBackend, name: str, consumer: str) -> wire.CursorDocument:
     check_consumer(consumer)
-    return at.log(name).ask(lambda view: _cursor(view, consumer), wire.CursorDocument(consumer, None, 0))
+
+    def found(view: TopicView) -> wire.CursorDocument:
+        one = cursors.read_consumer(view, consumer)
+        return wire.CursorDocument(consumer, None, view.lag(0)) if one is None else _document(one)
+
+    return at.log(name).ask(found, wire.CursorDocument(consumer, None, 0))
 
 
-def _cursor(view: TopicView, consumer: str, latest: int | None = None) -> wire.CursorDocument:
-    one = cursors.read_consumer(view, consumer, latest)
-    if one is None:
-        return wire.CursorDocument(consumer, None, view.lag(0))
-    return wire.CursorDocument(consumer, one.position, one.lag, one.moved_at)
+def _document(one: cursors.TopicConsumer) -> wire.CursorDocument:
+    return wire.CursorDocument(one.name, one.position, one.lag, one.moved_at)
 
 
 def read_left(at: LocalBackend, name: str, query: wire.LeftQuery) -> int:
@@ -224,10 +224,8 @@ def move_cursor(at: LocalBackend, name: str, consumer: str, change: wire.CursorC
 
     def apply(commit: Commit) -> wire.CursorDocument:
         latest = commit.latest(log.name)
-        cursors.move_cursor(commit, log.name, consumer, latest if position is None else position, seek)
-        head = commit.ensure(log.name)
-        view = TopicView(commit.tx, log.name, TopicRecord(head.topic_id, head.settings), commit.now_ms)
-        return _cursor(view, consumer, latest)
+        to = latest if position is None else position
+        return _document(cursors.move_cursor(commit, log.name, consumer, to, seek))
 
     return at.core.run(apply)
 
