@@ -6,7 +6,8 @@ times.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -238,6 +239,19 @@ class Model:
             if one.deadline <= self.now and one.view == name:
                 self.fail(token, one.deadline, None, dead=False)
 
+    def notice(self, seqs: Collection[int]) -> None:
+        """Who changes messages by their positions finds which of their leases have ended; what is given up stays."""
+        for token, one in sorted(self.held.items(), key=lambda item: item[1].seq):
+            if one.deadline <= self.now and one.seq in seqs:
+                self.fail(token, one.deadline, None, dead=False, stays=True)
+
+    def as_shown(self) -> Model:
+        """What looks show: the leases that have ended are noticed, and nothing is changed by that."""
+        shown = deepcopy(self)
+        shown.notice(range(self.latest + 1))
+        shown.expire()
+        return shown
+
     def eligible(self, name: str) -> list[int]:
         """What may be taken now, in order."""
         view = self.views[name]
@@ -365,13 +379,13 @@ class Model:
         if breaker is not None and breaker.open_until:
             breaker.probe = seq, token
 
-    def fail(self, token: str, since: int, delay: float | None, *, dead: bool) -> None:
+    def fail(self, token: str, since: int, delay: float | None, *, dead: bool, stays: bool = False) -> None:
         one = self.held.pop(token)
         message = self.messages[one.seq]
         self.note(one.view, one.seq, failed=not dead)
         if dead or one.attempts >= (message.budget or self.policy["max_attempts"]):
             self.tell(one.seq, ("failure", "rejected" if dead else "attempts exhausted"))
-            if self.policy["dead_letter"]:
+            if self.policy["dead_letter"] and not stays:
                 self.dead.append((message.payload, one.view or None))
             else:
                 self.views[one.view][one.seq] = Status("failed", 0, one.attempts)

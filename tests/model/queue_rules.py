@@ -499,8 +499,9 @@ class QueueRules(TopicRules):
 
     @step(1, when=WITH_QUEUE, which=WHICH, limit=st.sampled_from([None, 1, 3]), tx=IN_TRANSACTION)
     def move(self, which: int, limit: int | None, tx: bool) -> None:
-        chosen = self.jobs.free()[:limit]
+        chosen = self.jobs.as_shown().free()[:limit]
         assert self.change_queue(which, tx, "move", "aside", limit=limit) == len(chosen)
+        self.jobs.notice(chosen)
         for seq in chosen:
             self.jobs.moved.append(self.jobs.messages[seq].payload)
             self.jobs.remove(seq)
@@ -508,8 +509,8 @@ class QueueRules(TopicRules):
     @step(3, when=WITH_QUEUE, which=WHICH, limit=st.sampled_from([None, 1, 2]), tx=IN_TRANSACTION)
     def redrive(self, which: int, limit: int | None, tx: bool) -> None:
         jobs = self.jobs
-        failed = {seq for view in jobs.views.values() for seq, one in view.items() if one.state == "failed"}
-        chosen = sorted(failed)[:limit]
+        views = jobs.as_shown().views.values()
+        chosen = sorted({seq for view in views for seq, one in view.items() if one.state == "failed"})[:limit]
         left = None if limit is None else limit - len(chosen)
         # Leases that end at the same time end in an order of their own, and the first letters go back first.
         order = self.ask(
@@ -526,6 +527,7 @@ class QueueRules(TopicRules):
         planned = self.ask_queue(which, lambda queue: queue.redrive(limit=limit, dry_run=True))
         done = self.change_queue(which, tx, "redrive", limit=limit)
         assert (planned[0], done[0]) == (count, count)
+        jobs.notice(chosen)
         for seq in chosen:
             for view in jobs.views.values():
                 if seq in view and view[seq].state == "failed":
@@ -544,15 +546,19 @@ class QueueRules(TopicRules):
 
     @step(2, when=WITH_QUEUE, which=WHICH, picks=st.lists(PICK, min_size=1, max_size=3))
     def run_now(self, which: int, picks: list[int]) -> None:
-        waiting = sorted({seq for view in self.jobs.views.values() for seq, one in view.items() if one.due})
+        views = self.jobs.as_shown().views.values()
+        waiting = sorted({seq for view in views for seq, one in view.items() if one.due})
         chosen = [waiting[pick % len(waiting)] for pick in picks] if waiting else []
         self.ask_queue(which, lambda queue: queue.run_now(chosen))
+        self.jobs.notice(chosen)
         for seq in dict.fromkeys(chosen):
             self.jobs.run_now(seq)
 
     @step(2, when=WITH_QUEUE, which=WHICH, picks=st.lists(PICK, min_size=1, max_size=3))
     def discard(self, which: int, picks: list[int]) -> None:
         chosen = {pick % (self.jobs.latest + 1) for pick in picks}
+        self.jobs.notice(chosen)
+        self.jobs.expire()
         held = {one.seq for one in self.jobs.held.values()}
         gone = [seq for seq in chosen if seq in self.jobs.unsettled() and seq not in held]
         assert self.ask_queue(which, lambda queue: queue.discard(sorted(chosen))) == len(gone)
@@ -562,8 +568,8 @@ class QueueRules(TopicRules):
 
     @step(1, when=WITH_QUEUE, which=WHICH, tx=IN_TRANSACTION)
     def purge(self, which: int, tx: bool) -> None:
-        gone = self.jobs.unsettled()
-        assert self.change_queue(which, tx, "purge") == len(gone)
+        gone, shown = self.jobs.unsettled(), self.jobs.as_shown().unsettled()
+        assert self.change_queue(which, tx, "purge") == len(shown)
         self.jobs.take_away(gone, "removed")
         self.jobs.held.clear()
         for view in self.jobs.views.values():
@@ -589,12 +595,12 @@ class QueueRules(TopicRules):
     @step(1, when=WITH_QUEUE, which=WHICH, topic=st.booleans())
     def drop_queue(self, which: int, topic: bool) -> None:
         """A queue's topic stays, and its positions go on; with the topic they are gone."""
-        gone = self.jobs.unsettled()
+        gone, shown = self.jobs.unsettled(), self.jobs.as_shown().unsettled()
         if topic:
             assert self.ask(lambda home: home.journal(which).drop_topic("jobs")) == Raised(TopicInUse)
             assert self.ask(lambda home: home.journal(which).drop_topic("jobs", force=True))["topic"] == "jobs"
         else:
-            assert self.ask_queue(which, lambda queue: queue.drop()) == len(gone)
+            assert self.ask_queue(which, lambda queue: queue.drop()) == len(shown)
         self.jobs.take_away(gone, "removed")
         self.jobs.clear()
         if topic:
@@ -654,8 +660,8 @@ class QueueRules(TopicRules):
         limit=st.sampled_from([0, 1, 2, 100]),
     )
     def look(self, which: int, pick: int, state: Any, limit: int) -> None:
-        jobs = self.jobs
-        jobs.expire()
+        self.jobs.expire()
+        jobs = self.jobs.as_shown()
         seq = pick % (jobs.latest + 2)
         event = self.ask_queue(which, lambda queue: queue.get(seq))
         assert (event and event["payload"]) == (jobs.messages[seq].payload if seq in jobs.unsettled() else None)
@@ -689,8 +695,8 @@ class QueueRules(TopicRules):
                     assert check_queue(view.snap, view.state) == [], f"in {home}"
 
     def queue_agrees(self, homes: list[Home], which: int) -> None:
-        jobs = self.jobs
-        jobs.expire()
+        self.jobs.expire()
+        jobs = self.jobs.as_shown()
         seen = self.ask(
             lambda home: {
                 "aside": [event.payload for event in home.journal(which).queue("aside")],
@@ -723,12 +729,13 @@ class QueueRules(TopicRules):
         assert seen["groups"] == sorted(jobs.begins) or jobs.mode == "work"
         assert seen["length"] == jobs.length()
         for group in jobs.begins if jobs.mode == "fanout" else ("default",):
-            self.group_agrees(homes, which, group, seen["letters"])
+            self.group_agrees(jobs, homes, which, group, seen["letters"])
         if self.tokens:
             self.replies_agree(homes, which)
 
-    def group_agrees(self, homes: list[Home], which: int, group: str, letters: list[dict[str, Any]]) -> None:
-        jobs = self.jobs
+    def group_agrees(
+        self, jobs: Model, homes: list[Home], which: int, group: str, letters: list[dict[str, Any]]
+    ) -> None:
         name = group if jobs.mode == "fanout" else ""
         seen = self.ask(
             lambda home: {
@@ -744,7 +751,7 @@ class QueueRules(TopicRules):
         assert counts == jobs.counts(name)
         states = [one["state"] for one in seen["messages"]]
         assert [states.count(state) for state in ("ready", "delayed", "failed")] == [counts[0], counts[2], counts[3]]
-        assert (stats["paused"], stats["breaker"]) == (jobs.is_paused(group), jobs.breaker_state(name))
+        assert (stats["paused"], stats["breaker"]) == (jobs.is_paused(group), self.jobs.breaker_state(name))
         failed = [seq for seq, one in sorted(view.items()) if one.state == "failed"]
         assert [one["event"]["seq"] for one in seen["failures"]] == failed
         coming = jobs.eligible(name)

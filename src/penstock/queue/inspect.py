@@ -7,6 +7,7 @@ Counts come from the groups' counters, whatever the queue holds.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -32,6 +33,7 @@ from penstock.queue.operations.settle import (
     DeadLetterCursor,
     LeaseHandle,
     held_by_token,
+    lapsed_message,
     letter,
     origin,
     stale,
@@ -149,11 +151,11 @@ class QueueStats(msgspec.Struct, frozen=True):
     ready: int
     """Could be taken now (or as soon as their ordering key is free)."""
     in_flight: int
-    """Held by a lease; a lease that has ended counts until the next take finds it."""
+    """Held by a lease that has not ended."""
     delayed: int
     """Wait for their time, or for their retry."""
     failed: int
-    """Given up, with no dead-letter queue to go to."""
+    """Given up, with no dead-letter queue to go to, or not there before the next take."""
     oldest_age: float | None
     """Seconds since the oldest ready message was pushed."""
     groups: tuple[str, ...] = ()
@@ -200,7 +202,11 @@ class View:
     @property
     def length(self) -> int:
         """How many messages are ready, in flight or delayed; in fanout, for the group that has most left."""
-        return self.state.count_unsettled(self.snap, self.latest, self.overdue)
+        return self.state.count_unsettled(self.snap, self.latest, self.overdue, self._lost)
+
+    def _lost(self, group: Group) -> int:
+        """How many messages that a group counts as in flight are given up, or gone: their leases have ended."""
+        return sum(entry is None or entry.state == "failed" for entry in self.lapsed(group))
 
     @cached_property
     def overdue(self) -> int:
@@ -229,7 +235,7 @@ class View:
         message = group.find(self.snap, seq)
         if message is None:
             held = group.lease_of(self.snap, seq)
-            return None if held is None else self._flying(held)
+            return None if held is None else self._at(held)
         if message.state == UNTOUCHED and (special := self.state.special(self.snap, group, seq)) is not None:
             message = special.row(seq)
         return next(self._shown(group, [(seq, message, None)]), None)
@@ -243,12 +249,28 @@ class View:
             elif seq > self.overdue:
                 yield Entry(seq, "delayed" if message.due > self.now else "ready", group, label, message, event)
 
-    def _flying(self, held: HeldMessage) -> Entry:
+    def _at(self, held: HeldMessage) -> Entry | None:
+        """A message with a lease as it is now: in flight, unless the lease has ended, which a take need not know."""
+        if held.ended(self.now):
+            return next(self._shown(held.group, [(held.seq, lapsed_message(self.snap, held), None)]), None)
         message = held.lease.message(held.index)
         return Entry(held.seq, "in_flight", held.group, held.lease.label, message, None, held)
 
+    def lapsed(self, group: Group) -> list[Entry | None]:
+        """The messages of a group whose leases have ended, though no take has noticed; None for one that is gone."""
+        if not self._has_lapsed(group):
+            return []
+        return [self._at(held) for held in group.in_flight(self.snap) if held.ended(self.now)]
+
+    def _has_lapsed(self, group: Group) -> bool:
+        return 0 < group.record.next_deadline <= self.now
+
     def held(self, label: str | None) -> Iterator[HeldMessage]:
         """The messages in flight, by position; those taken in the name of one group, or all."""
+        return (held for held in self.leased(label) if not held.ended(self.now))
+
+    def leased(self, label: str | None) -> Iterator[HeldMessage]:
+        """The same, and those whose leases have ended, though no take has noticed."""
         held = [group.in_flight(self.snap) for group in self.named(label)]
         every = heapq.merge(*held, key=lambda one: one.seq) if len(held) != 1 else held[0]
         return every if label is None else (one for one in every if one.lease.label == label)
@@ -281,8 +303,13 @@ class View:
     def available(self) -> Iterator[Event]:
         """The messages that no group has in flight or has given up."""
         for event in self.events(self.walk("ready", "delayed")):
-            if not self.state.fanout or self.state.is_free(self.snap, event.seq):
+            if not self.state.fanout or self.is_free(event.seq):
                 yield event
+
+    def is_free(self, seq: int) -> bool:
+        """Whether a message is neither settled nor in flight, and no group has given it up."""
+        found = {entry.state for group in self.state.all_groups(self.snap) if (entry := self._entry(group, seq))}
+        return bool(found) and found.isdisjoint(("in_flight", "failed"))
 
     def letters(self, of: str | None, after: int = 0) -> Iterator[Event]:
         """The dead letters beyond a position that came from a queue, or all, by position."""
@@ -308,8 +335,8 @@ class View:
         sources = [self._shown(group, ((one.seq, one, None) for one in some)) for some in rows]
         if states:
             sources.append(self._shown(group, self._untouched(group, wanted, live)))
-        if "in_flight" in wanted:
-            sources.append(map(self._flying, group.in_flight(snap, after)))
+        if "in_flight" in wanted or self._has_lapsed(group):
+            sources.append(one for held in group.in_flight(snap, after) if (one := self._at(held)) is not None)
         return (one for one in heapq.merge(*sources, key=lambda one: one.seq) if one.state in wanted)
 
     def _untouched(
@@ -390,7 +417,7 @@ def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
             state.policy, rate=None, rate_per_key=None, breaker=None, max_in_flight=None, dead_letter=None
         )
         state.feed, state.traits.replies = None, False
-        group.record.next_deadline = group.record.endless = 0  # a lease that has ended counts until a take finds it
+        group.record.endless = 0  # whose process has ended, a take finds out
         commit = Commit(Catalog(), OverlayWrite(None, False, view.snap), view.now, queue._core.index)
         if 0 < group.record.next_due <= view.now and state.policy.fair_by is None and state.policy.ttl is None:
             _wake_first(commit, group, left)
@@ -555,17 +582,21 @@ def _stats(view: View, group: Group, name: str) -> QueueStats:
         late = sum(keys.tail_seq(key) <= overdue for key, _ in rows)
         late += sum(special.due > now for _, special in view.unabsorbed(group, min(view.latest, overdue)))
         delayed, ready = delayed - late, ready - (group.overdue(snap, overdue) - late)
-    metrics.in_flight.labels(queue=view.state.name).set(record.in_flight)
+    lapsed = view.lapsed(group)
+    states = Counter(entry.state for entry in lapsed if entry is not None)
+    ready, delayed, in_flight = ready + states["ready"], delayed + states["delayed"], record.in_flight - len(lapsed)
+    metrics.in_flight.labels(queue=view.state.name).set(in_flight)
     breaker = breaker_state(snap, group, now)
     if breaker is not None:
         level = {"closed": 0, "half-open": 0.5, "open": 1}[breaker]
         metrics.breaker_open.labels(queue=view.state.name, group=name).set(level)
-    oldest = _oldest_ready(view, group) if ready else None
+    seqs = [entry.seq for entry in lapsed if entry is not None and entry.state == "ready"]
+    oldest = _oldest_ready(view, group, seqs) if ready else None
     return QueueStats(
         ready,
-        record.in_flight,
+        in_flight,
         delayed,
-        record.failed,
+        record.failed + states["failed"],
         None if oldest is None else max(0.0, (now - oldest) / 1000),
         tuple(group_names(view.state)),
         view.state.record.is_paused(name),
@@ -573,9 +604,9 @@ def _stats(view: View, group: Group, name: str) -> QueueStats:
     )
 
 
-def _oldest_ready(view: View, group: Group) -> int | None:
-    """When the oldest ready message was recorded."""
-    seq = group.oldest(view.snap, view.latest, view.overdue, [READY])
+def _oldest_ready(view: View, group: Group, lapsed: list[int]) -> int | None:
+    """When the oldest ready message was recorded; `lapsed`: those that are ready since their leases have ended."""
+    seq = min(filter(None, [group.oldest(view.snap, view.latest, view.overdue, [READY]), *lapsed]), default=0)
     event = view.state.blocks.event(view.snap, seq) if seq else None
     return None if event is None else int(event._rows.recorded_ms(event._row))
 

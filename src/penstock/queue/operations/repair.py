@@ -34,6 +34,7 @@ from penstock.queue.operations.push import (
 )
 from penstock.queue.operations.settle import (
     GROUP,
+    end_lapsed,
     expire_messages,
     former_headers,
     origin,
@@ -69,7 +70,7 @@ def claim(queue: LocalQueue, wanted: TakeRequest, idle_ms: int) -> list[Delivery
     queue.change(group_for, wanted.group)  # so that it is there, and its times follow the clock
     chosen, left = [], wanted.limit
     with viewing(queue) as view:
-        for held in view.held(wanted.group):
+        for held in view.leased(wanted.group):
             lease, index = held.lease, held.index
             if view.now - lease.touched_ms(index) >= idle_ms:
                 chosen.append((held.lease_id, index))
@@ -109,6 +110,7 @@ def _claim(
 # ── discarding ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def still_free(commit: Commit, state: QueueState, seqs: list[int]) -> list[int]:
     """Keeps of some positions those whose messages are neither settled nor failed nor in flight."""
+    end_lapsed(commit, state, seqs)
     latest = state.latest(commit)
     return [seq for seq in dict.fromkeys(seqs) if seq <= latest and state.is_free(commit.tx, seq)]
 
@@ -117,6 +119,7 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
     def apply(commit: Commit, state: QueueState) -> int:
         latest = state.latest(commit)
         overdue = state.overdue_through(commit.tx, commit.now_ms)
+        end_lapsed(commit, state, seqs)
         gone = 0
         for seq in dict.fromkeys(seqs):
             found = state.find_free(commit.tx, seq) if 0 < seq <= latest else []
@@ -177,6 +180,7 @@ def _count(view: View) -> int:
     groups = view.state.all_groups(view.snap)
     if len(groups) == 1:
         left = groups[0].unsettled(view.latest) - groups[0].overdue(view.snap, view.overdue)
+        left -= view.lapsed(groups[0]).count(None)
         return left + groups[0].record.failed
     return len({entry.seq for entry in view.walk()})
 
@@ -209,6 +213,7 @@ def run_now(commit: Commit, queue: QueueState, seqs: list[int], name: str | None
     latest = queue.latest(commit)
     groups = [group for group in queue.all_groups(commit.tx) if name is None or not queue.fanout or group.name == name]
     count = 0
+    end_lapsed(commit, queue, seqs)
     for group in groups if queue.record.policy.debounce is not None else ():
         _sort_in_all(commit, group, latest)
     for seq in dict.fromkeys(seqs):
@@ -375,7 +380,7 @@ class _Redrive:
             def goes(event: Event) -> bool:
                 if self._where is not None and not self._where(event):
                     return False
-                return not letters or view.state.is_free(view.snap, event.seq)
+                return not letters or view.is_free(event.seq)
 
             events = view.letters(of) if letters else view.events(view.walk("failed"))
             chosen = (event.seq for event in filter(goes, events) if self._can_go(view, event, letters))
@@ -428,6 +433,7 @@ def _choose(events: Iterator[Event], limit: int | None, where: Where | None) -> 
 def _revive(commit: Commit, seqs: list[int], source: LocalQueue, to: LocalQueue | None) -> int:
     """Makes failed messages ready again, or moves them to another queue."""
     state = source._cache.state(commit, source.name)
+    end_lapsed(commit, state, seqs)
     failed = {seq: [one for one in state.find(commit.tx, seq) if one[1].state == FAILED] for seq in seqs}
     still = [seq for seq, found in failed.items() if found]
     if to is None and state.policy.max_size is not None:
@@ -525,6 +531,7 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) ->
 
     def apply(commit: Commit, state: QueueState) -> Receipt | None:
         tx, seq = commit.tx, event.seq
+        end_lapsed(commit, state, [seq])
         if not state.find_free(tx, seq):
             return None
         target, wanted = queue._cache.state(commit, to.name), _pushed_with(commit, state, seq)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal
@@ -41,6 +41,7 @@ from penstock.queue.state.records import (
     FAILED,
     NEVER,
     UNTOUCHED,
+    WAITING,
     AttemptRow,
     FailureTrail,
     Lease,
@@ -205,12 +206,45 @@ def expire(commit: Commit, group: Group, step: int) -> bool:
     return False
 
 
-def expire_messages(commit: Commit, group: Group, lease_id: int, lease: Lease, indexes: list[int]) -> None:
-    """Takes messages of a lease back, as if it had ended; one whose deadline is past ended then."""
+def expire_messages(
+    commit: Commit, group: Group, lease_id: int, lease: Lease, indexes: list[int], *, stays: bool = False
+) -> None:
+    """Takes messages of a lease back, as if it had ended; one whose deadline is past ended then.
+
+    `stays`: a message that is given up is kept as failed, also where the queue has dead letters.
+    """
     deadlines = [lease.deadline_of(index) for index in indexes]
     messages = group.take_back(commit, lease_id, lease, indexes, Change("failed", "lease", LAPSED.error))
     for message, deadline in zip(messages, deadlines, strict=True):
-        _fail(commit, group, lease, message, min(deadline, commit.now_ms), LAPSED)
+        _fail(commit, group, lease, message, min(deadline, commit.now_ms), LAPSED, stays=stays)
+
+
+def lapsed_message(snap: Snapshot, held: HeldMessage) -> MessageRow:
+    """Returns a message whose lease has ended, as it is from then on: given up, or ready after its retry's delay."""
+    queue, message = held.group.queue, held.lease.message(held.index)
+    failed = over_budget(snap, queue, message)
+    wait = _wait_of(queue, message, LAPSED, _no_jitter)
+    due = held.lease.deadline_of(held.index) + round(wait * 1000)
+    return msgspec.structs.replace(
+        message, state=FAILED if failed else WAITING, due=0 if failed else due, error=LAPSED.error
+    )
+
+
+def end_lapsed(commit: Commit, queue: QueueState, seqs: Iterable[int]) -> None:
+    """Takes some messages back whose leases have ended, as a take does that notices; what is given up stays here.
+
+    A change of messages by their positions calls this first, so that it meets the state that looks show.
+    """
+    now = commit.now_ms
+    for group in queue.all_groups(commit.tx):
+        for seq in seqs if 0 < group.record.next_deadline <= now else ():
+            held = group.lease_of(commit.tx, seq)
+            if held is not None and held.ended(now):
+                expire_messages(commit, group, held.lease_id, held.lease, [held.index], stays=True)
+
+
+def _no_jitter() -> float:
+    return 0.0
 
 
 def over_budget(snap: Snapshot, queue: QueueState, message: MessageRow) -> bool:
@@ -251,10 +285,11 @@ def give_up(
     failure: FailureText | None,
     *,
     tried: list[AttemptRow] | None = None,
+    stays: bool = False,
 ) -> Outcome:
     """Sends a message to the dead letters, else keeps it as failed; what outlived its ttl just goes.
 
-    `tried`: its failed attempts, when one ends with this.
+    `tried`: its failed attempts, when one ends with this. `stays`: it is kept as failed in any case.
     """
     queue = group.queue
     failure = failure or FailureText()
@@ -262,7 +297,7 @@ def give_up(
         answer_failure(commit, queue, message.seq, reason, failure)
     attempts = group.trail(commit.tx, message).attempts if tried is None else tried
     message.error = failure.error
-    if queue.policy.dead_letter is None and reason != EXPIRED:
+    if stays or (queue.policy.dead_letter is None and reason != EXPIRED):
         group.save_trail(commit, message, FailureTrail(attempts, failure.traceback))
         group.move(commit, message, FAILED)
         group.tell(commit, message, Change("dead", reason, failure.error))
@@ -284,7 +319,14 @@ def _by_lease(held: list[HeldMessage]) -> Iterable[tuple[Group, int, Lease, list
 
 
 def _fail(
-    commit: Commit, group: Group, lease: Lease, message: MessageRow, since_ms: int, options: NackRequest
+    commit: Commit,
+    group: Group,
+    lease: Lease,
+    message: MessageRow,
+    since_ms: int,
+    options: NackRequest,
+    *,
+    stays: bool = False,
 ) -> Outcome:
     """Requeues a message whose attempt ended badly at `since_ms`, or gives it up when its budget is used."""
     queue = group.queue
@@ -297,17 +339,24 @@ def _fail(
     tried = group.ended_attempts(commit, lease, message, since_ms, ended, options.error)
     if options.dead or over_budget(commit.tx, queue, message):
         reason: Reason = REJECTED if options.dead else EXHAUSTED
-        return give_up(commit, group, message, reason, options, tried=tried)
+        return give_up(commit, group, message, reason, options, tried=tried, stays=stays)
     message.error = options.error
     group.save_trail(commit, message, FailureTrail(tried, options.traceback))
-    wait = options.delay
-    if wait is None:
-        retry = queue.policy.retry
-        wait = options.default_delay if retry is None else retry.delay(message.attempts)
+    wait = _wait_of(queue, message, options)
     message.since_ms, due = commit.now_ms, since_ms + round(wait * 1000)
     group.requeue(commit, message, due if due > commit.now_ms else 0)
     group.tell(commit, message, Change("retried"))
     return "requeued"
+
+
+def _wait_of(
+    queue: QueueState, message: MessageRow, options: NackRequest, chance: Callable[[], float] | None = None
+) -> float:
+    """Returns the seconds that a message waits after a failed attempt."""
+    if options.delay is not None:
+        return options.delay
+    retry = queue.policy.retry
+    return options.default_delay if retry is None else retry.delay(message.attempts, chance)
 
 
 # ── dead letters ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ has committed, the writer's epoch changes and everything here is read again; not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -250,9 +250,15 @@ class QueueState:
             return 0
         return self.view(snap).position_before(now_ms - round(ttl * 1000) + 1)
 
-    def count_unsettled(self, snap: Snapshot, latest: int, overdue: int) -> int:
-        """`unsettled` in a snapshot; messages up to `overdue` count only while they are in flight."""
-        most = max(group.unsettled(latest) - group.overdue(snap, overdue) for group in self.delivering(snap))
+    def count_unsettled(
+        self, snap: Snapshot, latest: int, overdue: int, lost: Callable[[Group], int] = lambda group: 0
+    ) -> int:
+        """`unsettled` in a snapshot; messages up to `overdue` count only while they are in flight.
+
+        `lost`: how many messages of a group are in flight no more, and will not be ready again.
+        """
+        groups = self.delivering(snap)
+        most = max(group.unsettled(latest) - group.overdue(snap, overdue) - lost(group) for group in groups)
         shared = self.group(snap, WORK)
         kept = shared.kept()
         return most + kept - shared.record.failed - shared.overdue(snap, overdue) if kept else most

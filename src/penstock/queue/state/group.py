@@ -172,6 +172,10 @@ class HeldMessage(msgspec.Struct, eq=False):
     def seq(self) -> int:
         return self.lease.seq(self.index)
 
+    def ended(self, now: int) -> bool:
+        """Returns whether the lease has ended, though no take may have noticed."""
+        return self.lease.deadline_of(self.index) <= now
+
 
 class Group:
     """One group's messages. Rows and counters always change together."""
