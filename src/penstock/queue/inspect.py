@@ -204,6 +204,12 @@ class View:
         """How many messages are ready, in flight or delayed; in fanout, for the group that has most left."""
         return self.state.count_unsettled(self.snap, self.latest, self.overdue, self._lost)
 
+    def is_lost(self, group: Group, seq: int) -> bool:
+        """Whether a message is given up, or gone, because its lease has ended: its key waits for it no more."""
+        held = group.lease_of(self.snap, seq) if self._has_lapsed(group) else None
+        entry = None if held is None else self._at(held)
+        return held is not None and (entry is None or entry.state == "failed")
+
     def _lost(self, group: Group) -> int:
         """How many messages that a group counts as in flight are given up, or gone: their leases have ended."""
         return sum(entry is None or entry.state == "failed" for entry in self.lapsed(group))
@@ -479,8 +485,10 @@ def _listed(view: View, entry: Entry, event: Event) -> QueueMessage:
     trail = group.trail(snap, message)
     blocked = False
     if event.key is not None and message.state in (HELD, UNTOUCHED):
-        under_way = group.under_way(snap, event.key, view.overdue)
-        is_full = message.state == HELD or len(under_way) >= view.state.policy.max_in_flight_per_key
+        occupants = group.under_way(snap, event.key, view.overdue)
+        under_way = [seq for seq in occupants if not view.is_lost(group, seq)]
+        room = view.state.policy.max_in_flight_per_key - len(under_way)
+        is_full = room <= 0 or (message.state == HELD and len(under_way) == len(occupants))
         blocked = is_full and entry.seq not in under_way
     deadline = 0 if held is None else held.lease.deadline_of(held.index)
     return QueueMessage(

@@ -122,3 +122,16 @@ def test_a_message_can_still_be_acknowledged_and_claimed_until_it_is_taken(
     first.ack()
     (claimed,) = queue.claim(min_idle=11)
     assert claimed.seq == second.seq and counts(queue) == (0, 1, 0, 0)
+
+
+def test_a_message_is_not_blocked_by_an_earlier_one_of_its_key_that_was_given_up(
+    journal: Journal, clock: ManualClock
+) -> None:
+    queue = journal.queue("jobs", lease=10, max_attempts=1)
+    for number in range(2):
+        queue.push(number, key="k")
+    assert queue.take() is not None and queue.take() is None
+    assert [one.blocked for one in queue.messages()] == [False, True]
+    clock.advance(11)
+    assert [(one.state, one.blocked) for one in queue.messages()] == [("failed", False), ("ready", False)]
+    assert [event.payload for event in queue.peek()] == [1]
