@@ -94,7 +94,7 @@ class _Lines(io.BufferedReader):
         return line
 
 
-class _Answer(HTTPResponse):
+class _WholeResponse(HTTPResponse):
     """An answer that has a whole head."""
 
     def __init__(self, sock: socket.socket, debuglevel: int = 0, method: str | None = None) -> None:
@@ -105,7 +105,7 @@ class _Answer(HTTPResponse):
 class _Plain(HTTPConnection):
     """A connection that counts as dropped when it was idle for long."""
 
-    response_class = _Answer
+    response_class = _WholeResponse
     used_at = 0.0
 
     @property

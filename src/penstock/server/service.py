@@ -106,7 +106,7 @@ class StreamedResponse(StreamingResponse):
 
 
 class HeldResponse(StreamedResponse):
-    """A large answer, counted until it is sent. Whoever makes it asks before whether there is room for it."""
+    """A large answer, counted until it is sent. Its maker asks first whether there is room for it."""
 
     def __init__(self, budget: MemoryBudget, data: bytes, status: int, media: str) -> None:
         budget.held += len(data)

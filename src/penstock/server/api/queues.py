@@ -184,7 +184,7 @@ async def _take_bounded(
         try:
             found = await queue.take_async(some, stopping)
         except BaseException:
-            if taken:  # the answer is the error: what came before it would be nobody's
+            if taken:  # the answer is the error, so the client would not learn of these
                 await finish(partial(queue.release, taken))
             raise
         taken += found
