@@ -1,18 +1,21 @@
 """SQL over topics: DuckDB runs the query, this hands it the events it asks for.
 
 Each topic that a query names is a view with the columns of sealed history: those of `read_arrow`, `payload_bytes` for
-payloads that are no text, and typed columns: those asked for, or those that the topic was sealed with. Sealed files on
-a disk are read by DuckDB itself. Everything else comes from a `TopicTable`, which DuckDB takes for one of Arrow's
-datasets: it says which columns it needs and which rows. Positions, recording times, keys and kinds of that filter are
-looked up in the journal; the filter itself is Arrow's, so that a look-up has to leave nothing out, and may leave too
-much in.
+payloads that are no text, and typed columns: those asked for, or those that the topic was sealed with. Sealed files are
+read by DuckDB itself, through `SealedFiles`, which compares their checksums. Everything else comes from a `TopicTable`,
+which DuckDB takes for one of Arrow's datasets: it says which columns it needs and which rows. Positions, recording
+times, keys and kinds of that filter are looked up in the journal; the filter itself is Arrow's, so that a look-up has
+to leave nothing out, and may leave too much in.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +30,7 @@ from penstock.protocol.topics import LIST_TOPICS
 
 try:
     import duckdb
+    import fsspec
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -41,6 +45,7 @@ from penstock.journal.to_arrow import arrow_schema, joined, record_batch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from penstock.journal.sealed.files import SealedBytes
     from penstock.surface.backend import Backend, TopicScan
 
 _SETTINGS = "SET TimeZone = 'UTC'; SET python_enable_replacements = false; SET autoinstall_known_extensions = false"
@@ -51,6 +56,8 @@ _NAMES = re.compile(r'"([A-Za-z0-9._-]{1,255})"|([A-Za-z0-9._]{1,255})')
 """What may be a topic's name in a query."""
 _BY_KEY = re.compile(r"""\bkey"?\s*(==?|in)\s*\(?\s*['?$]""", re.IGNORECASE)
 """What a query looks like that may look for a key. A hint: taken or not, the answer is the same."""
+_BEGIN = datetime.fromtimestamp(0, UTC)
+"""When a sealed file was changed last: never."""
 _NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
 
 
@@ -72,32 +79,35 @@ def run_sql(
         if unread := typed.keys() - scans.keys():
             raise ConfigError(f"columns names {', '.join(sorted(unread))}, which is no topic that the query reads")
         connection.execute(_SETTINGS)
-        turn = threading.Lock()
+        turn, sealed = threading.Lock(), SealedFiles(failures)
+        connection.register_filesystem(sealed)
         try:
             for name, scan in scans.items():
                 text = typed.get(name, scan.columns)
                 direct = text == scan.columns and _BY_KEY.search(query) is None
-                _create_view(connection, name, TopicTable(scan, text, turn, failures), direct)
+                _create_view(connection, name, TopicTable(scan, text, turn, failures), sealed, direct)
             answer = connection.sql(query, params=parameters)
             return pa.table({}) if answer is None else answer.to_arrow_table()
         except duckdb.Error as error:
             raise (failures[0] if failures else _explained(error, backend)) from error
 
 
-def _create_view(connection: duckdb.DuckDBPyConnection, name: str, table: TopicTable, direct: bool) -> None:
+def _create_view(
+    connection: duckdb.DuckDBPyConnection, name: str, table: TopicTable, sealed: SealedFiles, direct: bool
+) -> None:
     """Makes a topic a view.
 
-    `direct`: DuckDB reads sealed files on a disk itself, which is the fastest way to read many events. A query that
-    may look for a key is better off with the index, and files have only the typed columns they were sealed with.
+    `direct`: DuckDB reads sealed files itself, which is the fastest way to read many events. A query that may look for
+    a key is better off with the index, and files have only the typed columns they were sealed with.
     """
     files, through = table.scan.files() if direct else ([], table.scan.after)
+    names = [sealed.add(file) for file in files]
     connection.register(f"penstock {name}", table)
     columns = ", ".join(f'"{column}"' for column in table.schema.names)
     source = f'SELECT {columns} FROM "penstock {name}"'
     if files:
         table.after = through
-        quoted = ", ".join("'" + path.replace("'", "''") + "'" for path in files)
-        source += f" UNION ALL SELECT {columns} FROM read_parquet([{quoted}], hive_partitioning = false)"
+        source += f" UNION ALL SELECT {columns} FROM read_parquet({names}, hive_partitioning = false)"
         source += f" WHERE seq > {table.scan.after}" if table.scan.after else ""
     connection.execute(f'CREATE TEMP VIEW "{name}" AS {source}')
 
@@ -221,6 +231,85 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
         if set(self._typed.schema.names).isdisjoint(names):
             return columns
         return columns | dict(zip(self._typed.schema.names, self._typed.of(payloads, binary), strict=True))
+
+
+class SealedFiles(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """The sealed files of a query, for DuckDB, which compares no checksums itself: it gets only what was compared."""
+
+    protocol = "penstock"
+    cachable = False
+
+    def __init__(self, failures: list[Exception]) -> None:
+        super().__init__()
+        self._failures = failures
+        self._files: list[SealedBytes] = []
+
+    def add(self, file: SealedBytes) -> str:
+        """The name under which a query finds a file."""
+        self._files.append(file)
+        return f"{self.protocol}://{len(self._files) - 1}"
+
+    def glob(self, path: str, **_: object) -> list[str]:
+        return [path]
+
+    def info(self, path: str, **_: object) -> dict[str, object]:
+        return {"name": path, "size": self._named(path).size, "type": "file"}
+
+    def modified(self, path: str) -> datetime:
+        return _BEGIN
+
+    def _open(self, path: str, mode: str = "rb", **_: object) -> _SealedReader:
+        return _SealedReader(self._named(path), self._failures)
+
+    def _named(self, path: str) -> SealedBytes:
+        return self._files[int(path.removeprefix(f"{self.protocol}://"))]
+
+
+class _SealedReader(io.RawIOBase):
+    """A sealed file as DuckDB reads it. Several threads may use it: each has a place of its own."""
+
+    def __init__(self, file: SealedBytes, failures: list[Exception]) -> None:
+        super().__init__()
+        self._file = file
+        self._failures = failures
+        self._place = threading.local()
+        with self._noting():
+            self._opened = file.open()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._place.at = offset + (0, self.tell(), self._file.size)[whence]
+        return self.tell()
+
+    def tell(self) -> int:
+        at: int = getattr(self._place, "at", 0)
+        return at
+
+    def read(self, size: int | None = -1) -> bytes:
+        at = self.tell()
+        with self._noting():
+            found = self._file.read(self._opened, at, self._file.size if size is None or size < 0 else at + size)
+        self._place.at = at + len(found)
+        return found
+
+    def close(self) -> None:
+        if not self.closed:
+            self._opened.close()
+        super().close()
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """DuckDB's own error would hide ours."""
+        try:
+            yield
+        except Exception as error:
+            self._failures.append(error)
+            raise
 
 
 class Scanner(NamedTuple):

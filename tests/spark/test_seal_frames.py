@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset
+import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 from since import needs_limits
@@ -146,6 +147,30 @@ def test_a_lake_read_has_bytes_and_says_what_is_missing(
     file.unlink()
     with pytest.raises(StorageError, match=file.name):
         lake(spark, journal, "raw")
+
+
+def test_a_lake_read_ends_with_an_error_at_a_page_that_would_be_read_as_another(
+    spark: SparkSession, journal: penstock.Journal, url: str, tmp_path: Path
+) -> None:
+    seal(journal, "orders", lake=str(tmp_path / "lake"), through=900)
+    path, *_ = sorted((tmp_path / "lake").rglob("*.parquet"))
+    whole, right = path.read_bytes(), pq.read_table(path, columns=["payload"])
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    (column,) = (one for at in range(group.num_columns) if (one := group.column(at)).path_in_schema == "payload")
+
+    def misread(at: int) -> bool:
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            found = pq.read_table(path, columns=["payload"])
+            found.validate(full=True)
+        except (OSError, pyarrow.ArrowException):
+            return False
+        return not found.equals(right)
+
+    start = column.data_page_offset
+    assert any(misread(at) for at in range(start + column.total_compressed_size - 1, start + 100, -1))
+    with pytest.raises(PySparkException, match=path.name):
+        lake(spark, url, "orders").collect()
 
 
 def test_a_lake_in_an_object_store_is_read_without_a_file_system_of_sparks(

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-import pyarrow.parquet as pq
 
 from penstock.events import Event
 from penstock.journal.blocks import Block
 from penstock.journal.index.index import EntityIndex, Lookup, entity_events
 from penstock.journal.reading import Bounds, EventQuery, TopicView
 from penstock.journal.sealed.columns import columns_schema
-from penstock.journal.sealed.segments import load_seals, load_segments
+from penstock.journal.sealed.files import SealedBytes, sealed_files_with
+from penstock.journal.sealed.segments import load_seals
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
     from penstock.surface.backend import TopicScan
-
-_NO_PATH = re.compile(r"://|[*?\[]")
-"""What makes a url of a path, or a pattern."""
 
 
 @contextmanager
@@ -46,16 +41,10 @@ class LocalScan:
         tables = load_seals(view.snap, view.topic_id).tables if state.sealed else {}
         self.columns = next((table.columns for table in reversed(tables.values()) if table.columns), "")
 
-    def files(self) -> tuple[list[str], int]:
-        view = self._view
-        segments = list(load_segments(view.snap, view.topic_id, self.after, self._sealed))
-        paths = [f"{segment.lake}/{file.path}" for segment in segments for file in segment.files]
-        typed = set(columns_schema(self.columns).names)
-        if any(_NO_PATH.search(path) for path in paths) or (
-            typed and not all(typed <= set(pq.read_schema(path).names) for path in paths)
-        ):
-            return [], self.after
-        return paths, max(self.after, self._sealed)
+    def files(self) -> tuple[list[SealedBytes], int]:
+        view, typed = self._view, frozenset(columns_schema(self.columns).names)
+        found = sealed_files_with(view.snap, view.topic_id, view.name, self.after, self._sealed, typed)
+        return found, max(self.after, self._sealed) if found else self.after
 
     def position_before(self, ms: int) -> int:
         return self._view.position_before(ms)

@@ -10,7 +10,7 @@ from penstock.clock import from_ms
 from penstock.events import Event
 from penstock.journal.blocks import Block
 from penstock.journal.reading import Bounds, EventQuery
-from penstock.journal.sealed.files import without
+from penstock.journal.sealed.files import SealedBytes, without
 from penstock.protocol import bulk as wire
 from penstock.protocol.operation import BLOCKS
 from penstock.protocol.topics import FIND_POSITION, LIST_TOPICS, READ_TOPIC, PositionQuery
@@ -42,7 +42,7 @@ class RemoteScan:
         oldest = backend.call(READ_TOPIC, name).oldest  # without what is older than the topic's `max_age`
         self.after = max(ends.trimmed, oldest - 1) if oldest else ends.latest
 
-    def files(self) -> tuple[list[str], int]:
+    def files(self) -> tuple[list[SealedBytes], int]:
         return [], self.after
 
     def position_before(self, ms: int) -> int:

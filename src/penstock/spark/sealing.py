@@ -154,6 +154,8 @@ class _SegmentTask:
 
 
 _DDL = ", ".join(f"{name} {type_}" for name, type_ in {**EVENT_COLUMNS, "payload_bytes": "BINARY"}.items())
+_VERIFY = "parquet.page.verify-checksum.enabled"
+"""Spark's Parquet reader compares the checksums of pages when this is set, and else none."""
 _HADOOP_SCHEMES = {"s3": "s3a", "gs": "gs", "gcs": "gs", "abfs": "abfs", "abfss": "abfss", "hdfs": "hdfs"}
 """Arrow's names for places, and Hadoop's."""
 
@@ -213,7 +215,8 @@ def _sealed(spark: SparkSession, segments: list[Segment], topic: str, payload: s
     from pyspark.sql import functions as F
 
     try:
-        files = spark.read.schema(_DDL).parquet(*(_path(one, file.path) for one in segments for file in one.files))
+        reader = spark.read.schema(_DDL).option(_VERIFY, "true")
+        files = reader.parquet(*(_path(one, file.path) for one in segments for file in one.files))
     except AnalysisException as error:
         raise StorageError(f"sealed history of topic {topic!r} cannot be read by Spark: {error}") from error
     text, raw = F.col("payload"), F.col("payload_bytes")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.journal.catalog import Settings
     from penstock.journal.description import Description, Pressure
     from penstock.journal.reading import Bounds, EventQuery
+    from penstock.journal.sealed.files import SealedBytes
     from penstock.local.backend import LocalBackend
     from penstock.observe.sample import Sample
     from penstock.protocol.operation import Operation
@@ -196,8 +197,8 @@ class TopicScan(Protocol):
     columns: str
     """The typed columns of its sealed history."""
 
-    def files(self) -> tuple[list[str], int]:
-        """The Parquet files on this machine's disk that hold the oldest events, and through which position."""
+    def files(self) -> tuple[list[SealedBytes], int]:
+        """The Parquet files that hold the oldest events, where they can be read here; and through which position."""
 
     def position_before(self, ms: int) -> int:
         """The last position recorded before a time; 0 for none."""

@@ -113,7 +113,8 @@ def _read_lake(folder: Path) -> State:
     with penstock.open(f"file:{folder / 'store'}") as journal:
         topic = journal.topic("t")
         events = [(e.seq, e.id, e.kind, e.payload, e.key, e.recorded_at) for e in topic.read()]
-        return {"events": events, "verified": topic.verify().ok}
+        asked = journal.sql("select seq, id, kind, payload, key, recorded_at from t order by seq").to_pylist()
+        return {"events": events, "events of a query": asked, "verified": topic.verify().ok}
 
 
 def _export(format: Any) -> Subject:

@@ -10,6 +10,7 @@ import io
 import os
 import threading
 import zlib
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -23,6 +24,7 @@ from penstock.names import shown_url
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
     from pyarrow import fs
 
     from penstock.journal.blocks import Wire
@@ -64,7 +66,19 @@ def sealed_start(snap: Snapshot, topic: int, name: str, seq: int) -> int:
 def check_sealed(snap: Snapshot, topic: int, name: str) -> None:
     """Corrupt or StorageError when a file of sealed history is not, byte for byte, what was written."""
     for segment in load_segments(snap, topic):
-        SealedSegment(segment, name).check()
+        SealedSegment(segment, name)
+        for file in segment.files:
+            SealedBytes(segment, file, name).check()
+
+
+def sealed_files_with(
+    snap: Snapshot, topic: int, name: str, after: int, through: int, columns: frozenset[str]
+) -> list[SealedBytes]:
+    """The files of sealed events after < position ≤ through; none when one of them lacks one of some columns."""
+    segments = list(load_segments(snap, topic, after, through))
+    if columns and not all(columns <= _open_segment(segment, name).names for segment in segments):
+        return []
+    return [SealedBytes(segment, file, name) for segment in segments for file in segment.files]
 
 
 def without(block: Block, trimmed: int) -> Block:
@@ -101,91 +115,59 @@ class SealedSegment:
         tables = [self._files[at].read(row) for at, row in self._sources[group]]
         return Block(_wire_of(tables[0] if len(tables) == 1 else _by_position(tables)), self._topic)
 
-    def check(self) -> None:
-        """Reads every byte and compares the checksums."""
-        for file in self._files:
-            file.check()
+    @property
+    def names(self) -> set[str]:
+        """The columns that all of its files have."""
+        return set.intersection(*(set(file.metadata.schema.to_arrow_schema().names) for file in self._files))
 
 
-class _SealedFile:
-    """One Parquet file. The only one of a segment stays open; of many, only what their footers say is kept."""
+class SealedBytes:
+    """The bytes of one sealed file. No reader gets any that were not compared with their checksums."""
 
     def __init__(self, segment: Segment, file: SegmentFile, topic: str) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         self._segment = segment
         self._file = file
         self._topic = topic
-        self._lock = threading.Lock()
-        self._opened: pa.NativeFile | None = None
-        opened = self._open()
-        if (size := opened.size()) != file.size:
-            raise self._damaged(f"the file has {size:,} bytes and should have {file.size:,}")
-        try:
-            self._metadata = pq.ParquetFile(self._piece(opened, len(file.pieces) - 1)).metadata
-        except (OSError, pa.ArrowException) as error:
-            raise self._damaged(str(error)) from error
-        if segment.parts:
-            opened.close()
-        else:
-            self._opened = opened
-        self.groups = self._find_groups()
+        self._ends = [end for end, _ in file.pieces]
+        self._whole: set[int] = set()
+        """The pieces that `read` has compared."""
+        self.size = file.size
+        if self._ends != sorted(set(self._ends)) or self._ends[-1:] != [self.size]:
+            raise self.damaged("the journal's record of its checksums has gaps")
 
-    def _open(self) -> pa.NativeFile:
+    def open(self) -> pa.NativeFile:
+        """The file in its lake; Corrupt when it has another size than was written."""
         filesystem, root = open_lake(self._segment.lake)
         try:
-            return filesystem.open_input_file(f"{root}/{self._file.path}")
+            opened = filesystem.open_input_file(f"{root}/{self._file.path}")
         except OSError as error:
-            raise StorageError(
-                f"{self._events()} cannot be read: {error}", retryable=not isinstance(error, FileNotFoundError)
-            ) from error
+            raise self._unreadable(error, retryable=not isinstance(error, FileNotFoundError)) from error
+        if (size := opened.size()) != self.size:
+            raise self.damaged(f"the file has {size:,} bytes and should have {self.size:,}")
+        return opened
 
-    def _piece(self, opened: pa.NativeFile, number: int, seq: int | None = None) -> pa.NativeFile:
-        """A row group, or the footer, to be read as if it were the file: one request, with its checksum compared."""
-        import pyarrow as pa
+    def between(self, opened: pa.NativeFile, start: int, stop: int, seq: int | None = None) -> bytes:
+        """The bytes of pieces that follow one another, in one request; `seq` is an event's in them, for an error."""
+        data = self._read(opened, start, stop)
+        view = memoryview(data)
+        for number in range(bisect_right(self._ends, start), bisect_left(self._ends, stop) + 1):
+            end, crc = self._file.pieces[number]
+            if zlib.crc32(view[max(0, self._start(number) - start) : end - start]) != crc:
+                raise self.damaged("its bytes have another checksum than those that were written", seq)
+        return data
 
-        pieces = self._file.pieces
-        start = pieces[number - 1][0] if number else 0
-        end, crc = pieces[number]
-        try:
-            data = opened.read_at(end - start, start)
-        except OSError as error:
-            raise StorageError(f"{self._events()} cannot be read: {error}", retryable=True) from error
-        if len(data) != end - start or zlib.crc32(data) != crc:
-            raise self._damaged("its bytes have another checksum than those that were written", seq)
-        return pa.PythonFile(_PieceFile(data, start, self._file.size), mode="r")
-
-    def _find_groups(self) -> list[tuple[int, int]]:
-        """The first and last position of each row group."""
-        metadata = self._metadata
-        if metadata.num_rows != self._file.count:
-            raise self._damaged(f"the file holds {metadata.num_rows} events and should hold {self._file.count}")
-        if (groups := metadata.num_row_groups) != len(self._file.pieces) - 1:
-            raise self._damaged(f"it has {groups} row groups, and the journal knows {len(self._file.pieces) - 1}")
-        at = metadata.schema.to_arrow_schema().get_field_index("seq")
-        found = []
-        for group in range(groups):
-            statistics = metadata.row_group(group).column(at).statistics
-            found.append((int(statistics.min), int(statistics.max)))
-        return found
-
-    def read(self, group: int) -> pa.Table:
-        """A row group as a table."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        seq = self.groups[group][0]
-        if self._opened is None:
-            with self._open() as opened:
-                piece = self._piece(opened, group, seq)
-        else:
-            with self._lock:
-                piece = self._piece(self._opened, group, seq)
-        try:
-            return pq.ParquetFile(piece, metadata=self._metadata).read_row_group(group, columns=_COLUMNS)
-        except (OSError, pa.ArrowException) as error:
-            raise self._damaged(str(error), seq) from error
+    def read(self, opened: pa.NativeFile, start: int, stop: int) -> bytes:
+        """Any bytes of the file. The pieces that they lie in are read whole, and compared, the first time."""
+        stop = min(stop, self.size)
+        if start >= stop:
+            return b""
+        first, last = bisect_right(self._ends, start), bisect_left(self._ends, stop)
+        if self._whole.issuperset(range(first, last + 1)):
+            return self._read(opened, start, stop)
+        low = self._start(first)
+        data = self.between(opened, low, self._ends[last])
+        self._whole.update(range(first, last + 1))
+        return data[start - low : stop - low]
 
     def check(self) -> None:
         """Reads every byte and compares the checksum."""
@@ -196,21 +178,106 @@ class _SealedFile:
                 while piece := stream.read(1 << 20):
                     crc = zlib.crc32(piece, crc)
         except OSError as error:
-            raise StorageError(f"{self._events()} cannot be read: {error}", retryable=True) from error
+            raise self._unreadable(error) from error
         if crc != self._file.crc:
-            raise self._damaged("its bytes have another checksum than those that were written")
+            raise self.damaged("its bytes have another checksum than those that were written")
 
-    @property
-    def _place(self) -> str:
-        return self._segment.shown(self._file.path)
+    def footer(self, opened: pa.NativeFile) -> pq.FileMetaData:
+        """What the file says of itself."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
-    def _events(self) -> str:
+        start = self._start(len(self._ends) - 1)
+        data = self.between(opened, start, self.size)
+        try:
+            metadata = pq.ParquetFile(self.as_file(data, start)).metadata
+        except (OSError, pa.ArrowException) as error:
+            raise self.damaged(str(error)) from error
+        if metadata.num_rows != self._file.count:
+            raise self.damaged(f"the file holds {metadata.num_rows} events and should hold {self._file.count}")
+        return metadata
+
+    def as_file(self, data: bytes, start: int) -> pa.NativeFile:
+        """Some of the bytes, to be read as if they were the file."""
+        import pyarrow as pa
+
+        return pa.PythonFile(_PieceFile(data, start, self.size), mode="r")
+
+    def damaged(self, reason: str, seq: int | None = None) -> Corrupt:
+        """What is wrong with the file, and where it lies."""
+        place = self._segment.shown(self._file.path)
+        return Corrupt(f"a file of sealed history is damaged: {reason}", topic=self._topic, seq=seq, file=place)
+
+    def _start(self, number: int) -> int:
+        return self._ends[number - 1] if number else 0
+
+    def _read(self, opened: pa.NativeFile, start: int, stop: int) -> bytes:
+        try:
+            data: bytes = opened.read_at(stop - start, start)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if len(data) != stop - start:
+            raise self.damaged(f"it ends before byte {stop:,}")
+        return data
+
+    def _unreadable(self, error: OSError, *, retryable: bool = True) -> StorageError:
         segment = self._segment
         which = f"some of events {segment.first}" if segment.parts else f"events {segment.first}"
-        return f"{which} to {segment.last} of topic {self._topic!r} are sealed in {self._place}, which"
+        events = f"{which} to {segment.last} of topic {self._topic!r} are sealed in {segment.shown(self._file.path)}"
+        return StorageError(f"{events}, which cannot be read: {error}", retryable=retryable)
 
-    def _damaged(self, reason: str, seq: int | None = None) -> Corrupt:
-        return Corrupt(f"a file of sealed history is damaged: {reason}", topic=self._topic, seq=seq, file=self._place)
+
+class _SealedFile:
+    """One Parquet file. The only one of a segment stays open; of many, only what their footers say is kept."""
+
+    def __init__(self, segment: Segment, file: SegmentFile, topic: str) -> None:
+        self._bytes = SealedBytes(segment, file, topic)
+        self._opened: pa.NativeFile | None = None
+        opened = self._bytes.open()
+        self.metadata = self._bytes.footer(opened)
+        if segment.parts:
+            opened.close()
+        else:
+            self._opened = opened
+        self._ends = [0, *(ends[-1] for ends in column_ends(self.metadata))]
+        self.groups = self._find_groups()
+
+    def _find_groups(self) -> list[tuple[int, int]]:
+        """The first and last position of each row group."""
+        at = self.metadata.schema.to_arrow_schema().get_field_index("seq")
+        found = []
+        for group in range(self.metadata.num_row_groups):
+            statistics = self.metadata.row_group(group).column(at).statistics
+            found.append((int(statistics.min), int(statistics.max)))
+        return found
+
+    def read(self, group: int) -> pa.Table:
+        """A row group as a table."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        seq = self.groups[group][0]
+        start, stop = self._ends[group : group + 2]
+        if self._opened is None:
+            with self._bytes.open() as opened:
+                data = self._bytes.between(opened, start, stop, seq)
+        else:
+            data = self._bytes.between(self._opened, start, stop, seq)
+        piece = self._bytes.as_file(data, start)
+        try:
+            return pq.ParquetFile(piece, metadata=self.metadata).read_row_group(group, columns=_COLUMNS)
+        except (OSError, pa.ArrowException) as error:
+            raise self._bytes.damaged(str(error), seq) from error
+
+
+def column_ends(metadata: pq.FileMetaData) -> list[list[int]]:
+    """For each row group: where the bytes of its columns end, in order."""
+    found = []
+    for group in range(metadata.num_row_groups):
+        columns = [metadata.row_group(group).column(at) for at in range(metadata.num_columns)]
+        starts = [each.dictionary_page_offset or each.data_page_offset for each in columns]
+        found.append(sorted(start + each.total_compressed_size for start, each in zip(starts, columns, strict=True)))
+    return found
 
 
 class _PieceFile(io.RawIOBase):

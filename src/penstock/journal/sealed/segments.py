@@ -21,9 +21,10 @@ from penstock.journal.catalog import load_record, load_state
 from penstock.names import shown_url
 
 Pieces = tuple[tuple[int, int], ...]
-"""Where each row group of a file ends, and the CRC-32 of its bytes; then the same of the footer. Readers check them.
+"""Where each piece of a file ends, and the CRC-32 of its bytes. Readers check them.
 
-Parquet's own checksums leave out the headers of pages and the footer.
+A piece is a column of a row group, or several small ones, or a whole row group in older files; the last one is the
+footer. Parquet's own checksums leave out the headers of pages and the footer.
 """
 
 

@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.errors import ConfigError, Corrupt
+from penstock.errors import ConfigError
 from penstock.journal.sealed.columns import check_change, check_partition, columns_schema, columns_text
-from penstock.journal.sealed.files import open_lake
+from penstock.journal.sealed.files import SealedBytes, open_lake
 from penstock.journal.sealed.segments import Segment, SegmentFile, TableSettings
 from penstock.journal.sealed.writing import sealed_schema
 from penstock.names import TABLE_FORMATS, TableFormat, shown_url
@@ -140,22 +140,17 @@ def bring_up_to_date(owner: Owner, settings: TableSettings, segments: Iterable[S
                 f"the table at {owner.shown} was written through position {table.through()}, beyond the {sealed} that "
                 "this journal has sealed: another journal uses it, or this one is an older copy; use another lake"
             )
-        files = (file for one in segments if one.lake == owner.lake for file in one.files)
-        wanted = {file.path.removeprefix(f"{owner.topic}/"): file for file in files}
+        files = ((one, file) for one in segments if one.lake == owner.lake for file in one.files)
+        wanted = {file.path.removeprefix(f"{owner.topic}/"): (one, file) for one, file in files}
         held = table.paths()
-        add = [_described(owner, path, wanted[path]) for path in sorted(wanted.keys() - held)]
+        add = [_described(owner, path, *wanted[path]) for path in sorted(wanted.keys() - held)]
         table.update(add, sorted(held - wanted.keys()), table_schema(settings), sealed)
 
 
-def _described(owner: Owner, path: str, file: SegmentFile) -> LakeFile:
-    filesystem, root = open_lake(owner.lake)
-    try:
-        with filesystem.open_input_file(f"{root}/{file.path}") as opened:
-            metadata = pq.ParquetFile(opened).metadata
-    except pa.ArrowInvalid as error:
-        place = f"{shown_url(owner.lake)}/{file.path}"
-        raise Corrupt(f"a file of sealed history is damaged: {error}", topic=owner.topic, file=place) from error
-    return LakeFile(path, table_root(owner) + "/" + path, file, metadata)
+def _described(owner: Owner, path: str, segment: Segment, file: SegmentFile) -> LakeFile:
+    found = SealedBytes(segment, file, owner.topic)
+    with found.open() as opened:
+        return LakeFile(path, table_root(owner) + "/" + path, file, found.footer(opened))
 
 
 def table_root(owner: Owner) -> str:

@@ -24,13 +24,15 @@ from penstock.errors import ConfigError, Corrupt, StorageError, UnknownTopic
 from penstock.journal.blocks import Block
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.columns import Partition, TypedColumns, text_and_bytes
-from penstock.journal.sealed.files import open_lake
+from penstock.journal.sealed.files import column_ends, open_lake
 from penstock.journal.sealed.segments import Pieces, Segment, SegmentPart
 from penstock.journal.to_arrow import arrow_schema, joined, record_batch
 from penstock.names import shown_url
 
 _GROUP_ROWS = 65_536
 """Rows in a row group at the most, unless a block has more: what a look-up of one event has to decode."""
+_PIECE_BYTES = 16_384
+"""What has a checksum of its own in the journal: a column of a row group, or several small ones."""
 _TEXTS = ["topic", "kind", "key", "scope", "correlation_id", "causation_id"]
 
 
@@ -277,15 +279,18 @@ def _verify(filesystem: fs.FileSystem, path: str, tally: _Tally, topic: str) -> 
     Returns the CRC-32 of the file, and of each of its pieces.
     """
     found = _Tally()
-    with filesystem.open_input_file(path) as file:
-        size = file.size()
-        parquet = pq.ParquetFile(file, page_checksum_verification=True)
-        for group in range(parquet.num_row_groups):
-            for batch in parquet.read_row_group(group, columns=["seq", *found.crcs]).to_batches():
-                found.add(batch)
-        ends = [*_group_ends(parquet.metadata), size]
+    damaged = Corrupt("a sealed file does not hold what was written to it", topic=topic, seq=tally.first, file=path)
+    try:
+        with filesystem.open_input_file(path) as file:
+            parquet = pq.ParquetFile(file, page_checksum_verification=True)
+            for group in range(parquet.num_row_groups):
+                for batch in parquet.read_row_group(group, columns=["seq", *found.crcs]).to_batches():
+                    found.add(batch)
+            ends = _piece_ends(parquet.metadata, file.size())
+    except pa.ArrowException as error:
+        raise damaged from error
     if not found.same(tally):
-        raise Corrupt(f"a sealed file does not hold what was written to it: {path}", topic=topic, seq=tally.first)
+        raise damaged
     crc = at = 0
     pieces = []
     with filesystem.open_input_stream(path) as stream:
@@ -298,14 +303,14 @@ def _verify(filesystem: fs.FileSystem, path: str, tally: _Tally, topic: str) -> 
     return crc, tuple(pieces)
 
 
-def _group_ends(metadata: pq.FileMetaData) -> list[int]:
-    """Where the bytes of each row group end: behind the last of its columns."""
-    ends = []
-    for group in range(metadata.num_row_groups):
-        columns = [metadata.row_group(group).column(at) for at in range(metadata.num_columns)]
-        starts = [each.dictionary_page_offset or each.data_page_offset for each in columns]
-        ends.append(max(start + each.total_compressed_size for start, each in zip(starts, columns, strict=True)))
-    return ends
+def _piece_ends(metadata: pq.FileMetaData, size: int) -> list[int]:
+    """Where pieces end: with a column that makes them large enough, with a row group, with the file."""
+    ends = [0]
+    for columns in column_ends(metadata):
+        for end in columns:
+            if end == columns[-1] or end - ends[-1] >= _PIECE_BYTES:
+                ends.append(end)
+    return [*ends[1:], size]
 
 
 def day_of(view: TopicView, seq: int, through: int) -> datetime | None:
