@@ -82,6 +82,7 @@ PARTS = {
     "histories": Part("what several processes were told has an order", _torture("histories", 10), "tests"),
     "simulation": Part("buffers and queues hold under seeded schedules", _torture("simulation", 10), "tests"),
     "fuzzing": Part("decoders raise errors of the tree and nothing else", _torture("fuzzing", 20), "tests"),
+    "junk": Part("junk arguments are refused by errors of the tree, here and over HTTP", _torture("junk", 20), "tests"),
     "overload": Part("memory, descriptors and threads do not grow", _torture("overload", 30), "tests"),
     "serving": Part("a server under mixed load does not grow in two hours", _torture("serving", 120), "tests"),
     "crashes": Part("more kills, signals and damage than the short forms by day have"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from penstock.errors import ConfigError
 
@@ -17,6 +18,7 @@ LAST_MS = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
 """The milliseconds since 1970 that a datetime can say: the years 1 to 9999 of UTC."""
 
 
+@runtime_checkable
 class Clock(Protocol):
     """What penstock asks of a clock; give your own to `penstock.open(clock=…)` in tests."""
 
@@ -39,6 +41,13 @@ class SystemClock:
         return time.monotonic()
 
 
+def check_clock(clock: Clock | None) -> Clock:
+    """A clock that was given, or the machine's own."""
+    if clock is not None and not isinstance(clock, Clock):
+        raise ConfigError(f"a clock has now_ms() and monotonic(), as penstock.ManualClock has; {clock!r:.80} has not")
+    return clock or SystemClock()
+
+
 class ManualClock:
     """A clock that moves only when told to: for tests of leases, delays, retention and schedules.
 
@@ -47,6 +56,8 @@ class ManualClock:
     """
 
     def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
+        if not isinstance(start_ms, int) or not FIRST_MS <= start_ms <= LAST_MS:
+            raise ConfigError(f"start_ms must be milliseconds since 1970, in the years 1 to 9999, not {start_ms!r:.80}")
         self._ms = start_ms
         self._monotonic = 0.0
 
@@ -72,13 +83,11 @@ def seconds(value: Seconds, name: str, *, minimum: float | None = 0.0) -> float:
     if isinstance(value, timedelta):
         result = value.total_seconds()
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        result = float(value)
+        result = float(value) if abs(value) <= LONGEST_SECONDS else math.inf
     else:
         raise ConfigError(f"{name} must be seconds (a number) or a timedelta, not {value!r}")
-    if result != result or result in (float("inf"), float("-inf")):
-        raise ConfigError(f"{name} must be a finite number of seconds, not {value!r}")
-    if abs(result) > LONGEST_SECONDS:
-        raise ConfigError(f"{name} must be at most a hundred years, not {value!r}")
+    if not abs(result) <= LONGEST_SECONDS:
+        raise ConfigError(f"{name} must be a number of seconds, of a hundred years at most, not {value!r:.80}")
     if minimum is not None and result < minimum:
         raise ConfigError(f"{name} must be at least {minimum:g} seconds, not {value!r}")
     return result

@@ -14,7 +14,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from penstock.clock import from_ms
-from penstock.errors import PoisonMessage
+from penstock.errors import ConfigError, PoisonMessage
+from penstock.names import check_items
 from penstock.schema import PayloadSchema, PayloadT, decode_event
 
 T = TypeVar("T")
@@ -208,7 +209,9 @@ class PayloadType(PayloadSchema[PayloadT]):
     def drafts(self, drafts: Iterable[Draft]) -> list[Draft]:
         """Drafts whose payloads fit."""
         found = []
-        for draft in drafts:
+        for draft in check_items(drafts, "drafts"):
+            if not isinstance(draft, Draft):
+                raise ConfigError(f"drafts are made with Draft(kind, payload), not {draft!r:.80}")
             kind, payload = self.draft(draft.kind, draft.payload)
             found.append(msgspec.structs.replace(draft, kind=kind, payload=payload))
         return found

@@ -1,10 +1,11 @@
-"""What may be called what: names, kinds, keys, checked before anything is written."""
+"""What arguments may be: names, kinds, keys, and the shape of others, checked before anything is done with them."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import Literal, TypeGuard, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, ParamSpec, TypeGuard, TypeVar, get_args
 from urllib.parse import SplitResult, urlsplit
 
 from penstock.errors import ConfigError, InvalidName
@@ -16,6 +17,11 @@ from penstock.limits import (
     MAX_NAME_LENGTH,
     MAX_POSITION,
 )
+
+P = ParamSpec("P")
+K = TypeVar("K")
+T = TypeVar("T")
+V = TypeVar("V")
 
 TableFormat = Literal["parquet", "delta", "iceberg"]
 """What a lake's files are registered as; "parquet": as nothing, they are plain files in folders by day."""
@@ -48,7 +54,7 @@ def is_pattern(name: str) -> bool:
 
 def check_topics(topics: str | Sequence[str] | None) -> tuple[str, ...]:
     """Names of topics and patterns of names; none for all."""
-    given = () if topics is None else (topics,) if isinstance(topics, str) else tuple(topics)
+    given = () if topics is None else (topics,) if isinstance(topics, str) else tuple(check_items(topics, "topics"))
     for one in given:
         if not isinstance(one, str) or not is_pattern(one):
             check_name(one)
@@ -102,6 +108,14 @@ def check_text(text: object, what: str, error: type[ConfigError] = ConfigError) 
     return text
 
 
+def check_unicode(text: object, what: str) -> str:
+    """Text that can be encoded; it may be empty."""
+    if not isinstance(text, str):
+        raise ConfigError(f"{what} must be text, not {text!r:.80}")
+    _encoded(text, what)
+    return text
+
+
 def check_headers(headers: object) -> Mapping[str, str]:
     if not isinstance(headers, Mapping):
         raise ConfigError(f"headers must be a mapping of text to text, not {type(headers).__name__}")
@@ -152,6 +166,40 @@ def check_position(seq: int, name: str) -> int:
     if seq > MAX_POSITION:
         raise ConfigError(f"{name} is beyond the last possible position, {MAX_POSITION}: {seq!r:.80}")
     return seq
+
+
+def check_items(items: Iterable[T], name: str) -> list[T]:
+    """Things that are given together, as a list; ConfigError when they are none that can be gone through."""
+    try:
+        found = iter(items)
+    except TypeError:
+        raise ConfigError(f"{name} must be a list or another iterable, not {items!r:.80}") from None
+    return list(found)
+
+
+def check_mapping(given: Mapping[K, V] | None, name: str) -> dict[K, V]:
+    """What is given by name, as a dict; that of None is empty."""
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"{name} must be a mapping, not {given!r:.80}")
+    return dict(given or {})
+
+
+def check_path(path: str | os.PathLike[str], name: str = "path") -> str:
+    """A path in a file system, as text."""
+    found: object = os.fspath(path) if isinstance(path, os.PathLike) else path
+    try:
+        if isinstance(found, str) and found and b"\0" not in os.fsencode(found):
+            return found
+    except UnicodeEncodeError:
+        pass
+    raise ConfigError(f"{name} must be a path, not {path!r:.80}")
+
+
+def check_function(function: Callable[P, T], name: str) -> Callable[P, T]:
+    """Something that can be called."""
+    if not callable(function):
+        raise ConfigError(f"{name} must be a function, not {function!r:.80}")
+    return function
 
 
 def _encoded(text: str, what: str, error: type[ConfigError] = ConfigError) -> bytes:

@@ -168,7 +168,10 @@ def schema_of(kind: str) -> Schema | None:
 
 def schema_of_type(cls: type[object]) -> Schema | None:
     """What a type is declared as, or None."""
-    return _by_type.get(cls)
+    try:
+        return _by_type.get(cls)
+    except TypeError:  # it has no hash, as a list has none
+        raise ConfigError(f"a type is needed here, not {cls!r:.80}") from None
 
 
 def forget(kind: str) -> None:
@@ -222,7 +225,7 @@ class PayloadSchema(Generic[PayloadT]):
     def __init__(self, type: type[PayloadT] | UnionType) -> None:
         self.type: Any = type
         members = get_args(type) if get_origin(type) in (Union, UnionType) else (type,)
-        schemas = [_by_type[one] for one in members if one in _by_type]
+        schemas = [schema for one in members if (schema := schema_of_type(one)) is not None]
         self._kinds = {schema.kind: schema for schema in schemas}
         self._decode = None if len(schemas) == len(members) else _decoder(self.type)
         if isinstance(self._decode, _Lazy):
@@ -235,7 +238,7 @@ class PayloadSchema(Generic[PayloadT]):
 
     def accept(self, payload: object, kind: str | None = None) -> Any:
         """A payload as it is to be written: of a declared type, an instance, which brings its kind and version."""
-        schema = _by_type.get(type(payload)) or (self._kinds.get(kind) if kind is not None else None)
+        schema = _by_type.get(type(payload)) or (self._kinds.get(kind) if isinstance(kind, str) else None)
         if schema is not None and kind not in (None, MESSAGE_KIND, schema.kind):
             raise ConfigError(f"{type(payload).__name__} is declared as {schema.kind!r}, and cannot be a {kind!r}")
         if schema is None and kind == MESSAGE_KIND and len(self._kinds) == 1 and self._decode is None:
@@ -249,7 +252,7 @@ class PayloadSchema(Generic[PayloadT]):
         plain = payload if dump is None else dump(mode="json")
         try:
             value = decode(msgspec.json.encode(plain))
-        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        except (msgspec.MsgspecError, TypeError, ValueError, RecursionError, OverflowError) as error:
             raise ConfigError(f"{_shown(payload, kind)} does not fit {self._named()}: {error}") from error
         return plain if schema is None else value
 
@@ -273,7 +276,7 @@ def _shown(payload: object, kind: str | None) -> str:
 
 def decode_event(event: Event, type: type[T]) -> T:
     """An event's payload as a value of a type, upcast to the newest version of its kind."""
-    declared = _by_type.get(type)
+    declared = schema_of_type(type)
     if declared is not None and declared.kind != event.kind:
         raise ConfigError(
             f"event {event.seq} of topic {event.topic!r} is a {event.kind!r}; {type.__qualname__} is declared for "

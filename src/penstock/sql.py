@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.clock import FIRST_MS, LAST_MS
 from penstock.documents.decoding import nearest
-from penstock.errors import ConfigError, StorageError, UnknownTopic
+from penstock.errors import ConfigError, PenstockError, StorageError, UnknownTopic
 from penstock.events import Event
 from penstock.journal.blocks import Block
 from penstock.journal.reading import Bounds, EventQuery
@@ -56,6 +56,8 @@ _NAMES = re.compile(r'"([A-Za-z0-9._-]{1,255})"|([A-Za-z0-9._]{1,255})')
 """What may be a topic's name in a query."""
 _BY_KEY = re.compile(r"""\bkey"?\s*(==?|in)\s*\(?\s*['?$]""", re.IGNORECASE)
 """What a query looks like that may look for a key. A hint: taken or not, the answer is the same."""
+_DEEPEST = 32
+"""Lists and mappings within one another, in a parameter."""
 _BEGIN = datetime.fromtimestamp(0, UTC)
 """When a sealed file was changed last: never."""
 _NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
@@ -70,6 +72,9 @@ def run_sql(
     """What a query answers, all of it, from one state of the journal; `columns`: typed columns, by topic."""
     if not isinstance(query, str) or not query.strip():
         raise ConfigError(f"a query is text like 'select kind, count(*) from orders group by 1', not {query!r:.80}")
+    if isinstance(parameters, str | bytes) or not isinstance(parameters, Sequence | Mapping):
+        raise ConfigError(f"parameters are a list of values, or a mapping by name, not {parameters!r:.80}")
+    _check_depth(list(parameters.values()) if isinstance(parameters, Mapping) else parameters)
     failures: list[Exception] = []
     names = {quoted or plain for quoted, plain in _NAMES.findall(query)}
     typed = {topic: columns_text(wanted) for topic, wanted in columns.items()}
@@ -90,6 +95,19 @@ def run_sql(
             return pa.table({}) if answer is None else answer.to_arrow_table()
         except duckdb.Error as error:
             raise (failures[0] if failures else _explained(error, backend)) from error
+        except PenstockError:
+            raise
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"a parameter of the query, or its text, cannot be used: {error}") from error
+
+
+def _check_depth(value: object, depth: int = 0) -> None:
+    """ConfigError for parameters that hold themselves, in which DuckDB would not find the end."""
+    if depth > _DEEPEST:
+        raise ConfigError(f"a parameter of the query is nested more than {_DEEPEST} deep, or holds itself")
+    if isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            _check_depth(one, depth + 1)
 
 
 def _create_view(

@@ -13,7 +13,19 @@ import random
 import subprocess
 import sys
 
-PARTS = ["cuts", "failing", "kills", "damage", "simulation", "histories", "overload", "serving", "fuzzing", "crafted"]
+PARTS = [
+    "cuts",
+    "failing",
+    "kills",
+    "damage",
+    "simulation",
+    "histories",
+    "overload",
+    "serving",
+    "fuzzing",
+    "crafted",
+    "junk",
+]
 WITH_ENGINES = ("cuts", "failing", "kills", "histories", "overload")
 
 

@@ -50,11 +50,11 @@ class AsyncHandle(Generic[H]):
 
 
 def plain(given: Any) -> Any:
-    """An argument with the handles for threads in the place of those for event loops."""
+    """An argument, or the things in it, with the handles for threads in the place of those for event loops."""
     if isinstance(given, AsyncHandle):
         return given._sync
     if isinstance(given, Iterable) and not isinstance(given, str | bytes):
-        return [plain(one) for one in given]
+        return [one._sync if isinstance(one, AsyncHandle) else one for one in given]
     return given
 
 

@@ -42,9 +42,10 @@ from penstock.buffer.manifest import (
     buffer_paths,
     shard_paths,
 )
-from penstock.clock import Clock, Seconds, SystemClock, seconds
+from penstock.clock import Clock, Seconds, check_clock, seconds
 from penstock.errors import Closed, ConfigError, Corrupt, Fenced, OutOfOrder, StorageError
 from penstock.limits import BUFFER_MANIFEST
+from penstock.names import check_whole
 from penstock.objects.store import Buffer, ObjectStore, VersionConflict, check_path, open_store, probe_conditional_puts
 from penstock.observe.metrics import REGISTRY, Registry
 
@@ -88,14 +89,14 @@ class Consumer(BufferHandle):
         options: Mapping[str, object] | None = None,
         metrics: Registry = REGISTRY,
     ) -> None:
-        if after is not None and after < 0:
-            raise ConfigError(f"after must be a sequence (0 or more) or None, not {after}")
+        if after is not None:
+            check_whole(after, "after", 0)
         self.paths = shard_paths(buffer_paths(manifest, prefix), shard, shards)
         self._grace_ms = int(seconds(gc_grace, "gc_grace") * 1000)
         interval = None if gc_interval is None else seconds(gc_interval, "gc_interval")
         self._store = open_store(url, options)
         probe_conditional_puts(self._store, self.paths.manifest)
-        self._clock = clock or SystemClock()
+        self._clock = check_clock(clock)
         self._measures = BufferCounters(metrics)
         super().__init__(self._measures.for_role("consumer"))
         self._manifest = OwnedManifest(self._store, self.paths.manifest, self._clock, self._manifest_measures)

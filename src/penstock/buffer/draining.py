@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from penstock.buffer.consumer import Batch, Consumer
 from penstock.buffer.format import Metadata
 from penstock.clock import Seconds, from_ms
-from penstock.errors import Fenced, OutOfOrder
+from penstock.errors import ConfigError, Fenced, OutOfOrder
 from penstock.events import Draft
 
 _LONGEST_NAME = 200
@@ -79,6 +79,8 @@ def drain(
 
     Runs like `Consumer.run`: until `consumer.stop()`, until another consumer takes over, or until nothing is left.
     """
+    if not isinstance(consumer, Consumer):
+        raise ConfigError(f"a consumer of a buffer is drained, not {consumer!r:.80}")
     mark = name or _mark_name(consumer, topic)
     done = topic.journal.mark(mark)
     if done is not None and (consumer.acked is None or consumer.acked < done):

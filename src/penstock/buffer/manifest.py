@@ -24,6 +24,7 @@ from penstock.buffer.format import Descriptor, Manifest, Mark, Metadata, append,
 from penstock.clock import Clock
 from penstock.errors import Closed, ConfigError, Corrupt
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
+from penstock.names import check_text, check_whole
 from penstock.objects.store import ObjectStore, Stored, VersionConflict, check_path
 from penstock.observe.metrics import REGISTRY, Registry
 from penstock.surface.handover import finish
@@ -279,7 +280,10 @@ def buffer_paths(manifest: str, prefix: str | None) -> BufferPaths:
                 f"buffers that share {BUFFER_PREFIX!r} would delete each other's batches"
             )
         prefix = BUFFER_PREFIX
-    return BufferPaths(check_path(manifest, "manifest"), check_path(prefix.rstrip("/"), "prefix"))
+    return BufferPaths(
+        check_path(check_text(manifest, "manifest"), "manifest"),
+        check_path(check_text(prefix, "prefix").rstrip("/"), "prefix"),
+    )
 
 
 def shard_paths(whole: BufferPaths, shard: int, shards: int) -> BufferPaths:
@@ -287,7 +291,7 @@ def shard_paths(whole: BufferPaths, shard: int, shards: int) -> BufferPaths:
 
     The names carry the number of shards: after a change of it, old and new shards never mix.
     """
-    if shards < 1 or not 0 <= shard < shards:
+    if check_whole(shard, "shard", 0) >= check_whole(shards, "shards"):
         raise ConfigError(f"shard must be between 0 and shards - 1, not {shard} of {shards}")
     if shards == 1:
         return whole
@@ -497,6 +501,8 @@ class BufferCounters:
     """The buffer's metrics in one registry."""
 
     def __init__(self, registry: Registry = REGISTRY) -> None:
+        if not isinstance(registry, Registry):
+            raise ConfigError(f"metrics= is a penstock.metrics.Registry, not {registry!r:.80}")
         count, gauge, spread = registry.counter, registry.gauge, registry.histogram
         self.batches_flushed = count("buffer.batches_flushed", "Batches whose manifest entry is durable.")
         self.entries_flushed = count("buffer.entries_flushed", "Entries in those batches.")

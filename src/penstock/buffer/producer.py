@@ -36,7 +36,7 @@ from penstock.buffer.manifest import (
     shard_of,
     shard_paths,
 )
-from penstock.clock import Clock, Seconds, SystemClock, seconds
+from penstock.clock import Clock, Seconds, check_clock, seconds
 from penstock.errors import Backpressure, Closed, ConfigError, StorageError, Unflushed
 from penstock.limits import BUFFER_MANIFEST
 from penstock.names import check_whole
@@ -86,13 +86,13 @@ class Producer(BufferHandle):
         if compression == "zstd":
             load_zstandard()  # else the first batch would find it missing, and be tried again
         whole = buffer_paths(manifest, prefix)
-        if shards > 1 and key is None:
+        if check_whole(shards, "shards") > 1 and key is None:
             raise ConfigError("shards= needs key=: a function from an entry to what decides its shard")
-        each_shard = [shard_paths(whole, shard, shards) for shard in range(check_whole(shards, "shards"))]
+        each_shard = [shard_paths(whole, shard, shards) for shard in range(shards)]
         store = open_store(url, options)
         probe_conditional_puts(store, whole.manifest)
         self.url = store.url
-        self._clock = clock or SystemClock()
+        self._clock = check_clock(clock)
         self._key = key
         measures = BufferCounters(metrics)
         super().__init__(measures.for_role("producer"))
@@ -731,7 +731,7 @@ class Publisher:
     ) -> None:
         self._store = store
         self._paths = paths
-        self._clock = clock or SystemClock()
+        self._clock = check_clock(clock)
         self._renew_after_ms = int(gc_grace * 1000 * RENEW_SHARE)
         self._patience = patience
         self._pause = pause

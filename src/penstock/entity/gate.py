@@ -30,7 +30,7 @@ from penstock.journal.keys import topic_range
 from penstock.journal.prepare import encode_payload, is_binary, prepare
 from penstock.journal.upkeep import KeyRange
 from penstock.journal.writer import WriteRequest
-from penstock.names import check_kind, check_name
+from penstock.names import check_items, check_kind, check_name
 from penstock.schema import encode_event, schema_of_type
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def kinds_of(kind: str | type | Iterable[str | type] | None) -> frozenset[str] |
     if kind is None:
         return None
     named: list[str] = []
-    for one in (kind,) if isinstance(kind, str | type) else kind:
+    for one in (kind,) if isinstance(kind, str | type) else check_items(kind, "kind"):
         if isinstance(one, type):
             schema = schema_of_type(one)
             if schema is None:

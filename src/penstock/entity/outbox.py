@@ -20,7 +20,7 @@ from penstock.journal.commit import Commit
 from penstock.journal.interrupts import Shield, is_inside
 from penstock.journal.prepare import PreparedBatch, make_draft, prepare
 from penstock.journal.writer import Writer, WriteRequest
-from penstock.names import check_name, is_whole
+from penstock.names import is_whole
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -39,11 +39,9 @@ Staged = tuple[str, Draft]
 
 def stage(journal: Journal, topic: Topic | str, kind: object, payload: object, draft: Mapping[str, object]) -> Staged:
     """A draft and where it goes; ConfigError when the topic cannot be used."""
-    name = check_name(topic) if isinstance(topic, str) else topic.name
-    if not isinstance(topic, str) and topic.journal is not journal:
-        raise ConfigError(f"topic {name!r} belongs to another journal")
-    if not isinstance(topic, str) and topic._payload is not None:
-        kind, payload = topic._payload.draft(kind, payload)
+    name, typed = journal._topic_of(topic)
+    if typed is not None:
+        kind, payload = typed.draft(kind, payload)
     return name, make_draft(kind, payload, draft)
 
 

@@ -13,6 +13,7 @@ import msgspec
 from penstock.errors import ConfigError
 from penstock.events import format_id
 from penstock.journal.summaries import leaf_hash
+from penstock.names import check_path
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -159,7 +160,7 @@ def _load(key: object, *, private: bool) -> Any:
     wanted = ed25519.Ed25519PrivateKey if private else ed25519.Ed25519PublicKey
     if isinstance(key, str | os.PathLike):
         try:
-            key = Path(key).read_bytes()
+            key = Path(check_path(key, "the key")).read_bytes()
         except OSError as error:
             raise ConfigError(f"the key {os.fspath(key)!r} cannot be read: {error.strerror}") from error
     if isinstance(key, bytes):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from penstock.clock import Clock, SystemClock
+from penstock.clock import Clock, check_clock
 from penstock.engine.contract import Engine, Snapshot
 from penstock.errors import Closed, ConfigError, Corrupt
 from penstock.events import Draft, Event
@@ -69,7 +69,7 @@ class JournalCore:
         self.journal = journal
         """The journal that users hold: what handles name as theirs, and workers report to."""
         self.engine = engine
-        self.clock: Clock = clock or SystemClock()
+        self.clock: Clock = check_clock(clock)
         # A memory store may be open a second time under its name, in this process.
         watched = engine.shared or engine.read_only or engine.scheme == "memory"
         self.hub = Hub(engine.changes if watched else None, engine.location)

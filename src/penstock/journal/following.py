@@ -21,7 +21,7 @@ from penstock.journal.index.index import entity_events
 from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
 from penstock.journal.waking import ReadingAhead
 from penstock.limits import SUBSCRIPTION_BUFFER
-from penstock.names import check_limit, check_position, check_whole
+from penstock.names import check_limit, check_position, check_unicode, check_whole
 from penstock.surface.subscription import OnLag, Subscription
 
 if TYPE_CHECKING:
@@ -139,8 +139,8 @@ def event_query(
     if through is not None:
         check_position(through, "through")
     for text, what in ((key, "key"), (scope, "scope"), (key_prefix, "key_prefix")):
-        if text is not None and not isinstance(text, str):
-            raise ConfigError(f"{what} must be text, not {text!r:.80}")
+        if text is not None:
+            check_unicode(text, what)
     if key is not None and key_prefix is not None:
         raise ConfigError("give key= for one entity or key_prefix= for those whose key begins so, not both")
     condition = _condition(where)

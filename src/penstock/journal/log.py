@@ -12,6 +12,7 @@ from penstock.journal.catalog import load_record
 from penstock.journal.index.index import OpenIndex, entity_events, prefixed_events
 from penstock.journal.prepare import FindCause, PreparedBatch, make_draft, prepare, prepare_one
 from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
+from penstock.names import check_items
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
@@ -46,7 +47,7 @@ class TopicLog:
         """The same for several events."""
         core = self.core
         if core.guards:
-            drafts = list(drafts)
+            drafts = check_items(drafts, "drafts")
             for guard in core.guards:
                 guard(self.name, drafts)
         return prepare(drafts, self.name, find_cause or core.find_cause)

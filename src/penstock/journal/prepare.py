@@ -20,7 +20,7 @@ from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.blocks import Columns
 from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
-from penstock.names import check_headers, check_kind, check_position, check_text, is_whole
+from penstock.names import check_headers, check_items, check_kind, check_position, check_text, is_whole
 from penstock.observe.tracing import trace_headers, with_trace
 
 FindCause = Callable[[str], Event | None]
@@ -76,7 +76,7 @@ def prepare_one(kind: object, payload: object) -> PreparedBatch:
 
 def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | None) -> PreparedBatch:
     """The batch of several drafts, all for one topic; ConfigError names the first that cannot be used."""
-    rows = list(drafts)
+    rows = check_items(drafts, "drafts")
     if not rows:
         return PreparedBatch(Columns([], []), 0)
     if set(map(type, rows)) != {Draft}:
@@ -199,7 +199,7 @@ def _typed(
     """Replaces instances of declared event types by their kind, payload and version header."""
     from penstock.schema import encode_event, schema_of_type
 
-    payload_list = list(payloads)
+    payload_list = check_items(payloads, "payloads")
     for row, kind in enumerate(kinds):
         if isinstance(kind, str):
             continue

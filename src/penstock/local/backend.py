@@ -29,7 +29,7 @@ from penstock.journal.owners import this_process
 from penstock.journal.prepare import prepare_one
 from penstock.journal.reading import EventQuery, TopicView
 from penstock.journal.writer import WriteRequest
-from penstock.names import AUDIT, check_name
+from penstock.names import AUDIT, check_items, check_name
 from penstock.observe.tracing import sending
 from penstock.queue.registry import QueueRegistry
 from penstock.surface.journal import Journal
@@ -210,7 +210,7 @@ class LocalTopic(TopicLog):
                 span.end()
 
     def append_many(self, drafts: Iterable[Draft]) -> list[Receipt]:
-        rows = list(drafts)
+        rows = check_items(drafts, "drafts")
         span = sending(self.name, "append", len(rows)) if "opentelemetry.trace" in modules else None
         try:
             batch = self.prepare_many(rows)

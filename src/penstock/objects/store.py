@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 from penstock.durable import as_storage_error, lock_file, make_folder, sync_folder
 from penstock.errors import ConfigError, StorageError
-from penstock.names import shown_url, split_url
+from penstock.names import check_mapping, shown_url, split_url
 
 if TYPE_CHECKING:
     from penstock.objects.cloud import CloudStore
@@ -50,6 +50,7 @@ class Stored(NamedTuple):
     version: Version
 
 
+@runtime_checkable
 @runtime_checkable
 class ObjectStore(Protocol):
     """An object store. Paths are relative, with `/` between segments. Failures are `StorageError`."""
@@ -141,12 +142,14 @@ def open_store(url: str | ObjectStore, options: Mapping[str, object] | None = No
     unless `options` names them.
     """
     if not isinstance(url, str):
+        if not isinstance(url, ObjectStore):
+            raise ConfigError(f"a buffer is in a store that a url names, like s3://bucket/prefix, not in {url!r:.80}")
         if options:
             raise ConfigError("options belong to a url; a store that is already open has its own")
         return url
     parts = split_url(url)
     scheme = {"s3a": "s3", "gcs": "gs", "azure": "az"}.get(parts.scheme, parts.scheme)
-    given = dict(options or {})
+    given = check_mapping(options, "options")
     if scheme not in _SCHEMES:
         raise ConfigError(
             f"{shown_url(url)!r} does not name a store: the url must begin with one of "

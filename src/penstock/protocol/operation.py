@@ -11,13 +11,15 @@ import msgspec
 from msgspec import Meta
 
 from penstock.documents.events import EventDocument
-from penstock.errors import PenstockError, UnknownQueue
+from penstock.errors import ConfigError, PenstockError, UnknownQueue
 from penstock.events import Event
 from penstock.limits import MAX_POSITION
 
 A = TypeVar("A", covariant=True)
 T = TypeVar("T")
 
+_UNSENDABLE = (TypeError, UnicodeError, OverflowError, RecursionError, msgspec.MsgspecError)
+"""What encoders raise for values that have no form on the wire."""
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Role = Literal["read", "write", "admin"]
 ROLES: tuple[Role, ...] = ("read", "write", "admin")
@@ -130,8 +132,18 @@ class Operation(Generic[A]):
     def target(self, names: Iterable[str], query: msgspec.Struct | None = None) -> str:
         """The path (below the server's address) and query string of a request."""
         values = iter(names)
-        path = "/".join(quote(next(values), safe="") if piece.startswith("{") else piece for piece in self._pieces)
-        return f"{PREFIX}{path}{_query_string(query)}"
+        try:
+            path = "/".join(quote(next(values), safe="") if piece.startswith("{") else piece for piece in self._pieces)
+            return f"{PREFIX}{path}{_query_string(query)}"
+        except _UNSENDABLE as error:
+            raise ConfigError(f"the arguments of {self.name} cannot be sent: {error}") from error
+
+    def write_body(self, request: object) -> bytes:
+        """A request's body as JSON; ConfigError when an argument has no form there."""
+        try:
+            return msgspec.json.encode(request)
+        except _UNSENDABLE as error:
+            raise ConfigError(f"the arguments of {self.name} cannot be sent: {error}") from error
 
     @cached_property
     def wire_answer(self) -> Any:

@@ -27,7 +27,7 @@ from penstock.journal.log import TopicLog
 from penstock.journal.prepare import FindCause, PreparedBatch, encode_payload, is_binary, prepare_one
 from penstock.journal.writer import WriteRequest
 from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
-from penstock.names import check_kind
+from penstock.names import check_items, check_kind
 from penstock.observe.logs import Log
 from penstock.observe.metrics import Counter
 from penstock.observe.tracing import received, sending
@@ -146,7 +146,7 @@ class LocalQueue:
     def prepare_many(
         self, payloads: Iterable[object], options: PushOptions, find_cause: FindCause | None = None
     ) -> tuple[PreparedBatch, DeliveryOptions | None]:
-        items, clock = list(payloads), self._core.clock
+        items, clock = check_items(payloads, "payloads"), self._core.clock
         plain = options.key is options.dedup is None and options.headers is options.cause is None
         if plain and not (self._core.guards or any(map(_brings_fields, set(map(type, items))))):
             return plain_batch(options.kind, items), read_delivery_options(clock, options, None)

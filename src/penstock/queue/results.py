@@ -25,7 +25,7 @@ from penstock.journal.catalog import TopicRecord, save_record
 from penstock.journal.commit import Commit
 from penstock.journal.prepare import PreparedBatch, encode_payload, is_binary
 from penstock.limits import RESULT_TTL
-from penstock.names import check_name
+from penstock.names import check_mapping, check_name
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.records import FAILED
 from penstock.surface.delivery import Delivery
@@ -75,7 +75,7 @@ def with_reply(queue: str, headers: Mapping[str, str] | None) -> tuple[dict[str,
     """The headers of a message of a queue that wants a reply, and the token of the reply."""
     token = uuid4().hex
     topic = check_name(queue + SUFFIX, "topic")
-    return {**(headers or {}), REPLY: f"{topic}#{token}"}, token
+    return {**check_mapping(headers, "headers"), REPLY: f"{topic}#{token}"}, token
 
 
 def read_reply(headers: Mapping[str, str]) -> tuple[str, str] | None:

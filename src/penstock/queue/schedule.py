@@ -101,6 +101,7 @@ def add(queue: LocalQueue, wanted: NewSchedule, payload: object) -> Schedule:
         raise ConfigError(f"the priority of a schedule is a whole number, not {priority!r:.40}")
     read_delivery_options(queue.journal.clock, PushOptions(priority=priority), key)
     columns = queue.prepare(payload, PushOptions(wanted.kind, key, headers=wanted.headers))[0].columns
+    find_zone(wanted.timezone)
     made = ScheduleRecord(
         None if wanted.interval is None else seconds(wanted.interval, "interval", minimum=0.001),
         None if wanted.cron is None else Cron(wanted.cron, wanted.timezone).line,
@@ -388,6 +389,8 @@ class Cron:
     """A cron line in a time zone."""
 
     def __init__(self, line: str, timezone: str = "UTC") -> None:
+        if not isinstance(line, str):
+            raise ConfigError(f"a cron line is text of five fields, like '0 6 * * mon', not {line!r:.80}")
         self.line = " ".join(line.split())
         self._zone = find_zone(timezone)
         self._fields = _SHORTHANDS.get(self.line.lower(), self.line)

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.errors import ConfigError
 from penstock.events import Receipt
-from penstock.names import check_kind, check_name
+from penstock.names import check_consumer, check_items, check_kind, check_mapping, check_name
 from penstock.queue.policy import Retry, check_attempts
 from penstock.queue.results import ResultTicket
 from penstock.queue.schedule import Cron
@@ -156,8 +156,8 @@ class Task(Generic[P, R]):
         options = {one: value for one, value in self._options.items() if one != "max_attempts"}
         if unfit := sorted(set(options) - {"key", "priority", "headers"}):
             raise ConfigError(f"a periodic call has no {unfit[0]}=: leave it out of using()")
-        payload = self._payload(tuple(args), kwargs or {})
-        called = name or self.name
+        payload = self._payload(tuple(check_items(args, "args")), check_mapping(kwargs, "kwargs"))
+        called = self.name if name is None else check_consumer(name, "schedule")
         self._tasks.add_periodic(PeriodicCall(called, self.queue, self.name, when, payload, timezone, missed, options))
 
     def _payload(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> TaskArguments:
@@ -170,7 +170,7 @@ class Task(Generic[P, R]):
         try:
             given = msgspec.convert(payload, TaskArguments)
             bound = self._signature.bind(*given.args, **given.kwargs)
-        except (msgspec.ValidationError, TypeError) as error:
+        except (msgspec.ValidationError, TypeError, UnicodeEncodeError) as error:
             raise ConfigError(f"task {self.name!r} cannot be called with this message: {error}") from error
         try:
             hints = typing.get_type_hints(self.function)
@@ -208,7 +208,7 @@ class Tasks:
     """
 
     def __init__(self, journal: Journal | None = None) -> None:
-        self._journal = journal
+        self.bind(journal)
         self._tasks: dict[str, Task[..., Any]] = {}
         self._periodic: dict[str, PeriodicCall] = {}
 
@@ -231,6 +231,11 @@ class Tasks:
 
     def bind(self, journal: Journal | None) -> None:
         """Says where tasks are pushed to from now on; None: to the journal that `penstock.use` names."""
+        if journal is not None:
+            from penstock import Journal
+
+            if not isinstance(journal, Journal):
+                raise ConfigError(f"tasks belong to a journal, not to {journal!r:.80}")
         self._journal = journal
 
     @overload
@@ -287,6 +292,8 @@ class Tasks:
 
     def add_periodic(self, call: PeriodicCall) -> None:
         """Keeps a call that is pushed by the clock, and stores its schedule now, or when the journal is known."""
+        if not isinstance(call, PeriodicCall):
+            raise ConfigError(f"a periodic call is made by Task.every or Task.at; {call!r:.80} is none")
         known = self._periodic.setdefault(call.name, call)
         if known != call:
             raise ConfigError(f"there is a periodic call {call.name!r} already: give this one another name=")

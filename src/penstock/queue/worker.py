@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from penstock.clock import Seconds, SystemClock, seconds
 from penstock.errors import Closed, ConfigError, FenceActive, PenstockError, StaleDelivery, StorageError
 from penstock.journal.owners import this_process
-from penstock.names import check_whole
+from penstock.names import check_items, check_whole
 from penstock.observe.logs import Log
 from penstock.observe.tracing import ActiveSpan, handling
 from penstock.queue import metrics
@@ -151,7 +151,7 @@ class QueueWorker(Worker):
         self._lease = None if lease is None else seconds(lease, "lease")
         self._taker = consumer or this_process()
         self._wanted = TakeRequest(1, group, self._taker, IDLE, self._lease, since=datetime.now(UTC))
-        own = list(middleware)
+        own = check_items(middleware, "middleware")
         for one in own:
             if not isinstance(one, Middleware):
                 raise ConfigError(f"middleware must be Middleware objects, not {one!r:.80}")

@@ -31,7 +31,6 @@ IDLE_SECONDS = 20.0
 KEPT = 64
 """Idle connections kept."""
 
-_encode = msgspec.json.Encoder().encode
 
 _ORIGIN = re.compile(r"^\w+\(host=[^)]*\): ")
 """What urllib3's messages begin with: its own object, with the address."""
@@ -227,7 +226,7 @@ class Client:
         headers = self._headers
         data = None
         if operation.body is not None:
-            data = body if operation.takes != JSON else b"{}" if body is None else _encode(body)
+            data = body if operation.takes != JSON else b"{}" if body is None else operation.write_body(body)
             headers = {**headers, "Content-Type": operation.takes}
         timeout = urllib3.Timeout(connect=self._timeout, read=self._timeout + wait)
         _request.sent = False
@@ -268,7 +267,7 @@ class Client:
         sent = {**self._headers, "Accept": accept, **(headers or {})}
         data = None
         if body is not None:
-            data, sent["Content-Type"] = _encode(body), JSON
+            data, sent["Content-Type"] = operation.write_body(body), JSON
         patience = urllib3.Timeout(connect=self._timeout, read=self._timeout if timeout is None else timeout)
         try:
             answer = self._pool.urlopen(

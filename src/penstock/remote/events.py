@@ -18,6 +18,7 @@ from penstock.journal.across import AcrossQuery
 from penstock.journal.keys import MAX_SEQ
 from penstock.journal.prepare import prepare
 from penstock.journal.reading import EventQuery
+from penstock.names import check_items
 from penstock.protocol import topics as wire
 from penstock.protocol.operation import ARROW, LINES, PAGE_EVENTS
 from penstock.protocol.problems import Problem, error_of_problem
@@ -105,7 +106,7 @@ def receipt_of(document: ReceiptDocument) -> Receipt:
 
 def draft_documents(drafts: Iterable[Draft], topic: str) -> list[DraftDocument]:
     """What is sent of drafts for one topic: checked as a local append would."""
-    rows = list(drafts)
+    rows = check_items(drafts, "drafts")
     columns = prepare(rows, topic, None).columns
     documents = []
     for row, draft in enumerate(rows):

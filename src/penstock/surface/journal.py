@@ -13,7 +13,15 @@ from penstock.events import PayloadType
 from penstock.journal.across import across_query, check_positions
 from penstock.journal.following import event_query, follower_query
 from penstock.limits import SUBSCRIPTION_BUFFER
-from penstock.names import check_consumer, check_name, check_whole
+from penstock.names import (
+    check_consumer,
+    check_function,
+    check_items,
+    check_mapping,
+    check_name,
+    check_path,
+    check_whole,
+)
 from penstock.protocol import topics as wire
 from penstock.schema import PayloadT
 from penstock.surface.handover import finish
@@ -77,6 +85,16 @@ class Journal:
         declared events): what is appended through this handle must fit, what is read is a value of it.
         """
         return Topic(self, check_name(name), None if payload is None else PayloadType(payload))
+
+    def _topic_of(self, given: Topic | str) -> tuple[str, PayloadType | None]:
+        """The name of a topic of this journal that is named, or given by its handle; and the type of its payloads."""
+        if isinstance(given, str):
+            return check_name(given), None
+        if not isinstance(given, Topic):
+            raise ConfigError(f"a topic is named, or given by its handle, not by {given!r:.80}")
+        if given.journal is not self:
+            raise ConfigError(f"topic {given.name!r} belongs to another journal")
+        return given.name, given._payload
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
@@ -203,7 +221,7 @@ class Journal:
     def mark(self, name: str) -> int | None:
         """The newest committed value of a mark (see `Transaction.set_mark`). In this process only."""
         instead = "marks belong to transactions, which run where the store is"
-        return self._backend.store("a mark", instead).core.mark(name)
+        return self._backend.store("a mark", instead).core.mark(check_consumer(name, "mark"))
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
         """Every event of a correlation, of all topics, in the order they were recorded."""
@@ -225,7 +243,7 @@ class Journal:
         """
         from penstock.sql import run_sql
 
-        return run_sql(self._backend, query, parameters, columns or {})
+        return run_sql(self._backend, query, parameters, check_mapping(columns, "columns"))
 
     def graph(self, correlation_id: str) -> str:
         """What caused what within a correlation, as a Mermaid flowchart."""
@@ -261,7 +279,7 @@ class Journal:
         A journal in a bucket takes a path, or a url in the same bucket. In this process only.
         """
         store = self._backend.store("a backup", "run `penstock backup` where the store is")
-        store.open_core().engine.backup(destination)
+        store.open_core().engine.backup(check_path(destination, "destination"))
 
     def copy_to(
         self,
@@ -281,9 +299,10 @@ class Journal:
         from penstock.journal.moving import copy_store
 
         core = self._backend.store("a copy", "run `penstock copy` where the store is").open_core()
+        tell = None if progress is None else check_function(progress, "progress")
         target = open_engine(url, options=None if store_options is None else ObjectOptions(store=store_options))
         try:
-            return copy_store(core.engine, self.id, target, progress)
+            return copy_store(core.engine, self.id, target, tell)
         finally:
             target.close()
 
@@ -303,7 +322,9 @@ class Journal:
         from penstock.entity.copying import export
 
         store = self._backend.store("an export", "run `penstock export` where the store is")
-        return export(store.open_core(), path, topics=topics, format=format, progress=progress)
+        named = None if topics is None else [check_name(one) for one in check_items(topics, "topics")]
+        tell = None if progress is None else check_function(progress, "progress")
+        return export(store.open_core(), check_path(path), topics=named, format=format, progress=tell)
 
     def import_(
         self,
@@ -322,7 +343,9 @@ class Journal:
         from penstock.entity.copying import import_
 
         store = self._backend.store("an import", "run `penstock import` where the store is")
-        return import_(store.open_core(), path, topics=topics, progress=progress, start_over=start_over)
+        named = None if topics is None else [check_name(one) for one in check_items(topics, "topics")]
+        tell = None if progress is None else check_function(progress, "progress")
+        return import_(store.open_core(), check_path(path), topics=named, progress=tell, start_over=start_over)
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def close(self) -> None:

@@ -15,7 +15,15 @@ from penstock.documents.decoding import nearest
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, PayloadType, Receipt
 from penstock.limits import MESSAGES_LISTED
-from penstock.names import check_consumer, check_limit, check_position, check_whole
+from penstock.names import (
+    check_consumer,
+    check_headers,
+    check_items,
+    check_limit,
+    check_mapping,
+    check_position,
+    check_whole,
+)
 from penstock.observe.logs import Log
 from penstock.observe.sample import FailedMessage
 from penstock.protocol import queues as wire
@@ -160,7 +168,7 @@ class Queue(Generic[PayloadT]):
 
         A Draft among the payloads brings a kind, key, dedup key, headers and cause of its own.
         """
-        wanted: list[object] = list(payloads)
+        wanted: list[object] = check_items(payloads, "payloads")
         if self._payload is not None:
             wanted = self._payload.messages(wanted, options.get("kind", MESSAGE_KIND))
         return self._backend.push_many(wanted, push_options(options))
@@ -228,7 +236,7 @@ class Queue(Generic[PayloadT]):
 
         Unknown, repeated, settled and lost ones count 0.
         """
-        handles = list(deliveries)
+        handles = check_items(deliveries, "deliveries")
         for one in handles:
             if isinstance(one, Delivery):
                 if one.queue.name != self.name or one.queue.journal is not self.journal:
@@ -243,6 +251,8 @@ class Queue(Generic[PayloadT]):
 
     def delivery(self, token: str) -> Delivery[PayloadT]:
         """The delivery a token names, as its holder has it; StaleDelivery when its lease is gone."""
+        if not isinstance(token, str):
+            raise ConfigError(f"a delivery is found by its token, which is text, not {token!r:.80}")
         return self._typed([self._backend.delivery(token)])[0]
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -394,7 +404,7 @@ class Queue(Generic[PayloadT]):
 
         Positions that are unknown, settled or in flight count 0; failed messages can be discarded too.
         """
-        request = wire.DiscardRequest([check_position(seq, "seq") for seq in seqs])
+        request = wire.DiscardRequest([check_position(seq, "seq") for seq in check_items(seqs, "seqs")])
         return self._call(wire.DISCARD_MESSAGES, request=request)
 
     def run_now(self, seqs: Iterable[int], *, group: str | None = None) -> int:
@@ -402,7 +412,8 @@ class Queue(Generic[PayloadT]):
 
         By their positions, for one group or for all. Positions that do not wait for their time count 0.
         """
-        request = wire.RunNowRequest([check_position(seq, "seq") for seq in seqs], _optional(group))
+        positions = [check_position(seq, "seq") for seq in check_items(seqs, "seqs")]
+        request = wire.RunNowRequest(positions, _optional(group))
         return self._call(wire.RUN_NOW, request=request)
 
     def purge(self) -> int:
@@ -528,7 +539,7 @@ class Queue(Generic[PayloadT]):
             payload = self._payload.accept(payload, kind)
         if brings_kind(payload, kind):
             kind, payload, own = encode_event(payload)
-            headers = {**own, **(headers or {})}
+            headers = {**own, **check_mapping(headers, "headers")}
         request = wire.NewSchedule(
             name=check_consumer(name, "schedule"),
             interval=None if isinstance(interval, str) else seconds(interval, "interval"),
@@ -536,7 +547,7 @@ class Queue(Generic[PayloadT]):
             timezone=timezone,
             missed=missed,
             kind=kind,
-            headers=None if headers is None else dict(headers),
+            headers=None if headers is None else dict(check_headers(headers)),
             key=key,
             priority=priority,
             **payload_fields(payload),

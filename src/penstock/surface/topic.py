@@ -14,7 +14,7 @@ from penstock.journal.cursors import TopicConsumer
 from penstock.journal.following import event_query, follower_query
 from penstock.journal.reading import EVERYTHING
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
-from penstock.names import check_consumer, check_limit, check_position, check_text, check_whole
+from penstock.names import check_consumer, check_function, check_limit, check_position, check_text, check_whole
 from penstock.protocol import topics as wire
 from penstock.protocol.fields import SettingsFields
 from penstock.schema import PayloadT
@@ -375,7 +375,9 @@ class Topic(Generic[PayloadT]):
         `progress` is called now and then with how many of how many events are done. On a served journal the events
         travel, and every state is in memory until all are folded; `penstock.spark.rebuild` folds what does not fit.
         """
-        return self._at.rebuild(projection, whole=whole, progress=progress)
+        return self._at.rebuild(
+            projection, whole=whole, progress=None if progress is None else check_function(progress, "progress")
+        )
 
     def verify_states(self, projection: type[P]) -> list[str | None]:
         """Folds what every saved state was folded from again, and returns the keys of those that say something else.
@@ -410,7 +412,7 @@ class Topic(Generic[PayloadT]):
         from penstock.entity.receipts import verify
 
         log = self._log("verifying a topic", "run `penstock verify` where the store is")
-        return verify(log, progress=progress)
+        return verify(log, progress=None if progress is None else check_function(progress, "progress"))
 
     def check(self, receipt: Receipt) -> CheckReport:
         """Whether a receipt's event is still stored as it was when the receipt was given. In this process only."""

@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.transaction import HeldWriter
-from penstock.names import check_consumer, check_limit, check_name, check_position, is_whole
+from penstock.names import check_consumer, check_items, check_limit, check_name, check_position, is_whole
 from penstock.queue.operations import settle
 from penstock.queue.operations.repair import Redriven, move_in, purge_in, redrive_in
 from penstock.queue.operations.take import check_take
@@ -157,7 +157,7 @@ class Transaction:
     ) -> list[Receipt]:
         """Pushes several messages at consecutive positions."""
         if isinstance(queue, Queue) and queue._payload is not None:
-            payloads = queue._payload.messages(list(payloads), options.get("kind", MESSAGE_KIND))
+            payloads = queue._payload.messages(check_items(payloads, "payloads"), options.get("kind", MESSAGE_KIND))
         own = self._queue(queue)
         batch, delivery = own.prepare_many(payloads, push_options(options), self._held.find_cause)
         return self._held.change(lambda commit: own.push_in(commit, batch, delivery))

@@ -142,7 +142,11 @@ def _of_type(declared: type[object]) -> str:
     if not (dataclasses.is_dataclass(declared) or hasattr(declared, "__annotations__")):
         raise ConfigError(f'columns is text like "customer STRING, total DOUBLE" or an event type, not {declared!r}')
     found = []
-    for name, hint in typing.get_type_hints(declared).items():
+    try:
+        hints = typing.get_type_hints(declared)
+    except Exception as error:  # whatever a quoted annotation says is run
+        raise ConfigError(f"columns: an annotation of {declared.__name__} cannot be resolved: {error}") from error
+    for name, hint in hints.items():
         kind = _of_hint(hint)
         if kind is not None and not name.startswith("_") and name.lower() not in _RESERVED:
             found.append(f"`{name}` {kind}")
