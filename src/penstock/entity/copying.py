@@ -35,10 +35,10 @@ from penstock.events import EVENT_FIELDS, Event, parse_id
 from penstock.journal import keys
 from penstock.journal.blocks import ID_BYTES, Block, Columns, PlacedRows, low_bytes
 from penstock.journal.catalog import Settings, ended_topic
-from penstock.journal.commit import Commit, adopt_topic, append_copies
+from penstock.journal.commit import Commit, adopt_topic, append_copies, end_copies
 from penstock.journal.log import TopicLog
 from penstock.journal.reading import TopicView
-from penstock.limits import BLOCK_BYTES, MAX_PAYLOAD_BYTES
+from penstock.limits import BLOCK_BYTES, MAX_PAYLOAD_BYTES, MAX_POSITION
 from penstock.names import check_headers, check_kind, check_name, check_position, check_text
 
 if TYPE_CHECKING:
@@ -506,7 +506,10 @@ def import_(
     total = sum(max(0, manifest.topics[name].through - manifest.topics[name].trimmed) for name in wanted)
     meter = Meter(progress, total)
     for name in wanted:
-        _Import(core, check_name(name), manifest.topics[name], start_over, meter).run(_rows(folder, manifest, name))
+        entry = manifest.topics[name]
+        filling = _Import(core, check_name(name), entry, start_over, meter)
+        filling.run(_rows(folder, manifest, name))
+        filling.end(entry.through)
     return ImportReport(len(wanted), meter.written, meter.skipped)
 
 
@@ -529,6 +532,7 @@ class _Import:
     def __init__(self, core: JournalCore, name: str, entry: TopicEntry | None, start_over: bool, meter: Meter) -> None:
         self._log = TopicLog(core, name)
         self._name = name
+        self._trimmed = MAX_POSITION if entry is None else entry.trimmed
         self._meter = meter
         with core.engine.read() as snap:
             ended = None if start_over else ended_topic(snap, name)
@@ -546,6 +550,13 @@ class _Import:
         for batch in _batches(rows):
             self._add(batch)
 
+    def end(self, through: int) -> None:
+        """Ends the topic where the exported one ended: its newest events may have been compacted away."""
+        latest = self._latest
+        if through > max(latest, self._began):
+            self._run(lambda commit: end_copies(commit, self._name, through, latest))
+            self._latest = through
+
     def _add(self, rows: PlacedRows) -> None:
         if rows.seqs[0] <= self._began:
             raise ConfigError(
@@ -558,7 +569,7 @@ class _Import:
             rows = rows.slice(known, len(rows))
         if len(rows):
             latest = self._latest
-            self._run(lambda commit: append_copies(commit, self._name, rows, latest))
+            self._run(lambda commit: append_copies(commit, self._name, rows, latest, self._trimmed))
             self._latest = rows.seqs[-1]
         self._meter.add(len(rows), known)
 

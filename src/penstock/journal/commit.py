@@ -33,6 +33,7 @@ from penstock.journal.catalog import (
     mark_aged,
     save_record,
     save_state,
+    save_with_end,
     write_block,
     write_blocks,
 )
@@ -686,17 +687,12 @@ def adopt_topic(commit: Commit, name: str, settings: Settings | None, start_over
         head.settings = settings
 
 
-def append_copies(commit: Commit, name: str, rows: PlacedRows, latest: int) -> None:
-    """Adds events that follow position `latest`, in order; Conflict when the topic does not end there."""
-    commit.check_barrier(name)
-    commit.flush()
-    head = commit.ensure(name)
-    if head.latest != latest:
-        raise Conflict(
-            f"topic {name!r} ends at {head.latest}, not at {latest}: another writer appends to it while it is copied",
-            expected=latest,
-            actual=head.latest,
-        )
+def append_copies(commit: Commit, name: str, rows: PlacedRows, latest: int, trimmed: int = MAX_POSITION) -> None:
+    """Adds events that follow position `latest`, in order; Conflict when the topic does not end there.
+
+    `trimmed`: through which position history was removed; what else is missing was compacted by key.
+    """
+    head = _head_to_copy(commit, name, latest)
     ids = list(map(rows.id, range(len(rows))))
     if rows.seqs[0] <= latest or ids[0] <= head.last_id or rows.times[0] < head.recorded_ms:
         raise ConfigError(f"event {rows.seqs[0]} of topic {name!r} does not follow what the topic holds")
@@ -710,8 +706,8 @@ def append_copies(commit: Commit, name: str, rows: PlacedRows, latest: int) -> N
     if holes:
         state = load_state(commit.tx, head.topic_id, name)
         if not latest:
-            state = replace(state, trimmed=first - 1)
-        if last - first + 1 > len(rows) or (latest and first > latest + 1):
+            state = replace(state, trimmed=min(first - 1, trimmed))
+        if last - max(latest, state.trimmed) > len(rows):
             state = replace(state, compacted=max(state.compacted, last))
         save_state(commit.tx, head.topic_id, replace(state, removed=state.removed + holes))
     commit.tx.put(keys.block_key(head.topic_id, first), rows.pack())
@@ -721,6 +717,33 @@ def append_copies(commit: Commit, name: str, rows: PlacedRows, latest: int) -> N
         commit.tx.put(keys.OTHER_IDS + keys.hashed_topic(name, head.topic_id), b"")
     causal = rows.columns.correlation is not None or rows.columns.causation is not None
     commit.move_end(head, last, rows.times[-1], ids[-1], len(rows), causal=causal)
+
+
+def end_copies(commit: Commit, name: str, through: int, latest: int) -> None:
+    """Ends a topic at a position after `latest`, its own end, as after events that were compacted away."""
+    head = _head_to_copy(commit, name, latest)
+    state = load_state(commit.tx, head.topic_id, name)
+    if state.removed == latest:
+        state = replace(state, trimmed=through)
+    else:
+        state = replace(state, compacted=max(state.compacted, through))
+    ended = head.ended(through, head.recorded_ms, head.last_id, unfolded=head.unfolded)
+    save_with_end(commit.tx, ended, replace(state, removed=state.removed + through - latest))
+    commit.move_end(head, through, head.recorded_ms, head.last_id, 0, causal=False)
+
+
+def _head_to_copy(commit: Commit, name: str, latest: int) -> Head:
+    """The head of a topic that copies are added to; Conflict when it does not end at `latest`."""
+    commit.check_barrier(name)
+    commit.flush()
+    head = commit.ensure(name)
+    if head.latest != latest:
+        raise Conflict(
+            f"topic {name!r} ends at {head.latest}, not at {latest}: another writer appends to it while it is copied",
+            expected=latest,
+            actual=head.latest,
+        )
+    return head
 
 
 # ── A topic's settings: checked, compared with each other, and changed ──

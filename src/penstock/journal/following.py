@@ -224,6 +224,7 @@ def search(
         if view is None or after >= latest:
             return [], after, True
         view.check_not_trimmed(after)
+        after = max(after, view.trimmed())  # a step of positions that are all gone would end where nothing may begin
         through = latest if wanted.key is not None else min(latest, after + STEP)
         if wanted.key is not None and through - after > SEARCHED:
             found = entity_events(core.index.open(view), wanted, after, None, through, reverse=False)

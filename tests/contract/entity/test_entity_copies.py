@@ -219,6 +219,42 @@ def test_holes_left_by_compaction_by_key_are_copied(
     assert len(list(other.topic("orders").read(key="k1"))) == 2
 
 
+def test_first_positions_that_compaction_by_key_emptied_are_not_trimmed_in_a_copy(
+    journal: Journal, other: Journal, tmp_path: Path
+) -> None:
+    """Who had come so far in the topic goes on in its copy."""
+    topic, copy = journal.topic("orders"), other.topic("orders")
+    topic.append_many([Draft("e", number, key="a") for number in range(7)])
+    topic.compact_keys()
+    journal.export(tmp_path / "copy")
+    other.import_(tmp_path / "copy")
+    assert everything(other) == everything(journal)
+    for after in range(8):
+        assert [event.seq for event in copy.read(after)] == [event.seq for event in topic.read(after)]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_copy_ends_where_its_topic_ended_whose_newest_events_were_compacted(
+    journal: Journal, other: Journal, tmp_path: Path, format: Any
+) -> None:
+    for exported_before in (0, 4):
+        name = f"orders-{exported_before}"
+        topic = journal.topic(name)
+        topic.append_many([Draft("e", number, key="a") for number in range(7)])
+        if exported_before:
+            journal.export(tmp_path / name, format=format, topics=[name])
+            topic.append_many([Draft("e", number, key="a") for number in range(2)])
+        topic.compact(topic.latest)
+        journal.export(tmp_path / name, format=format, topics=[name])
+        for _ in range(2):  # the second finds everything there
+            other.import_(tmp_path / name)
+        copy = other.topic(name)
+        assert copy.latest == topic.latest and len(copy) == (7 if exported_before else 0)
+        assert copy.append("e", key="a").seq == topic.append("e", key="a").seq
+        assert [event.seq for event in copy.read(key="a")] == [event.seq for event in copy.read()]
+        assert copy.verify().ok and len(copy) == (8 if exported_before else 1)
+
+
 @on("memory")
 def test_topics_can_be_chosen_and_progress_is_told(journal: Journal, other: Journal, tmp_path: Path) -> None:
     fill(journal)

@@ -9,6 +9,7 @@ from journals import eventually, on
 
 from penstock import Draft, Event, Journal, Topic
 from penstock.errors import ConfigError
+from penstock.journal import following
 from penstock.journal.blocks import Block, text_reader
 from penstock.journal.catalog import open_block
 
@@ -51,6 +52,23 @@ def test_history_and_what_comes_are_chosen_alike(journal: Journal, choice: dict[
             found.append(event)
         expected = [event.seq for event in topic.read() if fits(event)]
         assert [event.seq for event in found] == expected == [event.seq for event in topic.read(**choice)]
+
+
+@pytest.mark.parametrize("choice", [{}, {"kind": "paid"}, {"key": "eu/1"}])
+def test_following_begins_at_the_oldest_event_however_much_was_compacted_before_it(
+    journal: Journal, choice: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search goes a number of positions at a time; a first step in which there is nothing any more is none."""
+    monkeypatch.setattr(following, "STEP", 16)
+    topic = journal.topic("orders")
+    fill(topic, 0, 60)
+    topic.compact(50)
+    wanted = [event.seq for event in topic.read(**choice)]
+    with topic.subscribe(**choice) as subscription:
+        assert [event.seq for _ in wanted if (event := subscription.next(0)) is not None] == wanted
+    handled: list[int] = []
+    with topic.worker("c", lambda events: handled.extend(event.seq for event in events), **choice):
+        eventually(lambda: handled == wanted)
 
 
 def test_the_position_moves_past_what_was_left_out(journal: Journal) -> None:
