@@ -37,7 +37,7 @@ DOCS = ("docs", "test_examples.py")
 FOLDERS = {
     "server": 150,
     "engine": 120,
-    "model": 130,
+    "model": 180,
     "torture": 80,
     "contract/engine": 60,
     "contract/journal": 60,

@@ -87,6 +87,11 @@ PARTS = {
     "serving": Part("a server under mixed load does not grow in two hours", _torture("serving", 120), "tests"),
     "crashes": Part("more kills, signals and damage than the short forms by day have"),
     "random": Part("the models and formats hold for new programs and values", _random("model", "journal", "buffer")),
+    "programs": Part(
+        "whatever is done to a store, every way to ask has the same answer, in ten thousand new programs",
+        ("-m", "model.search", "--count", "10000"),
+        "tests",
+    ),
     "shuffled": Part("no test needs another one before it", _seeded("--shuffle", *_FOLDERS)),
     "mutation": Part("a changed line of the writer or of a queue's state fails a test", _MUTATION, "tests"),
     "late": Part("no contract test depends on when a thread begins", _seeded("--late", "contract", "journal")),

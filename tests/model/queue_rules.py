@@ -10,11 +10,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from homes import Home, Raised, step
 from hypothesis import strategies as st
-from queue_model import BREAKER_PAUSE, FRONT, Holding, Message, Model, Status
-from topic_rules import WHICH, TopicRules, moment
 
+from model.homes import Home, Raised, step
+from model.queue_model import BREAKER_PAUSE, FRONT, Holding, Message, Model, Status
+from model.topic_rules import WHICH, TopicRules, moment
 from penstock import Delivery, Journal, Queue
 from penstock.errors import ConfigError, FenceActive, QueueFull, StaleDelivery, TopicInUse
 from penstock.queue.inspect import viewing

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
-from topic_rules import Seen
-
 import penstock
+from model.topic_rules import Seen
 from penstock import Draft, Journal
 from penstock.errors import ConfigError, InvalidName, PolicyMismatch, StaleDelivery, UnknownQueue, UnknownTopic
 

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from homes import Home, Raised, ServedHome, Step, step
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, run_state_machine_as_test
-from queue_model import WAITS
-from queue_rules import STYLES, QueueRules
-from refused_questions import questions
-from topic_model import Positions
-from topic_rules import WHICH, TopicRules, drafts
 
+from model.homes import Home, Raised, ServedHome, Step, step
+from model.queue_model import WAITS
+from model.queue_rules import STYLES, QueueRules
+from model.refused_questions import questions
+from model.topic_model import Positions
+from model.topic_rules import WHICH, TopicRules, drafts
 from nightly import examples
 from penstock import Draft, ManualClock
 from penstock.engine.url import ENGINES, other_engines

@@ -101,6 +101,8 @@ class TopicModel:
     began: int = 0
     """Positions up to here were of topics of this name that were dropped."""
     compacted: int = 0
+    sealed: int = 0
+    """Positions up to here lie in a lake, where compaction by key leaves them."""
     newest: dict[str, int] = field(default_factory=dict)
     """The newest event of every key, also of those that were removed."""
     cursors: dict[str, int] = field(default_factory=dict)
@@ -192,7 +194,11 @@ class TopicModel:
 
     def compact_keys(self) -> int:
         newest = {known.key: seq for seq, known in sorted(self.events.items()) if known.key is not None}
-        gone = [seq for seq, known in self.events.items() if known.key is not None and newest[known.key] != seq]
+        gone = [
+            seq
+            for seq, known in self.events.items()
+            if known.key is not None and newest[known.key] != seq and seq > self.sealed
+        ]
         for seq in gone:
             del self.events[seq]
         self.compacted = self.latest

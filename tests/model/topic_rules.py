@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from homes import Home, Lockstep, Raised, step
 from hypothesis import strategies as st
-from topic_model import Known, Made, Positions, Refused, TopicModel
 
 import penstock
+from model.homes import Home, Lockstep, Raised, step
+from model.topic_model import Known, Made, Positions, Refused, TopicModel
 from penstock import Draft, Event, Journal, ManualClock, Projection, Topic
 from penstock.errors import ConfigError, Conflict, PositionTrimmed, TopicInUse, UnknownTopic
 
