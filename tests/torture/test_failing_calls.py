@@ -26,6 +26,15 @@ def test_a_failing_call_costs_nothing_that_is_acknowledged_later(tmp_path: Path,
 
 
 @pytest.mark.parametrize("scheme", ["sqlite", "rocksdb", "file"])
+def test_a_store_that_cannot_be_opened_again_after_a_failed_sync_says_so_and_goes_on_later(
+    tmp_path: Path, checker: Checker, scheme: str
+) -> None:
+    specs = calls_of("sync,open", errno.EIO, (2, 3, 5), more=6)
+    found, _ = fail_calls(tmp_path / "disk", scheme, checker, specs, steps=30)
+    assert not found, summary(found)
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "rocksdb", "file"])
 def test_after_a_full_disk_the_same_journal_goes_on_when_there_is_room_again(tmp_path: Path, scheme: str) -> None:
     specs = [f"write:{at}:{errno.ENOSPC}:12" for at in (2, 9)]
     run = record(HERE / "workload.py", tmp_path / "disk", scheme, "disk", "4", "30", *specs)

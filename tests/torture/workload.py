@@ -2,8 +2,9 @@
 
     python workload.py <folder> <scheme> <durability> <seed> <steps> [<kinds>:<at>:<errno>:<more> …]
 
-The store is <folder>/0/store. With failures given, there is one run for each, in <folder>/0, <folder>/1, …; calls fail
-from the moment its store is open, and no more before its last few steps.
+The store is <folder>/0/store; it is closed and opened again now and then. With failures given, there is one run for
+each, in <folder>/0, <folder>/1, …; its store is opened again once, calls fail from that moment on, and no more before
+its last few steps.
 """
 
 from __future__ import annotations
@@ -24,13 +25,18 @@ from torture.recorder import arm, armed_calls, mark
 class Load:
     """Steps on one journal, each marked before it begins and after it was acknowledged."""
 
-    def __init__(self, folder: Path, journal: Journal, rng: random.Random) -> None:
+    def __init__(self, folder: Path, opened: Callable[[], Journal], rng: random.Random, *, failing: bool) -> None:
         self.folder = folder
-        self.journal = journal
+        self.opened = opened
         self.rng = rng
-        self.topic = journal.topic("t")
-        self.queue = journal.queue("q", lease=3600)
+        self.failing = failing
         self.number = 0
+        self._open()
+
+    def _open(self) -> None:
+        self.journal = self.opened()
+        self.topic = self.journal.topic("t")
+        self.queue = self.journal.queue("q", lease=3600)
 
     def step(self) -> None:
         kinds: list[tuple[Callable[[str], None], int]] = [
@@ -42,7 +48,8 @@ class Load:
             (self.cursor, 1),
             (self.compact, 1),
             (self.maintain, 1),
-            (self.reopen_backup, 1),
+            (self.backup, 1),
+            (self.reopen, 0 if self.failing else 1),
         ]
         doing = self.rng.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])[0]
         self.number += 1
@@ -97,19 +104,26 @@ class Load:
     def maintain(self, label: str) -> None:
         self.journal.maintain()
 
-    def reopen_backup(self, label: str) -> None:
+    def backup(self, label: str) -> None:
         path = self.folder / f"backup-{label}"
         latest = self.topic.latest
         self.journal.backup(path)
         mark(backup=path.name, latest=latest)
 
+    def reopen(self, label: str = "") -> None:
+        self.journal.close()
+        self._open()
+
 
 def run(folder: Path, scheme: str, durability: str, seed: int, steps: int, failing: str) -> Journal:
-    journal = penstock.open(f"{scheme}:{folder / 'store'}", durability=durability)  # type: ignore[arg-type]
-    load = Load(folder, journal, random.Random(seed))
+    def opened() -> Journal:
+        return penstock.open(f"{scheme}:{folder / 'store'}", durability=durability)  # type: ignore[arg-type]
+
+    load = Load(folder, opened, random.Random(seed), failing=bool(failing))
     load.append("first")
     mark(opened=True)
     if failing:
+        load.reopen()
         kinds, at, error, more = failing.split(":")
         arm(kinds, int(at), int(error), more=int(more))
     for _ in range(steps):
@@ -125,7 +139,7 @@ def run(folder: Path, scheme: str, durability: str, seed: int, steps: int, faili
             with suppress(PenstockError):
                 load.append(f"after{load.number}")
             load.number += 1
-    return journal
+    return load.journal
 
 
 def main() -> None:

@@ -82,10 +82,8 @@ class RocksdbEngine(BatchEngine):
                     self._open_to_read()
                 else:
                     self._open_to_write()
-        except BaseException as error:
+        except BaseException:
             self._abandon()
-            if isinstance(error, OSError):
-                raise StorageError(f"{self._name} cannot be opened: {error}") from error
             raise
 
     def _open_to_read(self) -> None:
@@ -310,7 +308,7 @@ class RocksdbEngine(BatchEngine):
         if self.read_only:  # a secondary instance makes no checkpoints
             super().backup(destination)
             return
-        with backup_at(destination) as partial, explained(self._name):
+        with explained(self._name), backup_at(destination) as partial:
             rocksdict.Checkpoint(self._db).create_checkpoint(str(partial))
             like(self._folder, partial)
 
@@ -487,6 +485,8 @@ def explain(error: Exception, name: str) -> PenstockError:
     text = str(error)
     if isinstance(error, RuntimeError) and "borrowed" in text:  # by another thread, which closes the database
         return transaction_is_over()
+    if isinstance(error, OSError) and error.errno:  # penstock reads logs and the manifest before RocksDB opens them
+        return StorageError(f"{name} cannot be opened: {error}", retryable=not isinstance(error, PermissionError))
     if type(error) is not Exception and not isinstance(error, rocksdict.DbClosedError):
         raise error  # not rocksdict's: a signal handler's, say
     if "lock hold by current process" in text or "While lock file" in text:
@@ -507,10 +507,10 @@ def explain(error: Exception, name: str) -> PenstockError:
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Turns what rocksdict raises into a penstock error; other errors pass."""
+    """Turns what rocksdict and the system raise into a penstock error; other errors pass."""
     try:
         yield
-    except (PenstockError, OSError):
+    except PenstockError:
         raise
     except Exception as error:
         raise explain(error, name) from error
@@ -907,7 +907,7 @@ def cut_torn_end(folder: Path) -> bool:
     records, end = _read(data)
     if end >= len(data) or not records or _has_sound_record(data, end):
         return False
-    if not _has_its_log(folder, records):
+    if not _has_its_log(path, records):
         return False
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -919,17 +919,19 @@ def cut_torn_end(folder: Path) -> bool:
     return True
 
 
-def _has_its_log(folder: Path, records: list[bytes]) -> bool:
-    """Whether the log that was in use when the last sound record was written is still there."""
-    log = following = 0
+def _has_its_log(manifest: Path, records: list[bytes]) -> bool:
+    """Whether the log that was in use when the last sound record was written is still there.
+
+    A flush writes the number of the log that goes on. Opening knows only a number that its own log is not below: it
+    makes that log just before the manifest, after all older ones were flushed.
+    """
+    log = 0
     for record in records:
         numbers = _numbers(record)
-        log = max(numbers.get("oldest log", 0), numbers.get("log", log))
-        following = numbers.get("next file", following)
-    if log:
-        return (folder / f"{log:06d}.log").exists()
-    # Nothing was flushed yet: it is the first log of all, made before any number that is still to be given.
-    return any(int(path.stem) < following for path in folder.glob("[0-9]*.log"))
+        log = max(log, numbers.get("oldest log", 0), numbers.get("log", 0))
+    opened = int(manifest.name.removeprefix("MANIFEST-"))
+    numbers_of_logs = range(log, max(log + 1, opened))
+    return any(_number(path) in numbers_of_logs for path in manifest.parent.glob("[0-9]*.log"))
 
 
 def _read(data: bytes) -> tuple[list[bytes], int]:

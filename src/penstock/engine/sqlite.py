@@ -141,11 +141,12 @@ class SqliteEngine(BaseEngine):
         self._unsynced = self._logged = False
         if not made:
             run_all(writer, MAKE)
-            sync_folder(self._path.parent)
         self._writer_execute = writer.cursor().execute
         if self._wal.in_doubt:
             self._wal.repair()
         self._wal.allocate()
+        # The log is a new file whenever nobody had the store open, and SQLite goes on when its name cannot be synced.
+        sync_folder(self._path.parent)
 
     # reading
 

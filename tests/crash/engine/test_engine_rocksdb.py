@@ -121,6 +121,29 @@ def test_a_torn_end_of_the_manifest_is_cut_only_while_the_log_it_would_replace_i
     engine.close()
 
 
+def test_a_manifest_torn_after_the_store_was_opened_again_costs_nothing(tmp_path: Path) -> None:
+    """A power cut during a flush leaves zeros for its record; before that the log has what the flush was to replace."""
+    for number in range(3):
+        engine = RocksdbEngine(str(tmp_path / "live"))
+        with engine.write() as tx:
+            tx.put(b"k%d" % number, b"value")
+        before = state(engine)
+        copy_as_it_is(tmp_path / "live", tmp_path / f"dead{number}")
+        engine.close()
+        dead = tmp_path / f"dead{number}"
+        manifest = dead / (dead / "CURRENT").read_text().strip()
+        manifest.write_bytes(manifest.read_bytes() + bytes(598))
+        without_log = tmp_path / f"without{number}"
+        shutil.copytree(dead, without_log)
+        for log in without_log.glob("[0-9]*.log"):
+            log.rename(log.with_name("999999.log"))  # a younger log than the one that is needed
+        with pytest.raises(Corrupt, match="restore a backup"):
+            RocksdbEngine(str(without_log))
+        engine = RocksdbEngine(str(dead))
+        assert state(engine) == before
+        engine.close()
+
+
 def test_a_changed_type_in_the_manifest_is_told_and_opening_comes_to_an_end(tmp_path: Path) -> None:
     dead, _, _, _ = dead_store(tmp_path, synced=3, relaxed=0)
     manifest = dead / (dead / "CURRENT").read_text().strip()
