@@ -94,6 +94,9 @@ PARTS = {
     ),
     "shuffled": Part("no test needs another one before it", _seeded("--shuffle", *_FOLDERS)),
     "mutation": Part("a changed line of the writer or of a queue's state fails a test", _MUTATION, "tests"),
+    "planted": Part(
+        "every planted fault is found by a test; prints the first that found each", ("-m", "planted"), "tests"
+    ),
     "late": Part("no contract test depends on when a thread begins", _seeded("--late", "contract", "journal")),
     "late-servers": Part(
         "nor does one of servers, engines or buffers", _seeded("--late", "server", "engine", "buffer")
