@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import cache_from_source
@@ -32,7 +32,7 @@ from planted.catalogue import AREAS, FAULTS, ROOT, Fault
 LONGEST = 900.0
 """Seconds that a finder may take: a fault that leaves a test without an end is found, too."""
 LEFT_OUT = (".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "out", "site", "dist")
-PYTEST = ("-m", "pytest", "-x", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-profile=first")
+PYTEST = ("-m", "pytest", "-x", "--tb=no", "--hypothesis-profile=first")
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 _FIRST = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
@@ -170,8 +170,12 @@ def main() -> int:
 
         print("| area | fault | first finder | seconds |\n|---|---|---|---|", flush=True)
         with ThreadPoolExecutor(options.jobs) as pool:
-            for done in [pool.submit(one, fault) for fault in faults]:
-                done.result()
+            try:
+                for done in as_completed([pool.submit(one, fault) for fault in faults]):
+                    done.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
     missed = [verdict.fault.name for verdict in verdicts if verdict.finder is None]
     print(f"{len(verdicts)} of {len(faults)} faults tried, {len(missed)} found by no test: {', '.join(missed) or '–'}")
     return int(bool(missed))

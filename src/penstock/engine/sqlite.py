@@ -145,7 +145,7 @@ class SqliteEngine(BaseEngine):
         if self._wal.in_doubt:
             self._wal.repair()
         self._wal.allocate()
-        # The log is a new file whenever nobody had the store open, and SQLite goes on when its name cannot be synced.
+        # The log is a new file whenever no process had the store open. SQLite goes on when its name cannot be synced.
         sync_folder(self._path.parent)
 
     # reading
