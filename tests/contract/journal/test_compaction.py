@@ -272,6 +272,15 @@ def test_retention_by_bytes_keeps_the_newest_block_however_large(topic: Topic, j
     assert seqs(topic.read()) == [2]
 
 
+@pytest.mark.parametrize("kept", [1, 5, 9])
+def test_retention_by_number_keeps_exactly_the_newest(topic: Topic, journal: Journal, kept: int) -> None:
+    for n in range(9):
+        topic.append("k", n)
+    topic.configure(max_events=kept)
+    journal.maintain()
+    assert payloads(topic.read()) == list(range(9 - kept, 9))
+
+
 def test_retention_happens_in_passing(topic: Topic) -> None:
     topic.configure(max_events=20)
     for n in range(300):

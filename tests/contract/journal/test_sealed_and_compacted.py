@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from journals import Place, on, seqs
 
+import penstock
 from penstock import Draft, Journal, ManualClock, Topic
+from penstock.errors import ConfigError
 from penstock.journal.sealed.sealing import seal_topic
 from penstock.local.backend import LocalJournal
 
@@ -72,6 +74,18 @@ def test_positions_emptied_before_they_were_sealed(
         check_everything_is_found(topic, ids)
 
 
+@pytest.mark.parametrize("file_events", [5, 1000])
+@on("memory", "sqlite")
+def test_reading_goes_on_behind_the_sealed_events_from_every_position(
+    journal: Journal, topic: Topic, clock: ManualClock, lake: Path, file_events: int
+) -> None:
+    fill(topic, clock, 30, {})
+    seal(journal, lake, 20, file_events)
+    for after in range(31):
+        assert seqs(topic.read(after=after)) == list(range(after + 1, 31))
+        assert seqs(topic.read(after=after, reverse=True)) == list(range(30, after, -1))
+
+
 @on("memory", "sqlite")
 def test_sealed_events_are_too_old_in_time_where_the_first_positions_are_empty(
     journal: Journal, topic: Topic, clock: ManualClock, lake: Path
@@ -92,3 +106,18 @@ def test_an_effect_finds_its_sealed_cause(journal: Journal, topic: Topic, clock:
     seal(journal, lake, 50, 1000)
     topic.append_many([Draft("paid", cause=ids[4])])
     assert seqs(topic.ancestors(topic.append("sent", cause=ids[4]).id)) == [62, 5]
+
+
+@on("sqlite")
+def test_of_a_journal_and_its_copy_one_seals_into_a_lake(
+    journal: Journal, topic: Topic, clock: ManualClock, lake: Path, place: Place
+) -> None:
+    fill(topic, clock, 30, {})
+    seal(journal, lake, 10, 1000)
+    journal.backup(place.folder / "copy.db")
+    with penstock.open(f"sqlite:{place.folder / 'copy.db'}") as copy:
+        seal(copy, lake, 20, 1000)
+        with pytest.raises(ConfigError, match=r"copy of this journal .* use another lake"):
+            seal(journal, lake, 20, 1000)
+        assert seqs(copy.topic("orders").read()) == list(range(1, 31))
+    assert seqs(topic.read()) == list(range(1, 31))
