@@ -329,14 +329,6 @@ FAULTS = (
         "return self._lost is None",
         ("engine/slatedb/test_lease.py", "engine/slatedb/test_failover.py"),
     ),
-    Fault(
-        "object-store-writer-not-fenced",
-        "engine",
-        "a writer in a bucket does not look whether it was replaced",
-        "            try:\n                self._lease.check()",
-        "            try:\n                pass",
-        ("engine/slatedb/test_lease.py", "engine/slatedb/test_failover.py", "engine/slatedb/test_bad_days.py"),
-    ),
     # ── queue ────────────────────────────────────────────────────────────────────────────────────────────────────────
     Fault(
         "lease-handed-out-twice",

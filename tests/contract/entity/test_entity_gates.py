@@ -59,6 +59,7 @@ def test_every_way_in_passes_the_gate(journal: Journal, topic: Topic) -> None:
         tx.append(topic, "paid", bad)
     outbox = journal.outbox()
     outbox.stage("other", "x")
+    outbox.stage(topic, "paid", {"amount": 1})
     outbox.stage(topic, "paid", bad)
     with pytest.raises(Denied):
         outbox.flush()
