@@ -213,7 +213,7 @@ def test_a_failure_that_the_server_did_not_expect_leaves_a_change_unknown_and_a_
     def failing(*given: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("penstock.server.api.queues.answered", failing)
+    monkeypatch.setattr("penstock.server.api.binding.receipts_json", failing)
     with pytest.raises(OutcomeUnknown, match="its log says how"):
         shop.queue.push("more")
     assert len(shop.local.queue("jobs")) == 4

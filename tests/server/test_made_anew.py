@@ -12,9 +12,9 @@ import pytest
 import penstock
 from penstock.errors import ConfigError, PositionTrimmed, StorageError
 from penstock.journal import to_arrow
+from penstock.local import topics as reading
 from penstock.remote import events as remote_events
 from penstock.server import limits
-from penstock.server.api import topics as reading
 from server.serving import Served
 from server.test_live import Stream
 

@@ -11,7 +11,7 @@ from penstock.local import bulk as local_bulk
 from penstock.local import queues as local_queues
 from penstock.local import topics as local_topics
 from penstock.protocol.openapi import OPERATIONS, document
-from penstock.server.api import bulk, queues, topics
+from penstock.server.api import bulk, topics
 from penstock.server.application import make_app
 from server.serving import Served
 
@@ -41,7 +41,7 @@ def test_what_runs_for_an_operation_is_written_where_it_is_looked_for() -> None:
     """It is found by its name: a function that a module only imports must not be taken for it."""
     for operation in OPERATIONS:
         name, found = operation.name, []
-        for module in (bulk, queues, topics, local_bulk, local_queues, local_topics):
+        for module in (bulk, topics, local_bulk, local_queues, local_topics):
             if name in vars(module):
                 found.append(vars(module)[name].__module__ == module.__name__)
         assert found and all(found), name

@@ -8,8 +8,8 @@ import pytest
 
 import penstock
 from penstock.errors import StorageError
+from penstock.local.queues import FIRST_TAKEN
 from penstock.queue.queue import LocalQueue
-from penstock.server.limits import FIRST_TAKEN
 from penstock.surface.delivery import TakeRequest
 from server.serving import Served
 from waiting import eventually
@@ -141,9 +141,9 @@ def test_a_request_that_fails_half_way_takes_nothing_along(
         if len(calls) == 2:
             raise StorageError("the disk is full")
 
-    async def failing_take(self: LocalQueue, wanted: TakeRequest, stopping: threading.Event | None = None) -> Any:
+    async def failing_take(self: LocalQueue, wanted: TakeRequest, *given: Any, **options: Any) -> Any:
         check(wanted)
-        return await take(self, wanted, stopping)
+        return await take(self, wanted, *given, **options)
 
     def failing_claim(self: LocalQueue, wanted: TakeRequest, min_idle: float) -> Any:
         check(wanted)

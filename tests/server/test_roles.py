@@ -26,11 +26,11 @@ from penstock.journal.blocks import Columns, build_wire, encode_wire
 from penstock.journal.bulk import staged_batches
 from penstock.journal.keys import prefix_end
 from penstock.journal.sealed.sealing import seal_topic
+from penstock.local.topics import REPORTS
 from penstock.names import is_system
 from penstock.protocol import bulk
 from penstock.protocol.openapi import OPERATIONS
 from penstock.protocol.operation import ROLES, Operation
-from penstock.server.access import REPORTS
 from penstock.server.application import make_app
 from penstock.transfer.objects import StagingArea
 from server.serving import ADMIN, READ, TOKENS, WRITE

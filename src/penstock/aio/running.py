@@ -149,11 +149,9 @@ async def submitted(submit: Callable[[], Ticket[T]]) -> T:
     """The outcome of a ticket, once the writer has room for it."""
     while True:
         try:
-            ticket = submit()
+            return await submit()  # a server's ticket may say it as well
         except Backpressure as error:
             await asyncio.sleep(error.retry_after)
-            continue
-        return await ticket
 
 
 class Field(Generic[T]):

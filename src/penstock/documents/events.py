@@ -150,6 +150,10 @@ class PlainDraft(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     payload: Any = None
     key: str | None = None
 
+    def draft(self) -> Draft:
+        """The draft this document describes."""
+        return Draft(self.kind, self.payload, key=self.key)
+
 
 def receipts_json(receipts: Sequence[Receipt]) -> bytes:
     """`{"receipts": […]}` of many receipts, as `receipt_document` would say each.

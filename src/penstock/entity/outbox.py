@@ -92,9 +92,9 @@ class Outbox:
 
 def append_staged(core: JournalCore, staged: list[Staged]) -> list[Receipt]:
     """Appends drafts, all or nothing, and empties the list; on an error they stay in it."""
-    plan = _checked_plan(core, staged)
+    request = appending_staged(core, staged)
     with WHOLE:  # what is committed must not be staged still: a second flush would append it again
-        receipts = core.writer.run(WriteRequest(plan.apply, plan.size))
+        receipts = core.writer.run(request)
         staged.clear()
     return receipts
 
@@ -105,14 +105,15 @@ def submit_staged(core: JournalCore, staged: Sequence[Staged]) -> Ticket[list[Re
         ticket: Ticket[list[Receipt]] = Ticket()
         ticket.resolve([])
         return ticket
-    plan = _checked_plan(core, staged)
-    return core.writer.submit(WriteRequest(plan.apply, plan.size))
+    return core.writer.submit(appending_staged(core, staged))
 
 
-def _checked_plan(core: JournalCore, staged: Sequence[Staged]) -> Plan:
+def appending_staged(core: JournalCore, staged: Sequence[Staged]) -> WriteRequest[list[Receipt]]:
+    """The append of staged drafts, for the writer; checked, encoded, and let through by gates and fences."""
     core.check_open()
     ask_guards(core.guards, staged)
-    return Plan(core, staged)
+    plan = Plan(core, staged)
+    return WriteRequest(plan.apply, plan.size)
 
 
 def counted_from(draft: Draft, start: int) -> Draft:

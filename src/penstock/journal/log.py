@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from penstock.events import Draft, Event
+from penstock.events import Draft, Event, Receipt
 from penstock.journal.catalog import load_record
+from penstock.journal.commit import Commit
 from penstock.journal.index.index import OpenIndex, entity_events, prefixed_events
-from penstock.journal.prepare import FindCause, PreparedBatch, make_draft, prepare, prepare_one
+from penstock.journal.prepare import (
+    FindCause,
+    PreparedBatch,
+    make_draft,
+    plain_columns,
+    prepare,
+    prepare_one,
+    sized_batch,
+)
 from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
+from penstock.journal.writer import WriteRequest
 from penstock.names import check_items
+from penstock.observe.tracing import trace_headers
 
 if TYPE_CHECKING:
+    from penstock.documents.events import PlainDraft
     from penstock.journal.core import JournalCore
 
 T = TypeVar("T")
@@ -51,6 +63,17 @@ class TopicLog:
             for guard in core.guards:
                 guard(self.name, drafts)
         return prepare(drafts, self.name, find_cause or core.find_cause)
+
+    def prepare_plain(self, drafts: Sequence[PlainDraft]) -> PreparedBatch:
+        """The same for several events that say no more than most do, with less work for each."""
+        if self.core.guards or trace_headers() is not None:
+            return self.prepare_many(one.draft() for one in drafts)
+        kinds, payloads = [one.kind for one in drafts], [one.payload for one in drafts]
+        return sized_batch(plain_columns(kinds, payloads, [one.key for one in drafts]))
+
+    def appending(self, batch: PreparedBatch) -> WriteRequest[list[Receipt]]:
+        """The append of a batch, for the writer."""
+        return WriteRequest(Commit.append, batch.size, (self.name, batch))
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def ask(self, question: Callable[[TopicView], T], otherwise: T) -> T:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from sys import modules
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ from penstock.journal.reading import EventQuery, TopicView
 from penstock.journal.writer import WriteRequest
 from penstock.names import AUDIT, check_items, check_name
 from penstock.observe.tracing import sending
+from penstock.protocol.operation import Caller, Operation
 from penstock.queue.registry import QueueRegistry
 from penstock.surface.journal import Journal
 
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from penstock.journal.following import LocalSubscription
     from penstock.journal.worker import TopicWorker
     from penstock.observe.sample import Sample
-    from penstock.protocol.operation import Operation
     from penstock.queue.queue import LocalQueue
     from penstock.surface.arguments import DraftArguments
     from penstock.surface.backend import TopicScan
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 P = TypeVar("P", bound=Projection)
+
+THIS_PROGRAM = Caller()
 
 
 def implementation(name: str) -> Callable[..., Any]:
@@ -74,11 +76,27 @@ def implementation(name: str) -> Callable[..., Any]:
     return known[name]
 
 
+class PendingCommit(msgspec.Struct, Generic[A], frozen=True):
+    """What an operation wants committed; its implementation neither waits nor looks at the store to say so."""
+
+    prepare: Callable[[], WriteRequest[A]]
+    """Checks and encodes what the commit is given."""
+    at_once: bool
+    """Whether preparing neither runs a program's own checks nor looks at the store: it may run in an event loop."""
+    done: Callable[[A], object] | None = None
+    """Notes that it was committed."""
+
+
+def can_prepare_at_once(at: LocalBackend, drafts: Iterable[Draft]) -> bool:
+    """Whether drafts can be prepared without waiting: no gate or fence sees them, and no cause is looked up."""
+    return not at.core.guards and not any(isinstance(draft.cause, str) for draft in drafts)
+
+
 class LocalBackend:
     """Runs operations on the store itself."""
 
     def __init__(self, journal: LocalJournal, core: JournalCore) -> None:
-        self._journal = journal
+        self.journal = journal
         self.core = core
         self.clock = core.clock
         self.workers = core.workers
@@ -98,9 +116,20 @@ class LocalBackend:
 
     def call(self, operation: Operation[A], *names: str, request: object = None) -> A:
         """An operation's answer; `names` are those in its path."""
-        run = implementation(operation.name)
-        found: A = run(self, *names) if request is None else run(self, *names, request)
-        return found
+        asked: list[object] = [THIS_PROGRAM] if operation.told_caller else []
+        asked += names if request is None else (*names, request)
+        found = implementation(operation.name)(self, *asked)
+        if operation.commits:
+            found = self.commit(found)
+        answer: A = found
+        return answer
+
+    def commit(self, change: PendingCommit[A]) -> A:
+        """The answer to a change, committed."""
+        answer = self.core.writer.run(change.prepare())
+        if change.done is not None:
+            change.done(answer)
+        return answer
 
     def find(self, operation: Operation[A], *names: str) -> A | None:
         """The answer to a look-up; None when there is no such thing."""
@@ -129,7 +158,7 @@ class LocalBackend:
     def _handle_on(self, queue: LocalQueue) -> Queue:
         from penstock.surface.queue import Queue
 
-        return Queue(self._journal, queue)
+        return Queue(self.journal, queue)
 
     def queue(self, name: str) -> LocalQueue:
         """A queue that must be there."""
@@ -174,13 +203,13 @@ class LocalBackend:
     def stats(self) -> Sample:
         from penstock.observe.collect import take_sample
 
-        return take_sample(self._journal)
+        return take_sample(self.journal)
 
     def flush(self) -> None:
         self.core.flush()
 
     def audit(self, kind: str, subject: str, record: dict[str, object]) -> None:
-        self._journal.topic(AUDIT).append(kind, {"who": this_process(), **record}, key=subject)
+        self.journal.topic(AUDIT).append(kind, {"who": this_process(), **record}, key=subject)
 
     def close(self) -> None:
         self.core.close()
@@ -215,7 +244,7 @@ class LocalTopic(TopicLog):
         try:
             batch = self.prepare_many(rows)
             self.core.indexer.make_room(self.name)
-            return self._writer.run(WriteRequest(Commit.append, batch.size, (self.name, batch)))
+            return self._writer.run(self.appending(batch))
         finally:
             if span is not None:
                 span.end()
@@ -225,8 +254,7 @@ class LocalTopic(TopicLog):
         return self._writer.submit(WriteRequest(Commit.append_one, batch.size, (self.name, batch)), patient=patient)
 
     def submit_many(self, drafts: Iterable[Draft], *, patient: bool) -> Ticket[list[Receipt]]:
-        batch = self.prepare_many(drafts)
-        return self._writer.submit(WriteRequest(Commit.append, batch.size, (self.name, batch)), patient=patient)
+        return self._writer.submit(self.appending(self.prepare_many(drafts)), patient=patient)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def length(self) -> int:

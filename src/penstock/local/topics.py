@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from penstock.clock import from_ms, to_ms
+from penstock.documents.events import DraftDocument, PlainDraft
 from penstock.entity.causality import CausesPage, ancestors_page, correlated_page, effects_page
-from penstock.errors import ConfigError
-from penstock.events import Event
+from penstock.entity.outbox import Staged, appending_staged
+from penstock.errors import ConfigError, PositionTrimmed
+from penstock.events import Draft, Event, Receipt
 from penstock.journal import cursors
 from penstock.journal.across import across_query, check_positions, read_page
 from penstock.journal.catalog import Settings, load_record, topic_names
 from penstock.journal.commit import Commit, change_settings, checked_settings
 from penstock.journal.core import JournalCore
 from penstock.journal.following import event_query
-from penstock.journal.log import TopicLog
+from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import EventQuery, TopicView
 from penstock.journal.upkeep import CompactReport, DropReport, compact_by_key, compact_some
-from penstock.local.backend import LocalBackend
-from penstock.names import check_consumer
+from penstock.journal.writer import WriteRequest
+from penstock.local.backend import LocalBackend, PendingCommit, can_prepare_at_once
+from penstock.names import check_consumer, check_name
+from penstock.observe import pipelines, workers
 from penstock.protocol import topics as wire
 from penstock.protocol.fields import SettingsFields, given
-from penstock.protocol.operation import PAGE_BYTES, PAGE_EVENTS, READ_TOPICS
+from penstock.protocol.operation import PAGE_BYTES, PAGE_EVENTS, READ_TOPICS, Caller
 from penstock.units import parse_moment
+
+T = TypeVar("T")
+
+REPORTS = frozenset((pipelines.TOPIC, workers.TOPIC))
+"""Topics of penstock's own in which programs say how they do, from wherever they run."""
 
 
 # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -110,6 +120,59 @@ def move_cursors(at: LocalBackend, consumer: str, to: wire.PositionsDocument) ->
     return at.core.run(apply)
 
 
+# ── appending ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def append_events(
+    at: LocalBackend, caller: Caller, name: str, drafts: Draft | Sequence[Draft] | Sequence[PlainDraft]
+) -> PendingCommit[Receipt] | PendingCommit[list[Receipt]]:
+    """One draft has one receipt, several have a list."""
+    log = at.log(name)
+    caller.check_append(name)
+    if isinstance(drafts, Draft):
+        one = _for_caller(drafts, caller)
+        if one.dedup is None:
+            one.dedup = caller.dedup
+
+        def prepare_single() -> WriteRequest[Receipt]:
+            batch = _ready_log(at, log).prepare_many((one,))
+            return WriteRequest(Commit.append_one, batch.size, (name, batch))
+
+        return PendingCommit(prepare_single, _at_once(at, log, (one,)))
+    plain = [one for one in drafts if isinstance(one, PlainDraft)]
+    if plain and not caller.headers:
+        return PendingCommit(lambda: log.appending(_ready_log(at, log).prepare_plain(plain)), _at_once(at, log, ()))
+    rows = [_for_caller(one.draft() if isinstance(one, PlainDraft) else one, caller) for one in drafts]
+    return PendingCommit(lambda: log.appending(_ready_log(at, log).prepare_many(rows)), _at_once(at, log, rows))
+
+
+def append_several(at: LocalBackend, caller: Caller, drafts: list[DraftDocument]) -> PendingCommit[list[Receipt]]:
+    """One atomic batch over several topics: every draft names its own."""
+    staged: list[Staged] = []
+    for number, document in enumerate(drafts):
+        if document.topic is None:
+            raise ConfigError(f"draft {number} names no topic")
+        caller.check_append(document.topic)
+        staged.append((check_name(document.topic), document.draft()))
+    at_once = can_prepare_at_once(at, (draft for _, draft in staged))
+    return PendingCommit(lambda: appending_staged(at.core, staged), at_once)
+
+
+def _for_caller(draft: Draft, caller: Caller) -> Draft:
+    if caller.headers:
+        draft.headers = {**caller.headers, **(draft.headers or {})}
+    return draft
+
+
+def _at_once(at: LocalBackend, log: TopicLog, drafts: Iterable[Draft]) -> bool:
+    return log.name not in REPORTS and can_prepare_at_once(at, drafts)
+
+
+def _ready_log(at: LocalBackend, log: TopicLog) -> TopicLog:
+    """The log; a new one of reports keeps only what is newest, as it does where the store is."""
+    if log.name in REPORTS and not log.latest:
+        workers.keep_newest(at.journal.topic(log.name))
+    return log
+
+
 # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def list_topics(at: LocalBackend) -> list[str]:
     return at.core.topics()
@@ -172,6 +235,104 @@ def _compact_keys(log: TopicLog) -> CompactReport:
     removed = compact_by_key(core.writer, log.name, core.housekeeper.holds)
     count, latest = log.ask(lambda view: (view.count(), view.latest()), (0, 0))
     return CompactReport(removed, count, latest)
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+SCANNED: Final = 200_000
+"""Events a page looks at for a condition that few fulfil, before it says how far it came."""
+
+
+def read_event(at: LocalBackend, name: str, event: str) -> Event | None:
+    """By its position, or by its id."""
+    topic = at.topic(name)
+    check_name(name)
+    numeric = event.isascii() and event.isdigit() and len(event) <= 18
+    return topic.get(int(event)) if numeric else topic.find(event)
+
+
+def read_events(at: LocalBackend, name: str, query: wire.ReadQuery) -> wire.EventPage[Event]:
+    return WantedEvents(at.log(name), query).page(PAGE_EVENTS if query.limit is None else query.limit)
+
+
+class ReadRange(NamedTuple):
+    """The positions a request asks for: after (exclusive), through (inclusive); and where the topic ends."""
+
+    after: int
+    through: int
+    latest: int
+
+
+class WantedEvents:
+    """What a request asks of a topic."""
+
+    def __init__(self, log: TopicLog, query: wire.ReadQuery) -> None:
+        self.log = log
+        self.query = query
+        self.filter = requested_events(query)
+        self._since = _ms(query.since, "since")
+        self._until = _ms(query.until, "until")
+
+    def range(self) -> ReadRange:
+        """The positions it asks for, as the topic is now."""
+        return self.log.ask(self._range, ReadRange(self.query.after, 0, 0))
+
+    def _range(self, view: TopicView) -> ReadRange:
+        latest, after = view.latest(), self.query.after
+        through = latest if self.query.through is None else min(self.query.through, latest)
+        view.check_not_trimmed(after)
+        if self._since is not None:
+            after = max(after, view.position_before(self._since))
+        if self._until is not None:
+            through = min(through, view.position_before(self._until))
+        return ReadRange(after, through, latest)
+
+    def rows(self, start: int, end: int, read: Callable[[Iterator[Event]], T]) -> T | None:
+        """What `read` makes of the events between two positions; a condition is still to be asked of them.
+
+        None when there is no topic; PositionTrimmed when it was dropped since `start` was reached.
+        """
+        query = replace(self.filter, where=None, after=start, through=end)
+        found = self.log.ask(lambda view: read(read_view(view, query, self.log.core.index.open)), None)
+        if found is None and start:
+            raise dropped(self.log.name, start)
+        return found
+
+    def page(self, limit: int) -> wire.EventPage[Event]:
+        """A page of them, bounded in events and bytes, from one snapshot."""
+
+        def read(view: TopicView) -> wire.EventPage[Event]:
+            after, through, latest = self._range(view)
+            rows = replace(self.filter, where=None, after=after, through=through, reverse=self.query.reverse)
+            if not limit or through <= after:
+                return wire.EventPage([], None, latest)
+            return wire.EventPage(*self._bounded(read_view(view, rows, self.log.core.index.open), limit), latest)
+
+        return self.log.ask(read, wire.EventPage([], None, 0))
+
+    def _bounded(self, rows: Iterator[Event], limit: int) -> tuple[list[Event], int | None]:
+        """As many as fit, and the position after which there are more."""
+        events: list[Event] = []
+        size = scanned = 0
+        last: Event | None = None
+        where = self.filter.where
+        for event in rows:
+            if last is not None and (len(events) >= limit or size >= PAGE_BYTES or scanned >= limit + SCANNED):
+                return events, last.seq - 1 if self.query.reverse else last.seq
+            last = event
+            scanned += 1  # noqa: SIM113 - asked before it is counted
+            if where is None or where.matches(event):
+                events.append(event)
+                size += len(event.raw)
+        return events, None
+
+
+def _ms(text: str | None, what: str) -> int | None:
+    """A time (ISO, or how long ago) in milliseconds."""
+    return to_ms(parse_moment(text, datetime.now(UTC)), what) if text else None
+
+
+def dropped(topic: str, after: int) -> PositionTrimmed:
+    return PositionTrimmed(f"topic {topic!r} was dropped while it was read", oldest=after + 1)
 
 
 def find_position(at: LocalBackend, name: str, query: wire.PositionQuery) -> int:

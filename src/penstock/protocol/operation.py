@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
@@ -57,6 +59,56 @@ After = Annotated[Count, Meta(description="the position to go on from, exclusive
 Limit = Annotated[Count | None, Meta(description="how many at the most")]
 
 
+class Caller:
+    """Who asks for an operation: by itself a program that has the store in its own process, and may do everything."""
+
+    @property
+    def owner(self) -> str:
+        """Whose the blocks are that it stages."""
+        return "local"
+
+    @property
+    def host(self) -> str | None:
+        """The machine that a request comes from."""
+        return None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What a request says of all its events: the trace that they belong to."""
+        return {}
+
+    @property
+    def dedup(self) -> str | None:
+        """The dedup key of a request's one event."""
+        return None
+
+    def require(self, role: Role, doing: str) -> None:
+        """Refuses what needs a role that the caller does not have; `doing` is what needs it."""
+
+    def check_append(self, topic: str) -> None:
+        """Refuses an append to a topic that takes none from the caller."""
+
+
+class WaitingCaller(Caller):
+    """A caller that may go away, or be told to stop waiting, before there is an answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopping = threading.Event()
+        """Set when there is no use in waiting any more."""
+        self.patience = math.inf
+        """Seconds to wait for a writer that is behind, before Backpressure."""
+        self.gone = False
+        """Whether the caller has left, and takes no answer."""
+        self.wake: Callable[[], None] = lambda: None
+        """Wakes what waits for the caller; what waits says how."""
+
+    def stop(self) -> None:
+        """Ends the wait; may be called from any thread."""
+        self.stopping.set()
+        self.wake()
+
+
 class Operation(Generic[A]):
     """One declaration: method and path, role, request, answer (which decodes to `A`), and what it does.
 
@@ -81,6 +133,8 @@ class Operation(Generic[A]):
         missing: str | None = None,
         on_system: bool = False,
         rehearsed: Callable[[Any], bool] = lambda request: False,
+        commits: bool = False,
+        told_caller: bool = False,
     ) -> None:
         self.name = ""
         """The name of the constant that holds it, in small letters: `declared` sets it."""
@@ -115,6 +169,12 @@ class Operation(Generic[A]):
         asked = self.query if self.query is not None or role != "read" else self.body
         self.paged = "limit" in getattr(asked, "__struct_fields__", ())
         """Whether a page is asked for: a server bounds its `limit`, and has a usual one."""
+        self.commits = commits
+        """Whether its implementation gives a `PendingCommit`, which holds no thread while it waits."""
+        self.waits = not in_query and "wait" in getattr(request, "__struct_fields__", ())
+        """Whether it may wait for long: its implementation is a coroutine function, told a `WaitingCaller`."""
+        self.told_caller = told_caller or self.waits
+        """Whether its implementation is told who asks."""
         self._pieces = self.path.split("/")
 
     def __repr__(self) -> str:

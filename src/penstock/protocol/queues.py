@@ -22,6 +22,9 @@ from penstock.queue.schedule import Schedule
 from penstock.surface.delivery import Outcome, TakeRequest
 from penstock.surface.failure import NackRequest
 
+MOST_TAKEN = 10_000
+"""Messages that one take may ask for."""
+
 Group = Annotated[str, Meta(description="the group; default unless given")]
 
 
@@ -256,6 +259,7 @@ OPEN_QUEUE = Operation(
     QueueDocument,
     "Makes a queue; another policy than the stored one is refused, and a topic with a history needs the role admin",
     errors=(PolicyMismatch,),
+    told_caller=True,
 )
 CONFIGURE_QUEUE = Operation(
     "PATCH /queues/{queue}",
@@ -337,6 +341,8 @@ PUSH_MESSAGES = Operation(
     also=(ReceiptDocument,),
     status=201,
     errors=(UnknownQueue, QueueFull),
+    commits=True,
+    told_caller=True,
 )
 READ_MESSAGE = Operation(
     "GET /queues/{queue}/messages/{seq}", "read", None, Event, "One message, without taking it", missing="UnknownEvent"
@@ -364,13 +370,24 @@ CLAIM_DELIVERIES = Operation(
     "Takes over deliveries that no consumer extended",
 )
 ACK_DELIVERIES = Operation(
-    "POST /queues/{queue}/ack -> acknowledged", "write", AckRequest, int, "Settles several deliveries in one commit"
+    "POST /queues/{queue}/ack -> acknowledged",
+    "write",
+    AckRequest,
+    int,
+    "Settles several deliveries in one commit",
+    commits=True,
 )
 READ_DELIVERY = Operation(
     "GET /queues/{queue}/deliveries/{token}", "read", None, DeliveryDocument, "One delivery", errors=_STALE
 )
 ACK_DELIVERY = Operation(
-    "POST /queues/{queue}/deliveries/{token}/ack", "write", AckResult, Settled, "Settles a delivery", errors=_STALE
+    "POST /queues/{queue}/deliveries/{token}/ack",
+    "write",
+    AckResult,
+    Settled,
+    "Settles a delivery",
+    errors=_STALE,
+    commits=True,
 )
 NACK_DELIVERY = Operation(
     "POST /queues/{queue}/deliveries/{token}/nack",

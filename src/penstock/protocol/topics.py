@@ -112,6 +112,10 @@ class ReadQuery(FilterQuery, omit_defaults=True, kw_only=True):
     payload: Annotated[Literal["string", "binary"], Meta(description="the payload column's type, for Arrow")] = "string"
 
 
+class AppendQuery(msgspec.Struct, omit_defaults=True):
+    patient: Annotated[bool, Meta(description="false: when the writer is behind, the answer is 503 at once")] = True
+
+
 class LiveQuery(FilterQuery, omit_defaults=True, kw_only=True):
     after: Annotated[Count | Literal["latest"], Meta(description="exclusive, or latest; Last-Event-ID goes first")] = 0
 
@@ -196,6 +200,8 @@ APPEND_SEVERAL = Operation(
     "Appends drafts to several topics, all or nothing; each names its topic",
     status=201,
     errors=(Conflict, FenceActive, QueueFull),
+    commits=True,
+    told_caller=True,
 )
 READ_CORRELATED = Operation(
     "GET /correlated/{correlation}",
@@ -286,8 +292,11 @@ APPEND_EVENTS = Operation(
     "Appends one event or many, or CloudEvents, all or nothing; `dedup` makes a repeat harmless",
     also=(ReceiptDocument,),
     status=201,
+    query=AppendQuery,
     errors=(Conflict, FenceActive),
     on_system=True,
+    commits=True,
+    told_caller=True,
 )
 READ_EVENT = Operation(
     "GET /topics/{topic}/events/{event}",

@@ -8,6 +8,7 @@ test) cannot hold it for ever.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -105,15 +106,28 @@ class LocalQueue:
         return receipts[0]
 
     def submit(self, payload: object, options: PushOptions) -> Ticket[Receipt]:
-        batch, delivery = self.prepare(payload, options)
+        request = self.pushing(payload, options)
         self._pushed.inc()
-        return self._writer.submit(WriteRequest(lambda commit: self.push_in(commit, batch, delivery)[0], batch.size))
+        return self._writer.submit(request)
+
+    def pushing(self, payload: object, options: PushOptions) -> WriteRequest[Receipt]:
+        """The push of one message, for the writer."""
+        batch, delivery = self.prepare(payload, options)
+        return WriteRequest(lambda commit: self.push_in(commit, batch, delivery)[0], batch.size)
+
+    def pushing_many(self, payloads: list[object], options: PushOptions) -> WriteRequest[list[Receipt]]:
+        """The push of several messages, for the writer."""
+        batch, delivery = self.prepare_many(payloads, options)
+        return WriteRequest(self.push_in, batch.size, (batch, delivery))
+
+    def note_pushes(self, count: int) -> None:
+        """Counts what was pushed."""
+        self._pushed.inc(count)
 
     def push_many(self, payloads: list[object], options: PushOptions) -> list[Receipt]:
         span = sending(self.name, "push", len(payloads)) if "opentelemetry.trace" in modules else None
         try:
-            batch, delivery = self.prepare_many(payloads, options)
-            receipts = self._writer.run(WriteRequest(self.push_in, batch.size, (batch, delivery)))
+            receipts = self._writer.run(self.pushing_many(payloads, options))
         finally:
             if span is not None:
                 span.end()
@@ -179,16 +193,26 @@ class LocalQueue:
                     self._signal.wait(seen, nap)
                 wait.check_open()
 
-    async def take_async(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
-        """`take` for an event loop: the tries are committed by the writer's own thread."""
+    async def take_async(
+        self,
+        wanted: TakeRequest,
+        stopping: threading.Event | None = None,
+        patience: float = math.inf,
+        *,
+        timed: bool = False,
+    ) -> list[Delivery]:
+        """`take` for an event loop: the tries are committed by the writer's own thread. Backpressure when that has no
+        room for `patience` seconds. `timed`: ConfigError for a lease that lasts as long as the taker's process.
+        """
+        take_in = self._take_timed_in if timed else self.take_in
         wait = None
         check_take(wanted)
         began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
         while True:
             seen = self._signal.version
-            operation = WriteRequest(self.take_in, 0, (wanted,), True)
+            operation = WriteRequest(take_in, 0, (wanted,), True)
             try:
-                taken = await self._writer.submit(operation)
+                taken = await self._writer.run_async(operation, patience)
             except BaseException:
                 self._return_unheard(operation)
                 raise
@@ -207,6 +231,18 @@ class LocalQueue:
         """One try inside a commit, and a lease if it finds something."""
         state = self._cache.state(commit, self.name)
         return take(commit, group_for(commit, state, wanted.group), wanted, self)
+
+    def _take_timed_in(self, commit: Commit, wanted: TakeRequest) -> Taken:
+        self.check_timed(self._cache.state(commit, self.name).policy, wanted.lease)
+        return self.take_in(commit, wanted)
+
+    @staticmethod
+    def check_timed(policy: QueuePolicy, lease: float | None) -> None:
+        """ConfigError for a lease that lasts as long as the taker's process, where that process cannot be seen."""
+        if lease == 0 or (lease is None and policy.lease == 0):
+            raise ConfigError(
+                "a lease of 0 lasts as long as the taker's process, which a server cannot see: give seconds"
+            )
 
     def _delivered(self, taken: Taken, wait: TakeWait | None, began_ns: int) -> list[Delivery]:
         self._taken.inc(len(taken.deliveries))
@@ -227,7 +263,7 @@ class LocalQueue:
 
         if operation.error is None or isinstance(operation.error, OutcomeUnknown):
             with suppress(PenstockError):  # what ended the caller's wait matters more
-                self._writer.submit(WriteRequest(give_back, relaxed=True))
+                self._writer.submit(WriteRequest(give_back, relaxed=True), nested=True)  # without waiting
 
     def claim(self, wanted: TakeRequest, min_idle: float) -> list[Delivery]:
         found = repair.claim(self, wanted, round(min_idle * 1000)) if wanted.limit else []
@@ -250,7 +286,7 @@ class LocalQueue:
         self.note_acks(1)
 
     async def ack_async(self, delivery: Delivery, result: object) -> None:
-        await self._writer.submit(WriteRequest(self.ack_in, 0, (delivery, answer_of(result))))
+        await self._writer.run_async(WriteRequest(self.ack_in, 0, (delivery, answer_of(result))))
         self.note_acks(1)
 
     def ack_in(self, commit: Commit, delivery: Delivery, answer: StoredResult = NOTHING) -> None:
@@ -266,6 +302,18 @@ class LocalQueue:
         count = self._writer.run(WriteRequest(self._ack_many_in, 0, (together, tokens)))
         self.note_acks(count)
         return count
+
+    def acking_tokens(self, tokens: list[str]) -> WriteRequest[int]:
+        """`ack_many` of deliveries by their tokens, for the writer."""
+        return WriteRequest(self._ack_many_in, 0, ([], tokens))
+
+    def ack_token_in(self, commit: Commit, token: str, answer: StoredResult) -> None:
+        """Settles the delivery that a token names inside a commit."""
+        state = self._cache.state(commit, self.name)
+        held = settle.held_by_token(commit.tx, state, token)
+        if held is None:
+            raise settle.stale(token[:40], self.name)
+        settle.ack(commit, held.group, held.lease_id, held.lease, 1 << held.index, answer)
 
     def _by_lease(self, handles: list[Delivery | str]) -> tuple[list[tuple[LeaseHandle, int]], list[str]]:
         """Deliveries as one bit mask per lease, and the tokens among them."""

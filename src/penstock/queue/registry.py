@@ -110,6 +110,10 @@ class QueueRegistry:
             raise unknown_queue(name, self.names())
         return self.handle(name)
 
+    def known(self, name: str) -> LocalQueue | None:
+        """A queue that was asked for before; that it is still there is for the commit to say."""
+        return self._handles.get(name)
+
     def record(self, name: str) -> QueueRecord | None:
         """What is stored of a queue, or None when there is none."""
         with self.core.engine.read() as snap:

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from penstock.clock import Clock, SystemClock
 from penstock.entity.outbox import Staged
-from penstock.errors import Closed, ConfigError, ReadOnly
+from penstock.errors import Backpressure, Closed, ConfigError, ReadOnly
 from penstock.events import Event, Receipt
 from penstock.journal.description import Description, Pressure
 from penstock.journal.sealed.segments import LakeSummary, Progress, SealReport
+from penstock.limits import BACKPRESSURE_RETRY, WRITER_CAPACITY, WRITER_PRESSURE
 from penstock.names import check_name
 from penstock.observe.sample import Sample
 from penstock.protocol import topics as wire
@@ -61,7 +62,9 @@ class RemoteBackend:
         self.subscriptions: weakref.WeakSet[RemoteFollower] = weakref.WeakSet()
         self._queues: dict[str, RemoteQueue] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._submitting = threading.Lock()
+        self._submitting = threading.Condition()
+        self._waiting = 0
+        """Submissions that are not done."""
         self._submitted_last = False
         """Whether `close` has begun to wait for the submissions there are: no more are taken."""
         try:
@@ -189,8 +192,11 @@ class RemoteBackend:
         """The topic is the server's own, and takes nothing from outside."""
 
     # ── in the background ────────────────────────────────────────────────────────────────────────────────────────────
-    def submit(self, work: Callable[[], T]) -> Ticket[T]:
-        """Does something in the background; the ticket says how it went."""
+    def submit(self, work: Callable[[], T], *, patient: bool = True) -> Ticket[T]:
+        """Does something in the background; the ticket says how it went.
+
+        Waits (impatient: raises Backpressure) when too many submissions are on their way.
+        """
         self.client.check_open()
         ticket: Ticket[T] = Ticket()
 
@@ -199,10 +205,21 @@ class RemoteBackend:
                 ticket.resolve(work())
             except BaseException as error:
                 ticket.fail(error)
+            finally:
+                with self._submitting:
+                    self._waiting -= 1
+                    self._submitting.notify()
 
         with self._submitting:
+            if not patient and self._waiting >= WRITER_CAPACITY * WRITER_PRESSURE:
+                raise Backpressure(
+                    f"{self._waiting} submissions wait for the server; try again in {BACKPRESSURE_RETRY * 1000:g} ms",
+                    retry_after=BACKPRESSURE_RETRY,
+                )
+            self._submitting.wait_for(lambda: self._waiting < WRITER_CAPACITY or self._submitted_last)
             if self._submitted_last:
                 raise Closed("the journal is closed")
+            self._waiting += 1
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(SUBMITTERS, "penstock-remote")
             self._pool.submit(carry)
@@ -211,6 +228,7 @@ class RemoteBackend:
     def _drain_pool(self) -> None:
         with self._submitting:
             self._submitted_last = True
+            self._submitting.notify_all()
             pool = self._pool
         if pool is not None:
             pool.shutdown(wait=True)

@@ -52,20 +52,22 @@ class RemoteTopic:
 
     def submit(self, kind: object, payload: object, draft: DraftArguments, *, patient: bool) -> Ticket[Receipt]:
         documents = self._documents((make_draft(kind, payload, draft),))
-        return self.backend.submit(lambda: self._send(documents)[0])
+        return self.backend.submit(lambda: self._send(documents, patient)[0], patient=patient)
 
     def submit_many(self, drafts: Iterable[Draft], *, patient: bool) -> Ticket[list[Receipt]]:
         documents = self._documents(drafts)
-        return self.backend.submit(lambda: self._send(documents))
+        return self.backend.submit(lambda: self._send(documents, patient), patient=patient)
 
     def _documents(self, drafts: Iterable[Draft]) -> list[DraftDocument]:
         self.backend.check_writable()
         return draft_documents(drafts, self.name)
 
-    def _send(self, documents: list[DraftDocument]) -> list[Receipt]:
+    def _send(self, documents: list[DraftDocument], patient: bool = True) -> list[Receipt]:
+        """Impatient: Backpressure when the server's writer is behind, at once."""
         if not documents:
             return []
-        answer = self.backend.client.call(wire.APPEND_EVENTS, self.name, body=documents)
+        query = wire.AppendQuery(patient)
+        answer = self.backend.client.call(wire.APPEND_EVENTS, self.name, query=query, body=documents)
         return [receipt_of(document) for document in answer]
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────

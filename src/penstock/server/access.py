@@ -20,8 +20,8 @@ from typing import TypeVar
 from starlette.requests import HTTPConnection
 
 from penstock.errors import ConfigError
+from penstock.local.topics import REPORTS
 from penstock.names import is_system
-from penstock.observe import pipelines, workers
 from penstock.protocol.operation import ROLES, Role
 from penstock.server.limits import Limits
 from penstock.server.service import Refused
@@ -37,8 +37,6 @@ SHORTEST_TOKEN = 16
 GUESS_SECONDS = 60.0
 MOST_GUESSERS = 10_000
 """Addresses whose wrong tokens are remembered; as many are remembered with a right one."""
-REPORTS = frozenset((pipelines.TOPIC, workers.TOPIC))
-"""Topics of penstock's own in which programs say how they do, from wherever they run."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 

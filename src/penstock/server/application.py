@@ -24,7 +24,7 @@ from penstock.protocol.operation import JSON, PREFIX, PROBLEM, Role
 from penstock.protocol.problems import UNEXPECTED, problem, problem_of
 from penstock.server.access import Access
 from penstock.server.acts import perform_act
-from penstock.server.api import bulk, queues, topics
+from penstock.server.api import bulk, topics
 from penstock.server.api.binding import api_routes
 from penstock.server.limits import Limits
 from penstock.server.pages.parts import base_of, problem_page
@@ -169,7 +169,7 @@ def make_app(
 
     application = Starlette(
         routes=[
-            *api_routes((bulk, queues, topics)),
+            *api_routes((bulk, topics)),
             Route("/healthz", health),
             Route("/metrics", metrics),
             *page_routes(),

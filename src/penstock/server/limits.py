@@ -10,10 +10,10 @@ LONGEST_WAIT: Final = 60.0
 """Seconds a `take` may wait for a message; longer waits are cut to it."""
 MOST_EVENTS: Final = 10_000
 """Events in one page of a read."""
-MOST_TAKEN: Final = 10_000
-"""Messages one take may ask for."""
-FIRST_TAKEN: Final = 64
-"""Messages a take asks for before it knows how large they are."""
+AT_ONCE_BYTES: Final = 256 << 10
+"""Bytes of a body that the event loop decodes itself; a thread decodes larger ones."""
+CHECKING: Final = 16
+"""Threads for what a program's own checks see before it is committed."""
 STREAM_EVENTS: Final = 2_000
 """Events a stream reads at a time; between readings it holds nothing of the store."""
 STREAM_BYTES: Final = 1 << 20
@@ -36,8 +36,6 @@ LIVE_BUFFER: Final = 4096
 """Events of a topic kept in memory for its listeners; who is further behind reads the log."""
 LIVE_BYTES: Final = 32 << 20
 """Bytes of such events, of all topics together."""
-SCANNED: Final = 200_000
-"""Events a page looks at for a condition that few fulfil, before it says how far it came."""
 
 
 class Limits(msgspec.Struct, frozen=True):

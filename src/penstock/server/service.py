@@ -9,16 +9,17 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
+from anyio import CapacityLimiter, to_thread
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from penstock.protocol.operation import SSE, Role
-from penstock.server.limits import HEAPS, LARGE_BLOCK, PING_SECONDS, SEND_BYTES, Limits
+from penstock.server.limits import CHECKING, HEAPS, LARGE_BLOCK, PING_SECONDS, SEND_BYTES, Limits
 
 if TYPE_CHECKING:
     from penstock.local.backend import LocalJournal
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
     from penstock.server.access import Access
     from penstock.server.api.topics import LiveTopics
     from penstock.server.pages.views import Buffers
+    from penstock.surface.queue import Queue
+    from penstock.surface.topic import Topic
     from penstock.transfer.objects import StagingArea
+
+
+T = TypeVar("T")
 
 
 # ── requests that the server refuses, and problems as answers ─────────────────────────────────────────────────────────
@@ -201,6 +207,11 @@ class Service:
         self.wakers: set[asyncio.Event] = set()
         """What streams wait for; set once more when the server stops."""
         self.loop: asyncio.AbstractEventLoop | None = None
+        self._checking = CapacityLimiter(CHECKING)
+
+    async def check(self, work: Callable[[], T]) -> T:
+        """Does what may run a program's own checks, beside the threads that all other requests share."""
+        return await to_thread.run_sync(work, limiter=self._checking)
 
     def stop(self) -> None:
         """Ends streams and long polls; may be called from any thread."""
@@ -252,6 +263,19 @@ def guarded(role: Role) -> Callable[[Handler], Endpoint]:
         return endpoint
 
     return wrap
+
+
+def existing_topic(request: Request, service: Service) -> Topic:
+    """The topic a page is about; Refused when nothing was ever appended to it."""
+    topic = service.journal.topic(request.path_params["topic"])
+    if topic.latest == 0 and topic.name not in service.journal.topics():
+        raise Refused(404, "UnknownTopic", f"there is no topic {topic.name!r}")
+    return topic
+
+
+def existing_queue(request: Request, service: Service) -> Queue:
+    """The queue a page is about, which must be there: a mistyped name must not make one."""
+    return service.journal.queue(request.path_params["queue"], create=False)
 
 
 # ── what requests bring ───────────────────────────────────────────────────────────────────────────────────────────────

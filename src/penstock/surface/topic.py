@@ -91,7 +91,10 @@ class Topic(Generic[PayloadT]):
     def try_submit(
         self, kind: object, payload: PayloadT | None = None, **draft: Unpack[DraftArguments]
     ) -> Ticket[Receipt]:
-        """Like `submit`, but raises Backpressure(retry_after) instead of waiting when the writer is behind."""
+        """Like `submit`, but raises Backpressure(retry_after) instead of waiting when the writer is behind.
+
+        Over HTTP it is the ticket that raises it, when the server's writer is behind.
+        """
         if self._payload is not None:
             kind, payload = self._payload.draft(kind, payload)
         return self._at.submit(kind, payload, draft, patient=False)

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from inspect import isfunction
 from types import ModuleType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from penstock.clock import seconds
 from penstock.documents.decoding import decoded, query_of, refuse_parameters
-from penstock.documents.events import event_document
+from penstock.documents.events import event_document, receipt_document, receipts_json
 from penstock.errors import ConfigError
-from penstock.local.backend import implementation
+from penstock.events import Receipt
+from penstock.journal.writer import WriteRequest
+from penstock.local.backend import LocalBackend, PendingCommit, implementation
 from penstock.protocol.openapi import OPERATIONS
-from penstock.protocol.operation import JSON, PAGE_EVENTS, PREFIX, WITH_SLASHES, WRITTEN, Operation, converted
-from penstock.server.limits import MOST_EVENTS
+from penstock.protocol.operation import (
+    JSON,
+    PAGE_EVENTS,
+    PREFIX,
+    WITH_SLASHES,
+    WRITTEN,
+    Caller,
+    Operation,
+    Role,
+    WaitingCaller,
+    converted,
+)
+from penstock.protocol.topics import AppendQuery
+from penstock.server.access import address_of
+from penstock.server.limits import AT_ONCE_BYTES, LONGEST_WAIT, MOST_EVENTS
 from penstock.server.service import Endpoint, Refused, Service, awaitable, entered, read_body, whole_answer
 
 Q = TypeVar("Q", covariant=True)
@@ -47,6 +65,59 @@ class Call(NamedTuple, Generic[Q, B]):
         """A name in the path."""
         return str(self.request.path_params[part])
 
+    @property
+    def backend(self) -> LocalBackend:
+        """What operations run on."""
+        return self.service.journal._backend
+
+    def refuse(self, operation: Operation[object]) -> NoReturn:
+        """Says that what a look-up names is not there."""
+        names = [self.name(part) for part in operation.names]
+        raise Refused(404, operation.missing or "", f"{names[0]!r} has no {names[-1][:80]!r}")
+
+
+class RequestCaller(Caller):
+    """The sender of a request."""
+
+    def __init__(self, call: Call[Any, Any]) -> None:
+        super().__init__()
+        self._request = call.request
+        self._access = call.service.access
+
+    @property
+    def owner(self) -> str:
+        return self._access.identity(self._request)
+
+    @property
+    def host(self) -> str | None:
+        return address_of(self._request) or None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        given = self._request.headers
+        trace, state = given.get("traceparent"), given.get("tracestate")
+        if trace is None:
+            return {}
+        return {"traceparent": trace} | ({"tracestate": state} if state else {})
+
+    @property
+    def dedup(self) -> str | None:
+        return self._request.headers.get("idempotency-key")
+
+    def require(self, role: Role, doing: str) -> None:
+        self._access.require(self._request, role, doing)
+
+    def check_append(self, topic: str) -> None:
+        self._access.check_append(topic)
+
+
+class WaitingRequest(RequestCaller, WaitingCaller):
+    """The sender of a request that may wait for long."""
+
+    def __init__(self, call: Call[Any, Any]) -> None:
+        super().__init__(call)
+        self.patience = call.service.limits.write_timeout
+
 
 def page_size(limit: int | None) -> int:
     """How many events a page may have."""
@@ -57,28 +128,121 @@ def page_size(limit: int | None) -> int:
     return limit
 
 
-def asked(call: Call[Any, Any], operation: Operation[A]) -> A:
-    """What an operation's implementation answers to a call."""
-    names = [call.name(part) for part in operation.names]
-    request = call.query if operation.query is not None else call.body
-    if operation.paged and request is not None:
-        limit = page_size(msgspec.structs.asdict(request)["limit"])
-        msgspec.structs.force_setattr(request, "limit", limit)
-    answer = call.service.journal._backend.call(operation, *names, request=request)
-    if answer is None and operation.missing is not None:
-        raise Refused(404, operation.missing, f"{names[0]!r} has no {names[-1][:80]!r}")
-    return answer
+# ── how an operation runs, as its declaration says ───────────────────────────────────────────────────────────────────
+# The event loop decodes, asks whether the sender may, and submits: nothing in it waits. A commit is the writer's own
+# thread's, which takes all that were submitted meanwhile together. What looks at the store runs in a thread; what a
+# program's own checks see before it is committed in threads of their own, since such a check may take long.
+class Performer(Generic[A]):
+    """Runs an operation's implementation for calls."""
+
+    def __init__(self, operation: Operation[A]) -> None:
+        self.operation = operation
+        self._run = implementation(operation.name)  # a KeyError here: nothing does what is declared
+        self._names = operation.names
+        self._takes_body = operation.body is not None
+
+    async def __call__(self, call: Call[Any, Any]) -> Response:
+        """The answer to a call, whose body is decoded."""
+        return await self.perform(call, call.body if self._takes_body else call.query)
+
+    async def perform(self, call: Call[Any, Any], wanted: object) -> Response:
+        """The answer to what is asked for."""
+        operation = self.operation
+        asked: list[Any] = [call.backend]
+        if operation.told_caller:
+            asked.append(WaitingRequest(call) if operation.waits else RequestCaller(call))
+        asked += map(call.name, self._names)
+        if wanted is not None:
+            asked.append(wanted)
+        if operation.commits:
+            data, status = await self._committed(call, asked)
+        elif operation.waits:
+            data, status = self._written(await _waited(call, asked[1], wanted, partial(self._run, *asked)))
+        else:
+            data, status = await run_in_threadpool(self._in_thread, call, asked, wanted)
+        return whole_answer(call.service, data, status, JSON, changed=operation.changes(wanted))
+
+    def _in_thread(self, call: Call[Any, Any], asked: list[Any], wanted: Any) -> tuple[bytes, int]:
+        if self.operation.paged and wanted is not None:
+            limit = page_size(msgspec.structs.asdict(wanted)["limit"])
+            msgspec.structs.force_setattr(wanted, "limit", limit)
+        answer = self._run(*asked)
+        if answer is None and self.operation.missing is not None:
+            call.refuse(self.operation)
+        return self._written(answer)
+
+    async def _committed(self, call: Call[Any, Any], asked: list[Any]) -> tuple[bytes, int]:
+        service, small = call.service, call.request.state.held <= AT_ONCE_BYTES
+        if small:
+            change: PendingCommit[Any] = self._run(*asked)
+            request = change.prepare() if change.at_once else await service.check(change.prepare)
+        else:
+            change, request = await service.check(partial(_prepared, self._run, asked))
+        hurried = isinstance(call.query, AppendQuery) and not call.query.patient
+        patience = 0.0 if hurried else service.limits.write_timeout
+        answer = await service.journal._core.writer.run_async(request, patience)
+        if change.done is not None:
+            change.done(answer)
+        return self._written(answer) if small else await run_in_threadpool(self._written, answer)
+
+    def _written(self, answer: object) -> tuple[bytes, int]:
+        """An answer in JSON, and its status."""
+        operation, status = self.operation, self.operation.status
+        if isinstance(answer, Receipt):  # a single one stands for itself
+            return _encode(receipt_document(answer)), 200 if answer.duplicate else status
+        if isinstance(answer, list) and answer and isinstance(answer[0], Receipt):
+            return receipts_json(answer), status
+        return _json(operation.enveloped(answer)), status
+
+
+def _prepared(run: Callable[..., PendingCommit[A]], asked: list[Any]) -> tuple[PendingCommit[A], WriteRequest[A]]:
+    change = run(*asked)
+    return change, change.prepare()
+
+
+async def _waited(
+    call: Call[Any, Any], caller: WaitingCaller, wanted: Any, work: Callable[[], Coroutine[Any, Any, A]]
+) -> A:
+    """What an implementation that waits answers; it stops waiting when its caller leaves, or the server stops."""
+    service = call.service
+    wanted.wait = min(seconds(wanted.wait, "wait"), LONGEST_WAIT)
+    if not wanted.wait:
+        return await work()
+    if service.waiting >= service.limits.max_waiting:
+        raise Refused(503, "TooManyWaiting", "too many requests wait for messages", {"Retry-After": "1"})
+    service.waiting += 1
+    waiting, gone = asyncio.ensure_future(work()), asyncio.ensure_future(_gone(call.request))
+    closing = asyncio.ensure_future(service.closing.wait())
+    try:
+        await asyncio.wait((waiting, gone, closing), return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            caller.gone = gone.done()
+            caller.stop()
+        return await waiting
+    finally:
+        service.waiting -= 1
+        gone.cancel()
+        closing.cancel()
+
+
+async def _gone(request: Request) -> None:
+    """Returns when the client has disconnected."""
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            return
 
 
 def _endpoint(operation: Operation[object], handler: Callable[..., Any]) -> Endpoint:
-    run = awaitable(handler)
+    run = handler if isinstance(handler, Performer) else awaitable(handler)
     role, query_type, body_type, status = operation.role, operation.query, operation.body, operation.status
+    named = [] if operation.on_system else [part for part in operation.names if part in ("topic", "queue")]
+    decode = None if body_type is None or operation.name in RAW else operation.body_decoder.decode
 
     async def endpoint(request: Request) -> Response:
         service = entered(request, role)
-        if not operation.on_system:
-            for part in ("topic", "queue"):
-                service.access.check_change(request.path_params.get(part, ""))
+        for part in named:
+            service.access.check_change(request.path_params[part])
         given = request.query_params
         query = None
         if query_type is not None:
@@ -87,13 +251,16 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any]) -> Endp
             refuse_parameters(given)
         request.state.held = 0
         try:
-            body = None
+            body: Any = None
             if body_type is not None:
                 body = await read_body(request, service)
-                if operation.name not in RAW:
-                    body = decoded(body or b"{}", operation.body_decoder.decode, body_type)
-            call = Call(request, service, query, body)
-            answer = await run(call)
+                if decode is not None:
+                    body = body or b"{}"
+                    if len(body) <= AT_ONCE_BYTES:
+                        body = decoded(body, decode, body_type)
+                    else:
+                        body = await run_in_threadpool(decoded, body, decode, body_type)
+            answer = await run(Call(request, service, query, body))
             if isinstance(answer, Response):
                 return answer
             changed = operation.changes(query if body_type is None else body)
@@ -110,14 +277,18 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any]) -> Endp
 
 def answered(service: Service, answer: object, status: int = 200, *, changed: bool = False) -> Response:
     """An answer in JSON; `changed`: of a request that has changed something."""
-    return whole_answer(service, _encode(converted(answer, WRITTEN, event_document)), status, JSON, changed=changed)
+    return whole_answer(service, _json(answer), status, JSON, changed=changed)
+
+
+def _json(answer: object) -> bytes:
+    return _encode(converted(answer, WRITTEN, event_document))
 
 
 def api_routes(modules: Iterable[ModuleType]) -> list[BaseRoute]:
     """A route for every operation: to the function of its name in one of the modules, else to its implementation.
 
-    A handler gets a `Call` and gives the answer's struct, or a whole response. A plain function runs in a thread: it
-    may wait for the disk.
+    A handler streams, or knows a media type; it gets a `Call` and gives the answer's struct, or a whole response. A
+    plain function runs in a thread: it may wait for the disk.
     """
     found = (one for module in modules for one in vars(module).values() if isfunction(one))
     handlers: dict[str, Callable[..., Any]] = {
@@ -125,10 +296,7 @@ def api_routes(modules: Iterable[ModuleType]) -> list[BaseRoute]:
     }
     routes: list[BaseRoute] = []
     for one in sorted(OPERATIONS, key=lambda one: one.name not in FIRST):
-        handler = handlers.get(one.name)
-        if handler is None:
-            implementation(one.name)  # a KeyError here: nothing does what is declared
-            handler = partial(asked, operation=one)
+        handler = handlers.get(one.name) or Performer(one)
         routes.append(Route(_route_path(one), _endpoint(one, handler), methods=[one.method], name=one.name))
     return routes
 

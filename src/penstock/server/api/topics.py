@@ -10,10 +10,9 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Iterator
-from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -21,55 +20,34 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.clock import to_ms
 from penstock.documents import cloudevents
 from penstock.documents import events as documents
 from penstock.documents.decoding import decoded
-from penstock.errors import Backpressure, Closed, ConfigError, Corrupt, PenstockError, PositionTrimmed
-from penstock.events import Draft, Event, Receipt
+from penstock.errors import Closed, ConfigError, Corrupt, PenstockError
+from penstock.events import Draft, Event
 from penstock.journal.across import AcrossReader, AcrossStep, across_query, topic_ends
-from penstock.journal.commit import Commit
 from penstock.journal.core import JournalCore
 from penstock.journal.keys import MAX_SEQ
-from penstock.journal.log import TopicLog, read_view
-from penstock.journal.prepare import plain_columns, sized_batch
+from penstock.journal.log import TopicLog
 from penstock.journal.reading import EventQuery, TopicView
-from penstock.journal.writer import WriteRequest
 from penstock.limits import ARROW_BATCH_ROWS
 from penstock.local.backend import LocalJournal
-from penstock.local.topics import requested_events
+from penstock.local.topics import WantedEvents, dropped, requested_events
 from penstock.observe.sample import Sample
-from penstock.observe.tracing import trace_headers
-from penstock.observe.workers import keep_newest
 from penstock.protocol import openapi
 from penstock.protocol import topics as wire
-from penstock.protocol.operation import ARROW, JSON, LINES, PAGE_BYTES, READ_TOPICS
+from penstock.protocol.operation import ARROW, JSON, LINES, READ_TOPICS
 from penstock.protocol.problems import problem_frame, problem_of
 from penstock.server import limits
-from penstock.server.access import REPORTS
-from penstock.server.api.binding import Call, answered, page_size
+from penstock.server.api.binding import Call, Performer, page_size
 from penstock.server.service import EventStream, Refused, Service, StreamedResponse, sse, whole_answer
 from penstock.surface.topic import Topic
-from penstock.ticket import Ticket
-from penstock.units import parse_moment
 
 log = logging.getLogger("penstock.server")
 
 
 def topic_of(call: Call[object, object]) -> Topic:
     return call.service.journal.topic(call.name("topic"))
-
-
-def log_of(call: Call[object, object]) -> TopicLog:
-    return call.service.journal._backend.log(call.name("topic"))
-
-
-def existing(request: Request, service: Service) -> Topic:
-    """The topic a page is about; Refused when nothing was ever appended to it."""
-    topic = service.journal.topic(request.path_params["topic"])
-    if topic.latest == 0 and topic.name not in service.journal.topics():
-        raise Refused(404, "UnknownTopic", f"there is no topic {topic.name!r}")
-    return topic
 
 
 # ── the journal as a whole ───────────────────────────────────────────────────────────────────────────────────────────
@@ -102,85 +80,23 @@ async def follow_stats(call: Call[None, None]) -> Response:
 
 
 # ── appending ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-async def append_events(call: Call[None, bytes]) -> Response:
-    topic = topic_of(call)
-    call.service.access.check_append(topic.name)
-    if topic.name in REPORTS and not topic.latest:
-        await run_in_threadpool(keep_newest, topic)
-    core = call.service.journal._core
-    traced = trace_headers() is not None
-    plain = [] if core.guards or traced else plain_drafts(call.request, call.body)
-    if plain:
-        columns = plain_columns([one.kind for one in plain], [one.payload for one in plain], [one.key for one in plain])
-        batch, single = sized_batch(columns), False
+_append, _read = Performer(wire.APPEND_EVENTS), Performer(wire.READ_EVENTS)
 
-        def submit() -> Ticket[list[Receipt]]:
-            return core.writer.submit(WriteRequest(Commit.append, batch.size, (topic.name, batch)), patient=False)
 
-        receipts = await _patiently(call.service, submit)
+async def append_events(call: Call[wire.AppendQuery, bytes]) -> Response:
+    """What a body says depends on its media type; what becomes of it does not."""
+    if len(call.body) <= limits.AT_ONCE_BYTES:
+        found = drafts(call.request, call.body)
     else:
-        found, single = drafts(call.request, call.body)
-        if not found:
-            return answered(call.service, wire.APPEND_EVENTS.enveloped([]))
-        _add_request_headers(call.request, found, single)
-        receipts = await _patiently(call.service, lambda: topic.try_submit_many(found))
-    if single:
-        return answered(call.service, documents.receipt_document(receipts[0]), 200 if receipts[0].duplicate else 201)
-    return Response(documents.receipts_json(receipts), 201, media_type=JSON)
-
-
-async def append_several(call: Call[None, list[documents.DraftDocument]]) -> Response:
-    """One atomic batch over several topics: every draft names its own."""
-    outbox = call.service.journal.outbox()
-    for number, document in enumerate(call.body):
-        if document.topic is None:
-            raise ConfigError(f"draft {number} names no topic")
-        call.service.access.check_append(document.topic)
-        draft = document.draft()
-        fields = {
-            name: getattr(draft, name) for name in draft.__struct_fields__ if name not in ("kind", "payload", "topic")
-        }
-        outbox.stage(document.topic, draft.kind, draft.payload, **fields)
-    receipts = await outbox.submit()
-    return Response(documents.receipts_json(receipts), 201, media_type=JSON)
-
-
-def _add_request_headers(request: Request, drafts: list[Draft], single: bool) -> None:
-    """What the request itself says about its events: the trace they belong to, and how often it may be repeated."""
-    trace = request.headers.get("traceparent")
-    if trace is not None:
-        state = request.headers.get("tracestate")
-        carried = {"traceparent": trace} | ({"tracestate": state} if state else {})
-        for draft in drafts:
-            draft.headers = {**carried, **(draft.headers or {})}
-    repeat = request.headers.get("idempotency-key")
-    if repeat is not None and single and drafts[0].dedup is None:
-        drafts[0].dedup = repeat
-
-
-async def _patiently(service: Service, submit: Callable[[], Ticket[list[Receipt]]]) -> list[Receipt]:
-    """Submits as soon as the writer has room; Backpressure when it has none for too long."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + service.limits.write_timeout
-    while True:
-        try:
-            ticket = submit()
-        except Backpressure as error:
-            if loop.time() + error.retry_after > deadline:
-                raise
-            await asyncio.sleep(error.retry_after)
-            continue
-        return await ticket
+        found = await run_in_threadpool(drafts, call.request, call.body)
+    return await _append.perform(call, found)
 
 
 # ── looking up ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def read_event(call: Call[None, None]) -> documents.EventDocument | Response:
-    topic = topic_of(call)
-    name = call.name("event")
-    numeric = name.isascii() and name.isdigit() and len(name) <= 18
-    event = topic.get(int(name)) if numeric else topic.find(name)
+    event = call.backend.call(wire.READ_EVENT, call.name("topic"), call.name("event"))
     if event is None:
-        raise Refused(404, "UnknownEvent", f"topic {topic.name!r} has no event {name[:80]!r}")
+        call.refuse(wire.READ_EVENT)
     accepted = call.request.headers.get("accept", "")
     if cloudevents.STRUCTURED in accepted:
         return Response(cloudevents.to_json(event), media_type=cloudevents.STRUCTURED)
@@ -195,35 +111,29 @@ _decode_plain = msgspec.json.Decoder(list[documents.PlainDraft]).decode
 _decode_draft = msgspec.json.Decoder(documents.DraftDocument).decode
 
 
-def plain_drafts(request: Request, data: bytes) -> list[documents.PlainDraft]:
-    """The drafts of a body when they say nothing but a kind, a payload and perhaps a key, as most do; else none."""
-    if not data.startswith(b"[") or request.headers.get("content-type") != JSON or "traceparent" in request.headers:
-        return []
-    try:
-        return _decode_plain(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return []  # they say more than that, or something is wrong with them, which `drafts` finds out
-
-
-def drafts(request: Request, data: bytes) -> tuple[list[Draft], bool]:
-    """The drafts of a body, and whether it was a single one: an object, an array of them, one a line, CloudEvents."""
-    content = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+def drafts(request: Request, data: bytes) -> Draft | list[Draft] | list[documents.PlainDraft]:
+    """The drafts of a body: an object is a single one; else an array of them, one a line, CloudEvents."""
+    given = request.headers.get("content-type", "")
+    if given == JSON and data.startswith(b"["):
+        try:
+            return _decode_plain(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass  # they say more than most do, or something is wrong with them, which is found out below
+    content = given.partition(";")[0].strip().lower()
     if content in (LINES, "application/jsonl", "application/ndjson"):
         found = [(f"line {number}", line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
-        return [decoded(line, _decode_draft, documents.DraftDocument, where).draft() for where, line in found], False
+        return [decoded(line, _decode_draft, documents.DraftDocument, where).draft() for where, line in found]
     if content in (cloudevents.STRUCTURED, cloudevents.BATCH):
         batch = content == cloudevents.BATCH
-        return cloudevents.from_json(data, batch=batch), not batch
+        read = cloudevents.from_json(data, batch=batch)
+        return read if batch else read[0]
     if "ce-specversion" in request.headers:
-        given = request.headers.get("content-type", "")
-        return [cloudevents.from_http(request.headers.items(), given, data)], True
+        return cloudevents.from_http(request.headers.items(), given, data)
     if content not in (JSON, ""):
         known = ", ".join((JSON, LINES, cloudevents.STRUCTURED))
         raise Refused(415, "UnsupportedMediaType", f"send one of {known}, not {content[:60]!r}")
-    given = decoded(data, wire.APPEND_EVENTS.body_decoder.decode, wire.APPEND_EVENTS.body)
-    if isinstance(given, list):
-        return [document.draft() for document in given], False
-    return [given.draft()], True
+    body = decoded(data, wire.APPEND_EVENTS.body_decoder.decode, wire.APPEND_EVENTS.body)
+    return [document.draft() for document in body] if isinstance(body, list) else body.draft()
 
 
 # ── reading: pages of JSON, streams of lines, Arrow record batches; bounded in events and bytes ───────────────────────
@@ -236,7 +146,7 @@ Piece = tuple[bytes, int, int]
 
 
 async def read_events(call: Call[wire.ReadQuery, None]) -> Response:
-    wanted = WantedEvents(log_of(call), call.query)
+    wanted = WantedEvents(call.backend.log(call.name("topic")), call.query)
     accepted = call.request.headers.get("accept", "")
     if ARROW in accepted:
         return await _arrow(wanted)
@@ -244,96 +154,14 @@ async def read_events(call: Call[wire.ReadQuery, None]) -> Response:
         return await _lines(wanted)
     if cloudevents.BATCH in accepted:
         return await _cloudevents(call, wanted)
-    return answered(call.service, await run_in_threadpool(wanted.page))
-
-
-class ReadRange(NamedTuple):
-    """The positions a request asks for: after (exclusive), through (inclusive); and where the topic ends."""
-
-    after: int
-    through: int
-    latest: int
-
-
-class WantedEvents:
-    """What a request asks of a topic."""
-
-    def __init__(self, log: TopicLog, query: wire.ReadQuery) -> None:
-        self.log = log
-        self.query = query
-        self.filter = requested_events(query)
-        self._since = _ms(query.since, "since")
-        self._until = _ms(query.until, "until")
-
-    def range(self) -> ReadRange:
-        """The positions it asks for, as the topic is now."""
-        return self.log.ask(self._range, ReadRange(self.query.after, 0, 0))
-
-    def _range(self, view: TopicView) -> ReadRange:
-        latest, after = view.latest(), self.query.after
-        through = latest if self.query.through is None else min(self.query.through, latest)
-        view.check_not_trimmed(after)
-        if self._since is not None:
-            after = max(after, view.position_before(self._since))
-        if self._until is not None:
-            through = min(through, view.position_before(self._until))
-        return ReadRange(after, through, latest)
-
-    def rows(self, start: int, end: int, read: Callable[[Iterator[Event]], T]) -> T | None:
-        """What `read` makes of the events between two positions; a condition is still to be asked of them.
-
-        None when there is no topic; PositionTrimmed when it was dropped since `start` was reached.
-        """
-        query = replace(self.filter, where=None, after=start, through=end)
-        found = self.log.ask(lambda view: read(read_view(view, query, self.log.core.index.open)), None)
-        if found is None and start:
-            raise dropped(self.log.name, start)
-        return found
-
-    def page(self) -> wire.EventPage[Event]:
-        """A page of them, bounded in events and bytes, from one snapshot."""
-        limit = page_size(self.query.limit)
-
-        def read(view: TopicView) -> wire.EventPage[Event]:
-            after, through, latest = self._range(view)
-            rows = replace(self.filter, where=None, after=after, through=through, reverse=self.query.reverse)
-            if not limit or through <= after:
-                return wire.EventPage([], None, latest)
-            return wire.EventPage(*self._bounded(read_view(view, rows, self.log.core.index.open), limit), latest)
-
-        return self.log.ask(read, wire.EventPage([], None, 0))
-
-    def _bounded(self, rows: Iterator[Event], limit: int) -> tuple[list[Event], int | None]:
-        """As many as fit, and the position after which there are more."""
-        events: list[Event] = []
-        size = scanned = 0
-        last: Event | None = None
-        where = self.filter.where
-        for event in rows:
-            if last is not None and (len(events) >= limit or size >= PAGE_BYTES or scanned >= limit + limits.SCANNED):
-                return events, last.seq - 1 if self.query.reverse else last.seq
-            last = event
-            scanned += 1  # noqa: SIM113 - asked before it is counted
-            if where is None or where.matches(event):
-                events.append(event)
-                size += len(event.raw)
-        return events, None
-
-
-def _ms(text: str | None, what: str) -> int | None:
-    """A time (ISO, or how long ago) in milliseconds."""
-    return to_ms(parse_moment(text, datetime.now(UTC)), what) if text else None
-
-
-def dropped(topic: str, after: int) -> PositionTrimmed:
-    return PositionTrimmed(f"topic {topic!r} was dropped while it was read", oldest=after + 1)
+    return await _read(call)
 
 
 async def _cloudevents(call: Call[wire.ReadQuery, None], wanted: WantedEvents) -> Response:
     """A page as a batch of CloudEvents; the header `Link` leads to the next page, if there is one."""
 
     def read() -> tuple[bytes, int | None]:
-        page = wanted.page()
+        page = wanted.page(page_size(call.query.limit))
         return b"[" + b",".join(map(cloudevents.to_json, page.events)) + b"]", page.next
 
     body, follows = await run_in_threadpool(read)

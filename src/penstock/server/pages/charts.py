@@ -21,9 +21,7 @@ from penstock.observe.history import BUCKETS, COUNTS, FIELDS, HistoryRow, quanti
 from penstock.observe.history import series as series_of
 from penstock.observe.pipelines import status
 from penstock.protocol.operation import JSON
-from penstock.server.api.queues import queue_of
-from penstock.server.api.topics import existing
-from penstock.server.service import Service, guarded
+from penstock.server.service import Service, existing_queue, existing_topic, guarded
 
 RANGES = {"15m": 900, "1h": 3600, "24h": 86_400, "7d": 604_800}
 """What can be looked at, in seconds."""
@@ -189,12 +187,12 @@ def overview_charts(request: Request, service: Service) -> Response:
 @guarded("read")
 def queue_charts(request: Request, service: Service) -> Response:
     group = request.query_params.get("group") or "default"
-    return _answer(request, service, QUEUE, queue_of(request, service).name, group)
+    return _answer(request, service, QUEUE, existing_queue(request, service).name, group)
 
 
 @guarded("read")
 def topic_charts(request: Request, service: Service) -> Response:
-    topic = existing(request, service)
+    topic = existing_topic(request, service)
     return _answer(request, service, TOPIC, topic.name, *sorted(topic.cursors()))
 
 

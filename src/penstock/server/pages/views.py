@@ -30,12 +30,10 @@ from penstock.observe.sample import FailedMessage, Finding, QueueSample, Sample,
 from penstock.queue import inspect
 from penstock.queue.operations.settle import DeadLetterCursor, letter
 from penstock.queue.schedule import Cron, Schedule
-from penstock.server.api.queues import queue_of
-from penstock.server.api.topics import existing
 from penstock.server.forms import policy_form, whole, write_field
 from penstock.server.pages import charts, parts
 from penstock.server.pages.parts import ActButton, Content, ListColumn, Row, Table, Tile, count_tile
-from penstock.server.service import Refused, Service, guarded
+from penstock.server.service import Refused, Service, existing_queue, existing_topic, guarded
 from penstock.surface.topic import Topic
 from penstock.units import parse_moment, show_duration, show_size, write_size
 
@@ -490,7 +488,7 @@ POSITION_COLUMNS: Final[parts.Columns[ConsumerPosition]] = (
 
 
 def topic_page(request: Request, service: Service, sample: Sample) -> Content:
-    topic = existing(request, service)
+    topic = existing_topic(request, service)
     found = sample.topics.get(topic.name) or TopicSample(topic.name, 0, 0)
     is_own, may_write = is_system(topic.name), parts.can(request, "write")
     tabs = dict(TOPIC_TABS)
@@ -621,7 +619,7 @@ def message_of(service: Service, event: Event) -> list[inspect.QueueMessage] | N
 @guarded("read")
 def event_page(request: Request, service: Service) -> Response:
     """An event as a page, or, with `part=1`, as the part of one that lists show beside themselves."""
-    topic = existing(request, service)
+    topic = existing_topic(request, service)
     name = request.path_params["event"]
     event = topic.get(int(name)) if name.isdecimal() and len(name) <= 18 else topic.find(name)
     if event is None:
@@ -748,7 +746,7 @@ class QueueView:
 
     def __init__(self, request: Request, service: Service, sample: Sample) -> None:
         self.request, self.service, self.sample = request, service, sample
-        self.queue = queue_of(request, service)
+        self.queue = existing_queue(request, service)
         self.name = self.queue.name
         with inspect.viewing(service.journal._backend.queue(self.name)) as view:
             self.groups, self.has_groups = inspect.delivered_groups(view.state), view.state.fanout
