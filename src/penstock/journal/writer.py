@@ -123,17 +123,21 @@ class Writer:
     async def run_async(self, operation: WriteRequest[T], patience: float = math.inf) -> T:
         """`run` for an event loop, which it never holds up; Backpressure when there is no room for `patience` seconds.
 
-        The commit is the pump's.
+        The commit is the pump's. It is woken when the loop has done what else it can do now: so a commit takes more
+        along, and does not share the interpreter with the loop that is still filling it.
         """
+        import asyncio  # a quarter of the time `import penstock` would take, for those who await nothing
+
         given_up = time.monotonic() + patience
         while True:
             try:
-                ticket = self.submit(operation, patient=False)
+                ticket = self._enqueue(operation, patient=False)
             except Backpressure as error:
                 if time.monotonic() + error.retry_after > given_up:
                     raise
-                await _sleep(error.retry_after)
+                await asyncio.sleep(error.retry_after)
                 continue
+            asyncio.get_running_loop().call_soon(self._wake_pump)
             return await ticket
 
     def run_relaxed(self, apply: Callable[[Commit, *Args], T], *args: *Args) -> T:
@@ -145,6 +149,12 @@ class Writer:
 
         `nested`: also from inside a transaction, after which it is done; its ticket must not be waited for there.
         """
+        ticket = self._enqueue(operation, patient=patient, nested=nested)
+        self._wake_pump()
+        return ticket
+
+    def _enqueue(self, operation: WriteRequest[T], *, patient: bool, nested: bool = False) -> Ticket[T]:
+        """Puts an operation where the next leader finds it; the caller wakes the pump."""
         if self._closed:
             raise Closed("the journal is closed")
         if self.engine.read_only:
@@ -166,10 +176,12 @@ class Writer:
         self._pending.append(operation)
         if self._came_too_late(operation):
             raise Closed("the journal is closed")
-        if not self._pump_wanted.is_set():
+        return ticket
+
+    def _wake_pump(self) -> None:
+        if self._pending and not self._pump_wanted.is_set():
             self._start_pump()
             self._pump_wanted.set()
-        return ticket
 
     def pending(self) -> int:
         return len(self._pending)
@@ -475,12 +487,6 @@ def refuse_turn(commit: object) -> None:
     """Stands in the line for a thread that waits for the lead itself. Leaders stop before it, until the writer is
     closed: then it is done like the others, by being refused."""
     raise Closed("the journal is closed")
-
-
-async def _sleep(seconds: float) -> None:
-    import asyncio  # a quarter of the time `import penstock` would take, for those who await nothing
-
-    await asyncio.sleep(seconds)
 
 
 class Spoiled(Exception):

@@ -95,9 +95,10 @@ class RequestCaller(Caller):
     @property
     def headers(self) -> Mapping[str, str]:
         given = self._request.headers
-        trace, state = given.get("traceparent"), given.get("tracestate")
+        trace = given.get("traceparent")
         if trace is None:
             return {}
+        state = given.get("tracestate")
         return {"traceparent": trace} | ({"tracestate": state} if state else {})
 
     @property
@@ -246,7 +247,7 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any]) -> Endp
         given = request.query_params
         query = None
         if query_type is not None:
-            query = query_of({name: given.getlist(name) for name in given}, query_type)
+            query = query_of({name: given.getlist(name) for name in given}, query_type) if given else query_type()
         elif given:
             refuse_parameters(given)
         request.state.held = 0
