@@ -124,10 +124,10 @@ def test_no_page_makes_a_queue(
 def test_the_question_about_a_topic_counts_what_its_queue_holds(served: Served, journal: penstock.Journal) -> None:
     journal.topic("plain").append("k")
     assert question(served, "drop-topic", topic="plain", force="yes") == (
-        "Drop the topic plain with 1 event, 0 consumers and 0 queues? This cannot be undone."
+        "Drop the topic plain with 1 event? This cannot be undone."
     )
     journal.queue("emails").push_many([1, 2])
-    assert "0 consumers and 1 queue with 2 messages?" in question(served, "drop-topic", topic="emails", force="yes")
+    assert "with 2 events and 1 queue with 2 messages?" in question(served, "drop-topic", topic="emails", force="yes")
     assert journal.queues() == ["emails"]
 
 
