@@ -41,11 +41,13 @@ from penstock.journal.prepare import PreparedBatch
 from penstock.journal.summaries import keep_hashes, leaves
 from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MAX_POSITION
 from penstock.names import check_limit
+from penstock.observe.logs import Log
 
 if TYPE_CHECKING:
     from penstock.journal.index.index import EntityIndex
     from penstock.journal.index.memtable import Newest
 
+log = Log("penstock.writer")
 
 _VERSION_BITS = 0x7 << 76 | 0x2 << 62
 _RANDOM_BITS = (1 << 80) - 1 & ~(0xF << 76 | 0x3 << 62 | 1 << 61 | keys.ID_BITS | 1 << 31)
@@ -386,18 +388,26 @@ class Commit:
         self.touched[head.name] = self.touched.get(head.name, 0) + count
 
     def publish(self) -> None:
-        """The transaction has ended well: the writer's view of the topics follows."""
-        if self._reshaping:
-            self.catalog.reshaped += 1
-        if self._new_heads:
-            self.catalog.heads.update(self._new_heads)
-            for head in self._new_heads.values():
-                if head.last_id > self.catalog.last_id:
-                    self.catalog.last_id = head.last_id
-        for name, covered, wires, entities, newest in self._indexing:
-            memtable = self.entities.memtables.get(name)
-            if memtable is not None and not memtable.add_committed(name, covered, wires, entities, newest):
-                self.entities.memtables.pop(name, None)
+        """Lets the writer's view of the topics follow the transaction, which has ended well.
+
+        Nothing here can undo what is stored, so a failure is no caller's: the view is thrown away, to be read anew.
+        """
+        try:
+            if self._reshaping:
+                self.catalog.reshaped += 1
+            if self._new_heads:
+                self.catalog.heads.update(self._new_heads)
+                for head in self._new_heads.values():
+                    if head.last_id > self.catalog.last_id:
+                        self.catalog.last_id = head.last_id
+            for name, covered, wires, entities, newest in self._indexing:
+                memtable = self.entities.memtables.get(name)
+                if memtable is not None and not memtable.add_committed(name, covered, wires, entities, newest):
+                    self.entities.memtables.pop(name, None)
+        except Exception:
+            self.catalog.forget()
+            self.entities.memtables.clear()
+            log.exception("the view of the topics is read anew: a commit could not be taken over into it")
 
 
 def read_mark(snap: Snapshot, name: str) -> int | None:

@@ -20,6 +20,7 @@ from journals import DEADLINE, Place, eventually, on, payloads
 from penstock import Draft, Journal, Receipt, Ticket, Topic
 from penstock.errors import Backpressure, Closed, ConfigError, Conflict, StorageError
 from penstock.journal.commit import Commit
+from penstock.journal.index.memtable import Memtable
 from penstock.journal.prepare import prepare
 from penstock.journal.writer import WriteRequest
 
@@ -671,3 +672,23 @@ def test_events_of_a_topic_that_the_same_group_drops_go_with_it(journal: Journal
         after.join(DEADLINE)
     assert [(event.seq, event.payload) for event in topic.read()] == [(3, "after")]
     assert topic.position_of("x") == 0 and topic.verify().ok
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "in a transaction"])
+def test_what_fails_after_a_commit_is_no_failure_of_the_commit(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    """The events are stored: an error would have their caller append them again."""
+    topic = journal.topic("t")
+    topic.append("k", 1, key="x")
+    assert topic.position_of("x") == 1  # the memtable that the next commit adds to
+    with monkeypatch.context() as patch:
+        patch.setattr(Memtable, "add_committed", lambda *_: 1 // 0)
+        if together:
+            with journal.transaction() as tx:
+                tx.append("t", "k", 2, key="x")
+        else:
+            assert topic.append("k", 2, key="x").seq == 2
+    assert [event.payload for event in topic.read(key="x")] == [1, 2]
+    assert topic.append("k", 3, key="x", expect=2).seq == 3
+    assert [event.payload for event in topic.read(key="x")] == [1, 2, 3]
