@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 PROGRAM = """
-import sys
+import sys, tempfile
 for missing in ["ulid", "obstore", "zstandard", "starlette", "uvicorn", "jinja2", "pyspark", "pyarrow",
                 "rocksdict", "slatedb", "duckdb"]:
     sys.modules[missing] = None
@@ -27,6 +27,8 @@ def spark():
     import penstock.spark
     penstock.spark.session()
 
+file = tempfile.NamedTemporaryFile(suffix=".parquet")
+exported = file.name
 journal = penstock.open("memory:")
 journal.topic("orders").append("placed", {"n": 1}, key="ann")
 assert [event.payload for event in journal.topic("orders").read()] == [{"n": 1}]
@@ -36,6 +38,9 @@ for extra, use in [
     ("server", server),
     ("spark", spark),
     ("arrow", lambda: list(journal.topic("orders").read_arrow())),
+    ("arrow", lambda: journal.export("o.parquet", topics=["orders"])),
+    ("arrow", lambda: journal.export("folder", format="parquet")),
+    ("arrow", lambda: journal.import_(exported, topics=["orders"])),
     ("sql", lambda: journal.sql("select 1")),
     ("rocksdb", lambda: penstock.open("rocksdb:x")),
     ("object", lambda: penstock.open("s3://bucket/x")),

@@ -12,6 +12,7 @@ import pytest
 
 import penstock
 from cli.commandline import Cli, Start, first_line
+from penstock.cli.demo import _acts
 
 
 def status(url: str) -> int:
@@ -47,6 +48,15 @@ def test_the_demo_ends_cleanly_when_told_and_leaves_nothing(
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0 and errors == ""
     assert list(tmp_path.iterdir()) == [tmp_path / "shop.db"], "the demo left something"
+
+
+def test_a_long_demo_fails_within_its_first_half_minute_and_again_later() -> None:
+    acts = [(at, act.__name__) for at, act in _acts(100)]
+    breaks = [at for at, name in acts if name == "_break_mail"]
+    assert breaks == [9, 39, 69, 99]
+    assert [name for _, name in acts].count("_orders") == 1
+    assert [at for at, _ in acts] == sorted(at for at, _ in acts)
+    assert [act for _, act in _acts(6)] == [act for _, act in _acts(100)][:6]
 
 
 def test_the_demo_makes_a_journal_of_its_own(cli: Cli, url: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from starlette.requests import HTTPConnection
@@ -216,6 +217,42 @@ def test_a_request_that_does_not_arrive_is_given_up(journal: penstock.Journal, s
 def log_in(served: Served, token: str) -> Answer:
     headers = {"Content-Type": "application/x-www-form-urlencoded", "Authorization": ""}
     return served.ask("POST", "/login", f"token={token}".encode(), headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ("/queues/emails?tab=dead&n=1", "/queues/emails?tab=dead&n=1"),
+        ("https://elsewhere.example/", "/"),
+        ("//elsewhere.example/", "/"),
+        ("/\\elsewhere.example/", "/"),
+        ("/topics\r\nSet-Cookie: a=b", "/"),
+        ("", "/"),
+    ],
+)
+def test_a_login_leads_to_the_page_that_was_asked_for_and_never_to_another_site(
+    journal: penstock.Journal, asked: str, wanted: str
+) -> None:
+    with serving(journal, token=ADMIN, tokens=TOKENS) as served:
+        headers = {"Content-Type": "application/x-www-form-urlencoded", "Authorization": ""}
+        form = urlencode({"token": ADMIN, "next": asked}).encode()
+        answer = served.ask("POST", "/login", form, headers=headers)
+        assert (answer.status, answer.headers["Location"]) == (303, wanted)
+
+
+def test_a_page_that_needs_a_login_is_remembered_through_a_wrong_token(
+    journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.server.pages.routes.WRONG_TOKEN_PAUSE", 0.0)
+    with serving(journal, token=ADMIN, tokens=TOKENS) as served:
+        page = {"Accept": "text/html", "Authorization": ""}
+        asked = served.ask("GET", "/queues/emails?tab=dead", headers=page)
+        assert (asked.status, asked.headers["Location"]) == (303, "/login?next=%2Fqueues%2Femails%3Ftab%3Ddead")
+        shown = served.ask("GET", asked.headers["Location"], headers=page)
+        assert 'name="next" value="/queues/emails?tab=dead"' in shown.data.decode()
+        headers = {"Content-Type": "application/x-www-form-urlencoded", "Authorization": ""}
+        again = served.ask("POST", "/login", b"token=wrong&next=%2Fqueues%2Femails", headers=headers)
+        assert again.status == 403 and 'value="/queues/emails"' in again.data.decode()
 
 
 def test_wrong_tokens_are_limited_per_address(journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ Act = tuple[str, str, str]
 """What happens, the page of the console that shows it, and what to look at there."""
 
 SECONDS = 30.0
-"""How long the demo takes unless told otherwise; its story is told in shares of that."""
+"""How long the demo takes unless told otherwise, and its story at the most: a longer demo tells it again."""
 
 
 @command("demo", "penstock demo", "penstock demo --seconds 300 --keep", "penstock demo --failover")
@@ -67,7 +68,7 @@ def demo(context: CommandContext, seconds: float, port: int, keep: bool, no_brow
         with open_local(folder / "shop.db") as journal, _served(journal, listening) as url, StopSignals() as stop:
             if not no_browser and context.out.isatty() and _has_browser():
                 click.launch(url)
-            shop = DemoShop(journal, seconds / SECONDS)
+            shop = DemoShop(journal, min(1.0, seconds / SECONDS))
             shop.open()
             try:
                 _tell(context, shop, url, seconds, stop)
@@ -119,13 +120,24 @@ def _tell(context: CommandContext, shop: DemoShop, url: str, seconds: float, sto
         context.flush()
 
     say(f"a shop opens for {seconds:g} seconds, and its console with it", "/", "rates, backlogs, lags, live")
-    for share, act in STORY:
-        if stop.wait(began + share * seconds - time.monotonic()):
+    for at, act in _acts(seconds):
+        if stop.wait(began + at - time.monotonic()):
             break
         say(*act(shop))
     stop.wait(began + seconds - time.monotonic())
     orders = shop.journal.topic("orders").latest
     say(f"the shop closes: {orders:,} orders, {shop.sent:,} emails sent, {shop.given_up():,} given up", "/", "the end")
+
+
+def _acts(seconds: float) -> Iterator[tuple[float, Callable[[DemoShop], Act]]]:
+    """What happens in a demo, and after how many seconds: the story, and its failures again for as long as it lives."""
+    period = min(seconds, SECONDS)
+    for told in count():
+        for share, act in STORY if told == 0 else STORY[OPENING:]:
+            at = (told + share) * period
+            if at > seconds:
+                return
+            yield at, act
 
 
 def _orders(shop: DemoShop) -> Act:
@@ -165,7 +177,9 @@ STORY: tuple[tuple[float, Callable[[DemoShop], Act]], ...] = (
     (0.6, _mend_mail),
     (0.8, _redrive),
 )
-"""What happens after which share of the time."""
+"""What happens after which share of the story's time."""
+OPENING = 2
+"""Acts of the story that are told once."""
 
 
 # ── The shop: it sells, sends emails that fail at times, bills, and reports ──

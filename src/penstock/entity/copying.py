@@ -108,9 +108,16 @@ def export(
     with as_storage_error(f"export to {target}"):
         names = core.topics() if topics is None else list(topics)
         ending = file_format(target)
+        _check_arrow(format or ending)
         if ending is not None and not target.is_dir():
             return _export_file(core, target, names, format or ending, progress)
         return _FolderExport(core, target, format or "jsonl").run(names, progress)
+
+
+def _check_arrow(format: CopyFormat | None) -> None:
+    """ConfigError when a format needs Arrow and it is not installed."""
+    if format in ("parquet", "arrow"):
+        import penstock.journal.to_arrow  # noqa: F401 - it says which extra brings Arrow
 
 
 def _export_file(
@@ -664,6 +671,7 @@ def _row(copy: EventDocument, topic: str | None) -> PlacedRows:
 
 
 def _arrow_rows(source: BinaryIO, format: str, file: str, topic: str | None) -> Iterator[PlacedRows]:
+    _check_arrow("arrow")
     import pyarrow as pa
     import pyarrow.parquet as pq
 

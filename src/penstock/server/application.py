@@ -28,7 +28,7 @@ from penstock.server.api import bulk, topics
 from penstock.server.api.binding import api_routes
 from penstock.server.limits import Limits
 from penstock.server.pages.parts import base_of, problem_page
-from penstock.server.pages.routes import page_routes
+from penstock.server.pages.routes import login_address, page_routes
 from penstock.server.pages.views import Buffers
 from penstock.server.service import Refused, Service, guarded
 from penstock.surface.journal import Journal
@@ -99,7 +99,7 @@ def answer_error(request: Request, error: Exception) -> Response:
             found.detail += f", or PUT {PREFIX}/queues/{error.queue}"
         return Response(msgspec.json.encode(found), found.status, headers=headers, media_type=PROBLEM)
     if found.status == 401:
-        return RedirectResponse(f"{base}/login", 303)
+        return RedirectResponse(login_address(request), 303)
     return problem_page(request, found.status, found.detail)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from functools import cache
 from importlib.resources import files
 from typing import Final
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlencode
 
 import msgspec
 from starlette.requests import Request
@@ -56,20 +57,38 @@ WRONG_TOKEN_PAUSE: Final = 0.5
 """Seconds an answer to a wrong token takes, so that guessing is slow."""
 
 
+NEXT: Final = "next"
+"""The parameter of the login page with the address that was asked for."""
+
+
+def login_address(request: Request) -> str:
+    """Returns the address of the login page, which leads back to the page that was asked for."""
+    base, asked = parts.base_of(request), request.url.path
+    if request.url.query:
+        asked += f"?{request.url.query}"
+    return f"{base}/login" if asked == f"{base}/" else f"{base}/login?{urlencode({NEXT: asked})}"
+
+
+def _wanted_page(base: str, asked: str) -> str:
+    """Returns the page to go on with after a login: a page of this console, never another site."""
+    return asked if re.match(rf"{re.escape(base)}/(?![/\\])[^\x00-\x20]*\Z", asked) else f"{base}/"
+
+
 async def login_page(request: Request) -> Response:
     service: Service = request.app.state.service
     service.access.check_origin(request, request.method)
     if request.method != "POST":
-        return parts.bare_page(request, "login.html", {"title": "Log in", "problem": None})
+        asked = request.query_params.get(NEXT, "")
+        return parts.bare_page(request, "login.html", {"title": "Log in", "problem": None, NEXT: asked})
     data = parse_qs((await read_form(request, service)).decode("utf-8", "replace"))
-    token = data.get("token", [""])[0].strip()
+    token, asked = data.get("token", [""])[0].strip(), data.get(NEXT, [""])[0]
     role = service.access.role_from(address_of(request), token)
     if role is None:
         await asyncio.sleep(WRONG_TOKEN_PAUSE)
-        values = {"title": "Log in", "problem": "That token is not known here."}
+        values = {"title": "Log in", "problem": "That token is not known here.", NEXT: asked}
         return parts.bare_page(request, "login.html", values, 403)
     base = parts.base_of(request)
-    answer = RedirectResponse(f"{base}/", 303)
+    answer = RedirectResponse(_wanted_page(base, asked), 303)
     answer.set_cookie(
         COOKIE,
         service.access.session(token, role),
