@@ -32,8 +32,8 @@ from penstock.journal.cursors import TopicConsumer as TopicConsumer
 from penstock.journal.description import Description as Description
 from penstock.journal.description import Pressure as Pressure
 from penstock.journal.moving import CopyReport as CopyReport
-from penstock.journal.upkeep import CompactReport as CompactReport
-from penstock.journal.upkeep import DropReport as DropReport
+from penstock.journal.upkeep.dropping import DropReport as DropReport
+from penstock.journal.upkeep.retention import CompactReport as CompactReport
 from penstock.observe import metrics as metrics
 from penstock.observe import pipelines as pipelines
 from penstock.observe import tracing as tracing

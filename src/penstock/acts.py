@@ -23,8 +23,8 @@ from penstock.events import Draft, Event
 from penstock.local.backend import LocalJournal
 from penstock.observe import workers
 from penstock.observe.sample import held_messages
+from penstock.queue.dead_letters import origin
 from penstock.queue.operations.repair import Redriven, paced, replace
-from penstock.queue.operations.settle import origin
 from penstock.queue.policy import DEFAULT, check_together, checked, refuse_other_mode
 from penstock.queue.schedule import push_now
 from penstock.surface.delivery import Delivery

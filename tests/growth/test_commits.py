@@ -13,8 +13,9 @@ from growth.counting import Counter, _Counted
 from growth.world import EACH, LARGE, SMALL, build, in_memory, small_parts
 from penstock import Journal, ManualClock
 from penstock.engine.memory import MemoryEngine
-from penstock.journal import locating, upkeep
+from penstock.journal import locating
 from penstock.journal.sealed.sealing import seal_topic
+from penstock.journal.upkeep import by_key, dropping, retention, thinning
 from penstock.queue import upkeep as queue_upkeep
 from penstock.queue.operations import push, repair
 
@@ -42,7 +43,11 @@ def test_a_commit_asks_as_much_of_a_large_store(act: str, tmp_path: Path) -> Non
 
 def test_a_compaction_in_many_commits_reads_the_cursors_once() -> None:
     clock, counter = ManualClock(), Counter()
-    with small_parts(), patch.object(upkeep, "RETENTION_BLOCKS", 1), penstock.open(in_memory(), clock=clock) as journal:
+    with (
+        small_parts(),
+        patch.object(retention, "RETENTION_BLOCKS", 1),
+        penstock.open(in_memory(), clock=clock) as journal,
+    ):
         build(journal, LARGE, clock)
         log, alike = journal.topic("log"), journal.topic("compact")
         consumers = len(log.consumers())
@@ -74,8 +79,10 @@ def largest_commit(size: int, act: Callable[[Journal], object], lake: Path) -> i
     clock = ManualClock()
     with (
         small_parts(),
-        patch.object(upkeep, "_STEP_ROWS", 32),
-        patch.object(upkeep, "RETENTION_BLOCKS", 8),
+        patch.object(dropping, "_STEP_ROWS", 32),
+        patch.object(retention, "RETENTION_BLOCKS", 8),
+        patch.object(by_key, "RETENTION_BLOCKS", 8),
+        patch.object(thinning, "RETENTION_BLOCKS", 8),
         patch.object(locating, "_STEP_ROWS", 16),
         patch.object(push, "FORGET_STEP", 32),
         patch.object(repair, "MOVE_STEP", 8),

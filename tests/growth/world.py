@@ -14,8 +14,9 @@ from unittest.mock import patch
 
 import penstock
 from penstock import Draft, Journal, ManualClock, Projection, Queue, Topic, on
-from penstock.journal import catalog, locating, summaries, upkeep
+from penstock.journal import catalog, locating, summaries
 from penstock.journal.index import index, indexer, memtable, runs
+from penstock.journal.upkeep import housekeeper, merging, summarising
 
 SMALL, LARGE = 150, 2_400
 State = Literal["built", "reopened", "maintained"]
@@ -40,12 +41,13 @@ SIZES = [
     (indexer, "INDEX_STEP_BYTES", 16 << 10),
     (runs, "INDEX_CHUNK_BYTES", 2 << 10),
     (runs, "INDEX_LARGE_CHUNK_BYTES", 4 << 10),
-    (upkeep, "BLOCK_BYTES", 8 << 10),
-    (upkeep, "MERGED_BYTES", 4 << 10),
-    (upkeep, "SMALL_BYTES", 1 << 10),
+    (merging, "BLOCK_BYTES", 8 << 10),
+    (housekeeper, "MERGED_BYTES", 4 << 10),
+    (housekeeper, "SMALL_BYTES", 1 << 10),
     (index, "MERGED_BYTES", 4 << 10),
     (summaries, "SUMMARY_EVENTS", 16),
-    (upkeep, "SUMMARY_RANGES", 4),
+    (summarising, "SUMMARY_RANGES", 4),
+    (housekeeper, "SUMMARY_RANGES", 4),
     (catalog, "SUMMARY_EVENTS", 16),
     (catalog, "BLOCK_BYTES", 8 << 10),
     (catalog, "SMALL_BYTES", 1 << 10),
@@ -61,9 +63,9 @@ def small_parts() -> Iterator[None]:
         for module, name, size in SIZES:
             stack.enter_context(patch.object(module, name, size))
         for thread, name in (
-            (upkeep.Housekeeper, "request"),
-            (upkeep.Housekeeper, "request_clearing"),
-            (upkeep.Housekeeper, "request_reclaim"),
+            (housekeeper.Housekeeper, "request"),
+            (housekeeper.Housekeeper, "request_clearing"),
+            (housekeeper.Housekeeper, "request_reclaim"),
             (indexer.Indexer, "request"),
             (indexer.Indexer, "request_merge"),
             (indexer.Indexer, "request_fold"),

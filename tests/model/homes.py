@@ -24,7 +24,7 @@ import penstock
 from dead_store import copy_as_it_is
 from penstock import Delivery, Event, Journal, ManualClock, Projection, Receipt, ResultTicket, Subscription
 from penstock.errors import PenstockError
-from penstock.journal.upkeep import Housekeeper
+from penstock.journal.upkeep.housekeeper import Housekeeper
 from penstock.queue.operations.repair import Redriven
 from server.over_http.shared_server import SharedServer
 

@@ -41,7 +41,7 @@ from penstock.journal.index.runs import read_chunk
 from penstock.journal.sealed import segments
 from penstock.names import shown_url
 from penstock.objects.store import Stored, open_store
-from penstock.queue.operations.settle import _attempts as read_attempts
+from penstock.queue.dead_letters import _attempts as read_attempts
 from penstock.queue.schedule import Cron
 from penstock.queue.state.records import (
     AttemptRow,

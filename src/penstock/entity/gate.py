@@ -23,12 +23,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.entity.fence import Fences
-from penstock.entity.states import SNAPSHOT, StateCache
 from penstock.errors import ConfigError, Denied, PenstockError
 from penstock.events import Draft
-from penstock.journal.keys import topic_range
 from penstock.journal.prepare import encode_payload, is_binary, prepare
-from penstock.journal.upkeep import KeyRange
 from penstock.journal.writer import WriteRequest
 from penstock.names import check_items, check_kind, check_name
 from penstock.schema import encode_event, schema_of_type
@@ -357,26 +354,3 @@ def _broken(name: str, error: Exception) -> ConfigError:
 
     line = traceback.extract_tb(error.__traceback__)[-1]
     return ConfigError(f"the gate {name} cannot be imported: {error!r} ({line.filename}, line {line.lineno})")
-
-
-# ── What event sourcing needs once for every open journal: its fences, its gates, and the states folded lately ──
-
-
-def _entity_rows(topic_id: int) -> list[KeyRange]:
-    """Where saved states and published roots of a topic are."""
-    from penstock.entity.receipts import ROOTS
-
-    return [topic_range(SNAPSHOT, topic_id), topic_range(ROOTS, topic_id)]
-
-
-class EntityRegistry:
-    """Everything about event sourcing that one open journal has one of."""
-
-    def __init__(self, core: JournalCore) -> None:
-        # Re-entrant: the garbage collector may cancel a dropped fence in the middle of anything, also of this lock.
-        lock = threading.RLock()
-        self.fences = Fences(core, lock)
-        self.gates = Gates(core, self.fences, lock)
-        self.states = StateCache()
-        core.housekeeper.drop_rules.rows.append(_entity_rows)
-        core.before_close.append(self.fences.cancel_all)

@@ -25,7 +25,7 @@ from penstock.journal.index.runs import drop_index
 from penstock.journal.keys import MAX_SEQ, prefix_end
 from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import EventQuery, TopicView
-from penstock.journal.upkeep import clear_rows
+from penstock.journal.upkeep.dropping import clear_rows
 from penstock.journal.waking import Signalled
 from penstock.journal.writer import WriteRequest
 from penstock.names import check_position, check_text

@@ -10,7 +10,7 @@
     summaries   what ranges of positions hold, so that readers skip them; in verified topics, hashes of events
     cursors     how far each named consumer has come
     bulk        events by the block, appended or staged; checking: blocks that came from elsewhere
-    upkeep      merging small blocks, retention, compaction, dropping topics
+    upkeep/     merging small blocks, retention, compaction, dropping topics
     moving      a whole store copied to another engine
     waking      waking readers that wait, in this process and in others; threads in the background
     owners      processes that hold leases and fences, and whether they live

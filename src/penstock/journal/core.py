@@ -30,7 +30,9 @@ from penstock.journal.index.index import EntityIndex
 from penstock.journal.index.indexer import Indexer
 from penstock.journal.locating import find_event, list_topics
 from penstock.journal.moving import check_finished
-from penstock.journal.upkeep import DropReport, Hold, Housekeeper, Trim, cursor_holds, drop_topic
+from penstock.journal.upkeep.dropping import DropReport, drop_topic
+from penstock.journal.upkeep.housekeeper import Housekeeper
+from penstock.journal.upkeep.retention import Hold, Trim, cursor_holds
 from penstock.journal.waking import Hub
 from penstock.journal.writer import Writer, WriteRequest
 from penstock.limits import INDEX_RUN_EVENTS, UNFOLDED_TOPICS

@@ -22,7 +22,7 @@
     C hash hashed-topic       a topic with events of a correlation or of a cause (journal.locating)
     U hashed topic            a topic of which C says nothing after a position (journal.locating)
     e name                    where a dropped topic of this name ended: one made later begins after it (msgpack)
-    g topic                   a dropped topic whose rows are not all cleared yet (journal.upkeep, msgpack)
+    g topic                   a dropped topic whose rows are not all cleared yet (journal.upkeep.dropping, msgpack)
     f owner                   an exclusive fence that is open: in which file (entity.fence)
     u                         an unfinished copy: the id of the journal it is made from
     h …                       the past in numbers: what the console's charts show (observe.history)

@@ -15,9 +15,9 @@ import msgspec
 
 from penstock.clock import Clock
 from penstock.engine.contract import Engine
-from penstock.entity.gate import EntityRegistry
 from penstock.entity.outbox import Staged, append_staged, submit_staged
 from penstock.entity.projection import Projection
+from penstock.entity.registry import EntityRegistry
 from penstock.entity.states import Freshness, newest_position, project, project_if_changed
 from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal import keys

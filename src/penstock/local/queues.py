@@ -26,8 +26,8 @@ from penstock.protocol.fields import PolicyFields, payload_of, policy_changes, p
 from penstock.protocol.operation import PAGE_BYTES, Caller, WaitingCaller, page_of
 from penstock.protocol.topics import EventList
 from penstock.queue import inspect, schedule
+from penstock.queue.dead_letters import DeadLetterCursor
 from penstock.queue.operations import groups, repair
-from penstock.queue.operations.settle import DeadLetterCursor
 from penstock.queue.policy import checked
 from penstock.queue.queue import LocalQueue
 from penstock.queue.registry import with_topics_window

@@ -14,7 +14,8 @@ from penstock.errors import Conflict, FenceActive, PositionTrimmed, QueueFull, T
 from penstock.events import Event
 from penstock.journal.catalog import Settings
 from penstock.journal.description import Description, Pressure
-from penstock.journal.upkeep import CompactReport, DropReport
+from penstock.journal.upkeep.dropping import DropReport
+from penstock.journal.upkeep.retention import CompactReport
 from penstock.observe.sample import Sample
 from penstock.protocol.fields import SettingsFields
 from penstock.protocol.operation import ARROW, JSON, LINES, SSE, After, Count, Limit, Operation, Role, declared

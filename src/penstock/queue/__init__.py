@@ -9,6 +9,7 @@ and in none of these is settled: settling is forgetting.
     policy              a queue's policy and its retries, as values
     registry            a journal's queues: handles, cached states, threads
     inspect             what a queue holds, without taking it
+    dead_letters        the headers of a dead letter
     flow                rates and circuit breakers
     state/              rows, groups, and what the writer keeps of them in memory
     operations/         push, take, settle, groups, repair: each inside one commit

@@ -26,18 +26,9 @@ from penstock.journal.commit import Commit
 from penstock.journal.index.index import EntityIndex
 from penstock.observe.sample import FailedMessage
 from penstock.queue import metrics
+from penstock.queue.dead_letters import DeadLetterCursor, letter, origin
 from penstock.queue.flow import BreakerState, breaker_state
-from penstock.queue.operations.settle import (
-    EXHAUSTED,
-    REJECTED,
-    DeadLetterCursor,
-    LeaseHandle,
-    held_by_token,
-    lapsed_message,
-    letter,
-    origin,
-    stale,
-)
+from penstock.queue.operations.settle import EXHAUSTED, REJECTED, LeaseHandle, held_by_token, lapsed_message, stale
 from penstock.queue.operations.take import STEP, TakeOperation, keyed_positions
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState, presences, unknown_queue

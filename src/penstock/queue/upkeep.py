@@ -13,16 +13,8 @@ from penstock.engine.contract import Snapshot
 from penstock.journal.catalog import load_state
 from penstock.journal.commit import Commit
 from penstock.journal.keys import block_key
-from penstock.journal.upkeep import (
-    BlockRow,
-    ThinnedBlock,
-    compact,
-    exchange,
-    in_steps,
-    one_step,
-    stored_blocks,
-    without,
-)
+from penstock.journal.upkeep.retention import compact, one_step
+from penstock.journal.upkeep.thinning import BlockRow, ThinnedBlock, exchange, in_steps, stored_blocks, without
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, QueueState, presences
 from penstock.queue.state.group import UNFINISHED

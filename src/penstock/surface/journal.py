@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.events import Event
     from penstock.journal.description import Description, Pressure
     from penstock.journal.moving import CopyReport
-    from penstock.journal.upkeep import DropReport
+    from penstock.journal.upkeep.dropping import DropReport
     from penstock.observe.sample import Sample
     from penstock.surface.arguments import FilterArguments, PolicyArguments
     from penstock.surface.backend import Backend

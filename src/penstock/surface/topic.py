@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.events import Draft, Event, PayloadType, Receipt
     from penstock.journal.catalog import Settings
     from penstock.journal.log import TopicLog
-    from penstock.journal.upkeep import CompactReport
+    from penstock.journal.upkeep.retention import CompactReport
     from penstock.protocol.operation import Operation
     from penstock.surface.arguments import DraftArguments, FilterArguments, SettingsArguments
     from penstock.surface.journal import Journal

@@ -31,7 +31,7 @@ from penstock.journal.bulk import (
 from penstock.journal.checking import check_options
 from penstock.journal.commit import Commit, find_duplicates, read_mark
 from penstock.journal.prepare import PreparedBatch
-from penstock.journal.upkeep import fill_summaries
+from penstock.journal.upkeep.summarising import fill_summaries
 from penstock.limits import BLOCK_EVENTS, INLINE_BYTES, STEP_BYTES
 from penstock.local.backend import LocalJournal
 from penstock.queue.operations.push import DeliveryOptions, check_rank, push, read_delivery_options

@@ -19,7 +19,7 @@ from penstock.errors import Corrupt
 from penstock.journal.commit import Commit
 from penstock.journal.keys import block_key, prefix_end, with_checksum, without_checksum
 from penstock.journal.sealed.sealing import seal_topic
-from penstock.journal.upkeep import merge_tail
+from penstock.journal.upkeep.merging import merge_tail
 from penstock.limits import MERGED_BYTES
 from penstock.local.backend import LocalJournal
 

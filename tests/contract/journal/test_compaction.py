@@ -14,7 +14,7 @@ from journals import Place, eventually, on, only, payloads, seen, seqs
 from penstock import CompactReport, Draft, Journal, ManualClock, Settings, Topic
 from penstock.engine.memory import MemoryEngine
 from penstock.errors import ConfigError, StorageError
-from penstock.journal import upkeep
+from penstock.journal.upkeep import retention
 
 Reopen = Callable[[Journal], Journal]
 
@@ -63,7 +63,7 @@ def test_a_bad_position_is_refused(topic: Topic, through: Any) -> None:
 
 def in_small_steps(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forty events, ten a block; compaction removes one block in a commit."""
-    monkeypatch.setattr(upkeep, "RETENTION_BLOCKS", 1)
+    monkeypatch.setattr(retention, "RETENTION_BLOCKS", 1)
     for n in range(4):
         topic.append_many([Draft("k", bytes(10_000) + bytes([10 * n + i])) for i in range(10)])
 

@@ -24,9 +24,10 @@ from penstock.errors import (
     UnknownQueue,
     UnknownTopic,
 )
-from penstock.journal import keys, upkeep
+from penstock.journal import keys
 from penstock.journal.blocks import Columns, build_wire
 from penstock.journal.bulk import PreparedPiece, publish, stage
+from penstock.journal.upkeep import dropping
 
 OTHERS = (keys.STORE, keys.NEXT_TOPIC, keys.TOPIC, keys.ENDED, keys.AGED, keys.MARK, keys.HISTORY, keys.COPYING)
 """Prefixes of keys that no topic's id follows."""
@@ -445,7 +446,7 @@ def test_another_journal_object_does_not_write_into_the_old_number(place: Place)
 # ── in steps, and after a crash ──────────────────────────────────────────────────────────────────────────────────────
 @on("sqlite", "file")
 def test_what_a_crash_left_is_cleared_when_the_journal_is_opened(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "_STEP_ROWS", 7)
+    monkeypatch.setattr(dropping, "_STEP_ROWS", 7)
     journal = place.open()
     journal.topic("orders").append_many([Draft("x", n, dedup=str(n)) for n in range(200)])
     topic_id = topic_id_of(journal, "orders")
@@ -453,7 +454,7 @@ def test_what_a_crash_left_is_cleared_when_the_journal_is_opened(place: Place, m
     housekeeper = journal._core.housekeeper  # type: ignore[attr-defined]
     monkeypatch.setattr(housekeeper, "request_clearing", lambda: None)
     journal.drop_topic("orders")
-    upkeep.clear_dropped(housekeeper._writer, housekeeper.drop_rules, lambda: next(stops, True))
+    dropping.clear_dropped(housekeeper._writer, housekeeper.drop_rules, lambda: next(stops, True))
     left = len(rows_of(journal, topic_id))
     assert 100 < left < 200, "some steps were made"
     journal = place.reopen(journal)

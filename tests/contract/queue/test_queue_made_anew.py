@@ -8,9 +8,9 @@ from journals import Place, only, payloads
 
 from penstock import Event, Journal, ManualClock, Queue
 from penstock.errors import StaleDelivery
+from penstock.queue.dead_letters import DeadLetterCursor
 from penstock.queue.inspect import dead_letters, failures
 from penstock.queue.operations.repair import replace
-from penstock.queue.operations.settle import DeadLetterCursor
 from penstock.queue.queue import LocalQueue
 
 

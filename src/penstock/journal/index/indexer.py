@@ -54,7 +54,7 @@ from penstock.journal.index.runs import (
 from penstock.journal.locating import CausalNotes, is_crowded
 from penstock.journal.reading import TopicView
 from penstock.journal.summaries import forget_hashes
-from penstock.journal.upkeep import clear_rows
+from penstock.journal.upkeep.dropping import clear_rows
 from penstock.journal.waking import Background
 from penstock.journal.writer import Writer
 from penstock.limits import (

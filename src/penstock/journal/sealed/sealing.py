@@ -65,7 +65,7 @@ from penstock.journal.sealed.writing import (
     topic_to_seal,
     write_segment,
 )
-from penstock.journal.upkeep import held_back, remove_blocks
+from penstock.journal.upkeep.retention import held_back, remove_blocks
 from penstock.limits import MAX_PARTITION_VALUES
 from penstock.names import check_name, check_position, check_whole, shown_url
 

@@ -20,8 +20,9 @@ import msgspec
 from penstock.errors import ConfigError, QueueFull
 from penstock.events import Event, Receipt
 from penstock.journal.commit import Commit
-from penstock.journal.upkeep import compact
+from penstock.journal.upkeep.retention import compact
 from penstock.journal.writer import WriteRequest
+from penstock.queue.dead_letters import GROUP, former_headers, origin, original_headers, original_options
 from penstock.queue.inspect import View, viewing
 from penstock.queue.operations.groups import group_for
 from penstock.queue.operations.push import (
@@ -32,16 +33,7 @@ from penstock.queue.operations.push import (
     refuse_keys,
     refuse_overflow,
 )
-from penstock.queue.operations.settle import (
-    GROUP,
-    end_lapsed,
-    expire_messages,
-    former_headers,
-    origin,
-    original_headers,
-    original_options,
-    over_budget,
-)
+from penstock.queue.operations.settle import end_lapsed, expire_messages, over_budget
 from penstock.queue.operations.take import STEP, TakeOperation, absorb, wake_due
 from penstock.queue.results import DISCARDED, answer_removed, answer_taken
 from penstock.queue.state import keys

@@ -29,7 +29,7 @@ from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.observe.sample import FailedMessage, Finding, Sample
 from penstock.protocol.operation import ROLES
-from penstock.queue.operations.settle import DeadLetterCursor
+from penstock.queue.dead_letters import DeadLetterCursor
 from penstock.server.service import Service, guarded, sse
 from penstock.units import show_duration, show_size
 

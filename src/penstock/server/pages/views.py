@@ -28,7 +28,7 @@ from penstock.names import is_system
 from penstock.observe import pipelines, workers
 from penstock.observe.sample import FailedMessage, Finding, QueueSample, Sample, TopicSample
 from penstock.queue import inspect
-from penstock.queue.operations.settle import DeadLetterCursor, letter
+from penstock.queue.dead_letters import DeadLetterCursor, letter
 from penstock.queue.schedule import Cron, Schedule
 from penstock.server.forms import policy_form, whole, write_field
 from penstock.server.pages import charts, parts
