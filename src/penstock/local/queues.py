@@ -28,6 +28,7 @@ from penstock.protocol.topics import EventList
 from penstock.queue import inspect, schedule
 from penstock.queue.dead_letters import DeadLetterCursor
 from penstock.queue.operations import groups, repair
+from penstock.queue.operations.take import check_timed
 from penstock.queue.policy import checked
 from penstock.queue.queue import LocalQueue
 from penstock.queue.registry import with_topics_window
@@ -245,7 +246,7 @@ async def take_messages(
 def claim_deliveries(at: LocalBackend, name: str, wanted: wire.ClaimRequest) -> list[wire.DeliveryDocument]:
     queue = at.queue(name)
     _check_taken(wanted.limit)
-    queue.check_timed(queue.policy(), wanted.lease)
+    check_timed(queue.policy(), wanted.lease)
     idle = seconds(wanted.min_idle, "min_idle")
     taken: list[Delivery] = []
     size, step = 0, wanted.limit if idle == 0 else min(wanted.limit, FIRST_TAKEN)
@@ -322,7 +323,7 @@ def nack_delivery(at: LocalBackend, name: str, token: str, wanted: NackRequest) 
 
 def extend_delivery(at: LocalBackend, name: str, token: str, wanted: wire.ExtendRequest) -> datetime:
     queue = at.queue(name)
-    queue.check_timed(queue.policy(), wanted.lease)
+    check_timed(queue.policy(), wanted.lease)
     delivery = queue.delivery(token)
     delivery.extend(wanted.lease)
     return delivery.deadline

@@ -385,8 +385,8 @@ class View:
 @contextmanager
 def viewing(queue: LocalQueue) -> Iterator[View]:
     """A queue as it is now."""
-    queue._core.check_open()
-    with queue._core.engine.read() as snap, queue._cache.beside(snap, queue.name) as state:
+    queue.core.check_open()
+    with queue.core.engine.read() as snap, queue.cache.beside(snap, queue.name) as state:
         if state is None:
             raise unknown_queue(queue.name)
         yield View(snap, state, queue.journal.clock.now_ms())
@@ -415,7 +415,7 @@ def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
         )
         state.feed, state.traits.replies = None, False
         group.record.endless = 0  # whose process has ended, a take finds out
-        commit = Commit(Catalog(), OverlayWrite(None, False, view.snap), view.now, queue._core.index)
+        commit = Commit(Catalog(), OverlayWrite(None, False, view.snap), view.now, queue.core.index)
         if 0 < group.record.next_due <= view.now and state.policy.fair_by is None and state.policy.ttl is None:
             _wake_first(commit, group, left)
         more = left > 0
@@ -464,7 +464,7 @@ def messages(
         if key is None:
             found = view.walk(*states, after=after, groups=groups)
         else:
-            found = view.of_key(queue._core.index, key, *states, after=after, groups=groups)
+            found = view.of_key(queue.core.index, key, *states, after=after, groups=groups)
         for entry in found:
             event = view.event(entry)
             if event is not None and (entry.held is None or group in (None, entry.label)):
@@ -627,7 +627,7 @@ def failures(queue: LocalQueue, group: str = "default", after: int = 0) -> Itera
 def dead_letters(queue: LocalQueue, after: DeadLetterCursor | None = None) -> Iterator[FailedMessage]:
     """The dead letters of a queue: those in its dead-letter queue that come from it, or, of such a queue, all. What
     lies before a cursor costs nothing."""
-    registry = queue._registry
+    registry = queue.registry
     target = queue.policy().dead_letter
     cursor = after or DeadLetterCursor("", 0)
     own = cursor.queue == queue.name != target

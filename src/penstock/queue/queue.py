@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from functools import partial
 from sys import modules
@@ -34,10 +34,10 @@ from penstock.observe.metrics import Counter
 from penstock.observe.tracing import received, sending
 from penstock.queue import inspect, metrics
 from penstock.queue.operations import groups, repair, settle
-from penstock.queue.operations.groups import Pause, group_for
+from penstock.queue.operations.groups import Pause
 from penstock.queue.operations.push import DeliveryOptions, draft_fields, drafts_of, push, read_delivery_options
 from penstock.queue.operations.settle import LeaseHandle
-from penstock.queue.operations.take import Taken, check_take, take
+from penstock.queue.operations.take import Taken, check_take, take, take_timed
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.registry import QueueRegistry
 from penstock.queue.results import NOTHING, StoredResult, answer_of
@@ -55,12 +55,12 @@ class LocalQueue:
     """What a `Queue` of a journal in this process stands on."""
 
     def __init__(self, registry: QueueRegistry, name: str) -> None:
-        core = self._core = registry.core
+        core = self.core = registry.core
         self.journal = core.journal
         self.name = name
-        self._registry = registry
+        self.registry = registry
         self.owner = registry.owner
-        self._cache = registry.cache
+        self.cache = registry.cache
         self._writer = core.writer
         self._log = TopicLog(core, name)
         self._signal = core.hub.signal(name)
@@ -73,13 +73,13 @@ class LocalQueue:
         """Does something to the queue's state in a commit of its own, which need not be synced if it is `relaxed`."""
 
         def run(commit: Commit) -> T:
-            return apply(commit, self._cache.state(commit, self.name), *args)
+            return apply(commit, self.cache.state(commit, self.name), *args)
 
         return self._writer.run(WriteRequest(run, relaxed=relaxed))
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def policy(self) -> QueuePolicy:
-        return self._registry.policy(self.name)
+        return self.registry.policy(self.name)
 
     def length(self) -> int:
         with inspect.viewing(self) as view:
@@ -136,7 +136,7 @@ class LocalQueue:
 
     def push_in(self, commit: Commit, batch: PreparedBatch, delivery: DeliveryOptions | None) -> list[Receipt]:
         """Pushes inside a commit."""
-        return push(commit, self._cache.state(commit, self.name), batch, delivery)
+        return push(commit, self.cache.state(commit, self.name), batch, delivery)
 
     def prepare(
         self, payload: object, options: PushOptions, find_cause: FindCause | None = None
@@ -152,17 +152,17 @@ class LocalQueue:
             or options.not_before is not None
             or options.max_attempts is not None
         ):
-            delivery = read_delivery_options(self._core.clock, options, options.key)
-        if options.key is options.dedup is None and options.headers is options.cause is None and not self._core.guards:
+            delivery = read_delivery_options(self.core.clock, options, options.key)
+        if options.key is options.dedup is None and options.headers is options.cause is None and not self.core.guards:
             return prepare_one(kind, payload), delivery
         return self._log.prepare(kind, payload, draft_fields(options), find_cause), delivery
 
     def prepare_many(
         self, payloads: Iterable[object], options: PushOptions, find_cause: FindCause | None = None
     ) -> tuple[PreparedBatch, DeliveryOptions | None]:
-        items, clock = check_items(payloads, "payloads"), self._core.clock
+        items, clock = check_items(payloads, "payloads"), self.core.clock
         plain = options.key is options.dedup is None and options.headers is options.cause is None
-        if plain and not (self._core.guards or any(map(_brings_fields, set(map(type, items))))):
+        if plain and not (self.core.guards or any(map(_brings_fields, set(map(type, items))))):
             return plain_batch(options.kind, items), read_delivery_options(clock, options, None)
         drafts = drafts_of(items, options)
         keyed = next((draft.key for draft in drafts if draft.key is not None), None)
@@ -170,28 +170,19 @@ class LocalQueue:
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def take(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
-        wait = None
-        if wanted.seq is not None or wanted.key is not None or wanted.since is not None:
-            check_take(wanted)
-        began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
-        while True:
-            seen = self._signal.version
-            operation = WriteRequest(self.take_in, 0, (wanted,), True)
-            try:
-                taken = self._writer.run(operation)
-            except BaseException:
-                self._return_unheard(operation)
-                raise
-            if taken.deliveries:
-                return self._delivered(taken, wait, began_ns)
-            wait = wait or TakeWait(self, wanted.wait, stopping)
-            nap = wait.nap(taken)
-            if nap is None:
-                return []
-            if nap:
-                with self._core.hub:
-                    self._signal.wait(seen, nap)
-                wait.check_open()
+        tries = self._tries(wanted, stopping, take)
+        try:
+            while True:
+                step = next(tries)
+                if isinstance(step, WriteRequest):
+                    self._writer.run(step)
+                else:
+                    with self.core.hub:
+                        self._signal.wait(*step)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        finally:
+            tries.close()
 
     async def take_async(
         self,
@@ -204,60 +195,67 @@ class LocalQueue:
         """`take` for an event loop: the tries are committed by the writer's own thread. Backpressure when that has no
         room for `patience` seconds. `timed`: ConfigError for a lease that lasts as long as the taker's process.
         """
-        take_in = self._take_timed_in if timed else self.take_in
-        wait = None
-        check_take(wanted)
+        tries = self._tries(wanted, stopping, take_timed if timed else take)
+        try:
+            while True:
+                step = next(tries)
+                if isinstance(step, WriteRequest):
+                    await self._writer.run_async(step, patience)
+                else:
+                    with self.core.hub:
+                        await self._signal.wait_async(*step)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        finally:
+            tries.close()
+
+    def _tries(
+        self,
+        wanted: TakeRequest,
+        stopping: threading.Event | None,
+        operation: Callable[[Commit, LocalQueue, TakeRequest], Taken],
+    ) -> Generator[WriteRequest[Taken] | tuple[int, float], None, list[Delivery]]:
+        """Returns what `take` does; yields each try, for a commit, and each wait: the signal's version to wait
+        past, and the seconds.
+
+        Closed after a try, it gives back what the try has found, because the caller has gone.
+        """
+        if wanted.seq is not None or wanted.key is not None or wanted.since is not None:
+            check_take(wanted)
         began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
+        wait = None
         while True:
             seen = self._signal.version
-            operation = WriteRequest(take_in, 0, (wanted,), True)
+            attempt = WriteRequest(operation, 0, (self, wanted), True)
             try:
-                taken = await self._writer.run_async(operation, patience)
-            except BaseException:
-                self._return_unheard(operation)
+                yield attempt
+            except GeneratorExit:
+                self._return_unheard(attempt)
                 raise
+            taken = attempt.value
+            if TYPE_CHECKING:
+                assert taken is not None
             if taken.deliveries:
-                return self._delivered(taken, wait, began_ns)
+                self._taken.inc(len(taken.deliveries))
+                if began_ns:
+                    received(self.name, [delivery.event for delivery in taken.deliveries], began_ns)
+                if wait is not None:
+                    wait.end(metrics.waits_woken)
+                return taken.deliveries
             wait = wait or TakeWait(self, wanted.wait, stopping)
             nap = wait.nap(taken)
             if nap is None:
                 return []
             if nap:
-                with self._core.hub:
-                    await self._signal.wait_async(seen, nap)
+                yield seen, nap
                 wait.check_open()
-
-    def take_in(self, commit: Commit, wanted: TakeRequest) -> Taken:
-        """One try inside a commit, and a lease if it finds something."""
-        state = self._cache.state(commit, self.name)
-        return take(commit, group_for(commit, state, wanted.group), wanted, self)
-
-    def _take_timed_in(self, commit: Commit, wanted: TakeRequest) -> Taken:
-        self.check_timed(self._cache.state(commit, self.name).policy, wanted.lease)
-        return self.take_in(commit, wanted)
-
-    @staticmethod
-    def check_timed(policy: QueuePolicy, lease: float | None) -> None:
-        """ConfigError for a lease that lasts as long as the taker's process, where that process cannot be seen."""
-        if lease == 0 or (lease is None and policy.lease == 0):
-            raise ConfigError(
-                "a lease of 0 lasts as long as the taker's process, which a server cannot see: give seconds"
-            )
-
-    def _delivered(self, taken: Taken, wait: TakeWait | None, began_ns: int) -> list[Delivery]:
-        self._taken.inc(len(taken.deliveries))
-        if began_ns:
-            received(self.name, [delivery.event for delivery in taken.deliveries], began_ns)
-        if wait is not None:
-            wait.end(metrics.waits_woken)
-        return taken.deliveries
 
     def _return_unheard(self, operation: WriteRequest[Taken]) -> None:
         """Gives back what a take finds whose caller has gone: a signal came after its commit, or it was cancelled, or
         the commit may turn up later."""
 
         def give_back(commit: Commit) -> None:
-            state, taken = self._cache.find(commit, self.name), operation.value
+            state, taken = self.cache.find(commit, self.name), operation.value
             if taken is not None and state is not None:
                 settle.release(commit, state, taken.deliveries)
 
@@ -291,7 +289,7 @@ class LocalQueue:
 
     def ack_in(self, commit: Commit, delivery: Delivery, answer: StoredResult = NOTHING) -> None:
         """Settles a delivery inside a commit."""
-        state = self._cache.state(commit, self.name)
+        state = self.cache.state(commit, self.name)
         held = settle.held_or_stale(commit, state, delivery)
         settle.ack(commit, held.group, held.lease_id, held.lease, 1 << held.index, answer)
 
@@ -309,7 +307,7 @@ class LocalQueue:
 
     def ack_token_in(self, commit: Commit, token: str, answer: StoredResult) -> None:
         """Settles the delivery that a token names inside a commit."""
-        state = self._cache.state(commit, self.name)
+        state = self.cache.state(commit, self.name)
         held = settle.held_by_token(commit.tx, state, token)
         if held is None:
             raise settle.stale(token[:40], self.name)
@@ -330,7 +328,7 @@ class LocalQueue:
         return list(masks.items()), tokens
 
     def _ack_many_in(self, commit: Commit, together: list[tuple[LeaseHandle, int]], tokens: list[str]) -> int:
-        state = self._cache.state(commit, self.name)
+        state = self.cache.state(commit, self.name)
         count = 0
         for hold, mask in together:
             group = state.group(commit.tx, hold.group)
@@ -348,7 +346,7 @@ class LocalQueue:
     def note_acks(self, count: int) -> None:
         """Counts what was settled, and lets upkeep know."""
         self._acked.inc(count)
-        self._registry.upkeep.note(self.name, count)
+        self.registry.upkeep.note(self.name, count)
 
     def nack(self, delivery: Delivery, options: NackRequest) -> Outcome:
         outcome = self.change(settle.nack, delivery, options)
@@ -422,7 +420,7 @@ class TakeWait:
 
     def __init__(self, queue: LocalQueue, wait: float, stopping: threading.Event | None) -> None:
         self._queue = queue.name
-        self._core = queue._core
+        self._core = queue.core
         self._wait = wait
         self._stopping = stopping
         self._started = 0.0

@@ -131,7 +131,7 @@ def add(queue: LocalQueue, wanted: NewSchedule, payload: object) -> Schedule:
         return record
 
     record = queue.change(apply)
-    queue._registry.scheduler.watch(queue.name, start=True)
+    queue.registry.scheduler.watch(queue.name, start=True)
     return _shown(queue.name, name, record)
 
 

@@ -15,7 +15,7 @@ from penstock.journal.transaction import HeldWriter
 from penstock.names import check_consumer, check_items, check_limit, check_name, check_position, is_whole
 from penstock.queue.operations import settle
 from penstock.queue.operations.repair import Redriven, move_in, purge_in, redrive_in
-from penstock.queue.operations.take import check_take
+from penstock.queue.operations.take import check_take, take
 from penstock.queue.state.cache import unknown_queue
 from penstock.schema import MESSAGE_KIND
 from penstock.surface.delivery import Delivery
@@ -178,7 +178,7 @@ class Transaction:
         check_take(wanted)
         while more and not found:
             self._held.flush()
-            taken = self._held.change(lambda commit: own.take_in(commit, wanted))
+            taken = self._held.change(lambda commit: take(commit, own, wanted))
             found, more = taken.deliveries, taken.more
         return found if isinstance(queue, str) else queue._typed(found)
 
@@ -262,7 +262,7 @@ class Transaction:
     def _change(self, delivery: Delivery, apply: Callable[..., T], *args: object) -> T:
         """Does something to the state of a delivery's queue."""
         own = self._queue_of(delivery)
-        return self._held.change(lambda commit: apply(commit, own._cache.state(commit, own.name), *args))
+        return self._held.change(lambda commit: apply(commit, own.cache.state(commit, own.name), *args))
 
     def _settle(self, delivery: Delivery) -> None:
         delivery._settled = True

@@ -223,7 +223,7 @@ def is_done(commit: Commit, mark: str, version: int) -> bool:
 
 def check_push(commit: Commit, queue: LocalQueue, events: int, *, keyed: bool) -> None:
     """Raises what pushing messages as whole blocks would raise; such a push is otherwise nothing but its events."""
-    state = queue._cache.state(commit, queue.name)
+    state = queue.cache.state(commit, queue.name)
     policy = state.policy
     if policy.priority and keyed:
         raise ConfigError(f"queue {queue.name!r} has priorities, and messages with priorities have no ordering keys")
@@ -253,7 +253,7 @@ class RowsInCommit:
 
     def __init__(self, commit: Commit, queue: LocalQueue | None) -> None:
         self._commit = commit
-        self._queue = None if queue is None else queue._cache.state(commit, queue.name)
+        self._queue = None if queue is None else queue.cache.state(commit, queue.name)
         policy = None if self._queue is None else self._queue.policy
         self._merging = policy is not None and (policy.throttle is not None or policy.debounce is not None)
         self._counted = self._merging and policy is not None and policy.max_size is not None

@@ -29,7 +29,7 @@ def fail_once(queue: Queue) -> None:
 
 def trail_rows(journal: Journal, queue: Queue) -> int:
     with journal._engine.read() as snap:  # type: ignore[attr-defined]
-        record = queue._backend._registry.record(queue.name)
+        record = queue._backend.registry.record(queue.name)
         prefix = keys.group_prefix(record.topic, 0, record.purges)
         return sum(1 for _ in snap.scan(prefix + b"t", prefix + b"u"))
 

@@ -233,7 +233,7 @@ def test_lanes_without_messages_leave_nothing_behind(journal: Journal) -> None:
 
     def rows() -> int:
         with journal._engine.read() as snap:
-            return sum(1 for _ in snap.scan(*flow_rows(queue._backend._registry.record(queue.name).topic, 0, b"t")))
+            return sum(1 for _ in snap.scan(*flow_rows(queue._backend.registry.record(queue.name).topic, 0, b"t")))
 
     for number in range(20):
         push(queue, f"t{number}", 1)

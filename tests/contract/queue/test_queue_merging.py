@@ -155,12 +155,12 @@ def test_what_is_remembered_of_pushes_is_forgotten(journal: Journal, clock: Manu
 
     def rows(queue: Queue) -> int:
         with journal._engine.read() as snap:
-            return sum(1 for _ in snap.scan(*flow_of_queue(queue._backend._registry.record(queue.name).topic)))
+            return sum(1 for _ in snap.scan(*flow_of_queue(queue._backend.registry.record(queue.name).topic)))
 
     assert (rows(throttled), rows(debounced)) == (3, 3)
     clock.advance(5)
     for queue in (throttled, debounced):
-        queue._backend._registry.upkeep.maintain(queue.name)
+        queue._backend.registry.upkeep.maintain(queue.name)
         assert rows(queue) == 0
 
 

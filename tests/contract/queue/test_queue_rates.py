@@ -86,13 +86,13 @@ def test_windows_of_keys_are_forgotten_when_nothing_counts_any_more(journal: Jou
 
     def windows() -> int:
         with journal._engine.read() as snap:
-            return sum(1 for _ in snap.scan(*flow_rows(queue._backend._registry.record(queue.name).topic, 0, b"r")))
+            return sum(1 for _ in snap.scan(*flow_rows(queue._backend.registry.record(queue.name).topic, 0, b"r")))
 
     assert windows() == 20
-    queue._backend._registry.upkeep.maintain("jobs")
+    queue._backend.registry.upkeep.maintain("jobs")
     assert windows() == 20
     clock.advance(1)
-    queue._backend._registry.upkeep.maintain("jobs")
+    queue._backend.registry.upkeep.maintain("jobs")
     assert windows() == 0
 
 

@@ -440,7 +440,7 @@ def test_opening_a_queue_does_not_load_its_backlog(queue: Queue, journal: Journa
     queue = journal.queue("jobs")
     delivery = queue.take()
     assert delivery is not None and delivery.seq == 1
-    state = queue._backend._cache._states["jobs"]
+    state = queue._backend.cache._states["jobs"]
     assert len(state.blocks._kept) < 31
     assert isinstance(queue, penstock.Queue)
 
@@ -452,7 +452,7 @@ def test_what_is_kept_of_a_backlog_is_bounded_in_bytes(
     monkeypatch.setattr(state_blocks, "KEPT_BYTES", 500_000)
     for _ in range(20):
         queue.push_many([b"x" * 100_000] * 2)
-    cache = queue._backend._cache._states["jobs"].blocks
+    cache = queue._backend.cache._states["jobs"].blocks
     for _ in range(12):
         assert queue.ack_many(queue.take_many(3)) == 3
         journal.maintain()  # removes what is settled: what was kept of it goes with the next take

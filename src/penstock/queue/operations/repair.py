@@ -125,7 +125,7 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
         return gone
 
     count = queue.change(apply) if seqs else 0
-    queue._registry.upkeep.note(queue.name, count)
+    queue.registry.upkeep.note(queue.name, count)
     return count
 
 
@@ -133,17 +133,17 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
 def purge(queue: LocalQueue) -> int:
     with viewing(queue) as view:  # of many groups the messages are counted here, where no writer waits
         count = _count(view) if view.state.fanout else None
-    count = queue._writer.run(WriteRequest(purge_in, 0, (queue, count)))
+    count = queue.core.writer.run(WriteRequest(purge_in, 0, (queue, count)))
     if count:
-        queue._writer.reclaim()
-        queue._registry.upkeep.note(queue.name, count)
+        queue.core.writer.reclaim()
+        queue.registry.upkeep.note(queue.name, count)
     return count
 
 
 def purge_in(commit: Commit, queue: LocalQueue, count: int | None = None) -> int:
     """Removes everything inside a commit; `count`: how much that is, where it is known. Rows of messages are cleared
     in passing: from now on no group knows of them."""
-    state = queue._cache.state(commit, queue.name)
+    state = queue.cache.state(commit, queue.name)
     commit.flush()
     latest = commit.latest(queue.name)
     count = _count(View(commit.tx, state, commit.now_ms)) if count is None else count
@@ -162,7 +162,7 @@ def purge_in(commit: Commit, queue: LocalQueue, count: int | None = None) -> int
         state.adopt(fresh)
         commit.touch(fresh)
     if not state.record.over_log:
-        compact(commit, queue.name, latest, queue._core.holds)
+        compact(commit, queue.name, latest, queue.core.holds)
     commit.touched.setdefault(queue.name, 0)
     return count
 
@@ -180,12 +180,12 @@ def _count(view: View) -> int:
 def drop(queue: LocalQueue) -> int:
     """Empties a queue, a little at a time, and then removes it with what came meanwhile."""
     purged = purge(queue)
-    queue._registry.upkeep.remove_settled(queue.name)
+    queue.registry.upkeep.remove_settled(queue.name)
 
     def apply(commit: Commit) -> int:
         count = purge_in(commit, queue)
         commit.flush()
-        state = queue._cache.state(commit, queue.name)
+        state = queue.cache.state(commit, queue.name)
         commit.tx.delete_range(*keys.groups_range(state.topic))
         commit.tx.delete_range(*keys.shared_range(state.topic))
         commit.tx.delete_range(*keys.flow_of_queue(state.topic))
@@ -193,10 +193,10 @@ def drop(queue: LocalQueue) -> int:
         left = keys.pack_dropped(commit.latest(queue.name), state.record.over_log)
         commit.tx.put(keys.dropped_key(state.topic), left)
         commit.tx.delete(keys.queue_key(queue.name))
-        queue._cache.drop(queue.name)
+        queue.cache.drop(queue.name)
         return count
 
-    return purged + queue._writer.run(WriteRequest(apply))
+    return purged + queue.core.writer.run(WriteRequest(apply))
 
 
 # ── running now ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -254,11 +254,11 @@ def _run(queue: LocalQueue, wanted: Mapping[str, int], steps: Iterable[tuple[Ste
     what is `wanted`, by the names of the queues that get it."""
     parts = [(step, seqs[at : at + MOVE_STEP]) for step, seqs in steps for at in range(0, len(seqs), MOVE_STEP)]
     if len(parts) > 1:
-        queue._writer.run(WriteRequest(lambda commit: _refuse_overflow(commit, queue, wanted)))
+        queue.core.writer.run(WriteRequest(lambda commit: _refuse_overflow(commit, queue, wanted)))
     moved = 0
     try:
         for step, part in parts:
-            moved += queue._writer.run(WriteRequest(step, 0, (part,)))
+            moved += queue.core.writer.run(WriteRequest(step, 0, (part,)))
     except QueueFull as error:
         if not moved:
             raise
@@ -282,7 +282,7 @@ def paced(send: Callable[[int], int], count: int, rate: float, stopping: Callabl
 
 def _refuse_overflow(commit: Commit, queue: LocalQueue, wanted: Mapping[str, int]) -> None:
     for name, count in wanted.items():
-        target = queue._cache.find(commit, name)
+        target = queue.cache.find(commit, name)
         if target is not None and target.policy.max_size is not None:
             refuse_overflow(commit, target, count, target.policy.max_size)
 
@@ -333,7 +333,7 @@ def _within(commit: Commit) -> Viewing:
     """Shows queues as a commit under way has them."""
 
     def view(queue: LocalQueue) -> AbstractContextManager[View]:
-        state = queue._cache.state(commit, queue.name)
+        state = queue.cache.state(commit, queue.name)
         state.blocks.refresh(commit)
         return nullcontext(View(commit.tx, state, commit.now_ms))
 
@@ -361,7 +361,7 @@ class _Redrive:
         self._choose(queue, _revive, limit)
         self._choose(queue, _send_back, limit)
         if dead_letters is not None and has_letters:
-            self._choose(queue._registry.handle(dead_letters), _send_back, limit, of=queue.name)
+            self._choose(queue.registry.handle(dead_letters), _send_back, limit, of=queue.name)
 
     def _choose(self, source: LocalQueue, step: Callable[..., int], limit: int | None, of: str | None = None) -> None:
         """Picks messages that a queue keeps as failed; or dead letters in it, of one queue or of all, that are not in
@@ -424,7 +424,7 @@ def _choose(events: Iterator[Event], limit: int | None, where: Where | None) -> 
 
 def _revive(commit: Commit, seqs: list[int], source: LocalQueue, to: LocalQueue | None) -> int:
     """Makes failed messages ready again, or moves them to another queue."""
-    state = source._cache.state(commit, source.name)
+    state = source.cache.state(commit, source.name)
     end_lapsed(commit, state, seqs)
     failed = {seq: [one for one in state.find(commit.tx, seq) if one[1].state == FAILED] for seq in seqs}
     still = [seq for seq, found in failed.items() if found]
@@ -449,7 +449,7 @@ def _can_still_go(commit: Commit, state: QueueState, seq: int, target: QueueStat
 
 def _send_back(commit: Commit, seqs: list[int], source: LocalQueue, to: LocalQueue | None) -> int:
     """Sends dead letters to the queues they come from; in fanout mode to the group that gave them up."""
-    state = source._cache.state(commit, source.name)
+    state = source.cache.state(commit, source.name)
     targets: dict[str, dict[int, str | None]] = {}
     for seq in still_free(commit, state, seqs):
         event = state.blocks.event(commit.tx, seq)
@@ -495,7 +495,7 @@ def move(queue: LocalQueue, to: LocalQueue, limit: int | None, where: Where | No
         chosen = _choose(view.available(), limit, goes)
 
     def step(commit: Commit, seqs: list[int]) -> int:
-        return _move(commit, queue._cache.state(commit, queue.name), seqs, to.name)
+        return _move(commit, queue.cache.state(commit, queue.name), seqs, to.name)
 
     return _run(queue, {to.name: len(chosen)}, [(step, chosen)])
 
@@ -526,7 +526,7 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) ->
         end_lapsed(commit, state, [seq])
         if not state.find_free(tx, seq):
             return None
-        target, wanted = queue._cache.state(commit, to.name), _pushed_with(commit, state, seq)
+        target, wanted = queue.cache.state(commit, to.name), _pushed_with(commit, state, seq)
         if to.name == queue.name:
             waiting = [group.name for group in target.delivering(tx) if group.find(tx, seq) is not None]
         else:
@@ -543,7 +543,7 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) ->
         return receipt
 
     receipt = queue.change(apply)
-    queue._registry.upkeep.note(queue.name, 1)
+    queue.registry.upkeep.note(queue.name, 1)
     return receipt
 
 

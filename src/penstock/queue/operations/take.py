@@ -24,7 +24,9 @@ from penstock.journal.log import read_view
 from penstock.journal.reading import TopicView
 from penstock.names import check_position, check_text, check_whole
 from penstock.queue.flow import limiter_for
+from penstock.queue.operations.groups import group_for
 from penstock.queue.operations.settle import EXPIRED, LeaseHandle, expire, give_up_dead_owners, give_up_through
+from penstock.queue.policy import QueuePolicy
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import LONGEST_SCAN, DamagedBlock, first_free_row, first_rows
 from penstock.queue.state.cache import note_presence
@@ -85,9 +87,10 @@ FENCE_MS = 50
 """How soon a take looks again that an exclusive fence kept from giving messages up."""
 
 
-def take(commit: Commit, group: Group, wanted: TakeRequest, taker: LocalQueue) -> Taken:
+def take(commit: Commit, taker: LocalQueue, wanted: TakeRequest) -> Taken:
     """Hands out up to `limit` messages."""
-    queue = group.queue
+    queue = taker.cache.state(commit, taker.name)
+    group = group_for(commit, queue, wanted.group)
     if commit.catalog.reshaped != queue.blocks.reshaped:
         queue.blocks.refresh(commit)
     if wanted.consumer is not None:
@@ -117,6 +120,18 @@ def take(commit: Commit, group: Group, wanted: TakeRequest, taker: LocalQueue) -
         taking.limiter.taken(taking.deliveries)
         next_ms = min(next_ms or NEVER, taking.limiter.next_ms) if taking.limiter.next_ms else next_ms
     return Taken(taking.deliveries, behind or (taking.walked >= STEP and not taking.deliveries), next_ms)
+
+
+def take_timed(commit: Commit, taker: LocalQueue, wanted: TakeRequest) -> Taken:
+    """`take` for a taker in another process; ConfigError for a lease that lasts as long as this process."""
+    check_timed(taker.cache.state(commit, taker.name).policy, wanted.lease)
+    return take(commit, taker, wanted)
+
+
+def check_timed(policy: QueuePolicy, lease: float | None) -> None:
+    """ConfigError for a lease that lasts as long as the taker's process, where that process cannot be seen."""
+    if lease == 0 or (lease is None and policy.lease == 0):
+        raise ConfigError("a lease of 0 lasts as long as the taker's process, which a server cannot see: give seconds")
 
 
 def _take_plainly(commit: Commit, group: Group, wanted: TakeRequest, taker: LocalQueue) -> Taken | None:
@@ -317,7 +332,7 @@ class TakeOperation:
         ready = next((seq for seq in occupants if group.placed(tx, READY, seq) is not None), 0)
         if ready or len(occupants) >= most:
             return ready
-        index = self.taker._core.index
+        index = self.taker.core.index
         later = keyed_positions(self.queue.view(tx), index.open_within, key, group.record.frontier)
         return next((seq for seq in later if group.is_untouched(tx, seq)), 0)
 
