@@ -14,6 +14,7 @@ What holds:
 - the collector deletes nothing that a manifest names, or that a producer may still append.
 
     format      the bytes, as pure functions
+    settings    the arguments of both sides
     producer    entries to batches to objects
     draining    from a buffer into a journal
     manifest    the shared object: every change is one conditional put

@@ -8,7 +8,7 @@ import logging
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager, nullcontext
 from itertools import takewhile
 from queue import SimpleQueue
@@ -39,15 +39,11 @@ from penstock.buffer.manifest import (
     ManifestVersion,
     batch_time_ms,
     buffer_id,
-    buffer_paths,
-    shard_paths,
 )
+from penstock.buffer.settings import ConsumerSettings, takes
 from penstock.clock import Clock, Seconds, check_clock, seconds
 from penstock.errors import Closed, ConfigError, Corrupt, Fenced, OutOfOrder, StorageError
-from penstock.limits import BUFFER_MANIFEST
-from penstock.names import check_whole
-from penstock.objects.store import Buffer, ObjectStore, VersionConflict, check_path, open_store, probe_conditional_puts
-from penstock.observe.metrics import REGISTRY, Registry
+from penstock.objects.store import Buffer, ObjectStore, VersionConflict, check_path
 
 if TYPE_CHECKING:
     import pyarrow
@@ -73,34 +69,18 @@ class Consumer(BufferHandle):
     `close`), *fetched*, and *handed out* (where the next read goes on; ahead of the acknowledgements).
     """
 
-    def __init__(
-        self,
-        url: str | ObjectStore,
-        *,
-        after: int | None = None,
-        manifest: str = BUFFER_MANIFEST,
-        prefix: str | None = None,
-        gc_interval: Seconds | None = 300,
-        gc_grace: Seconds = 600,
-        clock: Clock | None = None,
-        shards: int = 1,
-        shard: int = 0,
-        max_batch_bytes: int = MAX_BATCH_BYTES,
-        options: Mapping[str, object] | None = None,
-        metrics: Registry = REGISTRY,
-    ) -> None:
-        if after is not None:
-            check_whole(after, "after", 0)
-        self.paths = shard_paths(buffer_paths(manifest, prefix), shard, shards)
-        self._grace_ms = int(seconds(gc_grace, "gc_grace") * 1000)
-        interval = None if gc_interval is None else seconds(gc_interval, "gc_interval")
-        self._store = open_store(url, options)
-        probe_conditional_puts(self._store, self.paths.manifest)
-        self._clock = check_clock(clock)
-        self._measures = BufferCounters(metrics)
+    @takes(ConsumerSettings)
+    def __init__(self, settings: ConsumerSettings) -> None:
+        after, interval = settings.after, settings.gc_interval
+        self.paths = settings.paths(settings.shard)
+        self._grace_ms = settings.grace_ms()
+        period = None if interval is None else seconds(interval, "gc_interval")
+        self._store = settings.open_store()
+        self._clock = check_clock(settings.clock)
+        self._measures = BufferCounters(settings.metrics)
         super().__init__(self._measures.for_role("consumer"))
         self._manifest = OwnedManifest(self._store, self.paths.manifest, self._clock, self._manifest_measures)
-        self._fetcher = Fetcher(self._store, self.paths.manifest, max_batch_bytes, self._measures)
+        self._fetcher = Fetcher(self._store, self.paths.manifest, settings.max_batch_bytes, self._measures)
         self._reading = threading.Lock()  # one read at a time; taken before _lock
         self._lock = threading.RLock()  # the manifest and the cursors
         self._acked = self._fetched = self._handed_out = after
@@ -110,7 +90,7 @@ class Consumer(BufferHandle):
         self._run: ConsumerRun | None = None
         if after is not None and self._manifest.load_owned().next_sequence > 0:
             self._manifest.dequeue(after)
-        self._collector = Collector(self.collect_garbage, interval) if interval is not None else None
+        self._collector = Collector(self.collect_garbage, period) if period is not None else None
         if self._collector is not None:
             self._collector.start()
 

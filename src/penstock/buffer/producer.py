@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic, sleep
@@ -32,19 +32,14 @@ from penstock.buffer.manifest import (
     BufferPaths,
     ManifestObject,
     batch_time_ms,
-    buffer_paths,
     shard_of,
-    shard_paths,
 )
+from penstock.buffer.settings import ProducerSettings, takes
 from penstock.clock import Clock, Seconds, check_clock, seconds
 from penstock.errors import Backpressure, Closed, ConfigError, StorageError, Unflushed
-from penstock.limits import BUFFER_MANIFEST
 from penstock.names import check_whole
-from penstock.objects.store import ObjectStore, VersionConflict, open_store, probe_conditional_puts
-from penstock.observe.metrics import REGISTRY, Registry
+from penstock.objects.store import ObjectStore, VersionConflict, probe_conditional_puts
 from penstock.ticket import Ticket, wake
-
-Key = Callable[[bytes], bytes | str | int]
 
 
 class Producer(BufferHandle):
@@ -62,49 +57,16 @@ class Producer(BufferHandle):
     …). With `shards`, `key` decides which of that many manifests an entry goes to; entries of one key stay in order.
     """
 
-    def __init__(
-        self,
-        url: str | ObjectStore,
-        *,
-        manifest: str = BUFFER_MANIFEST,
-        prefix: str | None = None,
-        flush_interval: Seconds = 0.1,
-        flush_bytes: int = 64 << 20,
-        max_buffered: int = 1000,
-        compression: Compression = "none",
-        shards: int = 1,
-        key: Key | None = None,
-        uploads: int = 8,
-        inflight_bytes: int = 256 << 20,
-        gc_grace: Seconds = 600,
-        options: Mapping[str, object] | None = None,
-        clock: Clock | None = None,
-        metrics: Registry = REGISTRY,
-    ) -> None:
-        if compression not in ("none", "zstd"):
-            raise ConfigError(f"compression must be 'none' or 'zstd', not {compression!r}")
-        if compression == "zstd":
-            load_zstandard()  # else the first batch would find it missing, and be tried again
-        whole = buffer_paths(manifest, prefix)
-        if check_whole(shards, "shards") > 1 and key is None:
-            raise ConfigError("shards= needs key=: a function from an entry to what decides its shard")
-        each_shard = [shard_paths(whole, shard, shards) for shard in range(shards)]
-        store = open_store(url, options)
-        probe_conditional_puts(store, whole.manifest)
+    @takes(ProducerSettings)
+    def __init__(self, settings: ProducerSettings) -> None:
+        each_shard = [settings.paths(shard) for shard in range(settings.shards)]
+        limits = UploadLimits.of(settings)
+        store = settings.open_store()
         self.url = store.url
-        self._clock = check_clock(clock)
-        self._key = key
-        measures = BufferCounters(metrics)
+        self._clock = check_clock(settings.clock)
+        self._key = settings.key
+        measures = BufferCounters(settings.metrics)
         super().__init__(measures.for_role("producer"))
-        limits = UploadLimits(
-            compression=compression,
-            flush_interval=seconds(flush_interval, "flush_interval"),
-            flush_bytes=min(check_whole(flush_bytes, "flush_bytes"), MAX_BATCH_BYTES),
-            max_buffered=check_whole(max_buffered, "max_buffered"),
-            uploads=check_whole(uploads, "uploads"),
-            inflight_bytes=check_whole(inflight_bytes, "inflight_bytes"),
-            renew_after_ms=int(seconds(gc_grace, "gc_grace") * 1000 * RENEW_SHARE),
-        )
         self._pipeline = UploadPipeline(store, self._clock, measures, limits)
         self._lanes = self._pipeline.lanes
         for paths in each_shard:
@@ -253,6 +215,21 @@ class UploadLimits(NamedTuple):
     inflight_bytes: int
     renew_after_ms: int
     """Milliseconds after which an object that no manifest names is uploaded again."""
+
+    @classmethod
+    def of(cls, settings: ProducerSettings) -> UploadLimits:
+        """Checks a producer's settings and returns its limits."""
+        if settings.compression == "zstd":
+            load_zstandard()  # else the first batch would find it missing, and be tried again
+        return cls(
+            compression=settings.compression,
+            flush_interval=seconds(settings.flush_interval, "flush_interval"),
+            flush_bytes=min(check_whole(settings.flush_bytes, "flush_bytes"), MAX_BATCH_BYTES),
+            max_buffered=check_whole(settings.max_buffered, "max_buffered"),
+            uploads=check_whole(settings.uploads, "uploads"),
+            inflight_bytes=check_whole(settings.inflight_bytes, "inflight_bytes"),
+            renew_after_ms=int(settings.grace_ms() * RENEW_SHARE),
+        )
 
 
 class UploadPipeline:

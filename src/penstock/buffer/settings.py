@@ -1,0 +1,110 @@
+"""What a producer and a consumer are made with: each field is an argument of their constructors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Concatenate, ParamSpec, TypeVar
+
+import msgspec
+
+from penstock.buffer.format import MAX_BATCH_BYTES, Compression
+from penstock.buffer.manifest import BufferPaths, buffer_paths, shard_paths
+from penstock.clock import Clock, Seconds, seconds
+from penstock.errors import ConfigError
+from penstock.limits import BUFFER_MANIFEST
+from penstock.names import check_whole
+from penstock.objects.store import ObjectStore, open_store, probe_conditional_puts
+from penstock.observe.metrics import REGISTRY, Registry
+
+Key = Callable[[bytes], bytes | str | int]
+Made = TypeVar("Made")
+SettingsT = TypeVar("SettingsT")
+Fields = ParamSpec("Fields")
+
+
+class _Store(msgspec.Struct, frozen=True):
+    """The one field that has no name where it is given."""
+
+    url: str | ObjectStore
+
+
+class BufferSettings(_Store, frozen=True, kw_only=True):
+    """Where a buffer is, and what both of its sides need."""
+
+    manifest: str = BUFFER_MANIFEST
+    prefix: str | None = None
+    """Under which its batches lie; with a manifest of one's own a prefix of one's own."""
+    shards: int = 1
+    gc_grace: Seconds = 600
+    """How old an object is that no manifest names before the consumer deletes it."""
+    options: Mapping[str, object] | None = None
+    """The store's: region, endpoint, access_key_id, timeout …"""
+    clock: Clock | None = None
+    metrics: Registry = REGISTRY
+
+    def paths(self, shard: int) -> BufferPaths:
+        """Returns the manifest and the prefix of one shard."""
+        return shard_paths(buffer_paths(self.manifest, self.prefix), shard, self.shards)
+
+    def open_store(self) -> ObjectStore:
+        """Opens the store, which must be able to put conditionally."""
+        store = open_store(self.url, self.options)
+        probe_conditional_puts(store, self.manifest)
+        return store
+
+    def grace_ms(self) -> int:
+        """Returns `gc_grace` in milliseconds."""
+        return int(seconds(self.gc_grace, "gc_grace") * 1000)
+
+
+class ProducerSettings(BufferSettings, frozen=True, kw_only=True):
+    """What a producer is made with."""
+
+    flush_interval: Seconds = 0.1
+    flush_bytes: int = 64 << 20
+    max_buffered: int = 1000
+    """How many calls may wait for room before `produce` blocks."""
+    compression: Compression = "none"
+    key: Key | None = None
+    """With shards: what an entry's shard is decided by."""
+    uploads: int = 8
+    inflight_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        if self.compression not in ("none", "zstd"):
+            raise ConfigError(f"compression must be 'none' or 'zstd', not {self.compression!r}")
+        if check_whole(self.shards, "shards") > 1 and self.key is None:
+            raise ConfigError("shards= needs key=: a function from an entry to what decides its shard")
+
+
+class ConsumerSettings(BufferSettings, frozen=True, kw_only=True):
+    """What a consumer is made with."""
+
+    after: int | None = None
+    """The last sequence that an earlier consumer is done with."""
+    gc_interval: Seconds | None = 300
+    """Between two searches for garbage; None: no search."""
+    shard: int = 0
+    max_batch_bytes: int = MAX_BATCH_BYTES
+
+    def __post_init__(self) -> None:
+        if self.after is not None:
+            check_whole(self.after, "after", 0)
+
+
+def takes(
+    settings: Callable[Fields, SettingsT],
+) -> Callable[[Callable[[Made, SettingsT], None]], Callable[Concatenate[Made, Fields], None]]:
+    """Gives a constructor the fields of its settings as arguments, with their names, types and defaults."""
+
+    def decorate(construct: Callable[[Made, SettingsT], None]) -> Callable[Concatenate[Made, Fields], None]:
+        def __init__(self: Made, /, *args: Fields.args, **fields: Fields.kwargs) -> None:
+            construct(self, settings(*args, **fields))
+
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        shown = inspect.Signature([own, *inspect.signature(settings).parameters.values()])
+        vars(__init__)["__signature__"] = shown
+        return __init__
+
+    return decorate
