@@ -49,7 +49,7 @@ EXTRAS: Final = {
     "rocksdb": ("rocksdict",),
     "object": ("slatedb",),
     "arrow": ("pyarrow", "numpy"),
-    "sql": ("duckdb",),
+    "sql": ("duckdb", "fsspec"),
     "buffer": ("obstore", "zstandard", "ulid"),
     "delta": ("deltalake",),
     "iceberg": ("pyiceberg",),
