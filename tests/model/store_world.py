@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 import random
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -24,14 +26,15 @@ from dead_store import copy_as_it_is
 from model.programs import Program, a_seed, a_share, one_of, rule, rules_of, same
 from model.topic_model import Known, TopicModel
 from model.ways import Asked, Seen, ask_everything
-from penstock import Draft, Journal, ManualClock
+from penstock import Draft, Journal, ManualClock, limits
 from penstock.entity import states
 from penstock.errors import ConfigError
-from penstock.journal import catalog, following, locating, reading, summaries, upkeep
-from penstock.journal.index import index, indexer, memtable, runs
+from penstock.journal import following
+from penstock.journal.index import index, indexer, runs
 from penstock.journal.sealed import writing
 from penstock.journal.sealed.sealing import seal_topic
 from penstock.journal.sealed.tables import TableRequest
+from penstock.journal.upkeep import by_key
 from penstock.journal.waking import Background
 from penstock.local.backend import LocalJournal
 from server.over_http.shared_server import SharedServer
@@ -46,50 +49,49 @@ _places = itertools.count()
 
 SMALL: dict[str, list[tuple[Any, str, Any]]] = {
     "summaries": [
-        (summaries, "SUMMARY_EVENTS", 4),
-        (catalog, "SUMMARY_EVENTS", 4),
-        (memtable, "SUMMARY_EVENTS", 4),
-        (upkeep, "SUMMARY_RANGES", 3),
-        (reading, "SUMMARY_RANGES", 3),
-        (summaries, "SUMMARY_VALUES", 2),
+        (limits, "SUMMARY_EVENTS", 4),
+        (limits, "SUMMARY_RANGES", 3),
+        (limits, "SUMMARY_VALUES", 2),
     ],
-    "merging": [(catalog, "MERGE_FAN_IN", 3), (upkeep, "MERGE_FAN_IN", 3)],
-    "batches": [(catalog, "BLOCK_EVENTS", 16), (upkeep, "BLOCK_EVENTS", 16)],
+    "merging": [(limits, "MERGE_FAN_IN", 3)],
+    "batches": [(limits, "BLOCK_EVENTS", 16)],
     "blocks": [
-        (catalog, "BLOCK_BYTES", 900),
-        (upkeep, "BLOCK_BYTES", 900),
-        (catalog, "SMALL_BYTES", 300),
-        (upkeep, "SMALL_BYTES", 300),
-        (upkeep, "MERGED_BYTES", 500),
-        (index, "MERGED_BYTES", 500),
+        (limits, "BLOCK_BYTES", 900),
+        (limits, "SMALL_BYTES", 300),
+        (limits, "MERGED_BYTES", 500),
     ],
     "housekeeping": [
-        (upkeep, "SCAN_BYTES", 700),
-        (upkeep, "EXCHANGE_BYTES", 700),
-        (upkeep, "RETENTION_BLOCKS", 3),
+        (by_key, "SCAN_BYTES", 700),
+        (limits, "EXCHANGE_BYTES", 700),
+        (limits, "RETENTION_BLOCKS", 3),
         (states, "SAVE_AFTER", 3),
     ],
     "row groups": [(writing, "_GROUP_ROWS", 7)],
     "larger row groups": [(writing, "_GROUP_ROWS", 40)],
     "index": [
-        (indexer, "INDEX_RUN_EVENTS", 16),
-        (memtable, "INDEX_RUN_EVENTS", 16),
-        (indexer, "INDEX_FAN_IN", 3),
-        (index, "INDEX_FAN_IN", 3),
-        (indexer, "INDEX_STEP_BYTES", 400),
-        (runs, "INDEX_CHUNK_BYTES", 300),
-        (runs, "INDEX_LARGE_CHUNK_BYTES", 700),
+        (limits, "INDEX_RUN_EVENTS", 16),
+        (limits, "INDEX_FAN_IN", 3),
+        (limits, "INDEX_STEP_BYTES", 400),
+        (limits, "INDEX_CHUNK_BYTES", 300),
+        (limits, "INDEX_LARGE_CHUNK_BYTES", 700),
         (runs, "STEP_ROWS", 16),
         (runs, "WINDOW_ROWS", 24),
         (indexer, "_READ_CHUNKS", 2),
-        (locating, "UNFOLDED_TOPICS", 1),
+        (limits, "UNFOLDED_TOPICS", 1),
     ],
-    "memory": [(index, "INDEX_MEMORY_BYTES", 1500), (index, "_PREFIXED", 6)],
+    "memory": [(limits, "INDEX_MEMORY_BYTES", 1500), (index, "_PREFIXED", 6)],
     "followers": [(following, "SEARCHED", 8), (following, "STEP", 16), (following, "_READ_AHEAD", 4)],
 }
 """Limits that few events reach, so that short programs have all shapes that long ones have."""
 RARE = {"memory": 0.2, "row groups": 0.3, "batches": 0.3, "merging": 0.4}
 """How often some of them are small: the less, the more is left to others."""
+
+
+def _bound(limit: str) -> list[ModuleType]:
+    """Returns the modules in which a limit of `penstock.limits` has its name."""
+    found = [one for name, one in list(sys.modules.items()) if name.startswith("penstock.") and limit in vars(one)]
+    assert found, f"there is no limit {limit}"
+    return found
 
 
 class StoreWorld:
@@ -117,7 +119,8 @@ class StoreWorld:
         try:
             for name in program.world["small"]:
                 for module, limit, value in SMALL[name]:
-                    self._undo.enter_context(patch.object(module, limit, value))
+                    for place in _bound(limit) if module is limits else [module]:
+                        self._undo.enter_context(patch.object(place, limit, value))
             # Threads in the background come when a step says so.
             self._undo.enter_context(patch.object(Background, "_wake", lambda self: None))
             self.url = self._new_place()
