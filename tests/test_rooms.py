@@ -101,3 +101,35 @@ def test_the_table_of_changes_names_files_that_exist() -> None:
             else:
                 folder = found if found.is_dir() else found.parent
     assert missing == []
+
+
+MOST_PRIVATE_USES = 30
+"""How often packages use a private name of another package's class. It only goes down: give what is needed a name."""
+
+
+def test_packages_leave_each_others_private_names_alone() -> None:
+    """A package is a folder; a private name of a class is one that the package itself defines nowhere."""
+    own: dict[str, set[str]] = defaultdict(set)
+    used: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for path in MODULES:
+        package = path.relative_to(SOURCE).with_suffix("").parts[:2][-1]
+        for node in ast.walk(tree(path)):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    own[package].add(name)
+                case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                    own[package].add(name)
+                case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                    own[package].add(name)
+                case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                    pass
+                case ast.Attribute(attr=name) if name.startswith("_") and not name.startswith("__"):
+                    used[package].append((name, f"{path.relative_to(SOURCE)}:{node.lineno} {name}"))
+    defined = set().union(*own.values())
+    foreign = [
+        place
+        for package, uses in used.items()
+        for name, place in uses
+        if name in defined and name not in own[package]  # what no package defines is a library's
+    ]
+    assert len(foreign) <= MOST_PRIVATE_USES, "\n".join(foreign)

@@ -481,7 +481,7 @@ class RunSchedule(Act):
     name: str
 
     def perform(self) -> Done:
-        receipt = push_now(self.journal._backend.queue(self.queue), self.name)
+        receipt = push_now(self.journal.backend.queue(self.queue), self.name)
         return Done(f"the message of {self.name} was pushed as {self.queue} #{receipt.seq:,}")
 
 
@@ -649,7 +649,7 @@ class EditMessage(Act):
         return f"Push 1 edited message to {self._target} and delete {_name(self.event)}?"
 
     def perform(self) -> Done:
-        event, target, backend = self.event, self._target, self.journal._backend
+        event, target, backend = self.event, self._target, self.journal.backend
         receipt = replace(backend.queue(event.topic), backend.queue(target), event, self.payload)
         if receipt is None:
             raise ConfigError(f"{event.topic} has no message {event.seq}: it was taken or settled meanwhile")

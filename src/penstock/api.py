@@ -136,7 +136,7 @@ def open_local(
     try:
         journal = LocalJournal(engine, clock=clock, capacity=writer_capacity, pressure=pressure)
         if not read_only:
-            journal._core.begin()
+            journal.backend.core.begin()
         return journal
     except BaseException:
         engine.close()

@@ -162,7 +162,7 @@ def import_(
         raise click.UsageError("a file's events go to one topic: name it before the file")
     with context.journal() as opened, ProgressBar(context, "imported") as progress:
         journal = local(opened, "importing")
-        core = journal._core
+        core = journal.backend.core
         if origin == "-":
             source, named = context.input.buffer, "standard input"
             report = import_file(core, source, topics[0], format or "jsonl", name=named, start_over=start_over)
@@ -310,7 +310,7 @@ def serve(
         context.note("standing by: serving begins when the process that writes the journal ends")
     with context.journal(read_only=read_only, standby=standby) as opened:
         journal = local(opened, "serving")
-        add_gates(journal._entities.gates, declared)
+        add_gates(journal.backend.entities.gates, declared)
         limits, hosts = Limits(max_body=max_body, max_staged=max_staged), allow_host or None
         server = make_server(
             journal, host=host, port=port, tokens=tokens, hosts=hosts, limits=limits, buffers=dict(buffer), **areas

@@ -217,7 +217,7 @@ def _lakes(journal: Journal, topics: list[str]) -> list[LakeSummary]:
         return lakes_served(journal, topics)
     from penstock.journal.sealed.segments import lake_summaries
 
-    with local(journal, "listing sealed history")._engine.read() as snap:
+    with local(journal, "listing sealed history").backend.engine.read() as snap:
         return [one for name in topics for one in lake_summaries(snap, name)]
 
 

@@ -98,6 +98,7 @@ class LocalBackend:
     def __init__(self, journal: LocalJournal, core: JournalCore) -> None:
         self.journal = journal
         self.core = core
+        self.engine = core.engine
         self.clock = core.clock
         self.workers = core.workers
         self.entities = EntityRegistry(core)
@@ -318,10 +319,13 @@ class LocalJournal(Journal):
     """A journal in this process, for the parts of penstock that need its store."""
 
     _backend: LocalBackend
+    backend: LocalBackend
+    """What every part of penstock asks for that needs more than the handles: the core, the engine, the registries."""
 
     def __init__(self, engine: Engine, *, clock: Clock | None = None, capacity: int, pressure: float) -> None:
         self._core = JournalCore(self, engine, clock=clock, capacity=capacity, pressure=pressure)
         super().__init__(LocalBackend(self, self._core))
+        self.backend = self._backend
         self._engine = engine
         self._entities = self._backend.entities
         self._registry = self._backend.queues

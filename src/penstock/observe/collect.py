@@ -51,7 +51,7 @@ def take_sample(journal: LocalJournal) -> Sample:
     """One sample, without rates. All topics are seen in one snapshot, each by one look at its newest block."""
     topics: dict[str, TopicSample] = {}
     unreadable: dict[str, str] = {}
-    with journal._engine.read() as snap:
+    with journal.backend.engine.read() as snap:
         for name in list(topic_names(snap)):
             try:
                 _sample_topic(snap, name, journal.clock.now_ms(), topics, unreadable)
@@ -65,12 +65,12 @@ def take_sample(journal: LocalJournal) -> Sample:
         _sample_queues(journal, topics, unreadable),
         pressure.utilization,
         pressure.queued,
-        journal._core.writer.measures.commits,
-        journal._core.writer.measures.operations,
+        journal.backend.core.writer.measures.commits,
+        journal.backend.core.writer.measures.operations,
         disk_free=free,
         disk_total=total,
-        requests=journal._engine.requests(),
-        unstored_seconds=journal._engine.unstored_seconds(),
+        requests=journal.backend.engine.requests(),
+        unstored_seconds=journal.backend.engine.unstored_seconds(),
         unreadable=unreadable,
     )
     sample.flows = _reported(journal, topics.get(pipelines.TOPIC), pipelines.status)
@@ -141,7 +141,7 @@ def _sample_queue(
 ) -> list[QueueSample]:
     """Every group of a queue."""
     found = []
-    with viewing(journal._backend.queue(queue.name)) as view:
+    with viewing(journal.backend.queue(queue.name)) as view:
         groups = stats_of_groups(view)
     for group, stats, record in groups:
         one = QueueSample(
@@ -225,7 +225,7 @@ def _reported(journal: LocalJournal, reports: TopicSample | None, read: Callable
 
 def _disk(journal: LocalJournal) -> tuple[int | None, int | None]:
     """Bytes free and in all of the file system the journal lies in."""
-    location = journal._engine.location
+    location = journal.backend.engine.location
     if not location:
         return None, None
     try:

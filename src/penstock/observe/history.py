@@ -240,7 +240,7 @@ class History:
                 finer = [row for row in self._tiers[number - 1] if at - tier.seconds < row.at <= at]
                 rows.append((number, combined(finer, at, tier.seconds)))
                 self._tiers[number].append(rows[-1][1])
-        if not self._journal._engine.read_only:
+        if not self._journal.backend.engine.read_only:
             self._write(rows)
 
     def over(self, seconds: float, now: float) -> list[HistoryRow]:
@@ -271,12 +271,12 @@ class History:
                 commit.tx.put(_row_key(tier, row.at), _packed(row))
 
         try:
-            self._journal._core.run(apply, relaxed=True)
+            self._journal.backend.core.run(apply, relaxed=True)
         except PenstockError:
             return  # a store in trouble, or closed: others report it better
 
     def _load(self) -> None:
-        with self._journal._engine.read() as snap:
+        with self._journal.backend.engine.read() as snap:
             for tier, kept in enumerate(self._tiers):
                 prefix = keys.HISTORY + b"r" + bytes([tier])
                 stored = (_unpacked(value, TIERS[tier]) for _, value in snap.scan(prefix, keys.prefix_end(prefix)))

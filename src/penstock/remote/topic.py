@@ -130,8 +130,6 @@ class RemoteTopic:
         return folded(projection, self.read(EventQuery(None if key is None else check_text(key, "key"))))
 
     def rebuild(self, projection: type[P], *, whole: bool, progress: Progress | None) -> RebuildReport:
-        from penstock.remote.topic import rebuild_served
-
         self.backend.check_writable()
         return rebuild_served(self, projection, whole=whole, progress=progress)
 

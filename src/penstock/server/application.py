@@ -108,7 +108,7 @@ async def health(request: Request) -> Response:
     """Whether the journal is open, and neither another writer nor other files have replaced it; nothing else, so it
     needs no token."""
     journal = request.app.state.service.journal
-    status = "closed" if journal.closed else "ok" if journal._engine.usable() else "replaced"
+    status = "closed" if journal.closed else "ok" if journal.backend.engine.usable() else "replaced"
     return Response(b'{"status":"%s"}' % status.encode(), 200 if status == "ok" else 503, media_type=JSON)
 
 
@@ -153,12 +153,16 @@ def make_app(
     """
     served = local(journal, "a server")
     limits = limits or Limits()
-    service = Service(served, Access(tokens, hosts, limits.wrong_tokens), limits)
-    service.live = topics.LiveTopics(served)
-    service.sampler = Sampler(served, history=History(served))
-    service.buffers = Buffers(dict(buffers or {}))
-    service.areas = bulk.staging_areas(served, staging)
-    service.lakes = bulk.lakes_by_name(lakes)
+    service = Service(
+        served,
+        Access(tokens, hosts, limits.wrong_tokens),
+        limits,
+        live=topics.LiveTopics(served),
+        sampler=Sampler(served, history=History(served)),
+        buffers=Buffers(dict(buffers or {})),
+        areas=bulk.staging_areas(served, staging),
+        lakes=bulk.lakes_by_name(lakes),
+    )
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

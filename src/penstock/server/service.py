@@ -184,17 +184,28 @@ def return_large_blocks() -> None:
 class Service:
     """One served journal."""
 
-    def __init__(self, journal: LocalJournal, access: Access, limits: Limits) -> None:
+    def __init__(
+        self,
+        journal: LocalJournal,
+        access: Access,
+        limits: Limits,
+        *,
+        live: LiveTopics,
+        sampler: Sampler,
+        buffers: Buffers,
+        areas: Mapping[str, StagingArea],
+        lakes: Mapping[str, str],
+    ) -> None:
         self.journal = journal
         self.access = access
         self.limits = limits
         self.budget = MemoryBudget(limits.max_held)
-        self.live: LiveTopics
-        self.sampler: Sampler
-        self.buffers: Buffers
-        self.areas: Mapping[str, StagingArea] = {}
+        self.live = live
+        self.sampler = sampler
+        self.buffers = buffers
+        self.areas = areas
         """Places in object stores from which staged blocks are fetched, by their urls."""
-        self.lakes: Mapping[str, str] = {}
+        self.lakes = lakes
         """Where history may be sealed to: a lake's url as it is shown, and with the options that are not."""
         self.sealing = asyncio.Lock()
         """One step of sealing at a time: it takes memory and the disk's time."""

@@ -120,9 +120,9 @@ def reading(url: str, id: str | None = None, *, newest: bool = False) -> LocalJo
     journal = _opened(url)
     if id is not None or newest:
         try:
-            journal._engine.catch_up()
+            journal.backend.engine.catch_up()
         except ConfigError:
-            if journal._engine.usable():
+            if journal.backend.engine.usable():
                 raise
             journal = _opened(url)  # in a bucket, too, a store may have been deleted and made again
     _check_same(journal, url, id)
@@ -133,7 +133,7 @@ def _opened(url: str, *, write: bool = False) -> LocalJournal:
     slot = (os.getpid(), url, write)
     kept = _kept.get(slot)
     if kept is not None:
-        usable = not kept.journal.closed and kept.journal._engine.usable()
+        usable = not kept.journal.closed and kept.journal.backend.engine.usable()
         if usable and kept.identity == _identity(kept.journal):
             return kept.journal
         del _kept[slot]
@@ -175,7 +175,7 @@ def writing(url: str, id: str | None = None, gates: Sequence[str] = ()) -> Itera
         return
     with _opened_to_write(url) as journal:
         _check_same(journal, url, id)
-        add_gates(journal._entities.gates, load_gates(gates))
+        add_gates(journal.backend.entities.gates, load_gates(gates))
         yield journal
 
 
@@ -244,7 +244,7 @@ def check_same(location: JournalLocation, found: str, id: str | None) -> None:
 
 def _identity(journal: LocalJournal) -> tuple[int, int] | None:
     """Which file this is: a store that was deleted and made again has the same url and is another one."""
-    location = journal._engine.location
+    location = journal.backend.engine.location
     try:
         found = os.stat(location or "")  # noqa: PTH116
     except OSError:
@@ -387,10 +387,10 @@ class LocalSource(SourceJournal):
     def __init__(self, journal: LocalJournal, location: JournalLocation) -> None:
         super().__init__(location, journal.id)
         self._journal = journal
-        self._engine = journal._engine
+        self._engine = journal.backend.engine
 
     def ask(self, operation: Operation[T], *names: str, request: object = None) -> T:
-        return self._journal._backend.call(operation, *names, request=request)
+        return self._journal.backend.call(operation, *names, request=request)
 
     def changes(self) -> int | None:
         return self._engine.changes()
@@ -438,7 +438,7 @@ class LocalSource(SourceJournal):
                     move_cursor(commit, name, consumer, position, back=back)
 
         with writing(self.location.url) as journal:
-            journal._core.run(move, relaxed=True)
+            journal.backend.core.run(move, relaxed=True)
 
 
 def _chunk(view: TopicView, after: int, through: int) -> tuple[list[Block], int]:

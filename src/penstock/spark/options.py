@@ -120,7 +120,7 @@ def location_of_journal(journal: Journal | str, what: str) -> JournalLocation:
     if isinstance(journal, RemoteJournal):
         token = journal._client.token
         return JournalLocation(journal._client.url, None if token is None else Token(token))
-    engine = local(journal, what)._engine
+    engine = local(journal, what).backend.engine
     return JournalLocation(absolute_url(f"{engine.scheme}:{engine.location}"))
 
 

@@ -72,7 +72,7 @@ def seal(
     with _opened(journal) as opened:
         write = _on_spark(opened, master) if master is not None or _session_reaches(opened) else None
         return seal_topic(
-            opened._core,
+            opened.backend.core,
             topic,
             lake=lake,
             through=through,
@@ -118,7 +118,7 @@ def _session_reaches(journal: LocalJournal) -> bool:
 
 
 def _url_of(journal: LocalJournal) -> str:
-    return absolute_url(f"{journal._engine.scheme}:{journal._engine.location}")
+    return absolute_url(f"{journal.backend.engine.scheme}:{journal.backend.engine.location}")
 
 
 def _on_spark(journal: LocalJournal, master: str | None) -> WriteSegments:
@@ -150,7 +150,7 @@ class _SegmentTask:
         self.target = target
 
     def __call__(self, bounds: Range) -> Segment:
-        return write_segment(reading(self.url, self.journal)._engine, self.target, *bounds)
+        return write_segment(reading(self.url, self.journal).backend.engine, self.target, *bounds)
 
 
 _DDL = ", ".join(f"{name} {type_}" for name, type_ in {**EVENT_COLUMNS, "payload_bytes": "BINARY"}.items())
@@ -180,8 +180,8 @@ def lake(
     opening: AbstractContextManager[LocalJournal] = (
         nullcontext(journal) if isinstance(journal, LocalJournal) else open_local(url, read_only=True)
     )
-    with opening as opened, opened._engine.read() as snap:
-        view = TopicView.open(snap, topic, opened._core.clock.now_ms())
+    with opening as opened, opened.backend.engine.read() as snap:
+        view = TopicView.open(snap, topic, opened.backend.core.clock.now_ms())
         if view is None:
             raise ConfigError(f"there is no topic {topic!r} in {url}")
         trimmed, latest = view.trimmed(), view.latest()

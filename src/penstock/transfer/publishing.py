@@ -70,12 +70,12 @@ class Blocks(msgspec.Struct, frozen=True):
 
 def publish_staged(journal: LocalJournal, wanted: BulkCommit) -> bool:
     """Makes staged batches visible at once; False when that was done before: then what is staged again is dropped."""
-    asked = _ask_of_staged(journal, wanted) if journal._entities.gates else None
+    asked = _ask_of_staged(journal, wanted) if journal.backend.entities.gates else None
     queue = _queue(journal, wanted.queue)
     ends: dict[str, int] = {}
-    done = bool(journal._core.run(partial(_publish_staged, wanted, asked, queue, ends)))
+    done = bool(journal.backend.core.run(partial(_publish_staged, wanted, asked, queue, ends)))
     for topic, end in ends.items() if done else ():  # in small commits: what is not said yet is read
-        fill_summaries(journal._core.writer, topic, after=end, hashed=True)
+        fill_summaries(journal.backend.core.writer, topic, after=end, hashed=True)
     return done
 
 
@@ -84,10 +84,10 @@ def _ask_of_staged(journal: LocalJournal, wanted: BulkCommit) -> list[int]:
 
     Nothing when it was published before, or is not all there: the commit says so.
     """
-    gates = journal._entities.gates
+    gates = journal.backend.entities.gates
     if _was_done(journal, wanted.mark, wanted.version):
         return []
-    with journal._engine.read() as snap:
+    with journal.backend.engine.read() as snap:
         records = [staged_batch(snap, batch) for batch in wanted.batches]
         for batch, record in zip(wanted.batches, records, strict=True):
             if record is None:
@@ -134,9 +134,9 @@ def publish_blocks(
     queue = _queue(journal, queue_name)
     if blocks.size <= INLINE_BYTES:
         pieces = list(blocks.pieces)  # a commit that failed because of others in it is done a second time
-        if journal._entities.gates and not _was_done(journal, mark, version):
-            ask_gates(journal._entities.gates, pieces)
-        return bool(journal._core.run(partial(_append, journal, queue, pieces, mark, version)))
+        if journal.backend.entities.gates and not _was_done(journal, mark, version):
+            ask_gates(journal.backend.entities.gates, pieces)
+        return bool(journal.backend.core.run(partial(_append, journal, queue, pieces, mark, version)))
     if _was_done(journal, mark, version):
         return False
     batch = uuid.uuid4().bytes
@@ -153,7 +153,7 @@ def publish_blocks(
         return publish_staged(journal, BulkCommit([batch], mark, version, queue_name))
     except BaseException:
         with suppress(PenstockError):  # what could not be dropped is swept when it is old
-            journal._core.run(lambda commit: drop(commit, batch))
+            journal.backend.core.run(lambda commit: drop(commit, batch))
         raise
 
 
@@ -190,7 +190,7 @@ def _was_done(journal: LocalJournal, mark: str | None, version: int) -> bool:
     """Whether a mark says that a version was written, as of now: before much is done in vain."""
     if mark is None:
         return False
-    with journal._engine.read() as snap:
+    with journal.backend.engine.read() as snap:
         done = read_mark(snap, mark)
     return done is not None and done >= version
 
@@ -206,13 +206,13 @@ def stage_step(
     sync: bool = True,
 ) -> None:
     """Stages one step; `sync`: puts it on disk, after its commit, so that no caller waits behind the disk."""
-    journal._core.run(lambda commit: stage(commit, batch, number, made, owner, job), relaxed=True)
-    if sync and journal._engine.durability == "disk":
-        journal._engine.flush()
+    journal.backend.core.run(lambda commit: stage(commit, batch, number, made, owner, job), relaxed=True)
+    if sync and journal.backend.engine.durability == "disk":
+        journal.backend.engine.flush()
 
 
 def _queue(journal: LocalJournal, name: str | None) -> LocalQueue | None:
-    return None if name is None else journal._backend.queue(journal.queue(name).name)
+    return None if name is None else journal.backend.queue(journal.queue(name).name)
 
 
 def is_done(commit: Commit, mark: str, version: int) -> bool:

@@ -68,7 +68,7 @@ class Call(NamedTuple, Generic[Q, B]):
     @property
     def backend(self) -> LocalBackend:
         """What operations run on."""
-        return self.service.journal._backend
+        return self.service.journal.backend
 
     def refuse(self, operation: Operation[object]) -> NoReturn:
         """Says that what a look-up names is not there."""
@@ -181,7 +181,7 @@ class Performer(Generic[A]):
             change, request = await service.check(partial(_prepared, self._run, asked))
         hurried = isinstance(call.query, AppendQuery) and not call.query.patient
         patience = 0.0 if hurried else service.limits.write_timeout
-        answer = await service.journal._core.writer.run_async(request, patience)
+        answer = await service.journal.backend.core.writer.run_async(request, patience)
         if change.done is not None:
             change.done(answer)
         return self._written(answer) if small else await run_in_threadpool(self._written, answer)

@@ -48,7 +48,7 @@ def _blocks(service: Service, topic: str, query: wire.BlocksQuery) -> tuple[byte
     after, through = query.after, query.through
     values: list[bytes] = []
     size = 0
-    with service.journal._engine.read() as snap:
+    with service.journal.backend.engine.read() as snap:
         view = TopicView.open(snap, check_name(topic))
         if view is None:
             raise UnknownTopic(f"there is no topic {topic!r}")
@@ -111,7 +111,7 @@ def _stage_object(call: Call[wire.StageQuery, wire.ObjectRequest]) -> wire.Stage
 def staging_areas(journal: LocalJournal, urls: Iterable[str]) -> dict[str, StagingArea]:
     """The places from which a server fetches what was staged: its journal's own, if that is in a store, and others."""
     areas: dict[str, StagingArea] = {}
-    engine = journal._engine
+    engine = journal.backend.engine
     if isinstance(engine, ObjectEngine) and not engine.read_only:
         own = own_area(f"{engine.scheme}:{engine.location}")
         assert own is not None
@@ -124,7 +124,7 @@ def staging_areas(journal: LocalJournal, urls: Iterable[str]) -> dict[str, Stagi
 def _check_room(call: Call[wire.StageQuery, object], size: int) -> None:
     """Refused when the token has staged too much that was not committed."""
     owner, most = call.service.access.identity(call.request), call.service.limits.max_staged
-    with call.service.journal._engine.read() as snap:
+    with call.service.journal.backend.engine.read() as snap:
         held = sum(record.size for _, record in staged_batches(snap) if record.owner == owner)
     if held + size > most:
         raise Refused(
@@ -162,7 +162,7 @@ def drop_staged(call: Call[wire.DropQuery, None]) -> int:
     if not call.query.job:
         raise ConfigError("say what to drop: /staging?job=…")
     owner = call.service.access.identity(call.request)
-    return call.service.journal._core.run(lambda commit: drop_job(commit, call.query.job, owner))
+    return call.service.journal.backend.core.run(lambda commit: drop_job(commit, call.query.job, owner))
 
 
 def batch_of(text: str) -> bytes:
@@ -213,7 +213,7 @@ def _seal_step(call: Call[None, wire.SealRequest]) -> SealReport:
     if wanted.catalog is not None and "://" in wanted.catalog:
         raise ConfigError("a served journal is sealed into a catalog by its name in the server's ~/.pyiceberg.yaml")
     return sealing.seal_topic(
-        call.service.journal._core,
+        call.service.journal.backend.core,
         call.name("topic"),
         lake=lake,
         through=wanted.through,

@@ -443,7 +443,7 @@ class LiveTopics:
         """The live topic, read from now on for one more listener."""
         live = self._topics.get(name)
         if live is None or live.failure is not None:
-            live = self._topics[name] = LiveTopic(self._journal._backend.log(name), self)
+            live = self._topics[name] = LiveTopic(self._journal.backend.log(name), self)
         live.listeners += 1
         if live.task is None or live.task.done():
             live.task = asyncio.get_running_loop().create_task(live.run())
@@ -453,7 +453,7 @@ class LiveTopics:
         """Wakes every listener, to see that the server stops."""
         for live in self._topics.values():
             live._wake()
-        self._journal._core.hub.tell_followers(())
+        self._journal.backend.core.hub.tell_followers(())
 
     def leave(self, live: LiveTopic) -> None:
         live.listeners -= 1
@@ -524,7 +524,7 @@ async def follow(service: Service, name: str, position: int, wanted: EventQuery)
 
 async def follow_across(call: Call[None, wire.AcrossFollow]) -> Response:
     """Server-sent events of several topics; what was passed by is said by positions now and then."""
-    service, core = call.service, call.service.journal._core
+    service, core = call.service, call.service.journal.backend.core
     query = across_query(call.body.topics or None, call.body.after, None, requested_events(call.body), READ_TOPICS)
     if call.body.latest:
         query = replace(query, after=await run_in_threadpool(topic_ends, core, query))

@@ -457,7 +457,7 @@ def page(
 ) -> HTMLResponse:
     """A whole page. `live` is the path of the stream that keeps it fresh."""
     base = base_of(request)
-    location = service.journal._engine.location or "memory"
+    location = service.journal.backend.engine.location or "memory"
     frame = {
         "health": health(service.sampler.newest.findings, base),
         "title": content.title,

@@ -181,7 +181,7 @@ def found_events(service: Service, query: str, first: str) -> tuple[list[Event],
         return [], None
     found: list[Event] = []
     if not first:
-        with service.journal._engine.read() as snap:
+        with service.journal.backend.engine.read() as snap:
             event = find_event(snap, query)
         found = [] if event is None else [event]
     until = time.monotonic() + FOUND_SECONDS
@@ -601,7 +601,7 @@ def failure_of(request: Request, service: Service, event: Event) -> FailedMessag
         return letter(event)
     group = request.query_params.get("group") or "default"
     try:
-        failure = next(inspect.failures(service.journal._backend.queue(event.topic), group, event.seq - 1), None)
+        failure = next(inspect.failures(service.journal.backend.queue(event.topic), group, event.seq - 1), None)
     except UnknownQueue:
         return None
     return failure if failure is not None and failure.event.id == event.id else None
@@ -748,7 +748,7 @@ class QueueView:
         self.request, self.service, self.sample = request, service, sample
         self.queue = existing_queue(request, service)
         self.name = self.queue.name
-        with inspect.viewing(service.journal._backend.queue(self.name)) as view:
+        with inspect.viewing(service.journal.backend.queue(self.name)) as view:
             self.groups, self.has_groups = inspect.delivered_groups(view.state), view.state.fanout
         query = request.query_params
         wanted = query.get("group") or self.groups[0]
@@ -788,7 +788,7 @@ class QueueView:
             return {"policy": policy_form(self.queue.policy)}
         if self.tab != "dead":
             return {}
-        backend = self.service.journal._backend.queue(self.name)
+        backend = self.service.journal.backend.queue(self.name)
 
         def dead(after: str) -> Iterator[FailedMessage]:
             return inspect.dead_letters(backend, DeadLetterCursor.read(after))

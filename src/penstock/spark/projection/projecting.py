@@ -180,7 +180,7 @@ def _opened(
 
 
 def _saving(journal: LocalJournal, topic: str, projection: type[Projection]) -> StateSaving:
-    return StateSaving(journal._backend.log(topic), journal._entities.states, projection)
+    return StateSaving(journal.backend.log(topic), journal.backend.entities.states, projection)
 
 
 # ── streams ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -231,7 +231,7 @@ class StateKeeper:
             if self.location.served:
                 answer = ask_server(self.location, FIND_STATES, wanted.topic, request=asked)
             else:
-                answer = reading(self.location.url, self.id)._backend.call(FIND_STATES, wanted.topic, request=asked)
+                answer = reading(self.location.url, self.id).backend.call(FIND_STATES, wanted.topic, request=asked)
             check_same(self.location, answer.journal, self.id)
             at += answer.found
             found.update((one.key, one) for one in answer.states)
@@ -246,7 +246,7 @@ class StateKeeper:
                 ask_server(self.location, SAVE_STATES, wanted.topic, request=asked)
                 continue
             with writing(self.location.url, self.id) as journal:
-                journal._backend.call(SAVE_STATES, wanted.topic, request=asked)
+                journal.backend.call(SAVE_STATES, wanted.topic, request=asked)
 
 
 _planned: ContextVar[list[StreamFold] | None] = ContextVar("projected streams that are planned", default=None)
