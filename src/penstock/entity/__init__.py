@@ -5,6 +5,7 @@
     causality     causes, effects and correlations across topics, and their picture
     outbox, fence, gate, reactor    drafts that become events together
     copying       topics to files and back
+    registry      what one open journal has of all this
     receipts, proof    Merkle roots over topics, proofs that convince a third party, verifying
 
 Entities are keys: `read(key=…)` and `generation(key)` go through the index in `penstock.journal.index.index`. Saved
