@@ -29,8 +29,8 @@ def page() -> str:
 def table() -> str:
     """Every metric of a process that uses everything."""
     from penstock.buffer.manifest import BufferCounters
-    from penstock.observe.collect import GAUGES
     from penstock.observe.metrics import REGISTRY, Registry, prometheus_name
+    from penstock.sampling.collect import GAUGES
     from penstock.server.application import own
 
     for module in ("penstock.journal.writer", "penstock.queue.metrics"):

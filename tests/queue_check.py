@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from penstock.engine.contract import Snapshot
 from penstock.journal.catalog import TopicRecord
 from penstock.journal.reading import TopicView
+from penstock.model.failure import DEAD_QUEUE
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.group import Group
 from penstock.queue.state.records import FAILED, HELD, LISTED, NEVER, READY, RUN, WAITING, MessageRow, read_message
-from penstock.surface.failure import DEAD_QUEUE
 
 _ORDERS = (keys.READY, keys.LANE, keys.TURN, keys.WAITING, keys.HELD)
 

@@ -34,13 +34,13 @@ _PLACES = {
     "queue.tasks": "Task Tasks",
     "queue.worker": "Middleware",
     "schema": "event upcast",
-    "surface.delivery": "Delivery",
+    "consuming.delivery": "Delivery",
     "surface.journal": "Journal",
     "surface.queue": "Queue",
-    "surface.subscription": "JournalSubscription Subscription",
+    "consuming.subscription": "JournalSubscription Subscription",
     "surface.topic": "Topic",
     "surface.transaction": "Transaction",
-    "surface.worker": "Worker",
+    "consuming.worker": "Worker",
     "ticket": "Ticket",
 }
 """By module, the public names that live there. They are fetched when first asked for: a command that only prints its

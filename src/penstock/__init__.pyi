@@ -8,6 +8,10 @@ from penstock.api import open as open
 from penstock.api import use as use
 from penstock.clock import Clock as Clock
 from penstock.clock import ManualClock as ManualClock
+from penstock.consuming.delivery import Delivery as Delivery
+from penstock.consuming.subscription import JournalSubscription as JournalSubscription
+from penstock.consuming.subscription import Subscription as Subscription
+from penstock.consuming.worker import Worker as Worker
 from penstock.entity.copying import ExportReport as ExportReport
 from penstock.entity.copying import ImportReport as ImportReport
 from penstock.entity.fence import Fence as Fence
@@ -51,14 +55,10 @@ from penstock.queue.tasks import Tasks as Tasks
 from penstock.queue.worker import Middleware as Middleware
 from penstock.schema import event as event
 from penstock.schema import upcast as upcast
-from penstock.surface.delivery import Delivery as Delivery
 from penstock.surface.journal import Journal as Journal
 from penstock.surface.queue import Queue as Queue
-from penstock.surface.subscription import JournalSubscription as JournalSubscription
-from penstock.surface.subscription import Subscription as Subscription
 from penstock.surface.topic import Topic as Topic
 from penstock.surface.transaction import Transaction as Transaction
-from penstock.surface.worker import Worker as Worker
 from penstock.ticket import Ticket as Ticket
 
 __version__: str

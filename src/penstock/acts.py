@@ -17,19 +17,20 @@ from typing import ClassVar, Literal
 import msgspec
 
 from penstock.clock import Seconds
+from penstock.consuming.delivery import Delivery
 from penstock.documents.conditions import EventChoice, predicate
 from penstock.errors import ConfigError, UnknownQueue
 from penstock.events import Draft, Event
 from penstock.local.backend import LocalJournal
+from penstock.model.take import DEFAULT_GROUP
 from penstock.observe import workers
 from penstock.observe.sample import held_messages
 from penstock.queue.dead_letters import origin
 from penstock.queue.operations.repair import Redriven, paced, replace
 from penstock.queue.policy import DEFAULT, check_together, checked, refuse_other_mode
 from penstock.queue.schedule import push_now
-from penstock.surface.delivery import Delivery
 from penstock.surface.journal import Journal
-from penstock.surface.queue import DEFAULT_GROUP, Queue
+from penstock.surface.queue import Queue
 from penstock.surface.topic import Topic
 from penstock.units import counted, show_duration, show_size
 

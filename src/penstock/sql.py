@@ -24,8 +24,9 @@ from penstock.documents.decoding import nearest
 from penstock.errors import ConfigError, PenstockError, StorageError, UnknownTopic
 from penstock.events import Event
 from penstock.journal.blocks import Block
-from penstock.journal.reading import Bounds, EventQuery
+from penstock.journal.reading import Bounds
 from penstock.limits import ARROW_BATCH_ROWS, MAX_KEY_BYTES
+from penstock.model.query import EventQuery
 from penstock.protocol.topics import LIST_TOPICS
 
 try:

@@ -12,7 +12,7 @@ from penstock.errors import Corrupt
 from penstock.journal import keys
 from penstock.journal.blocks import decode_wire, seal
 from penstock.journal.catalog import load_record
-from penstock.observe.collect import gauges
+from penstock.sampling.collect import gauges
 
 
 def blocks_of(journal: penstock.Journal, topic: str) -> list[tuple[bytes, bytes]]:

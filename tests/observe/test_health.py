@@ -9,10 +9,10 @@ import pytest
 
 import penstock
 from penstock.clock import ManualClock
-from penstock.observe.collect import KINDS, Sampler, examine, gauges, growing, take_sample
 from penstock.observe.pipelines import FlowStatus, report
 from penstock.observe.sample import QueueSample, Sample
 from penstock.observe.workers import forget, say_gave_up
+from penstock.sampling.collect import KINDS, Sampler, examine, gauges, growing, take_sample
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 
 import penstock
 from penstock.errors import Conflict
-from penstock.observe.collect import GAUGES
-from penstock.observe.collect import watch as watch_in
 from penstock.observe.metrics import REGISTRY, Registry, watch
+from penstock.sampling.collect import GAUGES
+from penstock.sampling.collect import watch as watch_in
 
 
 def value(name: str) -> Any:

@@ -13,9 +13,9 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 import penstock
 from penstock.limits import BUFFER_MANIFEST
-from penstock.observe.collect import take_sample
-from penstock.observe.history import History
 from penstock.observe.pipelines import FlowStatus, report
+from penstock.sampling.collect import take_sample
+from penstock.sampling.history import History
 from server.browser import SLOW, log_in, open_live
 from server.crowded import NASTY, add_hostile
 from server.serving import ADMIN, TOKENS, Served, serving

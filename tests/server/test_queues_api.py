@@ -9,8 +9,8 @@ import pytest
 import penstock
 from penstock.errors import StorageError
 from penstock.local.queues import FIRST_TAKEN
+from penstock.model.take import TakeRequest
 from penstock.queue.queue import LocalQueue
-from penstock.surface.delivery import TakeRequest
 from server.serving import Served
 from waiting import eventually
 

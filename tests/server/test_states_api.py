@@ -10,7 +10,7 @@ import pytest
 import penstock
 from penstock import Draft, Projection, on
 from penstock.errors import ConfigError
-from penstock.journal.reading import EventQuery
+from penstock.model.query import EventQuery
 from server.serving import Served
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Unpack
 from penstock.aio.handles import AsyncDelivery, AsyncJournal, AsyncOutbox, AsyncQueue, AsyncTopic
 from penstock.aio.running import close
 from penstock.api import open as open_journal
-from penstock.surface.handover import hand_over
+from penstock.consuming.handover import hand_over
 from penstock.surface.receiving import AsyncReceiver
 
 if TYPE_CHECKING:

@@ -27,16 +27,17 @@ from penstock.aio.running import (
     ticketed,
 )
 from penstock.clock import Clock, Seconds
+from penstock.consuming.delivery import Delivery
+from penstock.consuming.handover import hand_over
 from penstock.entity.outbox import Outbox
 from penstock.errors import PoisonMessage
 from penstock.events import Event, Receipt
 from penstock.journal.catalog import Settings
+from penstock.model.take import DEFAULT_GROUP
 from penstock.queue.policy import QueuePolicy
 from penstock.schema import PayloadT
-from penstock.surface.delivery import Delivery
-from penstock.surface.handover import hand_over
 from penstock.surface.journal import Journal
-from penstock.surface.queue import DEFAULT_GROUP, Queue
+from penstock.surface.queue import Queue
 from penstock.surface.receiving import AsyncReceiver
 from penstock.surface.topic import Topic
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
+from penstock.consuming.handover import finish, hand_over
 from penstock.errors import Backpressure
-from penstock.surface.handover import finish, hand_over
 
 if TYPE_CHECKING:
     from penstock.ticket import Ticket

@@ -22,12 +22,12 @@ import msgspec
 
 from penstock.buffer.format import Descriptor, Manifest, Mark, Metadata, append, dequeue, empty_manifest, parse_manifest
 from penstock.clock import Clock
+from penstock.consuming.handover import finish
 from penstock.errors import Closed, ConfigError, Corrupt
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
 from penstock.names import check_text, check_whole
 from penstock.objects.store import ObjectStore, Stored, VersionConflict, check_path
 from penstock.observe.metrics import REGISTRY, Registry
-from penstock.surface.handover import finish
 
 try:
     from ulid import ULID

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from penstock import Delivery, Journal, Queue, Tasks
     from penstock.acts import Done, Outcome
     from penstock.documents.conditions import Where
+    from penstock.model.failure import Attempt
     from penstock.observe.sample import FailedMessage
     from penstock.queue.inspect import MessageState
-    from penstock.surface.failure import Attempt
 
 
 WIDEST = 60

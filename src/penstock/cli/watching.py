@@ -43,7 +43,7 @@ def top(context: CommandContext, interval: float, rows: int, count: int | None, 
     At a terminal, q ends it.
     """
     from penstock.local.backend import LocalJournal
-    from penstock.observe.collect import Sampler
+    from penstock.sampling.collect import Sampler
 
     if interval < SHORTEST:
         raise click.UsageError("--interval is at least 50ms")

@@ -21,8 +21,8 @@ from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.reading import TopicView
 from penstock.journal.worker import TopicWorker
 from penstock.journal.writer import WriteRequest
+from penstock.model.plan import BatchPlan
 from penstock.names import check_name
-from penstock.surface.worker import BatchPlan
 
 if TYPE_CHECKING:
     from penstock.entity.fence import Fences

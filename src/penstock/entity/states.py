@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from penstock.consuming.subscription import LiveIterator
 from penstock.engine.contract import Snapshot, WriteTx
 from penstock.entity.projection import Declared, Fold, Projection, check_projection, folder_of
 from penstock.errors import Closed, ConfigError, PositionTrimmed, UnknownTopic
@@ -24,12 +25,12 @@ from penstock.journal.index.memtable import Piece
 from penstock.journal.index.runs import drop_index
 from penstock.journal.keys import MAX_SEQ, prefix_end
 from penstock.journal.log import TopicLog, read_view
-from penstock.journal.reading import EventQuery, TopicView
+from penstock.journal.reading import TopicView
 from penstock.journal.upkeep.dropping import clear_rows
 from penstock.journal.waking import Signalled
 from penstock.journal.writer import WriteRequest
+from penstock.model.query import EventQuery
 from penstock.names import check_position, check_text
-from penstock.surface.subscription import LiveIterator
 from penstock.units import in_parts
 
 P = TypeVar("P", bound=Projection)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.structs import replace
 
+from penstock.consuming.subscription import JournalSubscription
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
 from penstock.events import Event
@@ -28,10 +29,10 @@ from penstock.journal.blocks import Block
 from penstock.journal.following import STEP
 from penstock.journal.index.memtable import block_size
 from penstock.journal.log import read_view
-from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
+from penstock.journal.reading import TopicView
 from penstock.journal.waking import ReadingAhead
+from penstock.model.query import EVERYTHING, EventQuery
 from penstock.names import SYSTEM, WILD, check_name, check_position, check_topics, check_whole, is_system
-from penstock.surface.subscription import JournalSubscription
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore

@@ -40,8 +40,8 @@ from penstock.names import check_name
 from penstock.observe.logs import Log
 
 if TYPE_CHECKING:
+    from penstock.consuming.worker import Worker
     from penstock.surface.journal import Journal
-    from penstock.surface.worker import Worker
 
 log = Log("penstock.journal")
 

@@ -14,15 +14,16 @@ from itertools import islice
 from typing import TYPE_CHECKING, Literal, Unpack
 
 from penstock.clock import to_ms
+from penstock.consuming.subscription import OnLag, Subscription
 from penstock.errors import ConfigError, Lagged
 from penstock.events import Event
 from penstock.journal import keys
 from penstock.journal.index.index import entity_events
-from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
+from penstock.journal.reading import TopicView
 from penstock.journal.waking import ReadingAhead
 from penstock.limits import SUBSCRIPTION_BUFFER
+from penstock.model.query import EVERYTHING, EventQuery
 from penstock.names import check_limit, check_position, check_unicode, check_whole
-from penstock.surface.subscription import OnLag, Subscription
 
 if TYPE_CHECKING:
     from penstock.documents.conditions import Where

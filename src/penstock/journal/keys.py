@@ -25,7 +25,7 @@
     g topic                   a dropped topic whose rows are not all cleared yet (journal.upkeep.dropping, msgpack)
     f owner                   an exclusive fence that is open: in which file (entity.fence)
     u                         an unfinished copy: the id of the journal it is made from
-    h …                       the past in numbers: what the console's charts show (observe.history)
+    h …                       the past in numbers: what the console's charts show (sampling.history)
     k …                       the entity index        (entity layer)
     p …                       projections' snapshots  (entity layer)
     r …                       published Merkle roots  (entity layer)

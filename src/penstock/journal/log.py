@@ -20,8 +20,9 @@ from penstock.journal.prepare import (
     prepare_one,
     sized_batch,
 )
-from penstock.journal.reading import EVERYTHING, EventQuery, TopicView
+from penstock.journal.reading import TopicView
 from penstock.journal.writer import WriteRequest
+from penstock.model.query import EVERYTHING, EventQuery
 from penstock.names import check_items
 from penstock.observe.tracing import trace_headers
 

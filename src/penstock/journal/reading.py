@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Protocol, TypeVar
-
-import msgspec
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import PositionTrimmed
@@ -28,9 +25,10 @@ from penstock.journal.sealed.files import sealed_blocks
 from penstock.journal.sealed.segments import load_segments
 from penstock.journal.summaries import Summary, stored_summaries
 from penstock.limits import SUMMARY_RANGES
+from penstock.model.query import EVERYTHING, EventQuery
 
 if TYPE_CHECKING:
-    from penstock.documents.conditions import Where
+    pass
 
 
 class Span(Protocol):
@@ -48,96 +46,44 @@ Bounds = tuple[int, int]
 """Positions after the first and through the second."""
 
 
-class EventQuery(msgspec.Struct, frozen=True):
-    """Which events of a topic are wanted: what every read, subscription, worker, page and Spark's task says it with."""
-
-    key: str | None = None
-    key_prefix: str | None = None
-    kinds: frozenset[str] | None = None
-    scope: str | None = None
-    where: Where | None = None
-    after: int = 0
-    through: int = keys.MAX_SEQ
-    limit: int | None = None
-    since_ms: int | None = None
-    reverse: bool = False
-    until_ms: int | None = None
-
-    @property
-    def everything(self) -> bool:
-        """Whether all events between its positions are wanted."""
-        return (
-            self.key is None
-            and self.key_prefix is None
-            and self.kinds is None
-            and self.scope is None
-            and self.where is None
-        )
-
-    @property
-    def nothing(self) -> bool:
-        """Whether no event could be meant, whatever the topic holds."""
-        return self.limit == 0 or self.kinds == frozenset()
-
-    def matches(self, event: Event) -> bool:
-        """Whether an event is wanted, wherever it stands."""
-        return (
-            (self.kinds is None or event.kind in self.kinds)
-            and (self.key is None or event.key == self.key)
-            and (self.key_prefix is None or (event.key or "").startswith(self.key_prefix))
-            and (self.scope is None or event.scope == self.scope)
-            and (self.where is None or self.where.matches(event))
-        )
-
-    def fulfilled(self, found: Iterator[Event]) -> Iterator[Event]:
-        """Those of the events in wanted rows for which the condition holds; as many as are wanted."""
-        return found if self.where is None else islice(filter(self.where, found), self.limit)
-
-    @property
-    def rows_wanted(self) -> int | None:
-        """How many wanted rows to look for: all of them where a condition is to be asked."""
-        return self.limit if self.where is None else None
-
-    @property
-    def summarised(self) -> bool:
-        """Whether summaries can say of a range that it holds no wanted event."""
-        return self.kinds is not None or self.scope is not None
-
-    def may_be_in(self, summary: Summary) -> bool:
-        """Whether a wanted event may be among those that a summary is of."""
-        if self.kinds is not None and summary.kinds is not None and self.kinds.isdisjoint(summary.kinds):
-            return False
-        return self.scope is None or summary.scopes is None or self.scope in summary.scopes
-
-    def rows(self, block: Block, start: int, stop: int) -> Sequence[int]:
-        """The wanted rows among start … stop-1 of a block; `where` is still to be asked of them."""
-        rows: Sequence[int] = range(start, stop)
-        if self.kinds is not None:
-            codes = {code for code, kind in enumerate(block.wire.kinds) if kind in self.kinds}
-            if not codes:
-                return ()
-            if len(codes) < len(block.wire.kinds):
-                kind_codes = block.kind_codes
-                rows = [row for row in rows if kind_codes[row] in codes]
-        if self.key is not None:
-            if not may_hold(block.wire.key, self.key):
-                return ()
-            key = block.key
-            rows = [row for row in rows if key(row) == self.key]
-        if self.key_prefix:
-            if not may_hold(block.wire.key, self.key_prefix):
-                return ()
-            key, begin = block.key, self.key_prefix
-            rows = [row for row in rows if (key(row) or "").startswith(begin)]
-        if self.scope is not None:
-            if block.wire.scope is None:
-                return ()
-            scope = block.scope
-            rows = [row for row in rows if scope(row) == self.scope]
-        return rows
+def is_summarised(wanted: EventQuery) -> bool:
+    """Whether summaries can say of a range that it holds no wanted event."""
+    return wanted.kinds is not None or wanted.scope is not None
 
 
-EVERYTHING = EventQuery()
+def may_be_in(wanted: EventQuery, summary: Summary) -> bool:
+    """Whether a wanted event may be among those that a summary is of."""
+    if wanted.kinds is not None and summary.kinds is not None and wanted.kinds.isdisjoint(summary.kinds):
+        return False
+    return wanted.scope is None or summary.scopes is None or wanted.scope in summary.scopes
+
+
+def wanted_rows(wanted: EventQuery, block: Block, start: int, stop: int) -> Sequence[int]:
+    """The wanted rows among start … stop-1 of a block; `where` is still to be asked of them."""
+    rows: Sequence[int] = range(start, stop)
+    if wanted.kinds is not None:
+        codes = {code for code, kind in enumerate(block.wire.kinds) if kind in wanted.kinds}
+        if not codes:
+            return ()
+        if len(codes) < len(block.wire.kinds):
+            kind_codes = block.kind_codes
+            rows = [row for row in rows if kind_codes[row] in codes]
+    if wanted.key is not None:
+        if not may_hold(block.wire.key, wanted.key):
+            return ()
+        key = block.key
+        rows = [row for row in rows if key(row) == wanted.key]
+    if wanted.key_prefix:
+        if not may_hold(block.wire.key, wanted.key_prefix):
+            return ()
+        key, begin = block.key, wanted.key_prefix
+        rows = [row for row in rows if (key(row) or "").startswith(begin)]
+    if wanted.scope is not None:
+        if block.wire.scope is None:
+            return ()
+        scope = block.scope
+        rows = [row for row in rows if scope(row) == wanted.scope]
+    return rows
 
 
 def overlap(wanted: Bounds, held: Bounds) -> bool:
@@ -353,12 +299,12 @@ class TopicView:
         if left <= 0:
             return
         plain = wanted.everything
-        spans = self.spans(after, through, wanted, reverse=reverse) if wanted.summarised else ((after, through),)
+        spans = self.spans(after, through, wanted, reverse=reverse) if is_summarised(wanted) else ((after, through),)
         for low, high in spans:
             for block in (self.blocks_back if reverse else self.blocks)(low, high):
                 start = block.row_after(low) if block.first <= low else 0
                 stop = block.row_after(high) if block.last > high else block.count
-                rows = range(start, stop) if plain else wanted.rows(block, start, stop)
+                rows = range(start, stop) if plain else wanted_rows(wanted, block, start, stop)
                 if reverse:
                     rows = rows[::-1]
                 if len(rows) >= left:
@@ -380,7 +326,7 @@ class TopicView:
             for one in reversed(row) if reverse else row:
                 if one.last <= after or one.first > through:
                     continue
-                if wanted.may_be_in(one) and (occurred is None or overlap(occurred, one.occurred)):
+                if may_be_in(wanted, one) and (occurred is None or overlap(occurred, one.occurred)):
                     passed += 1
                 elif reverse:
                     if one.last < through:

@@ -7,15 +7,16 @@ from sys import modules
 from typing import TYPE_CHECKING
 
 from penstock.clock import seconds
+from penstock.consuming.worker import Worker
 from penstock.events import Event
 from penstock.journal.commit import Commit
 from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.following import search
 from penstock.journal.log import TopicLog
 from penstock.journal.reading import TopicView
+from penstock.model.plan import BatchPlan
 from penstock.names import check_whole
 from penstock.observe.tracing import handling
-from penstock.surface.worker import BatchPlan, Worker
 
 if TYPE_CHECKING:
     from penstock.surface.journal import Journal

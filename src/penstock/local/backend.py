@@ -27,8 +27,9 @@ from penstock.journal.core import JournalCore
 from penstock.journal.log import TopicLog
 from penstock.journal.owners import this_process
 from penstock.journal.prepare import prepare_one
-from penstock.journal.reading import EventQuery, TopicView
+from penstock.journal.reading import TopicView
 from penstock.journal.writer import WriteRequest
+from penstock.model.query import EventQuery
 from penstock.names import AUDIT, check_items, check_name
 from penstock.observe.tracing import sending
 from penstock.protocol.operation import Caller, Operation
@@ -39,16 +40,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock import Description, Pressure, Queue, RebuildReport, Ticket, Topic
+    from penstock.consuming.subscription import OnLag
     from penstock.entity.states import Progress
     from penstock.journal.across import AcrossQuery, LocalJournalSubscription
     from penstock.journal.following import LocalSubscription
     from penstock.journal.worker import TopicWorker
+    from penstock.model.plan import BatchPlan
     from penstock.observe.sample import Sample
     from penstock.queue.queue import LocalQueue
     from penstock.surface.arguments import DraftArguments
     from penstock.surface.backend import TopicScan
-    from penstock.surface.subscription import OnLag
-    from penstock.surface.worker import BatchPlan
 
 
 A = TypeVar("A")
@@ -202,7 +203,7 @@ class LocalBackend:
         return self.core.describe(self.queues.names(), self.queues.paused(), self.entities.gates.describe())
 
     def stats(self) -> Sample:
-        from penstock.observe.collect import take_sample
+        from penstock.sampling.collect import take_sample
 
         return take_sample(self.journal)
 

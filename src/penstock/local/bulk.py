@@ -34,11 +34,12 @@ from penstock.journal.blocks import (
 from penstock.journal.catalog import open_block, topic_names
 from penstock.journal.index.index import EntityIndex, prefixed_in_runs
 from penstock.journal.index.runs import load_directory
-from penstock.journal.reading import Bounds, EventQuery, TopicView
+from penstock.journal.reading import Bounds, TopicView
 from penstock.journal.sealed.files import sealed_blocks, sealed_start
 from penstock.journal.sealed.segments import LakeSummary, lake_summaries, load_segments
 from penstock.limits import MAX_KEY_BYTES
 from penstock.local.backend import LocalBackend
+from penstock.model.query import EventQuery
 from penstock.names import check_name
 from penstock.protocol import bulk as wire
 from penstock.protocol.bulk import SpansDocument, TopicEnds, Wanted, message_of

@@ -12,6 +12,8 @@ from typing import TypeVar
 from msgspec.structs import asdict, replace
 
 from penstock.clock import seconds
+from penstock.consuming.delivery import Delivery
+from penstock.consuming.handover import finish
 from penstock.documents.conditions import Where
 from penstock.documents.events import event_document
 from penstock.errors import Backpressure, ConfigError, StaleDelivery
@@ -19,6 +21,9 @@ from penstock.events import Draft, Event, Receipt
 from penstock.journal.commit import Commit
 from penstock.journal.writer import WriteRequest
 from penstock.local.backend import LocalBackend, PendingCommit, can_prepare_at_once
+from penstock.model.failure import NackRequest, check_nack
+from penstock.model.push import PushOptions
+from penstock.model.take import TakeRequest, check_taking, take_request
 from penstock.names import check_consumer, check_text
 from penstock.observe.sample import FailedMessage
 from penstock.protocol import queues as wire
@@ -34,10 +39,6 @@ from penstock.queue.queue import LocalQueue
 from penstock.queue.registry import with_topics_window
 from penstock.queue.results import answer_of
 from penstock.queue.state.cache import QueueState, forget_presence
-from penstock.surface.delivery import Delivery, PushOptions, TakeRequest
-from penstock.surface.failure import NackRequest, check_nack
-from penstock.surface.handover import finish
-from penstock.surface.queue import check_taking, take_request
 
 A = TypeVar("A")
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from penstock.events import Event
 from penstock.journal.blocks import Block
 from penstock.journal.index.index import EntityIndex, Lookup, entity_events
-from penstock.journal.reading import Bounds, EventQuery, TopicView
+from penstock.journal.reading import Bounds, TopicView
 from penstock.journal.sealed.columns import columns_schema
 from penstock.journal.sealed.files import SealedBytes, sealed_files_with
 from penstock.journal.sealed.segments import load_seals
+from penstock.model.query import EventQuery
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore

@@ -21,12 +21,13 @@ from penstock.journal.commit import Commit, change_settings, checked_settings
 from penstock.journal.core import JournalCore
 from penstock.journal.following import event_query
 from penstock.journal.log import TopicLog, read_view
-from penstock.journal.reading import EventQuery, TopicView
+from penstock.journal.reading import TopicView
 from penstock.journal.upkeep.by_key import compact_by_key
 from penstock.journal.upkeep.dropping import DropReport
 from penstock.journal.upkeep.retention import CompactReport, compact_some
 from penstock.journal.writer import WriteRequest
 from penstock.local.backend import LocalBackend, PendingCommit, can_prepare_at_once
+from penstock.model.query import EventQuery
 from penstock.names import check_consumer, check_name
 from penstock.observe import pipelines, workers
 from penstock.protocol import topics as wire

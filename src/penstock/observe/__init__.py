@@ -1,8 +1,6 @@
-"""How a journal does, seen from outside: samples, metrics, trace context, logs.
+"""How a journal does, in values and in what this process counts; `sampling` looks at a whole journal.
 
 sample      values: how topics and queues do
-history     the last week in numbers, kept in the journal
-collect     samples of a whole journal, what is wrong with it in words, and the same as gauges
 metrics     counters, gauges and histograms of this process
 tracing     W3C trace context in event headers, OpenTelemetry spans
 pipelines   what running Spark pipelines report of themselves in the journal

@@ -332,6 +332,6 @@ def watch(journal: Any) -> None:
 
     It is looked at when the metrics are read, at most once a second; a closed journal says nothing any more.
     """
-    from penstock.observe.collect import watch
+    from penstock.sampling.collect import watch
 
     watch(journal)

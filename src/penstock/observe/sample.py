@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 import msgspec
 
 from penstock.events import Event
+from penstock.model.failure import Attempt
 from penstock.observe.pipelines import FlowStatus
 from penstock.observe.workers import WorkerFailure
-from penstock.surface.failure import Attempt
 from penstock.units import counted
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from penstock.errors import Denied, PenstockError, PoisonMessage
+from penstock.model.failure import failure_text
 from penstock.observe.logs import Log
-from penstock.surface.failure import failure_text
 
 if TYPE_CHECKING:
     from penstock import Event, Journal, Topic

@@ -11,6 +11,8 @@ from msgspec import Meta, UnsetType
 from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument
 from penstock.errors import PolicyMismatch, QueueFull, StaleDelivery, UnknownQueue
 from penstock.events import Event
+from penstock.model.failure import NackRequest
+from penstock.model.take import Outcome, TakeRequest
 from penstock.observe.sample import FailedMessage, GivenUpMessage
 from penstock.protocol.fields import PolicyFields
 from penstock.protocol.operation import WRITTEN, After, Count, Limit, Operation, declared
@@ -19,8 +21,6 @@ from penstock.queue.inspect import ListedMessage, MessageState, PendingDelivery,
 from penstock.queue.operations.groups import Pause
 from penstock.queue.operations.repair import LettersLeft
 from penstock.queue.schedule import Schedule
-from penstock.surface.delivery import Outcome, TakeRequest
-from penstock.surface.failure import NackRequest
 
 MOST_TAKEN = 10_000
 """Messages that one take may ask for."""

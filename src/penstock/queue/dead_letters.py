@@ -12,6 +12,7 @@ import msgspec
 from penstock.clock import from_ms
 from penstock.events import Event
 from penstock.limits import ATTEMPTS_KEPT
+from penstock.model.failure import DEAD_QUEUE, Attempt, FailureText
 from penstock.observe.sample import FailedMessage
 from penstock.queue.operations.push import DeliveryOptions
 from penstock.queue.policy import MOST_ATTEMPTS
@@ -20,7 +21,6 @@ from penstock.queue.state.records import (
     AttemptRow,
     MessageRow,
 )
-from penstock.surface.failure import DEAD_QUEUE, Attempt, FailureText
 
 REASON: Final = "dead-reason"
 ERROR: Final = "dead-error"

@@ -20,11 +20,11 @@ from penstock.queue.state import keys
 from penstock.units import parse_duration
 
 if TYPE_CHECKING:
+    from penstock.consuming.delivery import Delivery
     from penstock.queue.operations.settle import LeaseHandle
     from penstock.queue.policy import QueuePolicy
     from penstock.queue.state.cache import QueueState
     from penstock.queue.state.group import Group
-    from penstock.surface.delivery import Delivery
 
 # ── rates ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 MOST = 1_000_000_000

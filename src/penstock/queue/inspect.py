@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar, get_args
 import msgspec
 
 from penstock.clock import from_ms
+from penstock.consuming.delivery import Delivery
 from penstock.engine.base import OverlayWrite
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, StaleDelivery
@@ -24,6 +25,8 @@ from penstock.events import Event
 from penstock.journal.catalog import Catalog
 from penstock.journal.commit import Commit
 from penstock.journal.index.index import EntityIndex
+from penstock.model.failure import Attempt
+from penstock.model.take import TakeRequest
 from penstock.observe.sample import FailedMessage
 from penstock.queue import metrics
 from penstock.queue.dead_letters import DeadLetterCursor, letter, origin
@@ -47,8 +50,6 @@ from penstock.queue.state.records import (
     read_special,
     read_token,
 )  # fmt: skip
-from penstock.surface.delivery import Delivery, TakeRequest
-from penstock.surface.failure import Attempt
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue

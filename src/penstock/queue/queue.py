@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from penstock.clock import SystemClock
+from penstock.consuming.delivery import Delivery
 from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError, UnknownQueue
 from penstock.events import Draft, Receipt
 from penstock.journal.blocks import Columns
@@ -28,6 +29,9 @@ from penstock.journal.log import TopicLog
 from penstock.journal.prepare import FindCause, PreparedBatch, encode_payload, is_binary, prepare_one
 from penstock.journal.writer import WriteRequest
 from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
+from penstock.model.failure import NackRequest
+from penstock.model.push import PushOptions
+from penstock.model.take import Outcome, TakeRequest
 from penstock.names import check_items, check_kind
 from penstock.observe.logs import Log
 from penstock.observe.metrics import Counter
@@ -42,8 +46,6 @@ from penstock.queue.policy import QueuePolicy
 from penstock.queue.registry import QueueRegistry
 from penstock.queue.results import NOTHING, StoredResult, answer_of
 from penstock.schema import DECLARED, brings_kind, schema_of_type
-from penstock.surface.delivery import Delivery, Outcome, PushOptions, TakeRequest
-from penstock.surface.failure import NackRequest
 from penstock.ticket import Ticket
 
 T = TypeVar("T")

@@ -18,6 +18,8 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from penstock.clock import Seconds, seconds
+from penstock.consuming.delivery import Delivery
+from penstock.consuming.handover import hand_over
 from penstock.errors import Closed, ConfigError, PenstockError, PositionTrimmed, ReplyFailed
 from penstock.events import Event, Receipt
 from penstock.journal.blocks import Columns
@@ -25,18 +27,16 @@ from penstock.journal.catalog import TopicRecord, save_record
 from penstock.journal.commit import Commit
 from penstock.journal.prepare import PreparedBatch, encode_payload, is_binary
 from penstock.limits import RESULT_TTL
+from penstock.model.failure import DEAD_QUEUE, FailureText
 from penstock.names import check_mapping, check_name
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.records import FAILED
-from penstock.surface.delivery import Delivery
-from penstock.surface.failure import DEAD_QUEUE, FailureText
-from penstock.surface.handover import hand_over
 from penstock.ticket import Ticket, wake
 
 if TYPE_CHECKING:
+    from penstock.consuming.subscription import Subscription
     from penstock.surface.journal import Journal
     from penstock.surface.queue import Queue
-    from penstock.surface.subscription import Subscription
     from penstock.surface.topic import Topic
 
 REPLY: Final = "reply-to"

@@ -19,6 +19,7 @@ from penstock.journal.blocks import Columns
 from penstock.journal.commit import Commit
 from penstock.journal.waking import Background
 from penstock.journal.writer import WriteRequest
+from penstock.model.push import PushOptions
 from penstock.names import check_consumer, is_whole
 from penstock.observe.logs import Log
 from penstock.queue.inspect import viewing
@@ -33,7 +34,6 @@ from penstock.queue.operations.push import (
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueState
 from penstock.queue.state.records import NEVER, encode, read_queue
-from penstock.surface.delivery import PushOptions
 
 if TYPE_CHECKING:
     from cronsim import CronSim

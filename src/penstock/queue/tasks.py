@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, overl
 
 import msgspec
 
+from penstock.consuming.delivery import Delivery
 from penstock.errors import ConfigError
 from penstock.events import Receipt
 from penstock.names import check_consumer, check_items, check_kind, check_mapping, check_name
 from penstock.queue.policy import Retry, check_attempts
 from penstock.queue.results import ResultTicket
 from penstock.queue.schedule import Cron
-from penstock.surface.delivery import Delivery
 from penstock.units import parse_duration
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from penstock.clock import Seconds
+    from penstock.consuming.worker import Worker
     from penstock.queue.schedule import Missed
     from penstock.surface.arguments import PushArguments
     from penstock.surface.journal import Journal
-    from penstock.surface.worker import Worker
 
 
 # ── a task ───────────────────────────────────────────────────────────────────────────────────────────────────────────

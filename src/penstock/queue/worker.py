@@ -21,17 +21,18 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from penstock.clock import Seconds, SystemClock, seconds
+from penstock.consuming.delivery import Delivery
+from penstock.consuming.worker import Worker
 from penstock.errors import Closed, ConfigError, FenceActive, PenstockError, StaleDelivery, StorageError
 from penstock.journal.owners import this_process
+from penstock.model.failure import check_nack, describe
+from penstock.model.take import TakeRequest
 from penstock.names import check_items, check_whole
 from penstock.observe.logs import Log
 from penstock.observe.tracing import ActiveSpan, handling
 from penstock.queue import metrics
 from penstock.queue.policy import Retry
 from penstock.queue.results import ack_with
-from penstock.surface.delivery import Delivery, TakeRequest
-from penstock.surface.failure import check_nack, describe
-from penstock.surface.worker import Worker
 
 if TYPE_CHECKING:
     from penstock.surface.queue import Queue

@@ -17,7 +17,7 @@ from penstock.events import Draft, Event, Receipt, parse_id
 from penstock.journal.across import AcrossQuery
 from penstock.journal.keys import MAX_SEQ
 from penstock.journal.prepare import prepare
-from penstock.journal.reading import EventQuery
+from penstock.model.query import EventQuery
 from penstock.names import check_items
 from penstock.protocol import topics as wire
 from penstock.protocol.operation import ARROW, LINES, PAGE_EVENTS

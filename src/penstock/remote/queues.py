@@ -10,10 +10,15 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.clock import SystemClock, to_ms
+from penstock.consuming.delivery import Delivery
+from penstock.consuming.handover import Handover
 from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError, StorageError
 from penstock.events import Draft, Receipt
 from penstock.journal.owners import this_host
 from penstock.journal.prepare import encode_payload, is_binary
+from penstock.model.failure import NackRequest
+from penstock.model.push import PushOptions
+from penstock.model.take import Outcome, TakeRequest
 from penstock.observe.logs import Log
 from penstock.observe.tracing import trace_headers, with_trace
 from penstock.protocol import queues as wire
@@ -23,9 +28,6 @@ from penstock.queue.operations.groups import Pause
 from penstock.queue.operations.push import drafts_of, one_draft, read_delivery_options
 from penstock.queue.policy import QueuePolicy
 from penstock.remote.events import draft_documents, event_of, receipt_of
-from penstock.surface.delivery import Delivery, Outcome, PushOptions, TakeRequest
-from penstock.surface.failure import NackRequest
-from penstock.surface.handover import Handover
 from penstock.surface.queue import Queue
 from penstock.ticket import Ticket
 

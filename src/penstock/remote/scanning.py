@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from penstock.clock import from_ms
 from penstock.events import Event
 from penstock.journal.blocks import Block
-from penstock.journal.reading import Bounds, EventQuery
+from penstock.journal.reading import Bounds
 from penstock.journal.sealed.files import SealedBytes, without
+from penstock.model.query import EventQuery
 from penstock.protocol import bulk as wire
 from penstock.protocol.operation import BLOCKS
 from penstock.protocol.topics import FIND_POSITION, LIST_TOPICS, READ_TOPIC, PositionQuery

@@ -12,7 +12,7 @@ from penstock.entity.states import Freshness, Progress, RebuildReport, StreamedS
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.catalog import Settings
 from penstock.journal.prepare import make_draft
-from penstock.journal.reading import EventQuery
+from penstock.model.query import EventQuery
 from penstock.names import check_position, check_text
 from penstock.protocol import topics as wire
 from penstock.protocol.bulk import FOLD_TOPIC, MOST_STATES, REPLACE_STATES, RebuiltStatesRequest
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock import Ticket, Topic
+    from penstock.consuming.subscription import OnLag
     from penstock.entity.states import Progress
+    from penstock.model.plan import BatchPlan
     from penstock.remote.backend import RemoteBackend
     from penstock.remote.worker import RemoteTopicWorker
     from penstock.surface.arguments import DraftArguments
-    from penstock.surface.subscription import OnLag
-    from penstock.surface.worker import BatchPlan
 
 
 P = TypeVar("P", bound=Projection)

@@ -10,9 +10,9 @@ from penstock.journal.worker import BatchWorker
 from penstock.remote.subscription import RemoteSubscription
 
 if TYPE_CHECKING:
+    from penstock.model.plan import BatchPlan
     from penstock.remote.topic import RemoteTopic
     from penstock.surface.topic import Topic
-    from penstock.surface.worker import BatchPlan
 
 GLANCE = 0.1
 """Seconds between two looks at whether the worker should stop."""

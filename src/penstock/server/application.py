@@ -17,11 +17,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.api import local
 from penstock.errors import Backpressure, PenstockError, UnknownQueue
-from penstock.observe.collect import GAUGES, Sampler, gauges
-from penstock.observe.history import History
 from penstock.observe.metrics import REGISTRY, Registry
 from penstock.protocol.operation import JSON, PREFIX, PROBLEM, Role
 from penstock.protocol.problems import UNEXPECTED, problem, problem_of
+from penstock.sampling.collect import GAUGES, Sampler, gauges
+from penstock.sampling.history import History
 from penstock.server.access import Access
 from penstock.server.acts import perform_act
 from penstock.server.api import bulk, topics

@@ -23,8 +23,8 @@ from penstock.server.limits import CHECKING, HEAPS, LARGE_BLOCK, PING_SECONDS, S
 
 if TYPE_CHECKING:
     from penstock.local.backend import LocalJournal
-    from penstock.observe.collect import Sampler
     from penstock.observe.sample import Sample
+    from penstock.sampling.collect import Sampler
     from penstock.server.access import Access
     from penstock.server.api.topics import LiveTopics
     from penstock.server.pages.views import Buffers

@@ -1,9 +1,9 @@
 """What a program may hold, written once, wherever the journal is.
 
-    journal, topic, queue, delivery, transaction      the handles; `penstock.Journal`, … are these
-    receiving, worker, subscription                   what they give
-    backend                                           what they stand on: the seam between a handle and its home
-    failure                                           a failed attempt in words
+    journal, topic, queue, transaction      the handles; `penstock.Journal`, … are these
+    receiving                               what `queue.receive` gives
+    arguments                               the keyword arguments that several calls share
+    backend                                 what they stand on: the seam between a handle and its home
 
 A handle checks its arguments and asks its backend: `penstock.local` has the store in this process, `penstock.remote`
 sends requests to a server. What only a journal in this process can do raises ConfigError on a served one.

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 if TYPE_CHECKING:
     from penstock.clock import Clock, Seconds
+    from penstock.consuming.delivery import Delivery
     from penstock.documents.conditions import Where
     from penstock.engine.contract import Durability
     from penstock.events import Event, Receipt
     from penstock.queue.policy import Retry
-    from penstock.surface.delivery import Delivery
     from penstock.surface.queue import Queue
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.clock import Clock
+    from penstock.consuming.delivery import Delivery
+    from penstock.consuming.subscription import JournalSubscription, OnLag, Subscription
+    from penstock.consuming.worker import Worker
     from penstock.entity.outbox import Staged
     from penstock.entity.projection import Projection
     from penstock.entity.states import Freshness, Progress, RebuildReport
@@ -28,21 +31,22 @@ if TYPE_CHECKING:
     from penstock.journal.blocks import Block
     from penstock.journal.catalog import Settings
     from penstock.journal.description import Description, Pressure
-    from penstock.journal.reading import Bounds, EventQuery
+    from penstock.journal.reading import Bounds
     from penstock.journal.sealed.files import SealedBytes
     from penstock.local.backend import LocalBackend
+    from penstock.model.failure import NackRequest
+    from penstock.model.plan import BatchPlan
+    from penstock.model.push import PushOptions
+    from penstock.model.query import EventQuery
+    from penstock.model.take import Outcome, TakeRequest
     from penstock.observe.sample import Sample
     from penstock.protocol.operation import Operation
     from penstock.queue.operations.groups import Pause
     from penstock.queue.policy import QueuePolicy
     from penstock.surface.arguments import DraftArguments
-    from penstock.surface.delivery import Delivery, Outcome, PushOptions, TakeRequest
-    from penstock.surface.failure import NackRequest
     from penstock.surface.journal import Journal
     from penstock.surface.queue import Queue
-    from penstock.surface.subscription import JournalSubscription, OnLag, Subscription
     from penstock.surface.topic import Topic
-    from penstock.surface.worker import BatchPlan, Worker
     from penstock.ticket import Ticket
 
 A = TypeVar("A")

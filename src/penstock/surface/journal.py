@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Self, Unpack
 
+from penstock.consuming.handover import finish
 from penstock.entity.outbox import Outbox
 from penstock.errors import ConfigError, PolicyMismatch
 from penstock.events import PayloadType
@@ -24,7 +25,6 @@ from penstock.names import (
 )
 from penstock.protocol import topics as wire
 from penstock.schema import PayloadT
-from penstock.surface.handover import finish
 from penstock.surface.topic import Topic
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from penstock.consuming.subscription import JournalSubscription
     from penstock.entity.copying import CopyFormat, ExportReport, ImportReport
     from penstock.entity.fence import Fence
     from penstock.events import Event
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from penstock.surface.arguments import FilterArguments, PolicyArguments
     from penstock.surface.backend import Backend
     from penstock.surface.queue import Queue
-    from penstock.surface.subscription import JournalSubscription
     from penstock.surface.transaction import Transaction
 
 USE_OUTBOX = "use outbox() for one atomic batch, or run the program where the store is"

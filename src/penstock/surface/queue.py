@@ -10,11 +10,15 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from penstock.clock import Seconds, seconds
+from penstock.consuming.delivery import Delivery
+from penstock.consuming.worker import adapted
 from penstock.documents.conditions import EventChoice, Where, predicate
 from penstock.documents.decoding import nearest
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, PayloadType, Receipt
 from penstock.limits import MESSAGES_LISTED
+from penstock.model.push import PushOptions
+from penstock.model.take import DEFAULT_GROUP, TakeRequest, check_taker, check_taking, take_request
 from penstock.names import (
     check_consumer,
     check_headers,
@@ -43,9 +47,7 @@ from penstock.queue.policy import QueuePolicy, checked
 from penstock.queue.results import ResultTicket, with_reply
 from penstock.queue.schedule import Schedule
 from penstock.schema import MESSAGE_KIND, PayloadT, brings_kind, encode_event
-from penstock.surface.delivery import Delivery, PushOptions, TakeRequest
 from penstock.surface.receiving import Receiver
-from penstock.surface.worker import adapted
 
 if TYPE_CHECKING:
     from penstock.queue.worker import Middleware, QueueWorker
@@ -59,7 +61,6 @@ L = TypeVar("L", bound="AnswerPage")
 
 log = Log("penstock.queue")
 
-DEFAULT_GROUP = "default"
 FIRST_PAGE, PAGE = 50, 1_000
 """Messages that a walk over a queue asks for first, and then at a time."""
 LISTED = 10_000
@@ -604,33 +605,3 @@ def check_group(group: str) -> str:
 
 def _optional(group: str | None) -> str | None:
     return None if group is None else check_group(group)
-
-
-def check_taker(group: str, consumer: str | None) -> None:
-    check_consumer(group, "group")
-    if consumer is not None:
-        check_consumer(consumer)
-
-
-def take_request(
-    limit: int,
-    what: str,
-    wait: Seconds = 0,
-    group: str = DEFAULT_GROUP,
-    consumer: str | None = None,
-    lease: Seconds | None = None,
-    newest: bool = False,
-    seq: int | None = None,
-    key: str | None = None,
-) -> TakeRequest:
-    """A take's arguments, checked; `what` asks for it."""
-    check_taking(limit, group, consumer, what)
-    hold = None if lease is None else seconds(lease, "lease")
-    return TakeRequest(limit, group, consumer, seconds(wait, "wait"), hold, newest, seq, key)
-
-
-def check_taking(limit: int, group: str, consumer: str | None, what: str) -> None:
-    """Refuses what no take could do; `what` asks for it."""
-    if check_limit(limit) is None:
-        raise ConfigError(f"{what} needs a limit: how many messages you can work on within one lease")
-    check_taker(group, consumer)

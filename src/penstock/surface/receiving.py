@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from penstock.consuming.delivery import Delivery
 from penstock.schema import PayloadT
-from penstock.surface.delivery import Delivery
 
 if TYPE_CHECKING:
     from penstock.clock import Seconds

@@ -7,24 +7,27 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar, Unpack
 
 from penstock.clock import to_ms
+from penstock.consuming.worker import adapted
 from penstock.errors import ConfigError, PositionTrimmed
 from penstock.events import parse_id
 from penstock.journal.commit import checked_settings
 from penstock.journal.cursors import TopicConsumer
 from penstock.journal.following import event_query, follower_query
-from penstock.journal.reading import EVERYTHING
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
+from penstock.model.plan import BatchPlan
+from penstock.model.query import EVERYTHING
 from penstock.names import check_consumer, check_function, check_limit, check_position, check_text, check_whole
 from penstock.protocol import topics as wire
 from penstock.protocol.fields import SettingsFields
 from penstock.schema import PayloadT
-from penstock.surface.worker import BatchPlan, adapted
 
 if TYPE_CHECKING:
     import msgspec
     import pyarrow as pa
 
     from penstock.clock import Seconds
+    from penstock.consuming.subscription import OnLag, Subscription
+    from penstock.consuming.worker import Worker
     from penstock.entity.projection import Projection
     from penstock.entity.proof import CheckReport, InclusionProof, TreeRoot
     from penstock.entity.receipts import VerifyReport
@@ -36,8 +39,6 @@ if TYPE_CHECKING:
     from penstock.protocol.operation import Operation
     from penstock.surface.arguments import DraftArguments, FilterArguments, SettingsArguments
     from penstock.surface.journal import Journal
-    from penstock.surface.subscription import OnLag, Subscription
-    from penstock.surface.worker import Worker
     from penstock.ticket import Ticket
 
 A = TypeVar("A")

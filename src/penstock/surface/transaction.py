@@ -7,20 +7,21 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from penstock.clock import Seconds, seconds
+from penstock.consuming.delivery import Delivery
 from penstock.documents.conditions import EventChoice, predicate
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.transaction import HeldWriter
+from penstock.model.failure import check_nack
+from penstock.model.take import take_request
 from penstock.names import check_consumer, check_items, check_limit, check_name, check_position, is_whole
 from penstock.queue.operations import settle
 from penstock.queue.operations.repair import Redriven, move_in, purge_in, redrive_in
 from penstock.queue.operations.take import check_take, take
 from penstock.queue.state.cache import unknown_queue
 from penstock.schema import MESSAGE_KIND
-from penstock.surface.delivery import Delivery
-from penstock.surface.failure import check_nack
-from penstock.surface.queue import Queue, push_options, take_request
+from penstock.surface.queue import Queue, push_options
 from penstock.surface.topic import Topic
 
 if TYPE_CHECKING:

@@ -34,10 +34,10 @@ from penstock.journal.prepare import PreparedBatch
 from penstock.journal.upkeep.summarising import fill_summaries
 from penstock.limits import BLOCK_EVENTS, INLINE_BYTES, STEP_BYTES
 from penstock.local.backend import LocalJournal
+from penstock.model.push import PushOptions
 from penstock.queue.operations.push import DeliveryOptions, check_rank, push, read_delivery_options
 from penstock.queue.queue import LocalQueue
 from penstock.queue.state import keys
-from penstock.surface.delivery import PushOptions
 from penstock.units import in_parts
 
 if TYPE_CHECKING:

@@ -18,9 +18,10 @@ from penstock.journal import keys
 from penstock.journal.blocks import Block
 from penstock.journal.index import indexer
 from penstock.journal.index.runs import load_directory
-from penstock.journal.reading import EventQuery, TopicView
+from penstock.journal.reading import TopicView
 from penstock.journal.summaries import stored_hashes
 from penstock.local.bulk import read_spans
+from penstock.model.query import EventQuery
 from penstock.protocol.bulk import SpansDocument, SpansRequest, Wanted, blocks_of
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)

@@ -10,8 +10,8 @@ from store_proxy import StoreProxy
 
 import penstock
 from buffer.emulator import Emulator
+from penstock.consuming.delivery import Delivery
 from penstock.errors import Fenced, OutcomeUnknown, StorageError
-from penstock.surface.delivery import Delivery
 from waiting import DEADLINE, eventually
 
 

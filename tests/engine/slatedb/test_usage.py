@@ -12,7 +12,7 @@ from object_homes import Home
 
 from buffer.emulator import Emulator
 from penstock.journal import writer as writer_module
-from penstock.observe.collect import gauges
+from penstock.sampling.collect import gauges
 from waiting import eventually
 
 

@@ -37,9 +37,10 @@ from penstock.journal.index.runs import (
     span_of,
     text_begin,
 )
-from penstock.journal.reading import EventQuery, TopicView
+from penstock.journal.reading import TopicView, wanted_rows
 from penstock.journal.summaries import TermHashes, stored_hashes
 from penstock.limits import INDEX_FAN_IN, INDEX_MEMORY_BYTES, MERGED_BYTES
+from penstock.model.query import EventQuery
 
 if TYPE_CHECKING:
     from penstock.journal.commit import Commit
@@ -262,7 +263,7 @@ class Lookup:
 
     def _in_blocks(self, wanted: EventQuery, after: int, through: int, reverse: bool) -> Iterator[Piece]:
         for block in (self._view.blocks_back if reverse else self._view.blocks)(after, through):
-            rows = wanted.rows(block, block.row_after(after), block.row_after(through))
+            rows = wanted_rows(wanted, block, block.row_after(after), block.row_after(through))
             if rows:
                 yield block, rows[::-1] if reverse else rows
 
@@ -466,7 +467,7 @@ def prefixed_in_runs(
             continue
         for block in _chunks_with(view, run, query.key_prefix or ""):
             seqs = block.seqs
-            rows = [row for row in query.rows(block, 0, block.count) if after < seqs[row] <= query.through]
+            rows = [row for row in wanted_rows(query, block, 0, block.count) if after < seqs[row] <= query.through]
             found.update((seqs[row], Event(block, row)) for row in rows)
             if len(found) > most:
                 return None

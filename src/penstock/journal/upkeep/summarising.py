@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from penstock.journal import keys
 from penstock.journal.catalog import load_record, open_block
 from penstock.journal.commit import Commit
-from penstock.journal.reading import EVERYTHING, TopicView
+from penstock.journal.reading import TopicView
 from penstock.journal.summaries import RangeRows, Summary, pack_summaries, put_range_rows, range_rows, read_summaries
 from penstock.journal.writer import Writer
 from penstock.limits import SUMMARY_RANGES
+from penstock.model.query import EVERYTHING
 
 _Row = tuple[bytes, bytes]
 

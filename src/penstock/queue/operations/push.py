@@ -9,11 +9,14 @@ from typing import Any
 import msgspec
 
 from penstock.clock import Clock, set_back_ms, to_ms
+from penstock.consuming.delivery import Delivery
 from penstock.errors import ConfigError, QueueFull
 from penstock.events import Draft, Receipt
 from penstock.journal.blocks import Columns
 from penstock.journal.commit import Commit, find_duplicates, remember_dedup
 from penstock.journal.prepare import PreparedBatch
+from penstock.model.failure import DEAD_QUEUE, FailureText
+from penstock.model.push import PushOptions
 from penstock.names import is_whole
 from penstock.queue.flow import read_rate, read_window
 from penstock.queue.policy import check_attempts, duration_ms
@@ -23,8 +26,6 @@ from penstock.queue.state.cache import WORK, QueueState
 from penstock.queue.state.group import Change, lane_of
 from penstock.queue.state.records import READY, TAKEN, WAITING, MessageRow, SpecialRow, encode
 from penstock.schema import brings_kind
-from penstock.surface.delivery import Delivery, PushOptions
-from penstock.surface.failure import DEAD_QUEUE, FailureText
 
 
 # ── how a message wants to be delivered ──────────────────────────────────────────────────────────────────────────────

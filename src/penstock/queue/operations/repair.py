@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from penstock.consuming.delivery import Delivery
 from penstock.errors import ConfigError, QueueFull
 from penstock.events import Event, Receipt
 from penstock.journal.commit import Commit
 from penstock.journal.upkeep.retention import compact
 from penstock.journal.writer import WriteRequest
+from penstock.model.push import PushOptions
+from penstock.model.take import TakeRequest
 from penstock.queue.dead_letters import GROUP, former_headers, origin, original_headers, original_options
 from penstock.queue.inspect import View, viewing
 from penstock.queue.operations.groups import group_for
@@ -51,7 +54,6 @@ from penstock.queue.state.records import (
     read_special,
 )
 from penstock.queue.upkeep import settled_through
-from penstock.surface.delivery import Delivery, PushOptions, TakeRequest
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue

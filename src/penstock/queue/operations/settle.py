@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from penstock.consuming.delivery import Delivery
 from penstock.engine.contract import Snapshot
 from penstock.errors import StaleDelivery
 from penstock.journal.commit import Commit
 from penstock.journal.owners import is_alive
+from penstock.model.failure import AttemptEnd, FailureText, NackRequest
+from penstock.model.take import Outcome
 from penstock.observe.logs import Log
 from penstock.queue import metrics
 from penstock.queue.dead_letters import BUDGET, GROUP, dead_headers
@@ -44,8 +47,6 @@ from penstock.queue.state.records import (
     make_token,
     read_token,
 )
-from penstock.surface.delivery import Delivery, Outcome
-from penstock.surface.failure import AttemptEnd, FailureText, NackRequest
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.clock import set_back_ms, to_ms
+from penstock.consuming.delivery import Delivery
 from penstock.errors import ConfigError, Corrupt
 from penstock.events import Event
 from penstock.journal.blocks import Block
@@ -22,6 +23,7 @@ from penstock.journal.following import event_query
 from penstock.journal.index.index import OpenIndex
 from penstock.journal.log import read_view
 from penstock.journal.reading import TopicView
+from penstock.model.take import TakeRequest
 from penstock.names import check_position, check_text, check_whole
 from penstock.queue.flow import limiter_for
 from penstock.queue.operations.groups import group_for
@@ -44,7 +46,6 @@ from penstock.queue.state.records import (
     new_secret,
     read_special,
 )
-from penstock.surface.delivery import Delivery, TakeRequest
 
 if TYPE_CHECKING:
     from penstock.queue.queue import LocalQueue

@@ -19,6 +19,7 @@ from penstock.journal.catalog import TopicRecord, TopicState, load_state, save_r
 from penstock.journal.commit import Commit, change_window
 from penstock.journal.owners import this_host
 from penstock.journal.reading import TopicView
+from penstock.model.take import TakeRequest
 from penstock.names import refuse_system
 from penstock.queue.flow import shapes_takes
 from penstock.queue.policy import QueuePolicy, check_together
@@ -42,7 +43,6 @@ from penstock.queue.state.records import (
     read_special,
     read_traits,
 )
-from penstock.surface.delivery import TakeRequest
 
 WORK = 0
 """The id of the one group that all consumers share in work mode."""

@@ -33,6 +33,7 @@ from penstock.engine.contract import Snapshot
 from penstock.journal.blocks import Columns
 from penstock.journal.commit import Commit
 from penstock.limits import ATTEMPTS_KEPT, MAX_ATTEMPT_ERROR_BYTES
+from penstock.model.failure import AttemptEnd, cut_middle
 from penstock.queue.policy import FEED
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import row_with_key
@@ -61,7 +62,6 @@ from penstock.queue.state.records import (
     read_message,
     read_trail,
 )  # fmt: skip
-from penstock.surface.failure import AttemptEnd, cut_middle
 
 if TYPE_CHECKING:
     from penstock.queue.state.cache import QueueState

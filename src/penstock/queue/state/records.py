@@ -10,11 +10,11 @@ from typing import Final
 import msgspec
 
 from penstock.clock import from_ms
+from penstock.consuming.delivery import NEVER as NEVER
 from penstock.journal.keys import StoredPosition, TopicId
+from penstock.model.failure import Attempt, AttemptEnd
 from penstock.queue.policy import QueuePolicy
 from penstock.queue.state import keys
-from penstock.surface.delivery import NEVER as NEVER
-from penstock.surface.failure import Attempt, AttemptEnd
 
 READY: Final = 0
 WAITING: Final = 1

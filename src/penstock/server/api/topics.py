@@ -29,10 +29,11 @@ from penstock.journal.across import AcrossReader, AcrossStep, across_query, topi
 from penstock.journal.core import JournalCore
 from penstock.journal.keys import MAX_SEQ
 from penstock.journal.log import TopicLog
-from penstock.journal.reading import EventQuery, TopicView
+from penstock.journal.reading import TopicView
 from penstock.limits import ARROW_BATCH_ROWS
 from penstock.local.backend import LocalJournal
 from penstock.local.topics import WantedEvents, dropped, requested_events
+from penstock.model.query import EventQuery
 from penstock.observe.sample import Sample
 from penstock.protocol import openapi
 from penstock.protocol import topics as wire

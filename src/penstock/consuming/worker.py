@@ -15,22 +15,19 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
-import msgspec
-
 from penstock.clock import Seconds, seconds
 from penstock.errors import Closed, ConfigError
 from penstock.limits import WORKER_RESTART_PAUSE, WORKER_RESTART_SECONDS, WORKER_RESTARTS
+from penstock.model.failure import describe
 from penstock.names import check_whole
 from penstock.observe.logs import Log
 from penstock.observe.workers import say_gave_up, say_started
-from penstock.surface.failure import describe
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
-    from penstock.journal.reading import EventQuery
     from penstock.observe.tracing import ActiveSpan
     from penstock.surface.journal import Journal
 
@@ -42,17 +39,6 @@ LOOP_GLANCE = 0.5
 _at_work: ContextVar[Worker | None] = ContextVar("penstock_worker", default=None)
 """The worker whose handler runs here: it cannot wait for its own end. Further threads of a worker run in copies of its
 context."""
-
-
-class BatchPlan(msgspec.Struct, frozen=True):
-    """What a worker over a topic does: for whom, with which events, how many at a time."""
-
-    consumer: str
-    handler: Callable[..., object]
-    batch: int
-    idle: Seconds
-    restarts: int
-    wanted: EventQuery
 
 
 class Worker:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
 from penstock.clock import Seconds, from_ms, seconds
+from penstock.consuming.handover import finish
 from penstock.errors import PoisonMessage, StaleDelivery
 from penstock.events import Event
+from penstock.model.failure import NackRequest, check_nack
+from penstock.model.take import Outcome
 from penstock.schema import PayloadT
-from penstock.surface.failure import NackRequest, check_nack
-from penstock.surface.handover import finish
 
 if TYPE_CHECKING:
     from penstock.surface.backend import QueueBackend
@@ -22,44 +23,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Outcome = Literal["requeued", "dead", "failed", "dropped"]
-"""What became of a message whose attempt failed."""
-
 NEVER = (1 << 63) - 1
 """The deadline, in milliseconds, of a lease that lasts as long as its owner's process."""
-
-
-class PushOptions(msgspec.Struct):
-    """What a push says of its messages; see `Queue.push`."""
-
-    kind: str = "message"
-    key: str | None = None
-    priority: int | Literal["front"] = 0
-    delay: Seconds = 0
-    not_before: datetime | None = None
-    dedup: str | None = None
-    max_attempts: int | None = None
-    headers: Mapping[str, str] | None = None
-    cause: object = None
-
-
-class TakeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Which messages to take, for whom and for how long."""
-
-    limit: int = 1
-    group: str = "default"
-    consumer: str | None = None
-    wait: float = 0
-    lease: float | None = None
-    newest: bool = False
-    seq: int | None = None
-    """Only the message at this position."""
-    key: str | None = None
-    """Only the next message of this ordering key."""
-    host: str | None = None
-    """The consumer's machine, for those who look; the address that the request comes from, if not said."""
-    since: datetime | None = None
-    """When the consumer began."""
 
 
 class LeaseHold(Protocol):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from penstock import Journal, Queue, QueuePolicy
     from penstock.engine.contract import Snapshot
     from penstock.local.backend import LocalJournal
-    from penstock.observe.history import History
+    from penstock.sampling.history import History
 
 
 T = TypeVar("T")

@@ -1,0 +1,7 @@
+"""What a consumer holds: a delivery, a subscription, a worker. The journal and the queue give them to a program.
+
+delivery        one message in one consumer's hand, until it is settled or its lease ends
+subscription    the history of topics, then what comes
+worker          something that runs a handler again and again until it is told to stop
+handover        what a thread does for a caller in an event loop that may be cancelled meanwhile
+"""
