@@ -26,7 +26,7 @@ Made by `python scripts/api_page.py`.
 SECTIONS = {
     "Opening": "open use current describe copy Description Pressure CopyReport",
     "Journals and topics": "Journal Topic Transaction Settings TopicConsumer CompactReport DropReport",
-    "Events": "Event Draft Receipt Ticket event upcast",
+    "Events": "Event Draft EventQuery Receipt Ticket event upcast",
     "Following": "Subscription JournalSubscription Worker",
     "Queues": "Queue Delivery QueuePolicy Retry Middleware Schedule Pause",
     "Looking into queues": "QueueStats QueueMessage PendingDelivery QueueConsumer",

@@ -24,6 +24,7 @@ NAMES = [
     "Draft",
     "DropReport",
     "Event",
+    "EventQuery",
     "ExportReport",
     "Fence",
     "ImportReport",

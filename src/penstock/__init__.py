@@ -26,6 +26,7 @@ _PLACES = {
     "journal.moving": "CopyReport",
     "journal.upkeep.dropping": "DropReport",
     "journal.upkeep.retention": "CompactReport",
+    "model.query": "EventQuery",
     "queue.inspect": "PendingDelivery QueueConsumer QueueMessage QueueStats",
     "queue.operations.groups": "Pause",
     "queue.policy": "QueuePolicy Retry",

@@ -38,6 +38,7 @@ from penstock.journal.description import Pressure as Pressure
 from penstock.journal.moving import CopyReport as CopyReport
 from penstock.journal.upkeep.dropping import DropReport as DropReport
 from penstock.journal.upkeep.retention import CompactReport as CompactReport
+from penstock.model.query import EventQuery as EventQuery
 from penstock.observe import metrics as metrics
 from penstock.observe import pipelines as pipelines
 from penstock.observe import tracing as tracing

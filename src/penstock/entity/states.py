@@ -423,7 +423,7 @@ def verify_states(log: TopicLog, projection: type[P]) -> list[str | None]:
         for key, saved in saved_states(snap, view.topic_id, folder.declared):
             if not is_valid(saved, folder.declared, topic):
                 continue
-            events = read_view(view, EventQuery(key, through=min(saved.generation, MAX_SEQ)), core.index.open)
+            events = read_view(view, EventQuery(key=key, through=min(saved.generation, MAX_SEQ)), core.index.open)
             folded = pack_state(folder.fold_events(projection(), events))
             try:
                 same = unpack_state(projection, saved.state) == unpack_state(projection, folded)

@@ -270,7 +270,7 @@ class Merge:
         found: list[Event] = []
         if low < high:
             limit = most if wanted.where is None else None
-            own = replace(wanted, after=low, through=high, since_ms=None, until_ms=None, limit=limit)
+            own = replace(wanted, after=low, through=high, since=None, until=None, limit=limit)
             found.extend(islice(read_view(view, own, self._core.index.open), most))
         if len(found) == most:
             share = self._most_held // (BLOCK_BYTES * len(self.sources))

@@ -8,27 +8,22 @@ on, and one that was behind gets PositionTrimmed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Literal
 
-from penstock.clock import to_ms
 from penstock.consuming.subscription import OnLag, Subscription
 from penstock.errors import ConfigError, Lagged
 from penstock.events import Event
-from penstock.journal import keys
 from penstock.journal.index.index import entity_events
 from penstock.journal.reading import TopicView
 from penstock.journal.waking import ReadingAhead
 from penstock.limits import SUBSCRIPTION_BUFFER
 from penstock.model.query import EVERYTHING, EventQuery
-from penstock.names import check_limit, check_position, check_unicode, check_whole
+from penstock.names import check_whole
 
 if TYPE_CHECKING:
-    from penstock.documents.conditions import Where
     from penstock.journal.log import TopicLog
-    from penstock.surface.arguments import FilterArguments
 
 
 _READ_AHEAD = 1024
@@ -111,102 +106,10 @@ class LocalSubscription(ReadingAhead, Subscription):
             self._position = position
 
 
-# ── Which events a reader or follower wants: by key, kind, scope, and by a condition ──
-
-
 SEARCHED = 4096
 """Fewer positions than this are read block by block also for one entity: its index would cost more."""
 STEP = 65_536
 """Positions that one snapshot is searched through: none is held long, however few events are chosen."""
-
-
-def event_query(
-    after: int = 0,
-    limit: int | None = None,
-    *,
-    through: int | None = None,
-    key: str | None = None,
-    key_prefix: str | None = None,
-    kind: str | Sequence[str] | None = None,
-    scope: str | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    reverse: bool = False,
-    where: Where | str | None = None,
-) -> EventQuery:
-    """A reader's arguments, checked."""
-    check_position(after, "after")
-    check_limit(limit)
-    if through is not None:
-        check_position(through, "through")
-    for text, what in ((key, "key"), (scope, "scope"), (key_prefix, "key_prefix")):
-        if text is not None:
-            check_unicode(text, what)
-    if key is not None and key_prefix is not None:
-        raise ConfigError("give key= for one entity or key_prefix= for those whose key begins so, not both")
-    condition = _condition(where)
-    kinds = None if kind is None else _kinds(kind)
-    key, key_prefix, kinds, scope = _narrowed(condition, key, key_prefix or None, kinds, scope)
-    return EventQuery(
-        key,
-        key_prefix,
-        kinds,
-        scope,
-        condition,
-        after,
-        keys.MAX_SEQ if through is None else through,
-        limit,
-        None if since is None else to_ms(since, "since"),
-        reverse,
-        None if until is None else to_ms(until, "until"),
-    )
-
-
-def _kinds(kind: str | Sequence[str]) -> frozenset[str]:
-    kinds = (kind,) if isinstance(kind, str) else tuple(kind) if isinstance(kind, Iterable) else (kind,)
-    for one in kinds:
-        if not isinstance(one, str):
-            raise ConfigError(f"kind must be text or several texts, not {kind!r:.80}")
-    return frozenset(kinds)
-
-
-def _condition(where: Where | str | None) -> Where | None:
-    if where is None:
-        return None
-    from penstock.documents.conditions import Where
-
-    return where if isinstance(where, Where) else Where(where)
-
-
-def _narrowed(
-    where: Where | None, key: str | None, key_prefix: str | None, kinds: frozenset[str] | None, scope: str | None
-) -> tuple[str | None, str | None, frozenset[str] | None, str | None]:
-    """What an index or a summary can look up, with what a condition says of it where the reader said nothing.
-
-    The condition is asked of what is found all the same.
-    """
-    by_key = key is None and key_prefix is None
-    for part in () if where is None else where.parts:
-        match part:
-            case "key", "==", str(value) if by_key and value:
-                key, key_prefix = value, None
-            case "key", "startswith", str(value) if by_key and key is None and value:
-                key_prefix = value
-            case "kind", "==", str(value) if kinds is None:
-                kinds = frozenset({value})
-            case "kind", "in", [*values] if kinds is None:
-                kinds = frozenset(value for value in values if isinstance(value, str)) or None
-            case "scope", "==", str(value) if scope is None:
-                scope = value
-    return key, key_prefix, kinds, scope
-
-
-def follower_query(**given: Unpack[FilterArguments]) -> EventQuery:
-    """A follower's arguments, checked."""
-    wanted = event_query(**given)
-    if wanted.nothing:
-        raise ConfigError("a follower of no kind would never get an event: leave kind= out for all of them")
-    return wanted
 
 
 def search(

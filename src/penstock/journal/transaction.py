@@ -12,18 +12,18 @@ import threading
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from types import CodeType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.engine.contract import WriteTx
 from penstock.errors import Closed, ConfigError, PenstockError, StorageError
 from penstock.events import Event
 from penstock.journal import interrupts
 from penstock.journal.commit import Commit
-from penstock.journal.following import event_query
 from penstock.journal.interrupts import Shield, is_inside
 from penstock.journal.locating import find_event
 from penstock.journal.log import read_view
 from penstock.journal.reading import TopicView
+from penstock.model.query import EventQuery
 from penstock.observe.logs import Log
 
 if TYPE_CHECKING:
@@ -273,9 +273,8 @@ class HeldWriter:
         """The event with an id, this transaction's own included."""
         return self.look(lambda commit: find_event(self._flushed(commit).tx, id))
 
-    def read(self, topic: str, **read: Any) -> Iterator[Event]:
+    def read(self, topic: str, query: EventQuery) -> Iterator[Event]:
         """Reads a topic with this transaction's own appends in it."""
-        query = event_query(**read)
 
         def found(commit: Commit) -> list[Event]:
             view = TopicView.open(self._flushed(commit).tx, topic, commit.now_ms)

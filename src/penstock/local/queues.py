@@ -22,7 +22,6 @@ from penstock.journal.commit import Commit
 from penstock.journal.writer import WriteRequest
 from penstock.local.backend import LocalBackend, PendingCommit, can_prepare_at_once
 from penstock.model.failure import NackRequest, check_nack
-from penstock.model.push import PushOptions
 from penstock.model.take import TakeRequest, check_taking, take_request
 from penstock.names import check_consumer, check_text
 from penstock.observe.sample import FailedMessage
@@ -145,24 +144,14 @@ def push_messages(
 ) -> PendingCommit[Receipt] | PendingCommit[list[Receipt]]:
     """One payload has one receipt, several messages have a list."""
     headers = {**caller.headers, **(wanted.headers or {})} or None
-    options = PushOptions(
-        wanted.kind,
-        wanted.key,
-        wanted.priority,
-        wanted.delay,
-        wanted.not_before,
-        wanted.dedup,
-        wanted.max_attempts,
-        headers,
-        wanted.cause,
-    )
+    wanted.headers = headers
     at_once = wanted.cause is None and can_prepare_at_once(at, ())
     if wanted.payloads is None and wanted.messages is None:
         payload = payload_of(wanted.payload, wanted.binary)
         return _change(
             at,
             name,
-            lambda queue: queue.pushing(payload, options),
+            lambda queue: queue.pushing(payload, wanted),
             lambda queue, receipt: queue.note_pushes(1),
             at_once,
         )
@@ -178,7 +167,7 @@ def push_messages(
     return _change(
         at,
         name,
-        lambda queue: queue.pushing_many(items, options),
+        lambda queue: queue.pushing_many(items, wanted),
         lambda queue, receipts: queue.note_pushes(len(receipts)),
         at_once,
     )

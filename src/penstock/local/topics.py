@@ -19,7 +19,6 @@ from penstock.journal.across import across_query, check_positions, read_page
 from penstock.journal.catalog import Settings, load_record, topic_names
 from penstock.journal.commit import Commit, change_settings, checked_settings
 from penstock.journal.core import JournalCore
-from penstock.journal.following import event_query
 from penstock.journal.log import TopicLog, read_view
 from penstock.journal.reading import TopicView
 from penstock.journal.upkeep.by_key import compact_by_key
@@ -87,11 +86,11 @@ def read_across(at: LocalBackend, wanted: wire.AcrossRequest) -> wire.AcrossPage
 
 
 def requested_events(query: wire.FilterQuery, **further: Any) -> EventQuery:
-    """Which events a request wants, beyond positions; `further` arguments are those of `event_query`."""
-    return event_query(
+    """Which events a request wants, beyond positions; `further` arguments are those of `EventQuery`."""
+    return EventQuery(
         key=query.key,
         key_prefix=query.key_prefix,
-        kind=query.kind or None,
+        kinds=query.kind or None,
         scope=query.scope,
         where=query.where if query.where and query.where.strip() else None,
         **further,

@@ -17,6 +17,7 @@ class PushOptions(msgspec.Struct):
     kind: str = "message"
     key: str | None = None
     priority: int | Literal["front"] = 0
+    """In a queue that has priorities; "front" in any: before all that wait."""
     delay: Seconds = 0
     not_before: datetime | None = None
     dedup: str | None = None

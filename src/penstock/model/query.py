@@ -2,33 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import force_setattr
 
+from penstock.clock import to_ms
+from penstock.errors import ConfigError
 from penstock.events import Event
 from penstock.limits import MAX_POSITION
+from penstock.names import check_limit, check_position, check_unicode
 
 if TYPE_CHECKING:
     from penstock.documents.conditions import Where
+else:
+    Where = (
+        object  # `inspect.signature` needs a name here; few queries have a condition, and its module is slow to import
+    )
 
 
-class EventQuery(msgspec.Struct, frozen=True):
-    """Which events of a topic are wanted: what every read, subscription, worker, page and Spark's task says it with."""
+class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which events are wanted: `EventQuery(kinds={"paid"}, where="payload.total > 10")`; all of it must hold."""
 
     key: str | None = None
+    """Only events of this entity."""
     key_prefix: str | None = None
+    """Only events whose key begins so."""
     kinds: frozenset[str] | None = None
+    """Only events of these kinds; any collection of texts, or one text, may be given."""
     scope: str | None = None
+    """Only events of this scope."""
     where: Where | None = None
+    """Only events for which this condition holds; its text may be given."""
     after: int = 0
+    """Only events at later positions."""
     through: int = MAX_POSITION
+    """The last position wanted; None may be given for no end."""
     limit: int | None = None
-    since_ms: int | None = None
+    """How many events at the most."""
+    since: datetime | None = None
+    """Only events recorded since this time."""
+    until: datetime | None = None
+    """Only events recorded before this time."""
     reverse: bool = False
-    until_ms: int | None = None
+    """The newest events first."""
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            key: str | None = None,
+            key_prefix: str | None = None,
+            kinds: Collection[str] | None = None,
+            scope: str | None = None,
+            where: Where | str | None = None,
+            after: int = 0,
+            through: int | None = None,
+            limit: int | None = None,
+            since: datetime | None = None,
+            until: datetime | None = None,
+            reverse: bool = False,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        """Checks what was given, and takes from the condition what an index or a summary can look up."""
+        check_position(self.after, "after")
+        check_limit(self.limit)
+        force_setattr(self, "through", _end(self.through))
+        for text, what in ((self.key, "key"), (self.scope, "scope"), (self.key_prefix, "key_prefix")):
+            if text is not None:
+                check_unicode(text, what)
+        if self.key is not None and self.key_prefix is not None:
+            raise ConfigError("give key= for one entity or key_prefix= for those whose key begins so, not both")
+        if self.kinds is not None:
+            force_setattr(self, "kinds", _kinds(self.kinds))
+        if self.key_prefix == "":
+            force_setattr(self, "key_prefix", None)
+        for time, what in ((self.since, "since"), (self.until, "until")):
+            if time is not None:
+                to_ms(time, what)
+        if self.where is not None:
+            from penstock.documents.conditions import Where
+
+            condition = self.where if isinstance(self.where, Where) else Where(self.where)
+            force_setattr(self, "where", condition)
+            for field, value in _implied(self, condition).items():
+                force_setattr(self, field, value)
+
+    @property
+    def since_ms(self) -> int | None:
+        """The time of recording from which events are wanted, in milliseconds."""
+        return None if self.since is None else to_ms(self.since, "since")
+
+    @property
+    def until_ms(self) -> int | None:
+        """The time of recording before which events are wanted, in milliseconds."""
+        return None if self.until is None else to_ms(self.until, "until")
 
     @property
     def everything(self) -> bool:
@@ -64,6 +137,45 @@ class EventQuery(msgspec.Struct, frozen=True):
     def rows_wanted(self) -> int | None:
         """How many wanted rows to look for: all of them where a condition is to be asked."""
         return self.limit if self.where is None else None
+
+
+def check_follower(wanted: EventQuery) -> EventQuery:
+    """The query of a follower; ConfigError when no event that comes could be meant."""
+    if wanted.nothing:
+        raise ConfigError("a follower of no kind would never get an event: leave kind= out for all of them")
+    return wanted
+
+
+def _end(through: int | None) -> int:
+    return MAX_POSITION if through is None else check_position(through, "through")
+
+
+def _kinds(kinds: Iterable[str]) -> frozenset[str]:
+    given = (kinds,) if isinstance(kinds, str) or not isinstance(kinds, Iterable) else tuple(kinds)
+    for one in given:
+        if not isinstance(one, str):
+            raise ConfigError(f"kind must be text or several texts, not {kinds!r:.80}")
+    return frozenset(given)
+
+
+def _implied(wanted: EventQuery, condition: Where) -> dict[str, object]:
+    """What a condition says of fields that the query says nothing of. The condition is asked all the same."""
+    found: dict[str, object] = {}
+    by_key = wanted.key is None and wanted.key_prefix is None
+    for part in condition.parts:
+        match part:
+            case "key", "==", str(value) if by_key and value:
+                found |= {"key": value, "key_prefix": None}
+            case "key", "startswith", str(value) if by_key and found.get("key") is None and value:
+                found["key_prefix"] = value
+            case "kind", "==", str(value) if wanted.kinds is None and "kinds" not in found:
+                found["kinds"] = frozenset({value})
+            case "kind", "in", [*values] if wanted.kinds is None and "kinds" not in found:
+                if kinds := frozenset(value for value in values if isinstance(value, str)):
+                    found["kinds"] = kinds
+            case "scope", "==", str(value) if wanted.scope is None and "scope" not in found:
+                found["scope"] = value
+    return found
 
 
 EVERYTHING = EventQuery()

@@ -12,6 +12,7 @@ from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocum
 from penstock.errors import PolicyMismatch, QueueFull, StaleDelivery, UnknownQueue
 from penstock.events import Event
 from penstock.model.failure import NackRequest
+from penstock.model.push import PushOptions
 from penstock.model.take import Outcome, TakeRequest
 from penstock.observe.sample import FailedMessage, GivenUpMessage
 from penstock.protocol.fields import PolicyFields
@@ -143,20 +144,13 @@ class FailedQuery(GroupQuery):
     limit: Limit = None
 
 
-class PushRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class PushRequest(PushOptions, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A message to push; several share everything but what their drafts say."""
 
-    payload: Any = None
-    kind: str = "message"
-    key: str | None = None
-    priority: int | Literal["front"] = 0
-    """In a queue that has priorities; "front" in any: before all that wait."""
     delay: float = 0
-    not_before: datetime | None = None
-    dedup: str | None = None
-    max_attempts: int | None = None
     headers: dict[str, str] | None = None
     cause: str | None = None
+    payload: Any = None
     binary: bool = False
     payloads: list[Any] | None = None
     """Several payloads that share everything else."""

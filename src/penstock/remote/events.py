@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from urllib3.exceptions import HTTPError
 
-from penstock.clock import from_ms, to_ms
+from penstock.clock import to_ms
 from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument, base64_json
 from penstock.errors import ConfigError, PositionTrimmed
 from penstock.events import Draft, Event, Receipt, parse_id
@@ -167,8 +167,8 @@ def wire_filter(query: EventQuery) -> dict[str, Any]:
 
 def wire_times(query: EventQuery) -> dict[str, Any]:
     """The times between which events are wanted, as query parameters."""
-    times = (("since", query.since_ms), ("until", query.until_ms))
-    return {name: None if ms is None else from_ms(ms).isoformat() for name, ms in times}
+    times = (("since", query.since), ("until", query.until))
+    return {name: None if time is None else time.isoformat() for name, time in times}
 
 
 def read_across(backend: RemoteBackend, query: AcrossQuery) -> Iterator[Event]:

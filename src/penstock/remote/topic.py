@@ -112,7 +112,7 @@ class RemoteTopic:
 
     # ── event sourcing: the events travel, the projection does not ───────────────────────────────────────────────────
     def position_of(self, key: str) -> int:
-        return next((event.seq for event in self.read(EventQuery(key, limit=1, reverse=True))), 0)
+        return next((event.seq for event in self.read(EventQuery(key=key, limit=1, reverse=True))), 0)
 
     def project(self, projection: type[P], key: str | None, freshness: Freshness) -> P | None:
         return self._folded(projection, key)[1]
@@ -127,7 +127,7 @@ class RemoteTopic:
 
     def _folded(self, projection: type[P], key: str | None) -> tuple[int, P | None]:
         """Both of one answer: the events in it are of one topic, and end where that ended."""
-        return folded(projection, self.read(EventQuery(None if key is None else check_text(key, "key"))))
+        return folded(projection, self.read(EventQuery(key=None if key is None else check_text(key, "key"))))
 
     def rebuild(self, projection: type[P], *, whole: bool, progress: Progress | None) -> RebuildReport:
         self.backend.check_writable()

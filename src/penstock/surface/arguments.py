@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 if TYPE_CHECKING:
     from penstock.clock import Clock, Seconds
     from penstock.consuming.delivery import Delivery
-    from penstock.documents.conditions import Where
     from penstock.engine.contract import Durability
     from penstock.events import Event, Receipt
     from penstock.queue.policy import Retry
@@ -44,20 +43,6 @@ class DraftArguments(TypedDict, total=False):
     cause: Event | Receipt | str | int | None
     correlation: str | None
     expect: int | None
-
-
-class FilterArguments(TypedDict, total=False):
-    """Which events a reader or follower wants, beyond positions and times."""
-
-    key: str | None
-    """Only events of this entity."""
-    key_prefix: str | None
-    """Only events whose key begins so."""
-    kind: str | Sequence[str] | None
-    """Only events of this kind, or of these."""
-    scope: str | None
-    where: Where | str | None
-    """A condition like "payload.total > 10" (see `documents.conditions`), asked where the store is."""
 
 
 class SettingsArguments(TypedDict, total=False):

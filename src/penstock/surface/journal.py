@@ -12,8 +12,8 @@ from penstock.entity.outbox import Outbox
 from penstock.errors import ConfigError, PolicyMismatch
 from penstock.events import PayloadType
 from penstock.journal.across import across_query, check_positions
-from penstock.journal.following import event_query, follower_query
 from penstock.limits import SUBSCRIPTION_BUFFER
+from penstock.model.query import EventQuery, check_follower
 from penstock.names import (
     check_consumer,
     check_function,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.consuming.subscription import JournalSubscription
+    from penstock.documents.conditions import Where
     from penstock.entity.copying import CopyFormat, ExportReport, ImportReport
     from penstock.entity.fence import Fence
     from penstock.events import Event
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from penstock.journal.moving import CopyReport
     from penstock.journal.upkeep.dropping import DropReport
     from penstock.observe.sample import Sample
-    from penstock.surface.arguments import FilterArguments, PolicyArguments
+    from penstock.surface.arguments import PolicyArguments
     from penstock.surface.backend import Backend
     from penstock.surface.queue import Queue
     from penstock.surface.transaction import Transaction
@@ -158,7 +159,11 @@ class Journal:
         since: datetime | None = None,
         until: datetime | None = None,
         reverse: bool = False,
-        **wanted: Unpack[FilterArguments],
+        key: str | None = None,
+        key_prefix: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        where: Where | str | None = None,
     ) -> Iterator[Event]:
         """Streams the events of several topics in the order they were recorded, of one state of the journal.
 
@@ -167,7 +172,17 @@ class Journal:
         is read from its beginning, one that is not in `through` not at all. The rest is as in `Topic.read`. To go on
         later, keep `positions[event.topic] = event.seq`, or `commit` it.
         """
-        events = event_query(limit=limit, since=since, until=until, reverse=reverse, **wanted)
+        events = EventQuery(
+            key=key,
+            key_prefix=key_prefix,
+            kinds=kind,
+            scope=scope,
+            where=where,
+            limit=limit,
+            since=since,
+            until=until,
+            reverse=reverse,
+        )
         query = across_query(topics, after, through, events)
         return iter(()) if query.events.nothing else self._backend.read(query)
 
@@ -177,13 +192,17 @@ class Journal:
         after: Mapping[str, int] | Literal["latest"] | None = None,
         *,
         buffer: int = SUBSCRIPTION_BUFFER,
-        **wanted: Unpack[FilterArguments],
+        key: str | None = None,
+        key_prefix: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        where: Where | str | None = None,
     ) -> JournalSubscription:
         """Follows several topics: their history after positions as `read` gives it, then live; no gap, no duplicate.
 
         Topics that are made later and match are followed from their beginning. `after="latest"`: only what comes.
         """
-        events = follower_query(**wanted)
+        events = check_follower(EventQuery(key=key, key_prefix=key_prefix, kinds=kind, scope=scope, where=where))
         query = across_query(topics, None if after == "latest" else after, None, events)
         return self._backend.subscribe(query, check_whole(buffer, "buffer"), latest=after == "latest")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar, Unpack
 
@@ -12,10 +12,9 @@ from penstock.errors import ConfigError, PositionTrimmed
 from penstock.events import parse_id
 from penstock.journal.commit import checked_settings
 from penstock.journal.cursors import TopicConsumer
-from penstock.journal.following import event_query, follower_query
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
 from penstock.model.plan import BatchPlan
-from penstock.model.query import EVERYTHING
+from penstock.model.query import EVERYTHING, EventQuery, check_follower
 from penstock.names import check_consumer, check_function, check_limit, check_position, check_text, check_whole
 from penstock.protocol import topics as wire
 from penstock.protocol.fields import SettingsFields
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.clock import Seconds
     from penstock.consuming.subscription import OnLag, Subscription
     from penstock.consuming.worker import Worker
+    from penstock.documents.conditions import Where
     from penstock.entity.projection import Projection
     from penstock.entity.proof import CheckReport, InclusionProof, TreeRoot
     from penstock.entity.receipts import VerifyReport
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.journal.log import TopicLog
     from penstock.journal.upkeep.retention import CompactReport
     from penstock.protocol.operation import Operation
-    from penstock.surface.arguments import DraftArguments, FilterArguments, SettingsArguments
+    from penstock.surface.arguments import DraftArguments, SettingsArguments
     from penstock.surface.journal import Journal
     from penstock.ticket import Ticket
 
@@ -131,15 +131,32 @@ class Topic(Generic[PayloadT]):
         since: datetime | None = None,
         until: datetime | None = None,
         reverse: bool = False,
-        **wanted: Unpack[FilterArguments],
+        key: str | None = None,
+        key_prefix: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        where: Where | str | None = None,
     ) -> Iterator[Event[PayloadT]]:
         """Streams events after a position, oldest first (newest first: `reverse`), up to the newest one now.
 
-        `since` and `until` are times of recording, from the first and before the second; `wanted`: only such events,
-        by key, key_prefix, kind, scope, where. `after=0` starts at the oldest stored event; a position whose next event
+        `since` and `until` are times of recording, from the first and before the second. `key`, `key_prefix`, `kind`
+        (one or several), `scope`, `where` (a condition like "payload.total > 10", asked where the store is): only such
+        events. `after=0` starts at the oldest stored event; a position whose next event
         compaction removed raises PositionTrimmed.
         """
-        query = event_query(after, limit, through=through, since=since, until=until, reverse=reverse, **wanted)
+        query = EventQuery(
+            key=key,
+            key_prefix=key_prefix,
+            kinds=kind,
+            scope=scope,
+            where=where,
+            after=after,
+            through=through,
+            limit=limit,
+            since=since,
+            until=until,
+            reverse=reverse,
+        )
         found = iter(()) if query.nothing else self._at.read(query)
         return found if self._payload is None else map(self._payload.typed, found)
 
@@ -198,15 +215,20 @@ class Topic(Generic[PayloadT]):
         *,
         buffer: int = SUBSCRIPTION_BUFFER,
         on_lag: OnLag = "catch_up",
-        **wanted: Unpack[FilterArguments],
+        key: str | None = None,
+        key_prefix: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        where: Where | str | None = None,
     ) -> Subscription[PayloadT]:
         """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam.
 
-        `wanted`: only such events, as in `read`. What is left out counts as seen.
+        By key, kind, scope and condition as in `read`. What is left out counts as seen.
         """
         if after != "latest":
             check_position(after, "after")
-        found = self._at.subscribe(after, buffer, on_lag, follower_query(**wanted))
+        wanted = EventQuery(key=key, key_prefix=key_prefix, kinds=kind, scope=scope, where=where)
+        found = self._at.subscribe(after, buffer, on_lag, check_follower(wanted))
         found._payload = self._payload
         return found
 
@@ -252,19 +274,24 @@ class Topic(Generic[PayloadT]):
         batch: int = WORKER_BATCH,
         idle: Seconds = WORKER_IDLE,
         restarts: int = WORKER_RESTARTS,
-        **wanted: Unpack[FilterArguments],
+        key: str | None = None,
+        key_prefix: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        where: Where | str | None = None,
     ) -> Worker:
         """A worker that hands this topic's events to `handler` in batches, at least once; `start()` or `run()` it.
 
         A handler that fails gets its batch again; one that fails more than `restarts` times within a minute makes the
         worker give up, which `penstock check` says until it is started again.
 
-        `wanted`: only such events, as in `read`; the cursor moves past the others too.
+        By key, kind, scope and condition as in `read`; the cursor moves past the others too.
         """
         check_consumer(consumer)
         if self._payload is not None:
             handler = adapted(handler, self._payload.typed_all)
-        plan = BatchPlan(consumer, handler, batch, idle, restarts, follower_query(**wanted))
+        wanted = EventQuery(key=key, key_prefix=key_prefix, kinds=kind, scope=scope, where=where)
+        plan = BatchPlan(consumer, handler, batch, idle, restarts, check_follower(wanted))
         worker = self._at.worker(self, plan)
         self.journal._backend.workers.add(worker)
         return worker
@@ -347,7 +374,7 @@ class Topic(Generic[PayloadT]):
             if through is not None:
                 raise ConfigError("give through= for a position or as_of= for a time, not both")
             through = self.position_at(as_of)
-        query = event_query(through=through, key=None if key is None else check_text(key, "key"))
+        query = EventQuery(through=through, key=None if key is None else check_text(key, "key"))
         if through and through < (oldest := self.oldest) - 1:
             raise PositionTrimmed(
                 f"topic {self.name!r} begins at {oldest}: what it was after {through} cannot be folded any more",

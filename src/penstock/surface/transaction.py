@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from penstock.clock import Seconds, seconds
 from penstock.consuming.delivery import Delivery
-from penstock.documents.conditions import EventChoice, predicate
+from penstock.documents.conditions import EventChoice, Where, predicate
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.transaction import HeldWriter
 from penstock.model.failure import check_nack
+from penstock.model.query import EventQuery
 from penstock.model.take import take_request
 from penstock.names import check_consumer, check_items, check_limit, check_name, check_position, is_whole
 from penstock.queue.operations import settle
@@ -115,10 +117,38 @@ class Transaction:
 
         return self._held.look(look)
 
-    def read(self, topic: Topic | str, **read: object) -> Iterator[Event]:
-        """Reads a topic with this transaction's own appends in it; the keyword arguments are those of `Topic.read`."""
+    def read(
+        self,
+        topic: Topic | str,
+        after: int = 0,
+        limit: int | None = None,
+        *,
+        through: int | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        reverse: bool = False,
+        key: str | None = None,
+        key_prefix: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        where: Where | str | None = None,
+    ) -> Iterator[Event]:
+        """Reads a topic with this transaction's own appends in it; the arguments are those of `Topic.read`."""
         self._held.check_open()
-        found = self._held.read(self._log(topic).name, **read)
+        query = EventQuery(
+            key=key,
+            key_prefix=key_prefix,
+            kinds=kind,
+            scope=scope,
+            where=where,
+            after=after,
+            through=through,
+            limit=limit,
+            since=since,
+            until=until,
+            reverse=reverse,
+        )
+        found = self._held.read(self._log(topic).name, query)
         typed = None if isinstance(topic, str) else topic._payload
         return found if typed is None else map(typed.typed, found)
 

@@ -19,10 +19,10 @@ from penstock.errors import ConfigError, Corrupt
 from penstock.events import Event
 from penstock.journal.blocks import Block
 from penstock.journal.commit import Commit
-from penstock.journal.following import event_query
 from penstock.journal.index.index import OpenIndex
 from penstock.journal.log import read_view
 from penstock.journal.reading import TopicView
+from penstock.model.query import EventQuery
 from penstock.model.take import TakeRequest
 from penstock.names import check_position, check_text, check_whole
 from penstock.queue.flow import limiter_for
@@ -549,7 +549,7 @@ class TakeOperation:
 def keyed_positions(view: TopicView, open_index: OpenIndex, key: str, after: int) -> Iterator[int]:
     """The positions of messages with a key that are stored beyond another, settled or not, through the topic's
     index."""
-    return (event.seq for event in read_view(view, event_query(max(after, view.trimmed()), key=key), open_index))
+    return (event.seq for event in read_view(view, EventQuery(after=max(after, view.trimmed()), key=key), open_index))
 
 
 # ── before a take ─────────────────────────────────────────────────────────────────────────────────────────────────────

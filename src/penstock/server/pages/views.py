@@ -21,9 +21,9 @@ from penstock.entity.causality import tree
 from penstock.errors import ConfigError, PenstockError, UnknownQueue
 from penstock.events import Event
 from penstock.journal.catalog import Settings
-from penstock.journal.following import event_query
 from penstock.journal.locating import find_event
 from penstock.limits import BUFFER_MANIFEST
+from penstock.model.query import EventQuery
 from penstock.names import is_system
 from penstock.observe import pipelines, workers
 from penstock.observe.sample import FailedMessage, Finding, QueueSample, Sample, TopicSample
@@ -556,7 +556,7 @@ def _events(request: Request, topic: Topic) -> tuple[list[Event], str | None]:
         given |= {name: parse_moment(asked[name], now) for name in ("since", "until") if asked.get(name)}
         through = max(0, whole(asked["before"]) - 1) if asked.get("before") else None
         kinds = [kind for kind in asked.getlist("kind") if kind] or None
-        wanted = event_query(through=through, kind=kinds, reverse=True, **given)
+        wanted = EventQuery(through=through, kinds=kinds, reverse=True, **given)
         found = topic._at.read(replace(wanted, where=None))
         matching = found if wanted.where is None else filter(wanted.where, islice(found, SCANNED))
         return list(islice(matching, SHOWN)), None
