@@ -19,7 +19,6 @@ from penstock.aio import running
 from penstock.aio.buffers import open_consumer, open_producer
 from penstock.buffer import Batch, Descriptor
 from penstock.errors import ConfigError, UnknownQueue
-from penstock.surface.arguments import OpenArguments
 from server.serving import serving
 from waiting import DEADLINE
 
@@ -48,7 +47,7 @@ def test_every_method_has_its_form_for_event_loops(sync: type[Any]) -> None:
 
 
 def test_opening_takes_the_arguments_of_penstock_open() -> None:
-    assert set(OpenArguments.__annotations__) == set(inspect.signature(penstock.open).parameters) - {"url"}
+    assert inspect.signature(penstock.aio.open).parameters == inspect.signature(penstock.open).parameters
 
 
 @asynccontextmanager

@@ -30,7 +30,6 @@ import penstock.aio
 import penstock.buffer
 from penstock import Draft, ManualClock, Projection, on
 from penstock.errors import PenstockError
-from penstock.surface import arguments
 from server.serving import serving
 
 
@@ -259,14 +258,11 @@ def _arguments(call: Callable[..., Any], world: World, rng: random.Random) -> tu
     optional: list[str] = []
     positional: list[str] = []
     for name, one in inspect.signature(call).parameters.items():
-        if one.kind is one.VAR_KEYWORD:
-            typed = str(one.annotation).removeprefix("Unpack[").removesuffix("]")
-            optional += getattr(getattr(arguments, typed, None), "__annotations__", {})
-        elif one.kind is one.POSITIONAL_ONLY or (one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD):
+        if one.kind is one.POSITIONAL_ONLY or (one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD):
             positional.append(name)
         elif one.kind is one.KEYWORD_ONLY and one.default is one.empty:
             required.append(name)
-        elif one.kind is not one.VAR_POSITIONAL:
+        elif one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
             optional.append(name)
     chosen = [*positional, *required, *rng.sample(optional, min(len(optional), rng.choice((0, 1, 1, 2, 3))))]
     bad = rng.choice(chosen) if chosen else None

@@ -17,21 +17,31 @@ What holds a thread for its whole life has no form here: run a block with a tran
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Unpack
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec
 
 from penstock.aio.handles import AsyncDelivery, AsyncJournal, AsyncOutbox, AsyncQueue, AsyncTopic
 from penstock.aio.running import close
 from penstock.api import open as open_journal
 from penstock.consuming.handover import hand_over
+from penstock.surface.journal import Journal
 from penstock.surface.receiving import AsyncReceiver
-
-if TYPE_CHECKING:
-    from penstock.surface.arguments import OpenArguments
 
 __all__ = ["AsyncDelivery", "AsyncJournal", "AsyncOutbox", "AsyncQueue", "AsyncReceiver", "AsyncTopic", "open"]
 
 
-async def open(url: str | os.PathLike[str] | None = None, **options: Unpack[OpenArguments]) -> AsyncJournal:
+P = ParamSpec("P")
+
+
+def _opening(open: Callable[P, Journal]) -> Callable[P, Coroutine[Any, Any, AsyncJournal]]:
     """Opens a journal, here or behind a url, for an event loop; the arguments are those of `penstock.open`."""
-    return AsyncJournal(await hand_over(lambda: open_journal(url, **options), close))
+
+    @functools.wraps(open)
+    async def call(*args: P.args, **options: P.kwargs) -> AsyncJournal:
+        return AsyncJournal(await hand_over(lambda: open(*args, **options), close))
+
+    return call
+
+
+open = _opening(open_journal)

@@ -31,9 +31,18 @@ from penstock.consuming.delivery import Delivery
 from penstock.consuming.handover import hand_over
 from penstock.entity.outbox import Outbox
 from penstock.errors import PoisonMessage
-from penstock.events import Event, Receipt
+from penstock.events import Draft, Event, Receipt
 from penstock.journal.catalog import Settings
-from penstock.model.take import DEFAULT_GROUP
+from penstock.model.arguments import (
+    DraftArguments,
+    PolicyArguments,
+    PushArguments,
+    TakeArguments,
+    TakeManyArguments,
+    shows,
+)
+from penstock.model.push import PushOptions
+from penstock.model.take import DEFAULT_GROUP, TakeRequest
 from penstock.queue.policy import QueuePolicy
 from penstock.schema import PayloadT
 from penstock.surface.journal import Journal
@@ -45,16 +54,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.documents.conditions import EventChoice
-    from penstock.events import Draft
     from penstock.queue.operations.repair import Redriven
     from penstock.queue.results import ResultTicket
-    from penstock.surface.arguments import (
-        DraftArguments,
-        PolicyArguments,
-        PushArguments,
-        TakeArguments,
-        TakeManyArguments,
-    )
 
 
 class AsyncJournal(AsyncHandle[Journal]):
@@ -70,6 +71,7 @@ class AsyncJournal(AsyncHandle[Journal]):
         """A handle on a topic; see `penstock.Journal.topic`."""
         return AsyncTopic(self._sync.topic(name, payload=payload))
 
+    @shows(PolicyArguments, QueuePolicy)
     async def queue(
         self,
         name: str,
@@ -196,6 +198,7 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
         self, payload: PayloadT, *, reply: Literal[True], **options: Unpack[PushArguments]
     ) -> ResultTicket: ...
 
+    @shows(PushArguments, PushOptions)
     async def push(
         self, payload: PayloadT, *, reply: bool = False, **options: Unpack[PushArguments]
     ) -> Receipt | ResultTicket:
@@ -207,6 +210,7 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
             return await in_thread(lambda: self._sync.push(payload, reply=True, **options))
         return await in_thread(lambda: self._sync.push(payload, **options))
 
+    @shows(TakeArguments, TakeRequest)
     def receive(
         self, *, wait: Seconds | None = 0, **options: Unpack[TakeArguments]
     ) -> AsyncReceiver[AsyncDelivery[PayloadT]]:
@@ -216,11 +220,13 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
         """
         return AsyncReceiver(lambda wait: self.take(wait=wait, **options), wait)
 
+    @shows(TakeArguments, TakeRequest)
     async def take(self, *, wait: Seconds = 0, **options: Unpack[TakeArguments]) -> AsyncDelivery[PayloadT] | None:
         """The next message, until it is settled or its lease ends; see `penstock.Queue.take`."""
         found = await self._sync.take_async(wait=wait, **options)
         return None if found is None else AsyncDelivery(found)
 
+    @shows(TakeManyArguments, TakeRequest)
     async def take_many(
         self, limit: int, *, wait: Seconds = 0, **options: Unpack[TakeManyArguments]
     ) -> list[AsyncDelivery[PayloadT]]:
@@ -344,6 +350,7 @@ class AsyncOutbox(AsyncHandle[Outbox]):
     clear = at_once(Outbox.clear)
     flush = threaded(Outbox.flush)
 
+    @shows(DraftArguments, Draft)
     def stage(
         self, topic: AsyncTopic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]
     ) -> int:

@@ -27,11 +27,11 @@ from penstock.journal.catalog import Barrier
 from penstock.journal.commit import Commit
 from penstock.journal.owners import is_alive, new_owner, retire_owner
 from penstock.journal.writer import WriteRequest
+from penstock.model.arguments import DraftArguments, shows
 from penstock.ticket import Ticket, wake
 
 if TYPE_CHECKING:
     from penstock.journal.core import JournalCore
-    from penstock.surface.arguments import DraftArguments
     from penstock.surface.journal import Journal
     from penstock.surface.topic import Topic
 
@@ -247,6 +247,7 @@ class Fence:
     def __repr__(self) -> str:
         return f"<fence of {self._core!r}, {self.state}>"
 
+    @shows(DraftArguments, Draft)
     def submit(
         self, topic: Topic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]
     ) -> Ticket[Receipt]:

@@ -20,12 +20,12 @@ from penstock.journal.commit import Commit
 from penstock.journal.interrupts import Shield, is_inside
 from penstock.journal.prepare import PreparedBatch, make_draft, prepare
 from penstock.journal.writer import Writer, WriteRequest
+from penstock.model.arguments import DraftArguments, shows
 from penstock.names import is_whole
 from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
     from penstock.journal.core import Guard, JournalCore
-    from penstock.surface.arguments import DraftArguments
     from penstock.surface.journal import Journal
     from penstock.surface.topic import Topic
 
@@ -61,6 +61,7 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._staged)
 
+    @shows(DraftArguments, Draft)
     def stage(self, topic: Topic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> int:
         """Adds a draft and returns its index, which a later draft may name as its `cause`. Nothing is written yet."""
         self._staged.append(stage(self._journal, topic, kind, payload, draft))

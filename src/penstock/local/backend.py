@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from penstock.journal.across import AcrossQuery, LocalJournalSubscription
     from penstock.journal.following import LocalSubscription
     from penstock.journal.worker import TopicWorker
+    from penstock.model.arguments import DraftArguments
     from penstock.model.plan import BatchPlan
     from penstock.observe.sample import Sample
     from penstock.queue.queue import LocalQueue
-    from penstock.surface.arguments import DraftArguments
     from penstock.surface.backend import TopicScan
 
 

@@ -5,6 +5,7 @@ take       which messages to take, for whom and for how long
 failure    a failed attempt in words, and when its message comes again
 query      which events are wanted
 plan       what a worker over a topic is to do
+arguments  the keyword arguments that several calls share
 
 Nothing here does I/O or knows where a journal is.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, overload
 
 import msgspec
@@ -12,6 +12,8 @@ import msgspec
 from penstock.consuming.delivery import Delivery
 from penstock.errors import ConfigError
 from penstock.events import Receipt
+from penstock.model.arguments import PushArguments, shows
+from penstock.model.take import DEFAULT_GROUP
 from penstock.names import check_consumer, check_items, check_kind, check_mapping, check_name
 from penstock.queue.policy import Retry, check_attempts
 from penstock.queue.results import ResultTicket
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.clock import Seconds
     from penstock.consuming.worker import Worker
     from penstock.queue.schedule import Missed
-    from penstock.surface.arguments import PushArguments
+    from penstock.queue.worker import Middleware
     from penstock.surface.journal import Journal
 
 
@@ -105,6 +107,7 @@ class Task(Generic[P, R]):
         queue = self._tasks.journal.queue(self.queue)
         return queue.push(self._payload(args, kwargs), kind=self.name, reply=True, **self._options)
 
+    @shows(PushArguments)
     def using(self, **options: Unpack[PushArguments]) -> Task[P, R]:
         """The same task, pushed with options of `Queue.push`: `send.using(delay=60).push(to="ada")`."""
         if "kind" in options:
@@ -301,12 +304,30 @@ class Tasks:
             call.store(self._journal)
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def workers(self, *, concurrency: int = 1, **options: Any) -> list[Worker]:
-        """A worker for each of the tasks' queues, not started; the options are those of `Queue.worker`."""
+    def workers(
+        self,
+        *,
+        concurrency: int = 1,
+        group: str = DEFAULT_GROUP,
+        consumer: str | None = None,
+        ahead: int | None = None,
+        lease: Seconds | None = None,
+        middleware: Iterable[Middleware] = (),
+    ) -> list[Worker]:
+        """A worker for each of the tasks' queues, not started; the arguments are those of `Queue.worker`."""
         for call in self._periodic.values():
             call.store(self.journal)
         return [
-            self.journal.queue(queue).worker(self.run, concurrency=concurrency, **options) for queue in self.queues()
+            self.journal.queue(queue).worker(
+                self.run,
+                concurrency=concurrency,
+                group=group,
+                consumer=consumer,
+                ahead=ahead,
+                lease=lease,
+                middleware=middleware,
+            )
+            for queue in self.queues()
         ]
 
     def run(self, delivery: Delivery) -> object:

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from penstock import Ticket, Topic
     from penstock.consuming.subscription import OnLag
     from penstock.entity.states import Progress
+    from penstock.model.arguments import DraftArguments
     from penstock.model.plan import BatchPlan
     from penstock.remote.backend import RemoteBackend
     from penstock.remote.worker import RemoteTopicWorker
-    from penstock.surface.arguments import DraftArguments
 
 
 P = TypeVar("P", bound=Projection)

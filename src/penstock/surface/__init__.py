@@ -2,7 +2,6 @@
 
     journal, topic, queue, transaction      the handles; `penstock.Journal`, … are these
     receiving                               what `queue.receive` gives
-    arguments                               the keyword arguments that several calls share
     backend                                 what they stand on: the seam between a handle and its home
 
 A handle checks its arguments and asks its backend: `penstock.local` has the store in this process, `penstock.remote`

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.journal.reading import Bounds
     from penstock.journal.sealed.files import SealedBytes
     from penstock.local.backend import LocalBackend
+    from penstock.model.arguments import DraftArguments
     from penstock.model.failure import NackRequest
     from penstock.model.plan import BatchPlan
     from penstock.model.push import PushOptions
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from penstock.protocol.operation import Operation
     from penstock.queue.operations.groups import Pause
     from penstock.queue.policy import QueuePolicy
-    from penstock.surface.arguments import DraftArguments
     from penstock.surface.journal import Journal
     from penstock.surface.queue import Queue
     from penstock.surface.topic import Topic

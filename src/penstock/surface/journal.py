@@ -13,6 +13,7 @@ from penstock.errors import ConfigError, PolicyMismatch
 from penstock.events import PayloadType
 from penstock.journal.across import across_query, check_positions
 from penstock.limits import SUBSCRIPTION_BUFFER
+from penstock.model.arguments import PolicyArguments, shows
 from penstock.model.query import EventQuery, check_follower
 from penstock.names import (
     check_consumer,
@@ -24,6 +25,7 @@ from penstock.names import (
     check_whole,
 )
 from penstock.protocol import topics as wire
+from penstock.queue.policy import QueuePolicy
 from penstock.schema import PayloadT
 from penstock.surface.topic import Topic
 
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from penstock.journal.moving import CopyReport
     from penstock.journal.upkeep.dropping import DropReport
     from penstock.observe.sample import Sample
-    from penstock.surface.arguments import PolicyArguments
     from penstock.surface.backend import Backend
     from penstock.surface.queue import Queue
     from penstock.surface.transaction import Transaction
@@ -109,6 +110,7 @@ class Journal:
         """
         return self._backend.call(wire.DROP_TOPIC, check_name(name), request=wire.DropTopicQuery(force))
 
+    @shows(PolicyArguments, QueuePolicy)
     def queue(
         self,
         name: str,

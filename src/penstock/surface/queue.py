@@ -17,6 +17,7 @@ from penstock.documents.decoding import nearest
 from penstock.errors import ConfigError
 from penstock.events import Draft, Event, PayloadType, Receipt
 from penstock.limits import MESSAGES_LISTED
+from penstock.model.arguments import PolicyArguments, PushArguments, TakeArguments, TakeManyArguments, shows
 from penstock.model.push import PushOptions
 from penstock.model.take import DEFAULT_GROUP, TakeRequest, check_taker, check_taking, take_request
 from penstock.names import (
@@ -51,7 +52,6 @@ from penstock.surface.receiving import Receiver
 
 if TYPE_CHECKING:
     from penstock.queue.worker import Middleware, QueueWorker
-    from penstock.surface.arguments import PolicyArguments, PushArguments, TakeArguments, TakeManyArguments
     from penstock.surface.backend import QueueBackend
     from penstock.surface.journal import Journal
     from penstock.ticket import Ticket
@@ -158,12 +158,14 @@ class Queue(Generic[PayloadT]):
         receipt = self._backend.push(payload, options)
         return receipt if token is None else ResultTicket(self, receipt, token)
 
+    @shows(PushArguments, PushOptions)
     def submit(self, payload: PayloadT, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
         """`push` with a ticket: hands the message over and returns at once; await the ticket, or ask it later."""
         if self._payload is not None:
             payload = self._payload.accept(payload, options.get("kind", MESSAGE_KIND))
         return self._backend.submit(payload, push_options(options))
 
+    @shows(PushArguments, PushOptions)
     def push_many(self, payloads: Iterable[PayloadT | Draft], **options: Unpack[PushArguments]) -> list[Receipt]:
         """Adds messages at consecutive positions, all or nothing; the options, those of `push`, are for all of them.
 
@@ -175,6 +177,7 @@ class Queue(Generic[PayloadT]):
         return self._backend.push_many(wanted, push_options(options))
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    @shows(TakeArguments, TakeRequest)
     def receive(self, *, wait: Seconds | None = 0, **options: Unpack[TakeArguments]) -> Receiver[PayloadT]:
         """Messages to work on: `with queue.receive(wait=1) as delivery` for one, or None when none came in that time;
         `for delivery in queue.receive(wait=1)` for one after the other until none came. `wait=None` waits for ever.
@@ -211,6 +214,7 @@ class Queue(Generic[PayloadT]):
             self._typed(found)
         return found[0] if found else None
 
+    @shows(TakeManyArguments, TakeRequest)
     def take_many(
         self, limit: int, *, wait: Seconds = 0, **options: Unpack[TakeManyArguments]
     ) -> Sequence[Delivery[PayloadT]]:
@@ -219,11 +223,13 @@ class Queue(Generic[PayloadT]):
         wanted = take_request(limit, "take_many", wait, **options)
         return self._typed(self._backend.take(wanted)) if limit else []
 
+    @shows(TakeArguments, TakeRequest)
     async def take_async(self, *, wait: Seconds = 0, **options: Unpack[TakeArguments]) -> Delivery[PayloadT] | None:
         """`take` for an event loop."""
         found = self._typed(await self._backend.take_async(take_request(1, "take_async", wait, **options)))
         return found[0] if found else None
 
+    @shows(TakeManyArguments, TakeRequest)
     async def take_many_async(
         self, limit: int, *, wait: Seconds = 0, **options: Unpack[TakeManyArguments]
     ) -> Sequence[Delivery[PayloadT]]:
@@ -428,6 +434,7 @@ class Queue(Generic[PayloadT]):
         """
         return self._call(wire.DROP_QUEUE)
 
+    @shows(PolicyArguments)
     def configure(self, **policy: Unpack[PolicyArguments]) -> QueuePolicy:
         """Changes the policy, all but the mode: a queue keeps the one it was made with."""
         fields = policy_fields(checked(named(policy), self.name))

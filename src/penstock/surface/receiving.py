@@ -10,7 +10,7 @@ from penstock.schema import PayloadT
 
 if TYPE_CHECKING:
     from penstock.clock import Seconds
-    from penstock.surface.arguments import TakeArguments
+    from penstock.model.arguments import TakeArguments
     from penstock.surface.queue import Queue
 
 LONG = 3600.0

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar, Unpack
 from penstock.clock import to_ms
 from penstock.consuming.worker import adapted
 from penstock.errors import ConfigError, PositionTrimmed
-from penstock.events import parse_id
+from penstock.events import Draft, parse_id
+from penstock.journal.catalog import Settings
 from penstock.journal.commit import checked_settings
 from penstock.journal.cursors import TopicConsumer
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
+from penstock.model.arguments import DraftArguments, SettingsArguments, shows
 from penstock.model.plan import BatchPlan
 from penstock.model.query import EVERYTHING, EventQuery, check_follower
 from penstock.names import check_consumer, check_function, check_limit, check_position, check_text, check_whole
@@ -32,12 +34,10 @@ if TYPE_CHECKING:
     from penstock.entity.proof import CheckReport, InclusionProof, TreeRoot
     from penstock.entity.receipts import VerifyReport
     from penstock.entity.states import Freshness, RebuildReport, Watch
-    from penstock.events import Draft, Event, PayloadType, Receipt
-    from penstock.journal.catalog import Settings
+    from penstock.events import Event, PayloadType, Receipt
     from penstock.journal.log import TopicLog
     from penstock.journal.upkeep.retention import CompactReport
     from penstock.protocol.operation import Operation
-    from penstock.surface.arguments import DraftArguments, SettingsArguments
     from penstock.surface.journal import Journal
     from penstock.ticket import Ticket
 
@@ -68,6 +68,7 @@ class Topic(Generic[PayloadT]):
         return self.journal._backend.store(what, instead).log(self.name)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @shows(DraftArguments, Draft)
     def append(self, kind: object, payload: PayloadT | None = None, **draft: Unpack[DraftArguments]) -> Receipt:
         """Appends one event and returns when it is durable. Keyword arguments are those of `Draft`."""
         if self._payload is not None:
@@ -78,6 +79,7 @@ class Topic(Generic[PayloadT]):
         """Appends events at consecutive positions, all or nothing; one receipt each, in order."""
         return self._at.append_many(drafts if self._payload is None else self._payload.drafts(drafts))
 
+    @shows(DraftArguments, Draft)
     def submit(self, kind: object, payload: PayloadT | None = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
         """Hands an event over and returns a ticket at once; waits only when the writer's capacity is full."""
         if self._payload is not None:
@@ -89,6 +91,7 @@ class Topic(Generic[PayloadT]):
         checked = drafts if self._payload is None else self._payload.drafts(drafts)
         return self._at.submit_many(checked, patient=True)
 
+    @shows(DraftArguments, Draft)
     def try_submit(
         self, kind: object, payload: PayloadT | None = None, **draft: Unpack[DraftArguments]
     ) -> Ticket[Receipt]:
@@ -309,6 +312,7 @@ class Topic(Generic[PayloadT]):
         """What the topic keeps and for how long."""
         return self._at.settings()
 
+    @shows(SettingsArguments)
     def configure(self, **changes: Unpack[SettingsArguments]) -> Settings:
         """Changes the topic's settings (see `Settings`): retention, compaction by key, the dedup window."""
         return self._call(wire.CONFIGURE_TOPIC, request=SettingsFields(**checked_settings(changes)))

@@ -14,9 +14,11 @@ from penstock.errors import ConfigError
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.cursors import move_cursor, read_cursor
 from penstock.journal.transaction import HeldWriter
+from penstock.model.arguments import DraftArguments, PushArguments, TakeArguments, shows
 from penstock.model.failure import check_nack
+from penstock.model.push import PushOptions
 from penstock.model.query import EventQuery
-from penstock.model.take import take_request
+from penstock.model.take import TakeRequest, take_request
 from penstock.names import check_consumer, check_items, check_limit, check_name, check_position, is_whole
 from penstock.queue.operations import settle
 from penstock.queue.operations.repair import Redriven, move_in, purge_in, redrive_in
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from penstock.journal.log import TopicLog
     from penstock.local.backend import LocalBackend
     from penstock.queue.queue import LocalQueue
-    from penstock.surface.arguments import DraftArguments, PushArguments, TakeArguments
     from penstock.surface.journal import Journal
 
 T = TypeVar("T")
@@ -78,6 +79,7 @@ class Transaction:
             delivery._deadline = deadline
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    @shows(DraftArguments, Draft)
     def append(
         self, topic: Topic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]
     ) -> Receipt:
@@ -175,6 +177,7 @@ class Transaction:
         return self._store.log(topic.name)
 
     # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    @shows(PushArguments, PushOptions)
     def push(self, queue: Queue | str, payload: object, **options: Unpack[PushArguments]) -> Receipt:
         """Pushes a message; no consumer is woken or sees it before the transaction commits."""
         if isinstance(queue, Queue) and queue._payload is not None:
@@ -183,6 +186,7 @@ class Transaction:
         batch, delivery = own.prepare(payload, push_options(options), self._held.find_cause)
         return self._held.change(lambda commit: own.push_in(commit, batch, delivery)[0])
 
+    @shows(PushArguments, PushOptions)
     def push_many(
         self, queue: Queue | str, payloads: Iterable[object], **options: Unpack[PushArguments]
     ) -> list[Receipt]:
@@ -193,6 +197,7 @@ class Transaction:
         batch, delivery = own.prepare_many(payloads, push_options(options), self._held.find_cause)
         return self._held.change(lambda commit: own.push_in(commit, batch, delivery))
 
+    @shows(TakeArguments, TakeRequest)
     def take(self, queue: Queue | str, **options: Unpack[TakeArguments]) -> Delivery | None:
         """Takes the next message if the transaction commits, this transaction's own pushes included; never waits.
 
@@ -201,6 +206,7 @@ class Transaction:
         found = self.take_many(queue, 1, **options)
         return found[0] if found else None
 
+    @shows(TakeArguments, TakeRequest)
     def take_many(self, queue: Queue | str, limit: int, **options: Unpack[TakeArguments]) -> list[Delivery]:
         """Takes up to `limit` messages if the transaction commits."""
         wanted = take_request(limit, "take_many", **options)

@@ -1,35 +1,46 @@
-"""The keyword arguments that several calls share, each with its type: a misspelt one fails the type checker."""
+"""The keyword arguments that several calls share, each with its type: a misspelt one fails the type checker.
+
+A method takes them as `**options: Unpack[…]`; `shows` lets `help`, `inspect.signature` and IPython show each of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+
+import msgspec
 
 if TYPE_CHECKING:
-    from penstock.clock import Clock, Seconds
+    from penstock.clock import Seconds
     from penstock.consuming.delivery import Delivery
-    from penstock.engine.contract import Durability
     from penstock.events import Event, Receipt
     from penstock.queue.policy import Retry
     from penstock.surface.queue import Queue
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-class OpenArguments(TypedDict, total=False):
-    """What a journal may be opened with; see `penstock.open`."""
 
-    read_only: bool
-    durability: Durability | None
-    writer_capacity: int | None
-    pressure: float
-    clock: Clock | None
-    token: str | None
-    linger: float | None
-    timeout: float | None
-    lease: float | None
-    takeover: bool
-    standby: bool
-    store_options: Mapping[str, object] | None
+def shows(arguments: type, value: type[msgspec.Struct] | None = None) -> Callable[[F], F]:
+    """Lets a function's signature show arguments one by one, with the defaults that the fields of a value have.
+
+    Without a value the default is `...`: what is left out stays as it is.
+    """
+    given = () if value is None else value.__struct_defaults__
+    defaults = {} if value is None else dict(zip(value.__struct_fields__[-len(given) :], given, strict=True))
+
+    def show(function: F) -> F:
+        signature, kind = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
+        own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        shown = [
+            inspect.Parameter(name, kind, default=defaults.get(name, ...), annotation=hint.__forward_arg__)
+            for name, hint in arguments.__annotations__.items()
+        ]
+        vars(function)["__signature__"] = signature.replace(parameters=[*own, *shown])
+        return function
+
+    return show
 
 
 class DraftArguments(TypedDict, total=False):
