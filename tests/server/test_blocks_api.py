@@ -106,7 +106,7 @@ def test_sealed_history_is_sent_as_blocks_too(served: Served, journal: penstock.
     assert [event.payload["n"] for block in found for event in block.events()] == list(range(500))
 
 
-def test_ends_and_cuts_are_what_a_plan_needs(served: Served, journal: penstock.Journal) -> None:
+def test_ends_sizes_and_cuts_are_what_a_plan_needs(served: Served, journal: penstock.Journal) -> None:
     fill(journal)
     journal.topic("other").append("made")
     journal.topic("orders").compact(100)
@@ -114,9 +114,14 @@ def test_ends_and_cuts_are_what_a_plan_needs(served: Served, journal: penstock.J
     ends = {"trimmed": 100, "latest": 500, "began": 0, "whole": 100}
     assert said == {"journal": journal.id, "ends": {"orders": ends}}
     assert set(served.get("/v1/ends").json["ends"]) >= {"orders", "other"}
-    cuts = served.get("/v1/topics/orders/cuts", after=100, through=500, pieces=4, exactly="true").json
-    assert cuts["bounds"][0] == 100 and cuts["bounds"][-1] == 500 and len(cuts["bounds"]) == 5 and cuts["size"] > 1000
-    assert served.get("/v1/topics/orders/cuts", after=5, through=5).json == {"size": 0, "bounds": []}
+    bounds = served.get("/v1/topics/orders/cuts", after=100, through=500, pieces=4, exactly="true").json["bounds"]
+    assert bounds[0] == 100 and bounds[-1] == 500 and len(bounds) == 5
+    assert served.get("/v1/topics/orders/cuts", after=5, through=5).json == {"bounds": []}
+    asked = [("orders", 100, 500), ("orders", 5, 5), ("orders", 600, 700), ("nowhere", 0, 9), ("orders", 100, 300)]
+    ranges = [{"topic": topic, "after": after, "through": through} for topic, after, through in asked]
+    whole, *nothing, half = served.post("/v1/sizes", ranges).json["sizes"]
+    assert whole > half > 1000 and nothing == [0, 0, 0]
+    assert served.post("/v1/sizes", ranges[:1] * 10_001).status == 400
     assert served.get("/v1/topics/nowhere/blocks", through=1).json["error"] == "UnknownTopic"
 
 
@@ -130,7 +135,7 @@ def test_blocks_of_a_topic_that_was_dropped_are_trimmed_in_the_one_made_anew(
     refused = served.get("/v1/topics/orders/blocks", after=400, through=500)
     assert (refused.status, refused.json["error"], refused.json["oldest"]) == (410, "PositionTrimmed", 501)
     assert not blocks(served.get("/v1/topics/orders/blocks", after=400, through=500, strict="false"))
-    assert served.get("/v1/topics/orders/cuts", after=400, through=500, pieces=3).json["size"] == 0
+    assert served.post("/v1/sizes", [{"topic": "orders", "after": 400, "through": 500}]).json == {"sizes": [0]}
     assert positions(blocks(served.get("/v1/topics/orders/blocks", after=500, through=1000))) == list(range(501, 1001))
 
 

@@ -56,6 +56,7 @@ NAMED_INSIDE = (
     "read_across",
     "follow_across",
     "move_cursors",
+    "read_sizes",
     "stage_blocks",
     "stage_object",
     "commit_staged",
@@ -231,6 +232,7 @@ BODIES: dict[str, Callable[[World, str], Any]] = {
     "nack_delivery": lambda world, target: {"dead": True},
     "extend_delivery": lambda world, target: {"lease": 600},
     "leave_queue": lambda world, target: {"consumer": "worker"},
+    "read_sizes": lambda world, target: [{"topic": target, "after": 0, "through": 9}],
     "read_spans": lambda world, target: {"wanted": {"kinds": ["more"]}, "through": 9},
     "find_correlations": lambda world, target: [world.event.id],  # type: ignore[union-attr]
     "stage_blocks": lambda world, target: _piece(target),

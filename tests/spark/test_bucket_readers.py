@@ -20,8 +20,9 @@ from penstock.spark import journals as stores
 from penstock.spark.journals import correlations, open_source, reading
 from penstock.spark.options import JournalLocation
 from penstock.spark.projection.projecting import keeper_of
+from penstock.spark.rows import TaskRanges
 from penstock.spark.sealing import _SegmentTask
-from penstock.spark.source import PenstockSource, Range, StreamReader
+from penstock.spark.source import PenstockSource, StreamReader
 
 COLUMNS = StructType().add("seq", "long").add("payload", "string")
 
@@ -58,8 +59,8 @@ def fall_behind(url: str) -> None:
 
 
 def ranges(found: Any) -> list[tuple[int, int]]:
-    assert all(isinstance(one, Range) for one in found)
-    return [span for one in found for span in one.spans]
+    assert all(isinstance(one, TaskRanges) for one in found)
+    return [span for one in found for each in one.ranges for span in each.spans]
 
 
 def stream(url: str, **options: str) -> StreamReader:

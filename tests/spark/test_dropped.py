@@ -175,8 +175,8 @@ def test_a_topic_of_a_pattern_that_is_dropped_before_its_batch_is_planned_is_not
     with pytest.raises(PositionTrimmed, match="'orders-old' was dropped before this query had read its events 1 to 10"):
         reader.partitions(start, end)
     lenient = PenstockSource({**place, "topicPattern": "orders.*", "failOnDataLoss": "false"}).streamReader(COLUMNS)
-    assert [share.topic for share in lenient.partitions(start, end)] == ["orders"]
-    assert [share.topic for share in reader.partitions(start, {**end, "orders-old": 0})] == ["orders"]
+    for shares in (lenient.partitions(start, end), reader.partitions(start, {**end, "orders-old": 0})):
+        assert [each.topic for share in shares for each in share.ranges] == ["orders"]
 
 
 @needs_limits

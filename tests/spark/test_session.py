@@ -21,7 +21,16 @@ from penstock.spark.startup import java as javas
 from penstock.spark.startup import stand_in as stand_in_program
 from penstock.spark.startup.forking import QUIET, STREAM_SOURCE
 from penstock.spark.startup.launch import goes_direct, heap
-from penstock.spark.startup.settings import Scratch, defaults, from_keywords, merged, sweep, threads, with_identity
+from penstock.spark.startup.settings import (
+    Scratch,
+    defaults,
+    from_keywords,
+    merged,
+    parallelism,
+    sweep,
+    threads,
+    with_identity,
+)
 from waiting import eventually
 
 if TYPE_CHECKING:
@@ -236,6 +245,29 @@ def test_master_and_app_may_come_as_settings_but_not_twice() -> None:
 @pytest.mark.parametrize(("master", "count"), [("local", 1), ("local[3]", 3), ("local[ 4 , 2 ]", 4)])
 def test_threads_of_a_local_master(master: str, count: int) -> None:
     assert threads(master) == count
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({"spark.master": "local[3]"}, 3),
+        ({"spark.master": "local[3]", "spark.default.parallelism": "8"}, 8),
+        ({"spark.master": "spark://host:7077"}, None),
+        ({"spark.master": "spark://host:7077", "spark.cores.max": "40"}, 40),
+        ({"spark.master": "k8s://host", "spark.executor.instances": "5", "spark.executor.cores": "4"}, 20),
+        ({"spark.master": "yarn", "spark.executor.instances": "5"}, None),
+    ],
+)
+def test_how_many_tasks_run_at_once_is_read_from_the_settings(settings: dict[str, str], count: int | None) -> None:
+    assert parallelism(settings) == count
+
+
+def test_spark_plans_for_as_many_tasks_as_its_master_runs(spark: SparkSession, tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "shop.db", durability="process") as journal:
+        for _ in range(24):
+            journal.topic("orders").append_many([penstock.Draft("n", "x" * 100_000) for _ in range(10)])
+    orders = spark.read.format("penstock").options(url=str(tmp_path / "shop.db"), topic="orders").load()
+    assert orders.rdd.getNumPartitions() == spark.sparkContext.defaultParallelism == 2
 
 
 def test_a_master_that_nobody_understands_is_refused() -> None:

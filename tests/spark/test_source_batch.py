@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,9 @@ from penstock.errors import ConfigError, PenstockError, PositionTrimmed
 from penstock.local import bulk
 from penstock.spark import rows
 from penstock.spark import source as sources
-from penstock.spark.journals import open_source
+from penstock.spark.journals import SourceJournal, open_source
+from penstock.spark.rows import TaskRanges
+from penstock.spark.startup.settings import PARALLELISM_VARIABLE
 from server.serving import serving
 
 if TYPE_CHECKING:
@@ -323,7 +325,8 @@ def test_only_where_wanted_events_may_be_is_read(
     blocks = [
         block
         for share in shares
-        for span in share.spans
+        for each in share.ranges
+        for span in each.spans
         for some in opened.blocks("orders", *span, strict=True)
         for block in some
     ]
@@ -341,8 +344,72 @@ def test_what_many_keys_have_is_read_by_tasks(
         monkeypatch.setattr(bulk, "FOUND_EVENTS", most)
         given = source(url, topic="orders", keys="k77,k5")
         reader = given.reader(schema_of(given))
-        assert any(share.found for share in reader.partitions()) == found
+        assert any(each.found for share in reader.partitions() for each in share.ranges) == found
         assert sorted(seqs(rows_of(reader))) == [e.seq for e in orders.read() if e.key in ("k77", "k5")]
+
+
+# ── how many tasks ───────────────────────────────────────────────────────────────────────────────────────────────────
+def planned(place: object, **options: object) -> tuple[list[TaskRanges], list[tuple[str, int]]]:
+    """The tasks of a query, and the topic and position of every row, as they come."""
+    found = source(place, **options)  # type: ignore[arg-type]
+    reader = found.reader(schema_of(found, "topic STRING, seq BIGINT"))
+    tasks = reader.partitions()
+    return tasks, [(row["topic"], row["seq"]) for row in rows_of(reader, tasks)]
+
+
+@pytest.mark.parametrize("at_once", [2, 8])
+def test_a_task_reads_many_small_topics(
+    place: dict[str, str], journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setenv(PARALLELISM_VARIABLE, str(at_once))
+    for number in range(300):
+        fill(journal, 3, f"small-{number:03}")
+    asked: list[str] = []
+    ask = SourceJournal.sizes
+
+    def counting(self: SourceJournal, ranges: Iterable[tuple[str, tuple[int, int]]]) -> list[int]:
+        asked.append("sizes")
+        return ask(self, ranges)
+
+    monkeypatch.setattr(SourceJournal, "sizes", counting)
+    tasks, found = planned(place, topics="small-*")
+    assert len(tasks) == at_once and len(asked) == 1
+    assert found == [(f"small-{number:03}", seq) for number in range(300) for seq in (1, 2, 3)]
+
+
+def test_tasks_have_about_as_many_bytes_however_topics_differ(
+    url: str, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PARALLELISM_VARIABLE, "4")
+    monkeypatch.setattr(sources, "_SPREAD_BYTES", 100_000)
+    monkeypatch.setattr(sources, "_OPENED_BYTES", 1)
+    for name, count in (("a", 200), ("b", 20), ("c", 4_000), ("d", 1), ("e", 900)):
+        for first in range(0, count, 100):
+            journal.topic(name).append_many([Draft("n", "x" * 200) for _ in range(first, min(count, first + 100))])
+    tasks, found = planned(url, topic="a,b,c,d,e")
+    assert sorted(found) == sorted((event.topic, event.seq) for event in journal.read("*"))
+    events = [sum(high - low for each in task.ranges for low, high in each.spans) for task in tasks]
+    assert len(tasks) == 4 and max(events) < 2 * min(events), events
+
+
+def test_at_least_so_many_tasks_of_topics_large_and_small(url: str, journal: penstock.Journal) -> None:
+    for name, count in (("a", 50), ("b", 7), ("c", 1_000)):
+        fill(journal, count, name)
+    for least in (1, 5, 23):
+        tasks, found = planned(url, topic="a,b,c", minPartitions=least)
+        assert len(tasks) == least and len(found) == len(set(found)) == 1_057
+
+
+def test_as_many_tasks_as_spark_runs_at_once(
+    url: str, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(20):
+        journal.topic("orders").append_many([Draft("n", "x" * 100_000) for _ in range(10)])
+    for told, tasks in (("2", 2), ("7", 7), ("64", 9), ("", 4)):
+        monkeypatch.setenv(PARALLELISM_VARIABLE, told)
+        assert len(planned(url, topic="orders")[0]) == tasks, (
+            "2 MiB each at the least; 4 where Spark's number is not known"
+        )
 
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -135,19 +135,18 @@ _UNPACKED = 3
 """How many bytes one of a Parquet file stands for, about."""
 
 
-def read_cuts(at: LocalBackend, name: str, query: wire.CutsQuery) -> wire.CutsDocument:
-    if query.after >= query.through:
-        return wire.CutsDocument(0, [])
-    with _topic(at, name) as view:
-        through = min(query.through, view.latest())
-        size = _range_size(view, query.after, through)
-        if not query.pieces:
-            return wire.CutsDocument(size, [])
-        return wire.CutsDocument(size, _range_cuts(view, query.after, through, query.pieces, exactly=query.exactly))
+def read_sizes(at: LocalBackend, ranges: Sequence[wire.RangeRequest]) -> list[int]:
+    if len(ranges) > wire.MOST_RANGES:
+        raise ConfigError(f"{len(ranges):,} ranges are too many at once; at most {wire.MOST_RANGES:,}")
+    with at.core.engine.read() as snap:
+        return [_range_size(snap, check_name(one.topic), one.after, one.through) for one in ranges]
 
 
-def _range_size(view: TopicView, after: int, through: int) -> int:
+def _range_size(snap: Snapshot, topic: str, after: int, through: int) -> int:
     """About how many bytes a range has: as if all its hot blocks were like the one in their middle."""
+    view = TopicView.open(snap, topic)
+    if view is None or after >= (through := min(through, view.latest())):
+        return 0
     sealed = min(view.state().sealed, through)
     size = 0
     if sealed > after:
@@ -161,6 +160,14 @@ def _range_size(view: TopicView, after: int, through: int) -> int:
         count = open_block(view.snap, key, value, view.name).count
         return size + (through - after) * stored_size(value) // count
     return size
+
+
+def read_cuts(at: LocalBackend, name: str, query: wire.CutsQuery) -> list[int]:
+    if query.after >= query.through:
+        return []
+    with _topic(at, name) as view:
+        through = min(query.through, view.latest())
+        return _range_cuts(view, query.after, through, query.pieces, exactly=query.exactly)
 
 
 def _range_cuts(view: TopicView, after: int, through: int, pieces: int, *, exactly: bool) -> list[int]:

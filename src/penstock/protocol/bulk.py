@@ -23,6 +23,8 @@ REACHED_HEADER = "X-Penstock-Reached"
 """On an answer of blocks: the position they reach; ask again with after=… set to it."""
 MOST_IDS = 10_000
 """Ids that may be asked about at once."""
+MOST_RANGES = 10_000
+"""Ranges of which the sizes may be asked for at once."""
 MOST_STATES = 10_000
 """States that may be asked for, or saved, at once."""
 
@@ -52,15 +54,16 @@ class EndsDocument(msgspec.Struct):
 class CutsQuery(msgspec.Struct, omit_defaults=True):
     after: After = 0
     through: Annotated[Count, Meta(description="the last position wanted")] = 0
-    pieces: Annotated[int, Meta(ge=0, le=100_000, description="how many pieces are wanted; 0: only the size")] = 0
+    pieces: Annotated[int, Meta(ge=1, le=100_000, description="how many pieces are wanted")] = 1
     exactly: Annotated[bool, Meta(description="cut inside blocks too, to have as many")] = False
 
 
-class CutsDocument(msgspec.Struct):
-    """About how many bytes a range has, and the bounds of pieces of about equal size."""
+class RangeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The events of a topic after a position and through another."""
 
-    size: int
-    bounds: list[int]
+    topic: str
+    after: After
+    through: Annotated[Count, Meta(description="the last position wanted")]
 
 
 class BlocksQuery(msgspec.Struct, omit_defaults=True):
@@ -215,11 +218,18 @@ class RebuiltStatesRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defa
 
 
 READ_ENDS = Operation("GET /ends", "read", TopicsQuery, EndsDocument, "Where topics begin and end")
+READ_SIZES = Operation(
+    "POST /sizes -> sizes",
+    "read",
+    list[RangeRequest],
+    list[int],
+    "About how many bytes ranges of positions have, in their order; 0 where there is nothing",
+)
 READ_CUTS = Operation(
-    "GET /topics/{topic}/cuts",
+    "GET /topics/{topic}/cuts -> bounds",
     "read",
     CutsQuery,
-    CutsDocument,
+    list[int],
     "Where a range of positions is best cut for several readers",
 )
 READ_SPANS = Operation(

@@ -18,7 +18,7 @@ import os
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypeVar
@@ -50,11 +50,13 @@ from penstock.local.backend import LocalJournal
 from penstock.protocol.bulk import (
     FIND_CORRELATIONS,
     MOST_IDS,
+    MOST_RANGES,
     READ_CUTS,
     READ_ENDS,
+    READ_SIZES,
     READ_SPANS,
-    CutsDocument,
     CutsQuery,
+    RangeRequest,
     SpansDocument,
     SpansRequest,
     TopicEnds,
@@ -299,14 +301,15 @@ class SourceJournal(ABC):
         """The last position recorded before a time; 0 for none."""
         return self.ask(FIND_POSITION, topic, request=PositionQuery((_EPOCH + timedelta(milliseconds=ms)).isoformat()))
 
-    def size(self, topic: str, after: int, through: int) -> int:
-        """About how many bytes a range has."""
-        return self._ask_of(READ_CUTS, topic, CutsQuery(after, through), CutsDocument(0, [])).size
+    def sizes(self, ranges: Iterable[tuple[str, Bounds]]) -> list[int]:
+        """About how many bytes ranges of topics have; 0 for a topic that was dropped."""
+        asked = [RangeRequest(topic, *span) for topic, span in ranges]
+        parts = (asked[at : at + MOST_RANGES] for at in range(0, len(asked), MOST_RANGES))
+        return [size for part in parts for size in self.ask(READ_SIZES, request=part)]
 
     def cuts(self, topic: str, span: Bounds, pieces: int, *, exactly: bool) -> list[int]:
         """The bounds of so many pieces of a range, of about equal size, or exactly so many."""
-        query = CutsQuery(*span, pieces, exactly)
-        return self._ask_of(READ_CUTS, topic, query, CutsDocument(0, list(span))).bounds
+        return self._ask_of(READ_CUTS, topic, CutsQuery(*span, pieces, exactly), list(span))
 
     def spans(self, topic: str, span: Bounds, wanted: Wanted) -> SpansDocument:
         """Where in a range wanted events may be."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -407,23 +408,32 @@ class SourceLayout(msgspec.Struct, frozen=True):
         return pa.array(fit)
 
 
-class Range(InputPartition):
-    """One task's share: the events of a topic within some bounds, in order, and some that the plan has found."""
+class TopicRange(msgspec.Struct):
+    """The events of a topic within some bounds, in order, and some that the plan has found."""
 
-    def __init__(self, topic: str, spans: Sequence[Bounds], found: bytes = b"") -> None:
-        super().__init__(None)
-        self.journal: str | None = None
-        """The id of the journal it was cut from."""
-        self.topic = topic
-        self.spans = tuple(spans)
-        self.found = found
-        """Blocks, as one message."""
-        self.whole = False
-        """Whether an event is at every position."""
+    topic: str
+    spans: list[Bounds]
+    found: bytes = b""
+    """Blocks, as one message."""
+    whole: bool = False
+    """Whether an event is at every position."""
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         found = f", {len(self.found):,} bytes" if self.found else ""
         return f"{self.topic}({', '.join(f'{low}…{high}' for low, high in self.spans)}{found})"
+
+
+class TaskRanges(InputPartition):
+    """What one task reads: ranges of one topic or of several."""
+
+    def __init__(self, journal: str, ranges: Sequence[TopicRange]) -> None:
+        super().__init__(None)
+        self.journal = journal
+        """The id of the journal that they were cut from: no task reads another one."""
+        self.ranges = tuple(ranges)
+
+    def __repr__(self) -> str:
+        return ", ".join(map(str, self.ranges))
 
 
 _BATCH_ROWS = 65_536
@@ -431,23 +441,16 @@ _SMALL_BATCH_BYTES = 1 << 20
 """Record batches with fewer bytes are joined: each costs a millisecond on its way to Spark."""
 
 
-def read_range(
-    journal: SourceJournal, share: Range, layout: SourceLayout, filter: RowFilter, *, strict: bool
+def read_ranges(
+    journal: SourceJournal, share: TaskRanges, layout: SourceLayout, filter: RowFilter, *, strict: bool
 ) -> Iterator[pa.RecordBatch]:
     """The events of a task's share, fetched some blocks at a time.
 
     `strict`: history removed meanwhile raises PositionTrimmed; else what is left is read.
     """
-    if share.whole and layout.schema.names == ["seq"] and filter.everything:
-        for after, through in share.spans:
-            for low in range(after, through, _BATCH_ROWS):
-                seqs = np.arange(low + 1, min(low + _BATCH_ROWS, through) + 1)
-                yield pa.RecordBatch.from_arrays([pa.array(seqs)], schema=layout.schema)
-        return
     small: list[pa.RecordBatch] = []
     size = 0
-    for block, start, stop in _parts(journal, share, filter, strict):
-        batch = layout.batch(block, start, stop, filter)
+    for batch in chain.from_iterable(_batches(journal, each, layout, filter, strict) for each in share.ranges):
         if not batch.num_rows:
             continue
         small.append(batch)
@@ -459,8 +462,24 @@ def read_range(
         yield pa.concat_batches(small)
 
 
-def _parts(journal: SourceJournal, share: Range, filter: RowFilter, strict: bool) -> Iterator[tuple[Block, int, int]]:
-    """Blocks of a share that may hold wanted events, and which rows are the share's: from one, up to another."""
+def _batches(
+    journal: SourceJournal, share: TopicRange, layout: SourceLayout, filter: RowFilter, strict: bool
+) -> Iterator[pa.RecordBatch]:
+    """The events of a topic's range; positions alone are known without reading anything."""
+    if share.whole and layout.schema.names == ["seq"] and filter.everything:
+        for after, through in share.spans:
+            for low in range(after, through, _BATCH_ROWS):
+                seqs = np.arange(low + 1, min(low + _BATCH_ROWS, through) + 1)
+                yield pa.RecordBatch.from_arrays([pa.array(seqs)], schema=layout.schema)
+    else:
+        for block, start, stop in _parts(journal, share, filter, strict):
+            yield layout.batch(block, start, stop, filter)
+
+
+def _parts(
+    journal: SourceJournal, share: TopicRange, filter: RowFilter, strict: bool
+) -> Iterator[tuple[Block, int, int]]:
+    """Blocks of a range that may hold wanted events, and which rows are the range's: from one, up to another."""
     for block in blocks_of(share.found, share.topic):
         yield block, 0, block.count
     for after, through in share.spans:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from itertools import pairwise
 
 import pyarrow as pa
@@ -33,8 +33,17 @@ from penstock.journal.reading import Bounds
 from penstock.protocol.bulk import TopicEnds
 from penstock.spark.journals import SourceJournal, check_kept, check_reach, check_rights, dropped, open_source
 from penstock.spark.options import Offset, ReadOptions, check_stream, read_options, resolved
-from penstock.spark.rows import Range, RowFilter, SourceLayout, option_filter, read_range, source_schema
+from penstock.spark.rows import (
+    RowFilter,
+    SourceLayout,
+    TaskRanges,
+    TopicRange,
+    option_filter,
+    read_ranges,
+    source_schema,
+)
 from penstock.spark.sentences import in_sentences
+from penstock.spark.startup.settings import told_parallelism
 from penstock.spark.versions import LimitedReader, check_batch_limits
 
 _TASK_BYTES = 128 << 20
@@ -44,7 +53,13 @@ _LOOK_UP = 65_536
 _YEAR_9999 = 253_370_764_800_000
 """Milliseconds after which nothing is recorded."""
 _SPREAD_BYTES = 2 << 20
-"""From this size on a range is spread over the cores, even if one task could read it."""
+"""From this size on a read is spread over the cores, even if one task could do it."""
+_UNTOLD_TASKS, _UNTOLD_BYTES = 64, 4 << 20
+"""How a read is spread where Spark's parallelism is not known: each task has as many bytes as Spark's own shares of
+files have at the least. On a machine that runs two tasks at once 64 take some two seconds longer than two.
+"""
+_OPENED_BYTES = 64 << 10
+"""What a range counts for at the least: a task could read so much in the time that it takes to look for the range."""
 
 Offsets = dict[str, int]
 """How far each topic has been read."""
@@ -106,7 +121,12 @@ def _resolve(offset: Offset, ends: TopicEnds) -> int:
     return ends.trimmed if offset == "earliest" else ends.latest
 
 
-def narrowed(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int], filter: RowFilter) -> list[Range]:
+def planned(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int], filter: RowFilter) -> list[TaskRanges]:
+    """What tasks read between offsets, as far as a filter leaves it."""
+    return cut(topics, narrowed(topics, starts, ends, filter))
+
+
+def narrowed(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int], filter: RowFilter) -> list[TopicRange]:
     """The ranges between offsets, as far as a filter leaves them."""
     (first, through), (low, high) = filter.between("seq"), filter.between("recorded_at")
     wanted = filter.wanted()
@@ -121,65 +141,74 @@ def narrowed(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int],
             continue
         if topics.options.fail_on_data_loss:
             check_kept(name, start, end, topics.found[name].trimmed)
+        whole = start >= topics.found[name].whole
         if wanted is None or end - start < _LOOK_UP:
-            ranges.append(Range(name, [(start, end)]))
+            ranges.append(TopicRange(name, [(start, end)], whole=whole))
             continue
         found = topics.journal.spans(name, (start, end), wanted)
         if found.spans or found.found:
-            ranges.append(Range(name, found.spans, found.found))
+            ranges.append(TopicRange(name, found.spans, found.found, whole))
     return ranges
 
 
-def cut(topics: Topics, ranges: Iterable[Range]) -> list[Range]:
-    """The same events in ranges for tasks to read: of about equal size, cut between blocks where that is possible."""
-    whole = list(ranges)
-    sizes = [sum(topics.journal.size(range_.topic, *span) for span in range_.spans) for range_ in whole]
-    total = sum(sizes)
+def cut(topics: Topics, ranges: Sequence[TopicRange]) -> list[TaskRanges]:
+    """The same events for tasks to read: of about equal size, each with ranges of as many topics as that takes.
+
+    Large ranges are cut first, between blocks where that is possible, into halves of what a task reads. Then every
+    piece goes to the task in whose part of all the bytes its middle lies. No piece is larger than such a part, so that
+    no task is left without one.
+    """
+    sized = list(_sized(topics.journal, ranges))
+    total = sum(size for _, _, size in sized)
     least = topics.options.min_partitions or 1
-    cores = os.cpu_count() or 1
-    pieces = max(-(-total // _TASK_BYTES), min(cores, total // _SPREAD_BYTES))
-    if pieces > 1:  # the last tasks should not leave cores idle
-        pieces = -(-pieces // cores) * cores
-    pieces = max(least, pieces)
-    if pieces <= len(whole):
-        return whole
-    parts: list[Range] = []
-    for range_, size in zip(whole, sizes, strict=True):
-        share = max(1, -(-pieces * size // total)) if total else 1
-        spans = list(range_.spans)
-        if len(spans) == 1:
-            bounds = topics.journal.cuts(range_.topic, spans[0], share, exactly=least >= pieces)
-            groups: Iterable[Sequence[Bounds]] = ([span] for span in pairwise(bounds))
-        else:
-            groups = _parted(spans, share) if spans else [()]
-        more = [Range(range_.topic, group) for group in groups]
-        more[0].found = range_.found
-        parts.extend(more)
-    return parts
-
-
-def _parted(spans: Sequence[Bounds], pieces: int) -> Iterator[Sequence[Bounds]]:
-    """Spans in order, in so many groups of about as many positions."""
-    most = -(-sum(high - low for low, high in spans) // pieces)
-    group: list[Bounds] = []
+    count = max(least, _task_count(total, told_parallelism()))
+    tasks: dict[int, list[TopicRange]] = {}
     held = 0
-    for low, high in spans:
-        group.append((low, high))
-        held += high - low
-        if held >= most:
-            yield group
-            group, held = [], 0
-    if group:
-        yield group
+    for of, span, size in sized:
+        size *= count  # in these units a task's part is `total`
+        pieces = [span] if span is None else _pieces(topics, of, span, -(-2 * size // total), exactly=least >= count)
+        bounds = [size * number // len(pieces) for number in range(len(pieces) + 1)]
+        for piece, (low, high) in zip(pieces, pairwise(bounds), strict=True):
+            task = (2 * held + low + high) // (2 * total)
+            _put(tasks.setdefault(task, []), of, piece)
+        held += size
+    return [TaskRanges(topics.journal.id, found) for found in tasks.values()]
 
 
-def planned(topics: Topics, ranges: list[Range]) -> list[Range]:
-    """The ranges as tasks read them, with the id of their journal, so that no task reads another one."""
-    ranges = cut(topics, ranges)
-    for range_ in ranges:
-        range_.journal = topics.journal.id
-        range_.whole = all(low >= topics.found[range_.topic].whole for low, _ in range_.spans)
-    return ranges
+def _sized(journal: SourceJournal, ranges: Sequence[TopicRange]) -> Iterator[tuple[TopicRange, Bounds | None, int]]:
+    """Every span of every range, and before them, as None, what the plan has found of it; each with what it counts."""
+    sizes = iter(journal.sizes([(of.topic, span) for of in ranges for span in of.spans]))
+    for of in ranges:
+        if of.found:
+            yield of, None, max(_OPENED_BYTES, len(of.found))
+        for span in of.spans:
+            yield of, span, max(_OPENED_BYTES, next(sizes))
+
+
+def _task_count(size: int, parallelism: int | None) -> int:
+    """How many tasks read so many bytes."""
+    by_size = -(-size // _TASK_BYTES)
+    if parallelism is None:
+        return max(by_size, min(_UNTOLD_TASKS, size // _UNTOLD_BYTES))
+    count = max(by_size, min(parallelism, size // _SPREAD_BYTES))
+    return count if count <= parallelism else -(-count // parallelism) * parallelism  # the last leave no core idle
+
+
+def _pieces(topics: Topics, of: TopicRange, span: Bounds, count: int, *, exactly: bool) -> list[Bounds]:
+    return [span] if count == 1 else list(pairwise(topics.journal.cuts(of.topic, span, count, exactly=exactly)))
+
+
+def _put(ranges: list[TopicRange], of: TopicRange, piece: Bounds | None) -> None:
+    """Adds a piece of a topic's range, or with None what the plan has found of it, to those of a task."""
+    if not ranges or ranges[-1].topic != of.topic:
+        ranges.append(TopicRange(of.topic, [], whole=of.whole))
+    last = ranges[-1]
+    if piece is None:
+        last.found = of.found
+    elif last.spans and last.spans[-1][1] == piece[0]:
+        last.spans[-1] = last.spans[-1][0], piece[1]
+    else:
+        last.spans.append(piece)
 
 
 def share_of(start: Mapping[str, int], end: Mapping[str, int], most: int) -> Offsets:
@@ -199,16 +228,21 @@ def share_of(start: Mapping[str, int], end: Mapping[str, int], most: int) -> Off
 
 def bytes_of(journal: SourceJournal, start: Offsets, end: Offsets, most: int) -> Offsets:
     """Offsets about `most` bytes after `start`, and at least an event: each topic gets its share of what waits."""
-    sizes = {name: journal.size(name, start.get(name, 0), high) for name, high in end.items()}
-    offsets, total = {}, sum(sizes.values())
-    for name, high in end.items():
-        low, size = start.get(name, 0), sizes[name]
-        share = size if total <= most else most * size // total
-        while size > share and high > low + 1:
-            high = low + max(1, (high - low) * share // size)
-            size = journal.size(name, low, high)
-        offsets[name] = high
+    offsets, sizes = dict(end), _sizes(journal, start, end)
+    total = sum(sizes.values())
+    shares = {name: size if total <= most else most * size // total for name, size in sizes.items()}
+    while larger := [name for name in sizes if sizes[name] > shares[name] and offsets[name] > start.get(name, 0) + 1]:
+        for name in larger:
+            low = start.get(name, 0)
+            offsets[name] = low + max(1, (offsets[name] - low) * shares[name] // sizes[name])
+        sizes = _sizes(journal, start, {name: offsets[name] for name in larger})
     return offsets
+
+
+def _sizes(journal: SourceJournal, start: Mapping[str, int], end: Mapping[str, int]) -> dict[str, int]:
+    """About how many bytes there are between offsets, by topic."""
+    spans = [(name, (start.get(name, 0), high)) for name, high in end.items()]
+    return dict(zip(end, journal.sizes(spans), strict=True))
 
 
 LIMITS = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger")
@@ -272,13 +306,13 @@ class BatchReader(DataSourceReader):
         journal = open_source(self.options.location, newest=True)
         check_rights(self.options)
         topics = Topics(journal, self.options)
-        return planned(topics, narrowed(topics, topics.starts(), topics.ends(), self.filter))
+        return planned(topics, topics.starts(), topics.ends(), self.filter)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Range):  # Spark makes one of its own when there are none
+        if not isinstance(partition, TaskRanges):  # Spark makes one of its own when there are none
             return iter(())
         journal = open_source(self.options.location, partition.journal)
-        return read_range(journal, partition, self.layout, self.filter, strict=self.options.fail_on_data_loss)
+        return read_ranges(journal, partition, self.layout, self.filter, strict=self.options.fail_on_data_loss)
 
 
 @in_sentences
@@ -372,12 +406,17 @@ class StreamReader(LimitedReader):
         """What `lastProgress` shows as the latest offset: how far a topic goes, and what of it the batch has."""
         latest = self._now()[1]
         start, end = self._batch
-        journal, found = self._opened(), {}
-        for name in sorted(end.keys() & latest.keys()):
-            low, high, newest = start[name], end[name], latest[name]
-            size = journal.size(name, low, high) if high > low else 0
-            found[name] = {"latest": newest, "events": high - low, "bytes": size, "lag": newest - high}
-        return found
+        there = {name: end[name] for name in sorted(end.keys() & latest.keys())}
+        sizes = _sizes(self._opened(), start, there)
+        return {
+            name: {
+                "latest": latest[name],
+                "events": high - start[name],
+                "bytes": sizes[name],
+                "lag": latest[name] - high,
+            }
+            for name, high in there.items()
+        }
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._behind = True
@@ -423,12 +462,12 @@ class StreamReader(LimitedReader):
             after = begin.get(name, 0)
             if self.options.fail_on_data_loss and name not in ends and position > after:
                 raise dropped(name, after, position)
-        return planned(topics, narrowed(topics, begin, ends, self._filter))
+        return planned(topics, begin, ends, self._filter)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Range)
+        assert isinstance(partition, TaskRanges)
         journal = open_source(self.options.location, partition.journal)
-        return read_range(journal, partition, self.layout, self._filter, strict=self.options.fail_on_data_loss)
+        return read_ranges(journal, partition, self.layout, self._filter, strict=self.options.fail_on_data_loss)
 
     def stop(self) -> None:
         """Nothing to let go of: the process ends."""

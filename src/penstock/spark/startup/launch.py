@@ -26,7 +26,7 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.spark.startup.forking import DAEMON, QUIET, STREAM_SOURCE
 from penstock.spark.startup.java import Java, home_for_scripts
-from penstock.spark.startup.settings import MASTER_VARIABLE, Scratch
+from penstock.spark.startup.settings import MASTER_VARIABLE, PARALLELISM_VARIABLE, Scratch, parallelism
 from penstock.spark.versions import SPARK
 
 _BASE = (
@@ -274,12 +274,14 @@ def forget_gateway() -> None:
     SparkSession._activeSession = None  # type: ignore[attr-defined,unused-ignore]
 
 
-def worker_variables(master: str, forks: ForkServer | None) -> contextlib.AbstractContextManager[None]:
-    """While it is open, Spark's processes learn the master, and which Python workers run: this one, or the user's.
+def worker_variables(conf: Mapping[str, str], forks: ForkServer | None) -> contextlib.AbstractContextManager[None]:
+    """While it is open, Spark's processes learn the master, how many tasks run at once, and which Python workers run:
+    this one, or the user's.
 
     YARN and Kubernetes machines have a Python of their own; only the user knows where.
     """
-    told = {MASTER_VARIABLE: master}
+    master, tasks = conf["spark.master"], parallelism(conf)
+    told = {MASTER_VARIABLE: master, PARALLELISM_VARIABLE: str(tasks or "")}
     if "PYSPARK_PYTHON" not in os.environ and master.startswith(("local", "spark://")):
         told["PYSPARK_PYTHON"] = sys.executable if forks is None else forks.program
     return variables(told)

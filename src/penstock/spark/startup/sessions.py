@@ -24,7 +24,15 @@ from penstock.spark.startup.launch import (
     launch_by_scripts,
     worker_variables,
 )
-from penstock.spark.startup.settings import UNNAMED, Scratch, defaults, from_keywords, merged, with_identity
+from penstock.spark.startup.settings import (
+    UNNAMED,
+    Scratch,
+    defaults,
+    from_keywords,
+    merged,
+    parallelism,
+    with_identity,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +54,8 @@ class _RunningSession:
     def forget(self) -> None:
         self.owner = os.getpid()
         self.jvm: Jvm | None = None
-        self.local = True
+        self.told: tuple[bool, int | None] = True, None
+        """Whether its master is local, and how many tasks run at once: what its processes were told."""
         self.scratch: Scratch | None = None
         self.forks: ForkServer | None = None
 
@@ -99,15 +108,17 @@ def _session_here(given: dict[str, str | None]) -> SparkSession:
     from pyspark.sql import SparkSession
 
     chosen = str(given["spark.master"])
-    if _running.jvm is not None and chosen.startswith("local") != _running.local:
+    told = chosen.startswith("local"), parallelism(merged(given, {}))
+    if _running.jvm is not None and told != _running.told:
         stop()  # what its processes know of the master is true no more
+    _running.told = told
     scratch = _running.scratch or Scratch()
     _running.scratch = scratch
     default = defaults(chosen, scratch)
     wanted = merged(given, default)
     if _running.jvm is None:
         _running.forks = ForkServer.start(chosen, scratch)
-    with worker_variables(chosen, _running.forks):
+    with worker_variables(wanted, _running.forks):
         if _running.jvm is None:
             _start(wanted, merged(given, {}), scratch)
         settings = SparkConf()
@@ -122,7 +133,6 @@ def _start(wanted: dict[str, str], given: dict[str, str], scratch: Scratch) -> N
     try:
         java = javas.find()
         _running.owner = os.getpid()
-        _running.local = wanted["spark.master"].startswith("local")
         if goes_direct(wanted["spark.master"], wanted):
             _running.jvm = launch(java, wanted, scratch)
         else:

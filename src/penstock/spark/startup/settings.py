@@ -112,6 +112,8 @@ def _alive(path: Path) -> bool:
 _STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 MASTER_VARIABLE = "PENSTOCK_SPARK_MASTER"
 """Where `session()` tells the processes that Spark starts which master it has."""
+PARALLELISM_VARIABLE = "PENSTOCK_SPARK_PARALLELISM"
+"""Where it tells them how many tasks run at once."""
 UNNAMED = {"spark.app.name": "penstock", "spark.master": "local[*]"}
 """What `session()` is called with when the caller says nothing."""
 
@@ -202,6 +204,25 @@ def threads(master: str) -> int:
         )
     count = match.group(1) or "1"
     return _cores() if count == "*" else int(count)
+
+
+def parallelism(conf: Mapping[str, str]) -> int | None:
+    """How many tasks settings let run at once; None when only Spark will know."""
+    if given := _whole(conf.get("spark.default.parallelism")):
+        return given
+    if conf["spark.master"].startswith("local"):
+        return threads(conf["spark.master"])
+    instances, cores = _whole(conf.get("spark.executor.instances")), _whole(conf.get("spark.executor.cores"))
+    return instances * cores if instances and cores else _whole(conf.get("spark.cores.max"))
+
+
+def told_parallelism() -> int | None:
+    """How many tasks Spark runs at once, for a process that it started; None when `session()` could not tell."""
+    return _whole(os.environ.get(PARALLELISM_VARIABLE))
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() and int(text) else None
 
 
 def _as_text(name: str, value: object) -> str:
