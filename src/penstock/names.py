@@ -43,6 +43,15 @@ def check_name(name: str, what: str = "topic") -> str:
     return name
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean …?` when something known is spelled nearly like `name`."""
+    from difflib import get_close_matches
+
+    spelled = {one.lower(): one for one in known}
+    close = get_close_matches(name.lower(), list(spelled), 1, 0.6)
+    return f"; did you mean {spelled[close[0]]!r}?" if close else ""
+
+
 WILD = re.compile(r"[*?\[]")
 _PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]+", re.ASCII)
 

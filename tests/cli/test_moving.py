@@ -81,7 +81,7 @@ def test_a_folder_takes_whole_journals_and_goes_on(
 def test_a_folder_takes_whole_topics_that_are_there(cli: Cli, orders: str, tmp_path: Path) -> None:
     folder = str(tmp_path / "all")
     assert "whole topics" in cli("export", folder, "--kind", "paid", code=2).err
-    assert "did you mean orders" in cli("export", "ordres", folder, code=3).err
+    assert "did you mean 'orders'" in cli("export", "ordres", folder, code=3).err
     assert "csv" in cli("export", folder, "--format", "csv", code=2).err
     assert not Path(folder).exists()
     assert "holds no export" in cli("import", str(tmp_path), code=2).err

@@ -238,8 +238,8 @@ def test_a_mistyped_queue_is_not_made(cli: Cli, emails: str) -> None:
     others = (("work", "os:getcwd"), ("move", "emails"), ("schedule", "daily", "--every", "1h"))
     for words in looking + changing + others:
         said = cli(words[0], "emials", *words[1:], code=3)
-        assert "did you mean emails?" in said.err
-    assert "did you mean emails?" in cli("move", "emails", "emials", code=3).err
+        assert "did you mean 'emails'?" in said.err
+    assert "did you mean 'emails'?" in cli("move", "emails", "emials", code=3).err
     assert "emials" not in cli("queues").out
 
 

@@ -56,7 +56,7 @@ def test_what_cannot_be_sealed_says_so(cli: Cli, orders: str, url: str, tmp_path
     assert "--lake" in cli("seal", "orders", code=2).err
     lake = str(tmp_path / "lake")
     cli("seal", "orders", "--lake", lake, "--through", "6", "--older-than", "1h", code=2)
-    assert "did you mean orders" in cli("seal", "order", "--lake", lake, code=3).err
+    assert "did you mean 'orders'" in cli("seal", "order", "--lake", lake, code=3).err
     missing = tmp_path / "other.db"
     cli("seal", "orders", "--lake", lake, "--url", str(missing), code=None)
     assert not missing.exists() and not Path(lake).exists()

@@ -289,7 +289,7 @@ def test_show_gives_everything_about_one_event(cli: Cli, orders: str) -> None:
 
 def test_a_mistyped_topic_is_not_made_but_suggested(cli: Cli, orders: str) -> None:
     said = cli("read", "ordres", code=3)
-    assert "did you mean orders?" in said.err
+    assert "did you mean 'orders'?" in said.err
     assert [topic["topic"] for topic in cli("topics", "--json").documents] == ["orders"]
 
 

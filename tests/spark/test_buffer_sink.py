@@ -94,7 +94,7 @@ def test_a_streams_batch_that_is_run_again_writes_nothing_even_after_its_entries
         ({"entry": "STRING"}, {"shards": 2}, 'needs a column "key"'),
         ({"entry": "STRING", "key": "STRING"}, {}, "drop it, or set shards"),
         ({"entry": "STRING"}, {"txnAppId": "a"}, "go together"),
-        ({"entry": "STRING"}, {"startingOffsets": "latest"}, "no option 'startingoffsets'"),
+        ({"entry": "STRING"}, {"flushSize": "7"}, "no option 'flushsize'; did you mean 'flushBytes'"),
         ({"entry": "STRING"}, {"compression": "lz4"}, "compression is"),
     ],
 )

@@ -111,7 +111,7 @@ def test_all_shards_of_a_buffer_are_read(url: str) -> None:
         ({"url": "memory://x"}, "memory:// lives in one"),
         ({"url": "ftp://x"}, "does not name a store"),
         ({"url": "file:///x", "region": "r"}, "no option 'region'"),
-        ({"url": "file:///x", "compression": "zstd"}, "no option 'compression'"),
+        ({"url": "file:///x", "maxOffsetPerTrigger": "1"}, "did you mean 'maxOffsetsPerTrigger'"),
         ({"url": "s3://b", "nonsense": "hidden-value"}, "'nonsense' is not valid"),
         ({"url": "file:///x", "shards": "0"}, "shards must be"),
         ({"url": "file:///x", "startingOffsets": "5"}, "startingOffsets"),

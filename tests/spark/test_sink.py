@@ -17,7 +17,7 @@ from without_spark import read, source, write, write_batch
 import penstock
 import penstock.spark.journals as stores
 from penstock import Draft
-from penstock.errors import ConfigError, Locked, PenstockError, QueueFull
+from penstock.errors import ConfigError, Conflict, Locked, PenstockError, QueueFull
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,22 +91,42 @@ def test_an_application_writes_each_version_once(url: str, journal: penstock.Jou
     assert len(journal.topic("orders")) == 30
 
 
-def test_a_query_writes_each_batch_once(place: dict[str, str], journal: penstock.Journal) -> None:
-    for query, batch, expected in (("a", 0, 10), ("a", 0, 10), ("a", 1, 20), ("a", 0, 20), ("b", 0, 30)):
+def test_a_query_writes_each_batch_once(
+    place: dict[str, str], journal: penstock.Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    for query, batch, expected in (("a", 0, 10), ("a", 0, 10), ("a", 1, 20), ("a", 1, 20), ("b", 0, 30)):
         write_batch(place, batch, rows(5), rows(5), query=query, topic="orders")
         assert len(journal.topic("orders")) == expected
-
-
-def test_a_second_query_over_a_copied_checkpoint_is_told_so_and_can_have_a_name_of_its_own(
-    url: str, journal: penstock.Journal, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_batch(url, 4, rows(5), query="a", topic="orders")
+    write_batch(place, 2, rows(9), query="a", topic="orders")
+    write_batch(place, 2, rows(9)[4:], rows(9)[:4][::-1], query="a", topic="orders")
+    assert len(journal.topic("orders")) == 39, "the same rows, in another order and by other tasks"
     assert not caplog.messages
-    write_batch(url, 3, rows(5), query="a", topic="orders")
+
+
+def test_a_second_query_over_a_copied_checkpoint_is_refused_and_can_have_a_name_of_its_own(
+    place: dict[str, str], journal: penstock.Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_batch(place, 4, rows(5), query="a", topic="orders")
+    others = [rows(4), rows(6), rows(5, key=lambda n: "k"), rows(5, payload=lambda n: "7"), rows(5, kind=lambda n: "x")]
+    for other in others:
+        with pytest.raises(Conflict, match=r"batch 4 of .*:a:orders was written before, with other rows.*txnAppId"):
+            write_batch(place, 4, other, query="a", topic="orders")
+    with pytest.raises(Conflict, match=r"batch 3 of .*:a:orders was written before, and so was batch 4 after it"):
+        write_batch(place, 3, rows(5), query="a", topic="orders")
+    write_batch(place, 3, rows(5), query="a", topic="orders", txnAppId="second")
+    assert len(journal.topic("orders")) == 10 and not caplog.messages
+    write_batch(place, 4, rows(7), query="a", topic="orders", failOnOtherRows="false")
     (said,) = caplog.messages
-    assert said.startswith("batch 3 of query a was written before") and 'option("txnAppId", …)' in said
-    write_batch(url, 3, rows(5), query="a", topic="orders", txnAppId="second")
-    assert len(journal.topic("orders")) == 10 and len(caplog.messages) == 1
+    assert said.startswith("batch 4 of query a was written before") and len(journal.topic("orders")) == 10
+
+
+def test_a_view_is_read_and_written_with_the_same_options(place: dict[str, str], journal: penstock.Journal) -> None:
+    options = {"topic": "orders", "payloadSchema": "n INT", "startingOffsets": "earliest", "kind": "made"}
+    write(place, [{"payload": '{"n": 1}'}], **options)
+    assert read(place, "kind STRING, n INT", **options) == [{"kind": "made", "n": 1}]
+
+
+def test_txn_version_is_for_batch_writes(url: str, journal: penstock.Journal) -> None:
     with pytest.raises(ConfigError, match="txnVersion is for batch writes"):
         write_batch(url, 3, rows(5), query="a", topic="orders", txnAppId="second", txnVersion=1)
 
@@ -121,7 +141,8 @@ def test_a_second_query_over_a_copied_checkpoint_is_told_so_and_can_have_a_name_
         (rows(9), {"topic": "a b"}, "name 'a b'"),
         (rows(9), {"queue": "b"}, "topic or queue"),
         (rows(9), {"txnAppId": "a"}, "go together"),
-        (rows(9), {"batchSize": "3"}, "no option 'batchsize'"),
+        (rows(9), {"batchSize": "3"}, "no option 'batchsize'; there are url, writer"),
+        (rows(9), {"txnApId": "a"}, "no option 'txnapid'; did you mean 'txnAppId'"),
         (rows(9, payload=lambda n: "{oops" if n == 7 else "1"), {}, "not JSON: '{oops'"),
         (rows(9, kind=lambda n: None if n == 7 else "k"), {}, "kind is null"),
         (rows(9, key=lambda n: ""), {}, "empty text"),

@@ -460,7 +460,8 @@ def test_positions_alone_are_known_without_reading_events(
     ("options", "says"),
     [
         ({"topic": "oders"}, "there is no topic 'oders'"),
-        ({"topic": "orders", "startOffset": "1"}, "no option 'startoffset'"),
+        ({"topic": "orders", "startOffset": "1"}, "no option 'startoffset'; did you mean 'startingOffsets'"),
+        ({"topic": "orders", "hold": "1"}, "no option 'hold'; there are url, writer(?!.*hold)"),
         ({}, "not nothing"),
         ({"topic": "orders", "consumer": "c"}, "is for streams"),
         ({"topic": "orders", "startingOffsets": "latest"}, 'startingOffsets "latest"'),

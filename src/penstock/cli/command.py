@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import click
 
 from penstock.cli.output import colored, event_line, paint, pairs, raw_payload, safe, table
+from penstock.names import did_you_mean
 
 if TYPE_CHECKING:
     from penstock import Event, Journal, Queue, Receipt, Topic, acts
@@ -68,14 +69,6 @@ def extra_for(module: str | None) -> str | None:
     """The extra that brings a package."""
     package = (module or "").partition(".")[0]
     return next((extra for extra, packages in EXTRAS.items() if package in packages), None)
-
-
-def did_you_mean(name: str, known: list[str]) -> str:
-    """`; did you mean …?` when something known is spelled nearly like `name`."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, known, 1, 0.6)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 # ── what a command is given ──────────────────────────────────────────────────────────────────────────────────────────

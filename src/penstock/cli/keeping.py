@@ -18,14 +18,13 @@ from penstock.cli.command import (
     Nothing,
     Record,
     command,
-    did_you_mean,
     given_options,
     topic_command,
 )
 from penstock.cli.output import ProgressBar, event_line, paint
 from penstock.cli.topics import chosen_topics
 from penstock.errors import ConfigError, PenstockError
-from penstock.names import TABLE_FORMATS
+from penstock.names import TABLE_FORMATS, did_you_mean
 from penstock.units import show_size
 
 if TYPE_CHECKING:

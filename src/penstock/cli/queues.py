@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli import values
-from penstock.cli.command import NOTHING, CommandContext, Nothing, command, did_you_mean, queue_command
+from penstock.cli.command import NOTHING, CommandContext, Nothing, command, queue_command
 from penstock.cli.output import event_record, payload_text, pretty_payload, safe, safe_lines
 from penstock.errors import StaleDelivery
+from penstock.names import did_you_mean
 from penstock.units import counted, in_parts, show_duration
 
 if TYPE_CHECKING:

@@ -307,8 +307,9 @@ class Commit:
     def get_mark(self, name: str) -> int | None:
         return read_mark(self.tx, name)
 
-    def set_mark(self, name: str, value: int) -> None:
-        self.tx.put(keys.mark_key(name), value.to_bytes(8, signed=True))
+    def set_mark(self, name: str, value: int, content: int | None = None) -> None:
+        said = b"" if content is None else content.to_bytes(8)
+        self.tx.put(keys.mark_key(name), value.to_bytes(8, signed=True) + said)
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def generation(self, name: str, key: str) -> int:
@@ -413,7 +414,13 @@ class Commit:
 def read_mark(snap: Snapshot, name: str) -> int | None:
     """A mark's number; None when it was never set."""
     value = snap.get(keys.mark_key(name))
-    return None if value is None else int.from_bytes(value, signed=True)
+    return None if value is None else int.from_bytes(value[:8], signed=True)
+
+
+def read_mark_content(snap: Snapshot, name: str) -> int | None:
+    """A hash of what was written with a mark's number; None when it was set without."""
+    value = snap.get(keys.mark_key(name)) or b""
+    return int.from_bytes(value[8:]) if len(value) > 8 else None
 
 
 _randoms: list[int] = []

@@ -127,7 +127,8 @@ class StagedDocument(msgspec.Struct):
 class CommitRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """What is published together: batches in order. A mark and its version make a repeat harmless.
 
-    `journal` is the id of the journal they were made for; `queue` says that they are pushed to it.
+    `journal` is the id of the journal they were made for; `queue` says that they are pushed to it. A repeat with
+    another `content`, a hash of all rows, is refused.
     """
 
     journal: str
@@ -135,6 +136,7 @@ class CommitRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     mark: Annotated[str, Meta(min_length=1, max_length=MAX_KEY_BYTES)] | None = None
     version: Count = 0
     queue: str | None = None
+    content: Annotated[int, Meta(ge=0, lt=1 << 53)] | None = None
 
 
 class DropQuery(msgspec.Struct, omit_defaults=True):

@@ -45,9 +45,9 @@ from penstock.buffer.producer import Publisher, StagedObject
 from penstock.clock import SystemClock
 from penstock.errors import ConfigError, Fenced, PenstockError, PositionTrimmed
 from penstock.limits import BUFFER_MANIFEST
-from penstock.names import check_consumer, shown_url
+from penstock.names import shown_url
 from penstock.objects.store import CLOUD_SCHEMES, ObjectStore, open_store
-from penstock.spark.options import SPARK_OPTIONS, number, switch
+from penstock.spark.options import SPARK_OPTIONS, check_known, choice, named_url, number, switch, written_once
 from penstock.spark.sentences import in_sentences
 from penstock.spark.sink import BatchWriter, StreamWriter, TaskShare, check_appends
 from penstock.spark.source import Offsets, share_of
@@ -109,10 +109,7 @@ class BufferWriteOptions(BufferOptions, frozen=True, kw_only=True):
 
 def resolved(options: Mapping[str, str]) -> dict[str, str]:
     """Options with names in lower case and the url in its place; ConfigError when there is none that Spark can use."""
-    given = {name.lower(): value for name, value in options.items()}
-    if given.get("url") and given.get("path"):
-        raise ConfigError('the buffer is named twice: by option("url", …) and by the path given to load or save')
-    url = given.pop("path", None) or given.get("url")
+    given, url = named_url(options, "buffer")
     if not url:
         raise ConfigError('no buffer is named: set option("url", "s3://bucket/prefix") or "file:///dir"')
     if url.startswith("memory:"):
@@ -125,14 +122,11 @@ def resolved(options: Mapping[str, str]) -> dict[str, str]:
 
 def read_options(options: Mapping[str, str]) -> BufferReadOptions:
     """Checks the resolved options of a read; ConfigError says which one cannot be used and why."""
-    where, given = _where(options, _READ, "read")
-    start = given.get("startingoffsets", "earliest").strip().lower()
-    if start not in ("earliest", "latest"):
-        raise ConfigError(f'startingOffsets is "earliest" or "latest" for a buffer, not {start!r}')
+    where, given = _where(options, "penstock-buffer read")
     interval = _seconds(given, "gcInterval", 300)
     found = BufferReadOptions(
         **where,
-        start="latest" if start == "latest" else "earliest",
+        start=choice(given, "startingOffsets", "earliest", "latest"),
         max_offsets=number(given, "maxOffsetsPerTrigger"),
         min_partitions=number(given, "minPartitions"),
         fail_on_data_loss=switch(given, "failOnDataLoss"),
@@ -145,19 +139,14 @@ def read_options(options: Mapping[str, str]) -> BufferReadOptions:
 
 def write_options(options: Mapping[str, str]) -> BufferWriteOptions:
     """Checks the resolved options of a write; ConfigError says which one cannot be used and why."""
-    where, given = _where(options, _WRITE, "write")
-    compression = given.get("compression", "none").lower()
-    if compression not in ("none", "zstd"):
-        raise ConfigError(f'compression is "none" or "zstd", not {compression!r}')
-    app, version = given.get("txnappid"), number(given, "txnVersion", least=0)
-    if app is not None:
-        check_consumer(app, "txnAppId")
+    where, given = _where(options, "penstock-buffer write")
+    app, version = written_once(given)
     flush = number(given, "flushBytes") or _FLUSH_BYTES
     if flush > MAX_BATCH_BYTES:
         raise ConfigError(f"flushBytes is at most {MAX_BATCH_BYTES}, not {flush}")
     found = BufferWriteOptions(
         **where,
-        compression="zstd" if compression == "zstd" else "none",
+        compression=choice(given, "compression", "none", "zstd"),
         flush_bytes=flush,
         app=app,
         version=version,
@@ -166,17 +155,13 @@ def write_options(options: Mapping[str, str]) -> BufferWriteOptions:
     return found
 
 
-def _where(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The options that say which buffer it is, as arguments, and those that are ours."""
-    known = {name.lower() for name in names}
+def _where(options: Mapping[str, str], what: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The options that say which buffer it is, as arguments, and those that are ours; `what`: as for `check_known`."""
     given = {name: value for name, value in options.items() if name in _OWN}
     rest = {name: value for name, value in options.items() if name not in _OWN and name not in SPARK_OPTIONS}
     scheme = given["url"].partition("://")[0]
-    unknown = [name for name in given if name not in known]
     if _SCHEMES.get(scheme, scheme) not in CLOUD_SCHEMES:  # only those have options of their own
-        unknown += rest
-    if unknown:
-        raise ConfigError(f"a penstock-buffer {doing} has no option {unknown[0]!r}; there are {', '.join(names)}")
+        check_known(rest, _READ, _WRITE, what)
     shards = number(given, "shards") or 1
     whole = buffer_paths(given.get("manifest", BUFFER_MANIFEST), given.get("prefix"))
     where = {

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -23,10 +23,12 @@ from penstock.documents.ddl import SchemaText, fields
 from penstock.engine.url import parse_url
 from penstock.entity.gate import check_gate_names
 from penstock.errors import ConfigError
-from penstock.names import check_consumer, check_kind, check_name, check_topics, shown_url, split_url
+from penstock.names import check_consumer, check_kind, check_name, check_topics, did_you_mean, shown_url, split_url
 from penstock.surface.journal import Journal
 from penstock.transfer.objects import check_area, folder_url
 from penstock.units import parse_duration
+
+W = TypeVar("W", bound=str)
 
 
 def number(given: Mapping[str, str], name: str, least: int = 1) -> int | None:
@@ -43,12 +45,46 @@ def number(given: Mapping[str, str], name: str, least: int = 1) -> int | None:
     return value
 
 
+def choice(given: Mapping[str, str], name: str, *words: W) -> W:
+    """One of some words among resolved options, in any case; the first when none was given."""
+    text = given.get(name.lower(), words[0])
+    for word in words:
+        if word.lower() == text.strip().lower():
+            return word
+    *others, last = map('"{}"'.format, words)
+    raise ConfigError(f"{name} is {', '.join(others)} or {last}, not {text!r}")
+
+
 def switch(given: Mapping[str, str], name: str) -> bool:
-    """A switch among resolved options, on when it was not given; the name is spelled as in the docs."""
-    text = given.get(name.lower(), "true")
-    if text.lower() not in ("true", "false"):
-        raise ConfigError(f'{name} is "true" or "false", not {text!r}')
-    return text.lower() == "true"
+    """A switch among resolved options, on when it was not given."""
+    return choice(given, name, "true", "false") == "true"
+
+
+def named_url(options: Mapping[str, str], what: str) -> tuple[dict[str, str], str | None]:
+    """Options with names in lower case, and the url, by whichever way it was given; ConfigError when both ways were."""
+    given = {name.lower(): value for name, value in options.items()}
+    if given.get("url") and given.get("path"):
+        raise ConfigError(f'the {what} is named twice: by option("url", …) and by the path given to load or save')
+    return given, given.pop("path", None) or given.get("url") or None
+
+
+def written_once(given: Mapping[str, str]) -> tuple[str | None, int | None]:
+    """The application whose writes are done once, and the version of this one."""
+    app = given.get("txnappid")
+    return None if app is None else check_consumer(app, "txnAppId"), number(given, "txnVersion", least=0)
+
+
+def check_known(given: Iterable[str], reads: Sequence[str], writes: Sequence[str], what: str) -> None:
+    """ConfigError for an option that nobody knows; `what` is a source and what it is asked for.
+
+    A view is read and written with the same options: what only the other way knows is passed over.
+    """
+    known = SPARK_OPTIONS | {name.lower() for name in (*reads, *writes)}
+    unknown = next((name for name in given if name not in known), None)
+    if unknown is not None:
+        names = writes if what.endswith("write") else reads
+        meant = did_you_mean(unknown, (*reads, *writes)) or f"; there are {', '.join(names)}"
+        raise ConfigError(f"a {what} has no option {unknown!r}{meant}")
 
 
 def listed(given: Mapping[str, str], name: str) -> tuple[str, ...]:
@@ -135,11 +171,8 @@ def location_of(given: Mapping[str, str]) -> JournalLocation:
             raise ConfigError(f"token is for a server (url or writer is http://…, https://…), not for {url}")
         if compression is not None:
             raise ConfigError(f"compression is for a journal at a server (http://…, https://…), not for {url}")
-    match compression:
-        case None | "none" | "gzip":
-            return JournalLocation(url, None if token is None else Token(token), compression or "none", writer)
-        case _:
-            raise ConfigError(f'compression is "none" or "gzip", not {compression!r}')
+    packed: Literal["none", "gzip"] = choice(given, "compression", "none", "gzip")
+    return JournalLocation(url, None if token is None else Token(token), packed, writer)
 
 
 def _writer_url(writer: str, url: str) -> str:
@@ -183,12 +216,24 @@ def _server_url(url: str) -> str:
 
 _READ = (
     *("url", "writer", "token", "compression", "topic", "topics", "topicPattern", "queue"),
-    *("kinds", "keys", "where", "hold"),
+    *("kinds", "keys", "where"),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "failOnDataLoss", "consumer"),
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions"),
     *("payloadSchema", "payloadFormat", "payloadColumns", "mode", "badRecords"),
 )
-_WRITE = ("url", "writer", "token", "topic", "queue", "kind", "txnAppId", "txnVersion", "staging", "gates")
+_WRITE = (
+    "url",
+    "writer",
+    "token",
+    "topic",
+    "queue",
+    "kind",
+    "txnAppId",
+    "txnVersion",
+    "staging",
+    "gates",
+    "failOnOtherRows",
+)
 EVENT_COLUMNS = {
     **dict.fromkeys(("seq", "topic", "kind", "key", "scope", "payload"), "STRING"),
     "headers": "MAP<STRING, STRING>",
@@ -197,8 +242,10 @@ EVENT_COLUMNS = {
     "seq": "BIGINT",
 }
 """The columns of every event, and their types as Spark writes them."""
-SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "outputmode"})
-"""What Spark itself leaves among a source's options."""
+HOLD = "penstockhold"
+"""The option by which a pipeline tells a stream what it looks for: see `ReadOptions.hold`."""
+SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "outputmode", HOLD})
+"""What Spark itself, and a pipeline, leave among a source's options."""
 _ALIASES = {"subscribe": "topic", "subscribepattern": "topicpattern"}
 """The Kafka source's names for the same things."""
 
@@ -264,21 +311,22 @@ class WriteOptions(msgspec.Struct, frozen=True):
     staging: str | None = None
     gates: tuple[str, ...] = ()
     """The names of gates; once the write is planned, of all that see rows of it."""
+    fail_on_other_rows: bool = True
+    """Whether a stream's batch that runs again with other rows ends the query."""
     journal: str | None = None
     """The journal's id, once it is known."""
 
 
 def resolved(options: Mapping[str, str]) -> dict[str, str]:
     """Options as the driver knows them, for processes with other folders and environments: the url made absolute."""
-    given = {_ALIASES.get(name.lower(), name.lower()): value for name, value in options.items()}
+    named, url = named_url(options, "journal")
+    given = {_ALIASES.get(name, name): value for name, value in named.items()}
     if "provider" in given:
         raise ConfigError(
             "Spark does not give the options of CREATE TABLE … USING back to a source written in Python when the table "
             "is read; use CREATE TEMPORARY VIEW … USING penstock OPTIONS (…) instead"
         )
-    if given.get("url") and given.get("path"):
-        raise ConfigError('the journal is named twice: by option("url", …) and by the path given to load or save')
-    url = given.pop("path", None) or given.get("url") or os.environ.get("PENSTOCK_URL")
+    url = url or os.environ.get("PENSTOCK_URL")
     if not url:
         raise ConfigError('no journal is named: set option("url", "shop.db"), or PENSTOCK_URL')
     given["url"] = absolute_url(url)
@@ -287,21 +335,17 @@ def resolved(options: Mapping[str, str]) -> dict[str, str]:
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
     """Checks the resolved options of a read; ConfigError says which one cannot be used and why."""
-    given = _known(options, _READ, "read")
+    given = dict(options)
+    check_known(given, _READ, _WRITE, "penstock read")
     topics, patterns, expression = _topics(given)
     for pair in (("startingoffsets", "startingtimestamp"), ("endingoffsets", "endingtimestamp")):
         if pair[0] in given and pair[1] in given:
             raise ConfigError(f"give {_spelling(pair[0])} or {_spelling(pair[1])}, not both")
-    payload_format = given.get("payloadformat", "json").lower()
-    forms: dict[str, PayloadForm] = {"json": "string", "string": "string", "binary": "binary", "variant": "variant"}
-    if payload_format not in forms:
-        raise ConfigError(f'payloadFormat is "json", "binary" or "variant", not {payload_format!r}')
+    form: Literal["json", "binary", "variant"] = choice(given, "payloadFormat", "json", "binary", "variant")
     schema = given.get("payloadschema")
-    if schema is not None and forms[payload_format] != "string":
-        raise ConfigError(f"payloadSchema parses JSON payloads; it does not go with payloadFormat={payload_format}")
-    columns = given.get("payloadcolumns", "flat").lower()
-    if columns not in ("flat", "struct"):
-        raise ConfigError(f'payloadColumns is "flat" or "struct", not {columns!r}')
+    if schema is not None and form != "json":
+        raise ConfigError(f"payloadSchema parses JSON payloads; it does not go with payloadFormat={form}")
+    columns = choice(given, "payloadColumns", "flat", "struct")
     if schema is not None:
         _check_columns(list(fields(SchemaText("payloadSchema", schema))), columns)
         schema = _BOUNDED_TEXT.sub("STRING", schema)
@@ -319,7 +363,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         number(given, "minPartitions"),
         switch(given, "failOnDataLoss"),
         None if consumer is None else check_consumer(consumer),
-        forms[payload_format],
+        "string" if form == "json" else form,
         schema,
         columns == "struct",
         *_misfits(given, topics or patterns, expression),
@@ -327,7 +371,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         frozenset(listed(given, "keys")) if "keys" in given else None,
         Where(given["where"]) if "where" in given else None,
         *_least(given),
-        given.get("hold"),
+        given.get(HOLD),
         number(given, "maxBytesPerTrigger"),
         frozenset(given),
     )
@@ -354,7 +398,11 @@ def check_stream(options: ReadOptions) -> None:
 def _misfits(given: Mapping[str, str], topics: tuple[str, ...], expression: str | None) -> tuple[Mode, str | None]:
     """What becomes of payloads that do not fit."""
     bad = given.get("badrecords")
-    mode = given.get("mode", "FAILFAST" if bad is None else "DROPMALFORMED").upper()
+    mode: Mode = (
+        choice(given, "mode", "FAILFAST", "PERMISSIVE", "DROPMALFORMED")
+        if bad is None
+        else choice(given, "mode", "DROPMALFORMED", "PERMISSIVE", "FAILFAST")
+    )
     for name in ("mode", "badrecords"):
         if name in given and "payloadschema" not in given:
             raise ConfigError(f"{_spelling(name)} is for payloads that a payloadSchema does not fit; there is none")
@@ -367,11 +415,7 @@ def _misfits(given: Mapping[str, str], topics: tuple[str, ...], expression: str 
             )
         if mode == "FAILFAST":
             raise ConfigError("badRecords takes the rows that do not fit, and mode=FAILFAST ends the query for them")
-    match mode:
-        case "FAILFAST" | "PERMISSIVE" | "DROPMALFORMED":
-            return mode, bad
-        case _:
-            raise ConfigError(f"mode is FAILFAST, PERMISSIVE or DROPMALFORMED, not {given['mode']!r}")
+    return mode, bad
 
 
 def _least(given: Mapping[str, str]) -> tuple[int | None, float]:
@@ -390,25 +434,23 @@ def _least(given: Mapping[str, str]) -> tuple[int | None, float]:
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Checks the resolved options of a write; ConfigError says which one cannot be used and why."""
-    given = _known(options, _WRITE, "write")
+    given = dict(options)
+    check_known(given, _READ, _WRITE, "penstock write")
     if "topic" in given and "queue" in given:
         raise ConfigError("give topic or queue, not both: a queue's events are the topic of the same name")
     target = given.get("queue", given.get("topic"))
     if target is not None:
         check_name(target, "queue" if "queue" in given else "topic")
-    app, version = given.get("txnappid"), number(given, "txnVersion", least=0)
-    if app is not None:
-        check_consumer(app, "txnAppId")
     kind = given.get("kind")
     return WriteOptions(
         location_of(given),
         target,
         "queue" in given,
         None if kind is None else check_kind(kind),
-        app,
-        version,
+        *written_once(given),
         _staging(given),
         check_gate_names(listed(given, "gates")),
+        switch(given, "failOnOtherRows"),
     )
 
 
@@ -425,14 +467,6 @@ def _staging(given: Mapping[str, str]) -> str | None:
             "journal of this machine"
         )
     return folder_url(staging)
-
-
-def _known(options: Mapping[str, str], names: tuple[str, ...], doing: str) -> dict[str, str]:
-    known = {name.lower() for name in names}
-    unknown = [name for name in options if name not in known and name not in SPARK_OPTIONS]
-    if unknown:
-        raise ConfigError(f"a penstock {doing} has no option {unknown[0]!r}; there are {', '.join(names)}")
-    return dict(options)
 
 
 def _spelling(lower: str) -> str:

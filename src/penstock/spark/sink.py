@@ -21,9 +21,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import NamedTuple, Protocol
+from zlib import crc32
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -61,7 +63,8 @@ class WriteTarget(Protocol):
         ...
 
     def publish(self, shares: Sequence[TaskShare], by: tuple[str, str] | None, version: int) -> bool:
-        """Makes rows visible, at once; False when `by`, an application or a query, has written the version before."""
+        """Makes rows visible, at once; False when `by`, an application or a query, has written the version before,
+        and nobody knows whether with the same rows."""
         ...
 
     def sweep(self, job: str, through: int | None = None) -> None:
@@ -133,7 +136,8 @@ def check_appends(overwrite: bool, what: str) -> None:
     """ConfigError when a write would replace what is there."""
     if overwrite:
         raise ConfigError(
-            f'{what} only grows: use mode("append"); for a stream outputMode("append"), or, for rows that change, '
+            f'{what} only grows, and "Overwrite", which Spark names too, is refused: use mode("append"); for a stream '
+            'outputMode("append"), or, for rows that change, '
             'foreachBatch(penstock.spark.into(…)) with outputMode("update")'
         )
 
@@ -169,6 +173,8 @@ class StagedShare(TaskShare):
     events: int = 0
     keyed: bool = False
     """Whether any event has a key."""
+    content: int = 0
+    """The sum of the hashes of a stream's rows: the same in whatever order they come, and however tasks share them."""
     carried: bytes = b""
     """Its only piece, when that is small."""
     pieces: list[_StagedPiece] = field(default_factory=list)
@@ -202,16 +208,33 @@ def _pieces(blocks: Iterable[tuple[str, Wire]], share: StagedShare) -> Iterator[
 
 
 _GATHER_ROWS = 65_536
+_CONTENT = 1 << 53
+"""A hash of rows is less."""
 
 
-def encoded(batches: Iterator[pa.RecordBatch], layout: SinkLayout) -> Iterator[tuple[str, Wire]]:
-    """The blocks of a task's rows; small record batches are gathered until they make a block worth its while."""
+def content_of(events: pa.RecordBatch) -> int:
+    """The sum of hashes of rows: of their topics, kinds, keys and payloads."""
+    names = [name for name in ("topic", "kind", "key", "payload") if name in events.schema.names]
+    columns = [events.column(name).cast(pa.binary()) for name in names]
+    said = pc.binary_join_element_wise(*columns, b"\0", null_handling="replace", null_replacement=b"\0")
+    return sum(map(crc32, said.to_pylist()))
+
+
+def encoded(
+    batches: Iterator[pa.RecordBatch], layout: SinkLayout, counted: StagedShare | None = None
+) -> Iterator[tuple[str, Wire]]:
+    """The blocks of a task's rows; small record batches are gathered until they make a block worth its while.
+
+    `counted` gets the rows' content.
+    """
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
         if not batch.num_rows:
             continue
         events = layout.events(batch)
+        if counted is not None:
+            counted.content = (counted.content + content_of(events)) % _CONTENT
         held.append(events)
         rows += events.num_rows
         size += events.column("payload").nbytes
@@ -280,6 +303,8 @@ class TopicTarget:
     def __init__(self, given: Mapping[str, str], schema: StructType, *, again: bool) -> None:
         """ConfigError when the frame cannot be written. `again`: as for `_planned`."""
         options = write_options(given)
+        self.compared = again and options.fail_on_other_rows
+        """Whether a batch that runs again must have the rows of the first time."""
         self.app, self.version = options.app, options.version
         self.location = location = options.location
         self.area = None
@@ -292,7 +317,7 @@ class TopicTarget:
     # ── in a task ────────────────────────────────────────────────────────────────────────────────────────────────────
     def stage(self, batches: Iterator[pa.RecordBatch], job: str, number: int) -> StagedShare:
         share, waiting = StagedShare(job, uuid.uuid4().hex), b""
-        for piece in _pieces(encoded(batches, self.layout), share):
+        for piece in _pieces(encoded(batches, self.layout, share if self.compared else None), share):
             if waiting:
                 self._put(share, number, waiting)
             waiting = piece
@@ -321,15 +346,17 @@ class TopicTarget:
         mark = None if by is None else mark_name(*by, options.topic or "")
         queue = options.topic if options.queue else None
         staged = [share for share in events if share.size]
+        content = sum(share.content for share in events) % _CONTENT if self.compared else None
         if self.location.server is None:
             blocks = Blocks(
                 self._wires(staged),
                 sum(share.size for share in staged),
                 sum(share.events for share in staged),
                 any(share.keyed for share in staged),
+                content,
             )
             with writing(self.location.url, options.journal, options.gates) as opened:
-                return publish_blocks(opened, blocks, mark, version, queue)
+                return publish_blocks(opened, blocks, mark, version, queue) or self.compared
         from penstock.protocol.bulk import CommitRequest
         from penstock.spark.served import commit_staged
 
@@ -337,7 +364,8 @@ class TopicTarget:
             for done in [pool.submit(self._take_in, share) for share in staged]:
                 done.result()
         batches = [share.batch for share in staged]
-        return commit_staged(self.location.server, CommitRequest(options.journal or "", batches, mark, version, queue))
+        request = CommitRequest(options.journal or "", batches, mark, version, queue, content)
+        return commit_staged(self.location.server, request) or self.compared
 
     def _take_in(self, share: StagedShare) -> None:
         """Gives the server what of a share it does not have yet."""

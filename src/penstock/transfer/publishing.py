@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from penstock.clock import ManualClock, from_ms
+from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, Conflict, Denied, PenstockError, QueueFull, StorageError
 from penstock.events import Draft
 from penstock.journal.blocks import Block, Columns, RowOptions, Wire, columns_of, options_of, stamp
@@ -29,7 +30,7 @@ from penstock.journal.bulk import (
     wires_of,
 )
 from penstock.journal.checking import check_options
-from penstock.journal.commit import Commit, find_duplicates, read_mark
+from penstock.journal.commit import Commit, find_duplicates, read_mark, read_mark_content
 from penstock.journal.prepare import PreparedBatch
 from penstock.journal.upkeep.summarising import fill_summaries
 from penstock.limits import BLOCK_EVENTS, INLINE_BYTES, STEP_BYTES
@@ -56,6 +57,8 @@ class BulkCommit(msgspec.Struct, frozen=True):
     mark: str | None = None
     version: int = 0
     queue: str | None = None
+    content: int | None = None
+    """A hash of all rows, whatever their order: a repeat must have the same. None: it may have others."""
 
 
 class Blocks(msgspec.Struct, frozen=True):
@@ -66,6 +69,8 @@ class Blocks(msgspec.Struct, frozen=True):
     size: int
     events: int
     keyed: bool
+    content: int | None = None
+    """As in `BulkCommit`."""
 
 
 def publish_staged(journal: LocalJournal, wanted: BulkCommit) -> bool:
@@ -85,7 +90,7 @@ def _ask_of_staged(journal: LocalJournal, wanted: BulkCommit) -> list[int]:
     Nothing when it was published before, or is not all there: the commit says so.
     """
     gates = journal.backend.entities.gates
-    if _was_done(journal, wanted.mark, wanted.version):
+    if _was_done(journal, wanted.mark, wanted.version, wanted.content):
         return []
     with journal.backend.engine.read() as snap:
         records = [staged_batch(snap, batch) for batch in wanted.batches]
@@ -100,7 +105,7 @@ def _publish_staged(
     wanted: BulkCommit, asked: list[int] | None, queue: LocalQueue | None, ends: dict[str, int], commit: Commit
 ) -> bool:
     """Publishes batches; `ends` gets where the topics of those ended that become part of the journal as they lie."""
-    if wanted.mark is not None and is_done(commit, wanted.mark, wanted.version):
+    if wanted.mark is not None and is_done(commit.tx, wanted.mark, wanted.version, wanted.content):
         for batch in wanted.batches:
             drop(commit, batch)
         return False
@@ -120,7 +125,7 @@ def _publish_staged(
         check_push(commit, queue, fresh, keyed=any(one.keyed for one in records))
     done = publish(commit, wanted.batches, remember=wanted.mark is None, rows=rows)
     if wanted.mark is not None:
-        commit.set_mark(wanted.mark, wanted.version)
+        commit.set_mark(wanted.mark, wanted.version, wanted.content)
     return done
 
 
@@ -134,10 +139,10 @@ def publish_blocks(
     queue = _queue(journal, queue_name)
     if blocks.size <= INLINE_BYTES:
         pieces = list(blocks.pieces)  # a commit that failed because of others in it is done a second time
-        if journal.backend.entities.gates and not _was_done(journal, mark, version):
+        if journal.backend.entities.gates and not _was_done(journal, mark, version, blocks.content):
             ask_gates(journal.backend.entities.gates, pieces)
-        return bool(journal.backend.core.run(partial(_append, journal, queue, pieces, mark, version)))
-    if _was_done(journal, mark, version):
+        return bool(journal.backend.core.run(partial(_append, journal, queue, pieces, mark, version, blocks.content)))
+    if _was_done(journal, mark, version, blocks.content):
         return False
     batch = uuid.uuid4().bytes
     try:
@@ -150,7 +155,7 @@ def publish_blocks(
             next_turn = time.monotonic() + _PAUSE
             if unsynced >= SYNC_BYTES:
                 unsynced = 0
-        return publish_staged(journal, BulkCommit([batch], mark, version, queue_name))
+        return publish_staged(journal, BulkCommit([batch], mark, version, queue_name, blocks.content))
     except BaseException:
         with suppress(PenstockError):  # what could not be dropped is swept when it is old
             journal.backend.core.run(lambda commit: drop(commit, batch))
@@ -163,9 +168,10 @@ def _append(
     pieces: Sequence[tuple[str, Wire]],
     mark: str | None,
     version: int,
+    content: int | None,
     commit: Commit,
 ) -> bool:
-    if mark is not None and is_done(commit, mark, version):
+    if mark is not None and is_done(commit.tx, mark, version, content):
         return False
     commit.check_barrier(None if queue is None else queue.name)
     rows = RowsInCommit(commit, queue)
@@ -182,17 +188,16 @@ def _append(
         else:
             append_wires(commit, topic, wires)
     if mark is not None:
-        commit.set_mark(mark, version)
+        commit.set_mark(mark, version, content)
     return True
 
 
-def _was_done(journal: LocalJournal, mark: str | None, version: int) -> bool:
+def _was_done(journal: LocalJournal, mark: str | None, version: int, content: int | None) -> bool:
     """Whether a mark says that a version was written, as of now: before much is done in vain."""
     if mark is None:
         return False
     with journal.backend.engine.read() as snap:
-        done = read_mark(snap, mark)
-    return done is not None and done >= version
+        return is_done(snap, mark, version, content)
 
 
 def stage_step(
@@ -215,10 +220,22 @@ def _queue(journal: LocalJournal, name: str | None) -> LocalQueue | None:
     return None if name is None else journal.backend.queue(journal.queue(name).name)
 
 
-def is_done(commit: Commit, mark: str, version: int) -> bool:
-    """Whether a mark says that a version was written."""
-    done = commit.get_mark(mark)
-    return done is not None and done >= version
+def is_done(snap: Snapshot, mark: str, version: int, content: int | None) -> bool:
+    """Whether a mark says that a version was written; Conflict when it was another content, or perhaps was."""
+    done = read_mark(snap, mark)
+    if done is None or done < version:
+        return False
+    if content is not None and (done > version or read_mark_content(snap, mark) not in (None, content)):
+        said = "with other rows" if done == version else f"and so was batch {done} after it"
+        raise Conflict(
+            f"batch {version} of {mark} was written before, {said}: nothing of it is written now. A query whose "
+            "checkpoint is a copy of another one's, or was restored from an old state, is taken for the query that "
+            'wrote the batch: give it a new checkpoint, or a name of its own, option("txnAppId", …). For a query that '
+            'gives other rows when a batch runs again, option("failOnOtherRows", "false") keeps the first ones',
+            expected=version,
+            actual=done,
+        )
+    return True
 
 
 def check_push(commit: Commit, queue: LocalQueue, events: int, *, keyed: bool) -> None:

@@ -26,6 +26,7 @@ from penstock.journal.reading import TopicView
 from penstock.journal.sealed.segments import load_segments, sealed_files
 from penstock.journal.writer import Writer
 from penstock.limits import RETENTION_BYTES
+from penstock.names import did_you_mean
 
 _OWN = (
     keys.STATE,
@@ -130,10 +131,7 @@ def drop_topic(commit: Commit, topic: str, force: bool, rules: DropRules) -> Dro
 
 def _unknown(snap: Snapshot, topic: str) -> UnknownTopic:
     """The error that a topic is not there, with the nearest name of those that are."""
-    import difflib
-
-    close = difflib.get_close_matches(topic, list(topic_names(snap)), 1)
-    return UnknownTopic(f"there is no topic {topic!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    return UnknownTopic(f"there is no topic {topic!r}{did_you_mean(topic, topic_names(snap))}")
 
 
 def _named(used: Sequence[str], most: int = 5) -> str:

@@ -20,7 +20,7 @@ from penstock.journal.commit import Commit, change_window
 from penstock.journal.owners import this_host
 from penstock.journal.reading import TopicView
 from penstock.model.take import TakeRequest
-from penstock.names import refuse_system
+from penstock.names import did_you_mean, refuse_system
 from penstock.queue.flow import shapes_takes
 from penstock.queue.policy import QueuePolicy, check_together
 from penstock.queue.state import keys
@@ -378,10 +378,8 @@ def _refuse_sealed(name: str, stored: TopicState, begin: int) -> None:
 
 def unknown_queue(name: str, names: Iterable[str] = ()) -> UnknownQueue:
     """The error that a queue is not there, with the nearest name of those that are."""
-    import difflib
-
-    close = difflib.get_close_matches(name, list(names), 1)
-    meant = f"; did you mean {close[0]!r}? Else" if close else ":"
+    close = did_you_mean(name, names)
+    meant = f"{close} Else" if close else ":"
     unknown = UnknownQueue(f"there is no queue {name!r}{meant} make it with journal.queue({name!r})")
     unknown.queue = name
     return unknown

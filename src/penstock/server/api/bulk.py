@@ -154,8 +154,8 @@ def commit_staged(call: Call[None, wire.CommitRequest]) -> bool:
         )
     if request.queue is not None:
         check_name(request.queue, "queue")
-    wanted = BulkCommit([batch_of(batch) for batch in request.batches], request.mark, request.version, request.queue)
-    return publish_staged(journal, wanted)
+    batches = [batch_of(batch) for batch in request.batches]
+    return publish_staged(journal, BulkCommit(batches, request.mark, request.version, request.queue, request.content))
 
 
 def drop_staged(call: Call[wire.DropQuery, None]) -> int:

@@ -26,7 +26,7 @@ from penstock.entity.gate import DeclaredGate, check_gate_names, load_gates
 from penstock.errors import ConfigError, Denied, PenstockError
 from penstock.names import check_name, is_system, shown_url
 from penstock.spark.journals import journal_id
-from penstock.spark.options import absolute_url, check_stream, is_served, read_options, resolved, write_options
+from penstock.spark.options import HOLD, absolute_url, check_stream, is_served, read_options, resolved, write_options
 from penstock.spark.pipeline.alone import query_at
 from penstock.spark.startup.sessions import is_connect
 
@@ -84,7 +84,7 @@ class Endpoint:
         """The stream of what comes to this place; while there is a file `hold`, a journal's begins no batch."""
         options = self.read_options(consumer)
         if hold is not None and self.in_journal:
-            options["hold"] = hold
+            options[HOLD] = hold
         return spark.readStream.format(self.format).options(**options).load()
 
     def read_options(self, consumer: str) -> dict[str, str]:
