@@ -7,10 +7,12 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.logger import PySparkLogger
 from pyspark.sql import functions as F
 from since import HAS_LIMITS, most, needs_limits, program
 
@@ -266,6 +268,20 @@ def test_a_dry_run_finds_every_frame_that_does_not_fit(spark: SparkSession, jour
     expected = ["no column 'price'", 'no column "payload"', "kindd", "returned NoneType", "is no stream", "watermark"]
     for line, text in zip(str(found.value).split("\nflow "), expected, strict=True):
         assert text in line
+
+
+def test_a_dry_run_says_of_a_wrong_column_one_sentence(spark: SparkSession, journal: penstock.Journal) -> None:
+    add_orders(journal, 3)
+    wrong = flow(source=topic("orders"), target=topic("t"), name="wrong")(lambda frame: frame.select(F.col("price")))
+    logged = BufferingHandler(9)
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).addHandler(logged)
+    with pytest.raises(ConfigError) as found:
+        dry(journal, wrong)
+    assert logged.buffer == [], "pyspark printed a stack of the JVM's"
+    said = str(found.value)
+    assert "`price` cannot be resolved. Did you mean one of the following?" in said
+    assert len(said) < 400 and "\n" not in said, said
 
 
 def test_a_dry_run_finds_a_sink_that_spark_does_not_have(spark: SparkSession, journal: penstock.Journal) -> None:

@@ -403,11 +403,12 @@ def line_of(error: BaseException, file: str) -> str | None:
 
 
 def error_line(error: BaseException) -> str:
-    """What an error says, in a line: penstock's own speak for themselves, others with their kind."""
+    """What an error says, in a line: penstock's own speak for themselves, others with their kind, and those of Spark's
+    without the plan of the query and the stack in the JVM."""
     text = str(error).strip()
     if isinstance(error, PenstockError):
         return text
-    first = text.split("\n\nJVM stacktrace", 1)[0].strip()
+    first = re.split(r"(?:\s*SQLSTATE: \w+)?;\n|\n\nJVM stacktrace", text, maxsplit=1)[0].strip()
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 

@@ -79,21 +79,29 @@ def reaching_spark() -> Iterator[None]:
         raise Gone(_in_short(str(error))) from error
 
 
-def _is_not_py4j(record: logging.LogRecord) -> bool:
-    return "py4j" not in record.pathname
+_QUERY_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""Where pyspark prints an exception of a query, with its stack in the JVM, before it is raised."""
+
+
+def _is_said_here_alone(record: logging.LogRecord) -> bool:
+    return "py4j" not in record.pathname and record.name not in _QUERY_LOGGERS
 
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Keeps py4j from printing a page for every call to a JVM that is gone: the flows' states say so."""
+    """Keeps py4j from printing a page for every call to a JVM that is gone, and pyspark from printing a page for every
+    mistake in a query: the flows' states and errors say so."""
+    from pyspark.logger import PySparkLogger
+
     loggers = [logging.getLogger(name) for name in (None, "py4j", "py4j.clientserver", "py4j.java_gateway")]
+    loggers += [PySparkLogger.getLogger(name) for name in _QUERY_LOGGERS]
     for logger in loggers:
-        logger.addFilter(_is_not_py4j)
+        logger.addFilter(_is_said_here_alone)
     try:
         yield
     finally:
         for logger in loggers:
-            logger.removeFilter(_is_not_py4j)
+            logger.removeFilter(_is_said_here_alone)
 
 
 _PASSING = frozenset(
@@ -304,7 +312,7 @@ class Runner:
         """Looks at everything that can be wrong before a batch runs; the columns each flow makes, or ConfigError."""
         graph = FlowGraph(self.pipeline, self.url)
         _raise([*self._unreachable(graph), *graph.problems()])
-        with self._session():
+        with hushed(), self._session():
             assert self._spark is not None
             spark = self._spark
             columns, problems = schema_problems(graph, spark, lambda flow: query_at(self._checkpoint(flow), spark))
