@@ -191,11 +191,38 @@ def test_topics_over_spark_connect(tmp_path: Path, server: ConnectServer) -> Non
         assert sorted(event.payload["n"] for event in journal.topic("flowed").read()) == list(range(100))
 
 
+SEALING = """
+import sys
+import penstock, penstock.spark
+from penstock import Draft
+from pyspark.sql import SparkSession
+
+folder = sys.argv[1]
+with penstock.open(folder + "/shop.db") as journal:
+    journal.topic("orders").append_many([Draft("n", {"n": n}) for n in range(1000)])
+    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    report = penstock.spark.seal(journal, "orders", lake=folder + "/lake", through=900, file_events=300)
+    assert "connect" in type(spark).__module__ and report.events == 900, report
+    rows = penstock.spark.lake(spark, folder + "/shop.db", "orders").collect()
+    assert sorted(row.seq for row in rows) == list(range(1, 1001))
+spark.stop()
+"""
+
+
+def test_a_topic_is_sealed_where_the_server_of_spark_connect_is_the_programs_own(tmp_path: Path) -> None:
+    paths = [str(DEPENDENCIES), os.environ.get("PYTHONPATH", "")]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYSPARK_PYTHON": sys.executable}
+    environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "JAVA_HOME": str(java.home_for_scripts(java.find(), tmp_path))}
+    command = [sys.executable, "-c", SEALING, str(tmp_path)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
 def test_what_spark_connect_needs_is_said_before_anything_is_asked_of_it(pipeline: Path) -> None:
     command = [sys.executable, "-m", "penstock.cli", "run", str(pipeline), "--remote", "sc://127.0.0.1:1", "--once"]
     command += ["--create", "--url", "http://127.0.0.1:1"]
     without = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert without.returncode == 2 and 'run pip install "pyspark[connect]"' in without.stderr, without.stderr
+    assert without.returncode == 2 and 'run pip install "penstock[connect]"' in without.stderr, without.stderr
     environ = {**os.environ, "PYTHONPATH": str(DEPENDENCIES)}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2, done.stdout + done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Literal
@@ -26,6 +25,7 @@ from penstock.remote.backend import RemoteJournal, seal_served
 from penstock.spark.journals import check_reach, reading
 from penstock.spark.options import EVENT_COLUMNS, JournalLocation, absolute_url, is_served, location_of_journal
 from penstock.spark.served import served_journal
+from penstock.spark.startup.sessions import active_context, context
 from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
@@ -103,11 +103,7 @@ def _opened(journal: Journal | str) -> Iterator[LocalJournal]:
 
 def _session_reaches(journal: LocalJournal) -> bool:
     """Whether this process has a Spark session whose tasks can open the journal."""
-    if "pyspark.core.context" not in sys.modules:
-        return False
-    from pyspark.core.context import SparkContext
-
-    running = SparkContext._active_spark_context
+    running = active_context()
     if running is None:
         return False
     try:
@@ -125,18 +121,15 @@ def _on_spark(journal: LocalJournal, master: str | None) -> WriteSegments:
     url = _url_of(journal)
 
     def write(target: SealTarget, ranges: list[Range]) -> Iterator[Segment]:
-        from penstock.spark.startup.sessions import session
-
         if not ranges:
             return
-        running = session("penstock seal") if master is None else session("penstock seal", master=master)
-        context = running.sparkContext
-        check_reach(url, context.master)
+        running = context("penstock seal", master)
+        check_reach(url, running.master)
         task = _SegmentTask(url, journal.id, target)
-        step = max(1, context.defaultParallelism)
+        step = max(1, running.defaultParallelism)
         for start in range(0, len(ranges), step):
             some = ranges[start : start + step]
-            yield from context.parallelize(some, len(some)).map(task).collect()
+            yield from running.parallelize(some, len(some)).map(task).collect()
 
     return write
 

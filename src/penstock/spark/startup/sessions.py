@@ -35,6 +35,7 @@ from penstock.spark.startup.settings import (
 )
 
 if TYPE_CHECKING:
+    from pyspark.core.context import SparkContext
     from pyspark.sql import SparkSession
 
 CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")
@@ -82,6 +83,24 @@ def session(app: str = "penstock", *, master: str = "local[*]", **conf: object) 
         if active() is not None or _started_by_others():
             return _session_on_foreign_ground(given)
         return _session_here(given)
+
+
+def context(app: str, master: str | None) -> SparkContext:
+    """The driver of this process, started where there is none. A session of Spark Connect has no way to it, also where
+    the driver that it speaks to is here (`builder.remote("local[2]")`)."""
+    with _running.lock:
+        _forget_a_dead_jvm()
+        running = active_context()
+        return running or session(app, master=master or UNNAMED["spark.master"]).sparkContext
+
+
+def active_context() -> SparkContext | None:
+    """The driver that runs in this process."""
+    if "pyspark.core.context" not in sys.modules:
+        return None
+    from pyspark.core.context import SparkContext
+
+    return SparkContext._active_spark_context
 
 
 @atexit.register
@@ -188,7 +207,7 @@ def announce(master: str) -> None:
         import pyspark.sql.connect.session  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f'Spark Connect needs packages that are not here; run pip install "pyspark[connect]". {error}'
+            f'Spark Connect needs packages that are not here; run pip install "penstock[connect]". {error}'
         ) from error
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
 
