@@ -10,6 +10,8 @@ from typing import TypeVar
 from penstock.errors import ConfigError
 
 T = TypeVar("T")
+Progress = Callable[[int, int], None]
+"""Hears how many of how many things are done."""
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}

@@ -40,6 +40,7 @@ from penstock.journal.log import TopicLog
 from penstock.journal.reading import TopicView
 from penstock.limits import BLOCK_BYTES, MAX_PAYLOAD_BYTES, MAX_POSITION
 from penstock.names import check_headers, check_kind, check_name, check_position, check_text
+from penstock.units import Progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -332,9 +333,6 @@ def _part_batch(block: Block, rows: range, schema: pa.Schema) -> pa.RecordBatch:
 
 
 CopyFormat = Literal["jsonl", "parquet", "arrow", "csv"]
-Progress = Callable[[int, int], None]
-"""Told how many of how many events are done."""
-
 _ENDINGS: dict[str, CopyFormat] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",

@@ -10,7 +10,7 @@ Then the events of other segments can still be proven under every root; those of
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from penstock.journal.reading import TopicView
 from penstock.journal.sealed.files import check_sealed
 from penstock.journal.summaries import kept_hash, kept_hashes, leaf_hash, leaf_of, leaves_of
 from penstock.names import check_position
+from penstock.units import Progress
 
 if TYPE_CHECKING:
     from penstock.journal.log import TopicLog
@@ -265,7 +266,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
         return self.ok
 
 
-def verify(log: TopicLog, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+def verify(log: TopicLog, *, progress: Progress | None = None) -> VerifyReport:
     """Compares every event with its hash, and sealed files with theirs; publishes a root, or names what is broken."""
     name = log.name
     with log.core.engine.read() as snap:

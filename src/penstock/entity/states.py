@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -31,7 +31,7 @@ from penstock.journal.waking import Signalled
 from penstock.journal.writer import WriteRequest
 from penstock.model.query import EventQuery
 from penstock.names import check_position, check_text
-from penstock.units import in_parts
+from penstock.units import Progress, in_parts
 
 P = TypeVar("P", bound=Projection)
 T = TypeVar("T")
@@ -520,9 +520,6 @@ def save_streamed(commit: Commit, wanted: StreamedStates, states: Iterable[Strea
 
 # ── Folding every entity of a topic again, in one pass over its events ──
 
-
-Progress = Callable[[int, int], None]
-"""Told how many of how many events are done."""
 
 _STATES_IN_MEMORY = 20_000
 _SAVED_AT_ONCE, _SAVED_BYTES = 1_000, 4 << 20

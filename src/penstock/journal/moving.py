@@ -8,7 +8,7 @@ there already are only compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import zip_longest
 
 import msgspec
@@ -17,12 +17,12 @@ from penstock.engine.base import END
 from penstock.engine.contract import Engine, Snapshot
 from penstock.errors import ConfigError, Corrupt
 from penstock.journal import keys
+from penstock.units import Progress
 
 BATCH_BYTES = 4 << 20
 """What one commit of a copy holds."""
 
 Row = tuple[bytes, bytes]
-Progress = Callable[[int, int], None]
 
 
 class CopyReport(msgspec.Struct, frozen=True):

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from penstock import Description, Pressure, Queue, RebuildReport, Ticket, Topic
     from penstock.consuming.subscription import OnLag
-    from penstock.entity.states import Progress
     from penstock.journal.across import AcrossQuery, LocalJournalSubscription
     from penstock.journal.following import LocalSubscription
     from penstock.journal.worker import TopicWorker
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from penstock.observe.sample import Sample
     from penstock.queue.queue import LocalQueue
     from penstock.surface.backend import TopicScan
+    from penstock.units import Progress
 
 
 A = TypeVar("A")

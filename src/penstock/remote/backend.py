@@ -17,7 +17,7 @@ from penstock.entity.outbox import Staged
 from penstock.errors import Backpressure, Closed, ConfigError, ReadOnly
 from penstock.events import Event, Receipt
 from penstock.journal.description import Description, Pressure
-from penstock.journal.sealed.segments import LakeSummary, Progress, SealReport
+from penstock.journal.sealed.segments import LakeSummary, SealReport
 from penstock.limits import BACKPRESSURE_RETRY, WRITER_CAPACITY, WRITER_PRESSURE
 from penstock.names import check_name
 from penstock.observe.sample import Sample
@@ -33,6 +33,7 @@ from penstock.remote.queues import RemoteQueue
 from penstock.remote.topic import RemoteTopic
 from penstock.surface.journal import Journal
 from penstock.ticket import Ticket
+from penstock.units import Progress
 
 if TYPE_CHECKING:
     from typing import NoReturn

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from penstock.documents.events import DraftDocument
 from penstock.entity.projection import Projection, check_projection, folder_of
-from penstock.entity.states import Freshness, Progress, RebuildReport, StreamedState, folded, pack_state
+from penstock.entity.states import Freshness, RebuildReport, StreamedState, folded, pack_state
 from penstock.events import Draft, Event, Receipt
 from penstock.journal.catalog import Settings
 from penstock.journal.prepare import make_draft
@@ -19,14 +19,13 @@ from penstock.protocol.bulk import FOLD_TOPIC, MOST_STATES, REPLACE_STATES, Rebu
 from penstock.remote.client import Client
 from penstock.remote.events import draft_documents, read_batches, read_events, receipt_of
 from penstock.remote.subscription import RemoteSubscription
-from penstock.units import in_parts
+from penstock.units import Progress, in_parts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock import Ticket, Topic
     from penstock.consuming.subscription import OnLag
-    from penstock.entity.states import Progress
     from penstock.model.arguments import DraftArguments
     from penstock.model.plan import BatchPlan
     from penstock.remote.backend import RemoteBackend

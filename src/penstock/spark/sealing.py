@@ -14,7 +14,7 @@ from penstock.journal.reading import TopicView
 from penstock.journal.sealed.columns import columns_text
 from penstock.journal.sealed.files import open_lake
 from penstock.journal.sealed.sealing import Range, WriteSegments, seal_topic
-from penstock.journal.sealed.segments import FILE_EVENTS, Progress, SealReport, Segment, load_segments
+from penstock.journal.sealed.segments import FILE_EVENTS, SealReport, Segment, load_segments
 from penstock.journal.sealed.tables import TableRequest
 from penstock.journal.sealed.writing import SealTarget, write_segment
 from penstock.journal.to_arrow import arrow_schema
@@ -27,6 +27,7 @@ from penstock.spark.options import EVENT_COLUMNS, JournalLocation, absolute_url,
 from penstock.spark.served import served_journal
 from penstock.spark.startup.sessions import active_context, context
 from penstock.surface.journal import Journal
+from penstock.units import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

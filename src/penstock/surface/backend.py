@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.consuming.worker import Worker
     from penstock.entity.outbox import Staged
     from penstock.entity.projection import Projection
-    from penstock.entity.states import Freshness, Progress, RebuildReport
+    from penstock.entity.states import Freshness, RebuildReport
     from penstock.events import Draft, Event, Receipt
     from penstock.journal.across import AcrossQuery
     from penstock.journal.blocks import Block
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from penstock.surface.queue import Queue
     from penstock.surface.topic import Topic
     from penstock.ticket import Ticket
+    from penstock.units import Progress
 
 A = TypeVar("A")
 P = TypeVar("P", bound="Projection")

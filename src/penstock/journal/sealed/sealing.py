@@ -41,7 +41,6 @@ from penstock.journal.core import JournalCore
 from penstock.journal.reading import TopicView
 from penstock.journal.sealed.segments import (
     FILE_EVENTS,
-    Progress,
     SealReport,
     Seals,
     Segment,
@@ -68,6 +67,7 @@ from penstock.journal.sealed.writing import (
 from penstock.journal.upkeep.retention import held_back, remove_blocks
 from penstock.limits import MAX_PARTITION_VALUES
 from penstock.names import check_name, check_position, check_whole, shown_url
+from penstock.units import Progress
 
 WriteSegments: TypeAlias = "Callable[[SealTarget, list[Range]], Iterator[Segment]]"
 """Writes the files of a topic's ranges, and hands them over in order."""

@@ -11,7 +11,7 @@ may record segments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
@@ -191,9 +191,6 @@ def _let_go(tx: WriteTx, topic: int, segments: list[Segment]) -> None:
 
 FILE_EVENTS = 1_000_000
 """Events in one file, at the most."""
-
-Progress = Callable[[int, int], None]
-"""Called with how many events are sealed, and how many will be."""
 
 
 class SealReport(msgspec.Struct, frozen=True):

@@ -54,6 +54,7 @@ from penstock.spark.projection.fold import (
 from penstock.spark.projection.shipping import Shipped, result_schema
 from penstock.spark.served import ask_server, check_may_write, client_of
 from penstock.surface.journal import Journal
+from penstock.units import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -154,7 +155,7 @@ def rebuild(
         return RebuildReport(saved, saving.of.events, saving.of.through)
 
 
-def _told(rows: Iterator[R], total: int, progress: Callable[[int, int], None]) -> Iterator[R]:
+def _told(rows: Iterator[R], total: int, progress: Progress) -> Iterator[R]:
     for count, row in enumerate(rows, 1):
         yield row
         if count % 1000 == 0 or count == total:
