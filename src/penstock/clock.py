@@ -93,13 +93,14 @@ def seconds(value: Seconds, name: str, *, minimum: float | None = 0.0) -> float:
     return result
 
 
-def set_back_ms(since_ms: int, now_ms: int) -> int:
-    """How many milliseconds before `since_ms` the clock was set back to; 0 when it was not.
+def set_back(since_ms: int, until_ms: int, now_ms: int) -> tuple[int, int]:
+    """Returns from when to when a stored span of time lasts, which begins no later than now.
 
-    Whatever is kept as a time of the clock (a lease, a wait, a rate, a window) begins and ends that much earlier, which
-    is stored: then it lasts no longer than it was to, from the moment on at which this was found out.
+    A clock that was set back before the beginning of a span moves its beginning and its end: the span then lasts no
+    longer than it was to. The new span has to be stored: it counts from the moment at which this was found out.
     """
-    return max(0, since_ms - now_ms)
+    back = max(0, since_ms - now_ms)
+    return since_ms - back, until_ms - back
 
 
 def to_ms(moment: datetime, name: str) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from penstock.clock import seconds, set_back_ms
+from penstock.clock import seconds
 from penstock.documents.decoding import nearest
 from penstock.engine.contract import Snapshot, WriteTx
 from penstock.errors import ConfigError, Conflict, FenceActive
@@ -627,9 +627,9 @@ def find_original(
             if original is None or not _counts(original, window, recorded_ms) or _was_forgotten(original, earlier):
                 continue
             at_ms = original.at_ms or original.recorded_ms
-            back = set_back_ms(at_ms, now_ms)
-            if back:
-                tx.put(key, _encode(msgspec.structs.replace(original, at_ms=at_ms - back)))
+            if at_ms > now_ms:  # the clock was set back
+                at_ms = now_ms
+                tx.put(key, _encode(msgspec.structs.replace(original, at_ms=at_ms)))
             if window is None or now_ms - at_ms < window * 1000:
                 return original
     return None

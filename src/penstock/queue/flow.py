@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from penstock.clock import seconds, set_back_ms
+from penstock.clock import seconds
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
 from penstock.journal.commit import Commit
@@ -82,7 +82,7 @@ class Window(msgspec.Struct, array_like=True):
 
     def set_back(self, now: int) -> None:
         """Follows a clock that was set back: nothing has begun later than now."""
-        self.begun = [(at - set_back_ms(at, now), count) for at, count in self.begun]
+        self.begun = [(min(at, now), count) for at, count in self.begun]
 
     def room(self, rate: Rate, now: int) -> int:
         """How many more may begin now."""
@@ -281,9 +281,8 @@ class Limiter:
         breaker = self._breaker
         if breaker is not None and breaker.open_until:
             pause_ms = round(self._queue.record.policy.breaker_pause * 1000)
-            back = set_back_ms(breaker.open_until - pause_ms, self._now)
-            if back:  # the clock was set back, or the policy has a shorter pause since
-                breaker.open_until -= back
+            if breaker.open_until > self._now + pause_ms:  # the clock was set back, or the policy has a shorter pause
+                breaker.open_until = self._now + pause_ms
                 save_breaker(self._commit, self._group, breaker)
             if breaker.probe and self._group.lease(self._commit.tx, breaker.probe_lease) is None:
                 breaker.probe = breaker.probe_lease = 0  # it was given back, claimed or purged

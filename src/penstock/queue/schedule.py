@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from penstock.clock import SystemClock, from_ms, seconds, set_back_ms
+from penstock.clock import SystemClock, from_ms, seconds
 from penstock.engine.contract import Snapshot
 from penstock.errors import Closed, ConfigError, FenceActive, PenstockError
 from penstock.events import Receipt
@@ -195,7 +195,7 @@ def _search(snap: Snapshot, queue: str, topic: int, now: int) -> tuple[list[str]
     due, later = [], []
     for key, value in snap.scan(*keys.schedule_range(topic)):
         record = _read(value, queue)
-        if record.next_ms <= now or _set_back(record, now):
+        if _next_ms(record, now) < record.next_ms or record.next_ms <= now:
             due.append(keys.schedule_name(key))
         else:
             later.append(record.next_ms)
@@ -215,9 +215,9 @@ def following(record: ScheduleRecord, after_ms: int) -> int:
     return record.next_ms + step * max(1, (after_ms - record.next_ms) // step + 1)
 
 
-def _set_back(record: ScheduleRecord, now: int) -> int:
-    """By how much a period's next tick comes earlier, because the clock was set back; a cron line names moments."""
-    return 0 if record.interval is None else set_back_ms(record.next_ms - _step(record.interval), now)
+def _next_ms(record: ScheduleRecord, now: int) -> int:
+    """Returns when the next tick is: of a period, no later than a period from now, also once the clock was set back."""
+    return record.next_ms if record.interval is None else min(record.next_ms, now + _step(record.interval))
 
 
 def _step(interval: float) -> int:
@@ -259,11 +259,11 @@ def tick(commit: Commit, state: QueueState, name: str) -> int | None:
     record = _find(commit.tx, state, name)
     if record is None:
         return None
-    back = _set_back(record, commit.now_ms)
-    if not back and record.next_ms > commit.now_ms:
-        return record.next_ms
+    next_ms = _next_ms(record, commit.now_ms)
+    if next_ms == record.next_ms > commit.now_ms:
+        return next_ms
     commit.tx.delete(keys.tick_key(state.topic, record.next_ms, name))
-    record.next_ms -= back
+    record.next_ms = next_ms
     if record.next_ms > commit.now_ms:
         _save(commit, state, name, record)
         return record.next_ms

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec.structs import replace
 
-from penstock.clock import set_back_ms
 from penstock.journal import keys
 from penstock.journal.blocks import select, stored_size
 from penstock.journal.catalog import Settings, TopicState, load_looks, load_state, open_block, save_with_end
@@ -157,7 +156,7 @@ def _seen_bound(commit: Commit, topic: str, age_ms: int) -> int:
         if noted:
             commit.tx.put(row, b"")
         return 0
-    looks = [(at - set_back_ms(at, now_ms), last) for at, last in noted]
+    looks = [(min(at, now_ms), last) for at, last in noted]
     bound = max([last for at, last in looks if at < now_ms - age_ms], default=0)
     kept = [one for one in looks if one[1] > bound]
     if not kept or kept[-1][0] <= now_ms - age_ms // _LOOKS_NOTED:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from penstock.clock import from_ms, set_back_ms
+from penstock.clock import from_ms, set_back
 from penstock.errors import ConfigError
 from penstock.journal.commit import Commit
 from penstock.queue.flow import forget_breakers, load_breaker, read_window, save_breaker
@@ -30,7 +30,6 @@ from penstock.queue.state.records import (
     TAKEN,
     WAITING,
     GroupRecord,
-    Lease,
     MessageRow,
     QueueRecord,
 )
@@ -293,32 +292,19 @@ def _set_leases_back(commit: Commit, group: Group, now: int) -> None:
     record = group.record
     record.next_deadline = record.swept = record.swept_deadline = 0
     for lease_id, lease in list(group.leases(commit.tx)):
-        _set_lease_back(lease, now)
+        lease.set_back(now)
         group.save_lease(commit, lease_id, lease)
         for deadline in lease.deadlines():
             record.next_deadline = min(record.next_deadline or deadline, deadline)
-
-
-def _set_lease_back(lease: Lease, now: int) -> None:
-    back = set_back_ms(lease.renewed_ms or lease.delivered_ms, now)
-    lease.deadline -= 0 if lease.deadline == NEVER else back
-    lease.renewed_ms -= back if lease.renewed_ms else 0
-    lease.delivered_ms -= set_back_ms(lease.delivered_ms, now)
-    if lease.extended:
-        lease.extended = {
-            index: (deadline if deadline == NEVER else deadline - set_back_ms(at, now), at - set_back_ms(at, now))
-            for index, (deadline, at) in lease.extended.items()
-        }
 
 
 def _set_waits_back(commit: Commit, group: Group, now: int) -> None:
     for key, _ in list(commit.tx.scan(*group.rows(keys.WAITING))):
         message = group.placed(commit.tx, WAITING, keys.tail_seq(key))
         assert message is not None
-        back = set_back_ms(message.since_ms, now)
-        if back:
+        if message.since_ms > now:
             group.move(commit, message, TAKEN)
-            message.due, message.since_ms = message.due - back, message.since_ms - back
+            message.since_ms, message.due = set_back(message.since_ms, message.due, now)
             group.move(commit, message, WAITING)
 
 

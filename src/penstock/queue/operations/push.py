@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.clock import Clock, set_back_ms, to_ms
+from penstock.clock import Clock, set_back, to_ms
 from penstock.consuming.delivery import Delivery
 from penstock.errors import ConfigError, QueueFull
 from penstock.events import Draft, Receipt
@@ -230,17 +230,17 @@ def _grant(
     fresh = [receipt.seq for receipt in receipts if not receipt.duplicate]
     if not fresh:
         return
-    back = set_back_ms(options.since, commit.now_ms)  # of a message that was moved
-    due = options.due - back if options.due - back > commit.now_ms else 0
+    since, due = set_back(options.since, options.due, commit.now_ms)  # of a message that was moved
+    due = due if due > commit.now_ms else 0
     if options.priority or due:
         if queue.fanout:
-            value = encode(SpecialRow(options.priority, due, key, options.since - back))
+            value = encode(SpecialRow(options.priority, due, key, since))
             for seq in fresh:
                 tx.put(keys.special_key(topic, seq), value)
             traits.special = fresh[-1]
             queue.save_traits(commit)
         else:
-            group, since = queue.group(tx, WORK), options.since - back
+            group = queue.group(tx, WORK)
             group.mark_all_taken(commit, fresh)
             for seq in fresh:
                 message = MessageRow(seq, TAKEN, 0, options.priority, key, due, since_ms=since)
@@ -318,10 +318,9 @@ class Throttle:
                 self.kept.append(row)
                 continue
             passed = None if key is None else _last_passed(commit, queue, key)
-            back = 0 if passed is None else set_back_ms(passed.at, commit.now_ms)
-            if key is not None and passed is not None and commit.now_ms < passed.at - back + window_ms:
-                if back:
-                    passed.at -= back
+            if key is not None and passed is not None and commit.now_ms < passed.at + window_ms:
+                if passed.at > commit.now_ms:  # the clock was set back
+                    passed.at = commit.now_ms
                     commit.tx.put(_throttle_key(queue, key), keys.encode(passed))
                 number = int.from_bytes(passed.id)
                 self._originals[row] = Receipt(queue.name, passed.seq, number, duplicate=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.clock import set_back_ms, to_ms
+from penstock.clock import set_back, to_ms
 from penstock.consuming.delivery import Delivery
 from penstock.errors import ConfigError, Corrupt
 from penstock.events import Event
@@ -578,12 +578,11 @@ def absorb(commit: Commit, group: Group, latest: int, step: int) -> bool:
     messages: list[MessageRow] = []
     for row, value in rows:
         seq, special = keys.tail_seq(row), read_special(value, queue.name)
-        back = set_back_ms(special.since_ms, now)
-        due = special.due - back if special.due - back > now else 0
+        since, due = set_back(special.since_ms, special.due, now)
+        due = due if due > now else 0
         # One may be late enough to be like any other, or discarded, or another group's. What a debounce has held back
         # gets a row all the same: no later one of its key, which is due soon, may pass it.
         if (due or special.priority or special.key is not None) and group.is_untouched(tx, seq):
-            since = special.since_ms - back
             messages.append(MessageRow(seq, TAKEN, 0, special.priority, special.key, due, since_ms=since))
     group.mark_all_taken(commit, [message.seq for message in messages])
     for message in messages:

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.clock import from_ms
+from penstock.clock import from_ms, set_back
 from penstock.consuming.delivery import NEVER as NEVER
 from penstock.journal.keys import StoredPosition, TopicId
 from penstock.model.failure import Attempt, AttemptEnd
@@ -170,6 +170,14 @@ class Lease(msgspec.Struct, array_like=True):
     renewed_ms: int = 0
     """When the whole lease was last extended."""
 
+    def set_back(self, now: int) -> None:
+        """Follows a clock that was set back: nothing of the lease began later than now, or lasts longer than before."""
+        self.deadline = _deadline(self.renewed_ms or self.delivered_ms, self.deadline, now)
+        self.renewed_ms, self.delivered_ms = min(self.renewed_ms, now), min(self.delivered_ms, now)
+        if self.extended:
+            extended = self.extended.items()
+            self.extended = {index: (_deadline(at, until, now), min(at, now)) for index, (until, at) in extended}
+
     def message(self, index: int) -> MessageRow:
         """What the lease knows of one of its messages."""
         if self.messages is not None:
@@ -221,6 +229,10 @@ class Lease(msgspec.Struct, array_like=True):
     def held(self) -> list[int]:
         """The messages still held, by index."""
         return indexes_of(self.held_mask()) if self.settled else list(range(self.count))
+
+
+def _deadline(since: int, deadline: int, now: int) -> int:
+    return deadline if deadline == NEVER else set_back(since, deadline, now)[1]
 
 
 LONGEST_LEASE = 1024
