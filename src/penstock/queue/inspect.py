@@ -35,7 +35,8 @@ from penstock.queue.operations.settle import EXHAUSTED, REJECTED, LeaseHandle, h
 from penstock.queue.operations.take import STEP, TakeOperation, keyed_positions
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState, presences, unknown_queue
-from penstock.queue.state.group import Group, HeldMessage
+from penstock.queue.state.group import Group
+from penstock.queue.state.leases import HeldMessage
 from penstock.queue.state.records import (
     FAILED,
     HELD,
@@ -174,7 +175,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     message: MessageRow
     event: Event | None = None
     """Where the walk came by it; see `View.event`."""
-    held: HeldMessage | None = None
+    held: HeldMessage[Group] | None = None
     """Under its lease, when it is in flight."""
 
 
@@ -247,7 +248,7 @@ class View:
             elif seq > self.overdue:
                 yield Entry(seq, "delayed" if message.due > self.now else "ready", group, label, message, event)
 
-    def _at(self, held: HeldMessage) -> Entry | None:
+    def _at(self, held: HeldMessage[Group]) -> Entry | None:
         """A message with a lease as it is now: in flight, unless the lease has ended, which a take need not know."""
         if held.ended(self.now):
             return next(self._shown(held.group, [(held.seq, lapsed_message(self.snap, held), None)]), None)
@@ -263,11 +264,11 @@ class View:
     def _has_lapsed(self, group: Group) -> bool:
         return 0 < group.record.next_deadline <= self.now
 
-    def held(self, label: str | None) -> Iterator[HeldMessage]:
+    def held(self, label: str | None) -> Iterator[HeldMessage[Group]]:
         """The messages in flight, by position; those taken in the name of one group, or all."""
         return (held for held in self.leased(label) if not held.ended(self.now))
 
-    def leased(self, label: str | None) -> Iterator[HeldMessage]:
+    def leased(self, label: str | None) -> Iterator[HeldMessage[Group]]:
         """The same, and those whose leases have ended, though no take has noticed."""
         held = [group.in_flight(self.snap) for group in self.named(label)]
         every = heapq.merge(*held, key=lambda one: one.seq) if len(held) != 1 else held[0]

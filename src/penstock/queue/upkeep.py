@@ -17,7 +17,7 @@ from penstock.journal.upkeep.retention import compact, one_step
 from penstock.journal.upkeep.thinning import BlockRow, ThinnedBlock, exchange, in_steps, stored_blocks, without
 from penstock.queue.state import keys
 from penstock.queue.state.cache import QueueCache, QueueState, presences
-from penstock.queue.state.group import UNFINISHED
+from penstock.queue.state.places import UNFINISHED
 from penstock.queue.state.records import encode
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from penstock.queue.policy import check_attempts, duration_ms
 from penstock.queue.results import answer_failure, note_replies
 from penstock.queue.state import keys
 from penstock.queue.state.cache import WORK, QueueState
-from penstock.queue.state.group import Change, lane_of
+from penstock.queue.state.feed import Change
+from penstock.queue.state.lanes import lane_of
 from penstock.queue.state.records import READY, TAKEN, WAITING, MessageRow, SpecialRow, encode
 from penstock.schema import brings_kind
 

@@ -42,7 +42,8 @@ from penstock.queue.results import DISCARDED, answer_removed, answer_taken
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import copy_columns
 from penstock.queue.state.cache import WORK, QueueState
-from penstock.queue.state.group import Change, Group
+from penstock.queue.state.feed import Change
+from penstock.queue.state.group import Group
 from penstock.queue.state.records import (
     FAILED,
     TAKEN,

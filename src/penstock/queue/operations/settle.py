@@ -32,7 +32,10 @@ from penstock.queue.operations.push import as_batch, push
 from penstock.queue.results import NOTHING, StoredResult, answer, answer_failure
 from penstock.queue.state.blocks import copy_columns
 from penstock.queue.state.cache import QueueState, note_extension
-from penstock.queue.state.group import ACKED, PARKED, TOLD_TOGETHER, UNFINISHED, Change, Group, HeldMessage, Kind
+from penstock.queue.state.feed import ACKED, TOLD_TOGETHER, Change, Kind
+from penstock.queue.state.group import Group
+from penstock.queue.state.leases import HeldMessage
+from penstock.queue.state.places import PARKED, UNFINISHED
 from penstock.queue.state.records import (
     FAILED,
     NEVER,
@@ -63,7 +66,7 @@ OWNER_CHECK = 0.5
 LAPSED: Final = NackRequest("the lease ended")
 
 
-def held_in(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessage | None:
+def held_in(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessage[Group] | None:
     """The message a delivery holds; None when it does not hold it any more."""
     hold = delivery._hold
     if TYPE_CHECKING:
@@ -75,7 +78,7 @@ def held_in(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessag
     return HeldMessage(group, hold.lease_id, lease, delivery._index)
 
 
-def held_or_stale(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessage:
+def held_or_stale(commit: Commit, queue: QueueState, delivery: Delivery) -> HeldMessage[Group]:
     """The message a delivery holds; StaleDelivery when it does not hold it any more."""
     held = held_in(commit, queue, delivery)
     if held is None:
@@ -83,7 +86,7 @@ def held_or_stale(commit: Commit, queue: QueueState, delivery: Delivery) -> Held
     return held
 
 
-def held_by_token(snap: Snapshot, queue: QueueState, token: str) -> HeldMessage | None:
+def held_by_token(snap: Snapshot, queue: QueueState, token: str) -> HeldMessage[Group] | None:
     """The message under the lease that a token names, if that still holds it."""
     address = read_token(token)
     if address is None or (address.group and address.group not in queue.record.groups.values()):
@@ -213,7 +216,7 @@ def expire_messages(
         _fail(commit, group, lease, message, min(deadline, commit.now_ms), LAPSED, stays=stays)
 
 
-def lapsed_message(snap: Snapshot, held: HeldMessage) -> MessageRow:
+def lapsed_message(snap: Snapshot, held: HeldMessage[Group]) -> MessageRow:
     """Returns a message whose lease has ended, as it is from then on: given up, or ready after its retry's delay."""
     queue, message = held.group.queue, held.lease.message(held.index)
     failed = over_budget(snap, queue, message)
@@ -304,7 +307,7 @@ def give_up(
 
 
 # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _by_lease(held: list[HeldMessage]) -> Iterable[tuple[Group, int, Lease, list[int]]]:
+def _by_lease(held: list[HeldMessage[Group]]) -> Iterable[tuple[Group, int, Lease, list[int]]]:
     together: dict[tuple[int, int], tuple[Group, int, Lease, list[int]]] = {}
     for one in held:
         where = one.group.group_id, one.lease_id

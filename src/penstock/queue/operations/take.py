@@ -32,7 +32,9 @@ from penstock.queue.policy import QueuePolicy
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import LONGEST_SCAN, DamagedBlock, first_free_row, first_rows
 from penstock.queue.state.cache import note_presence
-from penstock.queue.state.group import UNFINISHED, Change, Group
+from penstock.queue.state.feed import Change
+from penstock.queue.state.group import Group
+from penstock.queue.state.places import UNFINISHED
 from penstock.queue.state.records import (
     HELD,
     LONGEST_LEASE,
@@ -497,6 +499,7 @@ class TakeOperation:
             if free == row:
                 break
         group.hold_run(commit, start, end, count, firsts)
+        group.mark_taken(commit, end)
 
     # ── leasing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def lease_messages(self) -> None:

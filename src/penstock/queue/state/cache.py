@@ -25,7 +25,8 @@ from penstock.queue.flow import shapes_takes
 from penstock.queue.policy import QueuePolicy, check_together
 from penstock.queue.state import keys
 from penstock.queue.state.blocks import BlockCache
-from penstock.queue.state.group import Change, Group, QueueFeed
+from penstock.queue.state.feed import Change, QueueFeed
+from penstock.queue.state.group import Group
 from penstock.queue.state.records import (
     FAILED,
     LAYOUT,
