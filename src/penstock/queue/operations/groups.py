@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from penstock.clock import from_ms, set_back
+from penstock.clock import from_ms
 from penstock.errors import ConfigError
 from penstock.journal.commit import Commit
 from penstock.queue.flow import forget_breakers, load_breaker, read_window, save_breaker
@@ -244,21 +244,13 @@ def _install(commit: Commit, group: Group, image: GroupImage, until: int = -1) -
     for (_, end), stop in zip(image.untouched, stops[1:], strict=False):
         if end < stop:
             group.mark_taken(commit, stop, end + 1)
-    occupied: dict[str, list[int]] = {}
-    most = group.queue.policy.max_in_flight_per_key
     for message in sorted(image.messages.values(), key=lambda message: message.seq):
-        state = message.state
+        state, message = message.state, msgspec.structs.replace(message, state=TAKEN, turn=0)
         held_back = state == WAITING and not message.attempts  # by a debounce: it gets its turn when it is due
-        if message.key is not None and state != FAILED and not held_back:
-            under_way = occupied.setdefault(message.key, [])
-            if len(under_way) >= most:
-                state = HELD
-            else:
-                under_way.append(message.seq)
-                state = READY if state == HELD else state
-        group.move(commit, msgspec.structs.replace(message, state=TAKEN, turn=0), state)
-    for key, seqs in occupied.items():
-        group.occupy(commit, key, seqs)
+        if state == FAILED or held_back:
+            group.move(commit, message, state)
+        else:
+            group.requeue(commit, message, message.due if state == WAITING else 0)
 
 
 def _merged(ranges: list[Range]) -> list[Range]:
@@ -282,30 +274,10 @@ def follow_clock(commit: Commit, group: Group) -> None:
     record, now = group.record, commit.now_ms
     commit.touch(group)
     record.seen_ms = now
-    _set_leases_back(commit, group, now)
-    _set_waits_back(commit, group, now)
+    group.set_leases_back(commit)
+    group.set_waits_back(commit)
     _set_limits_back(commit, group, now)
     commit.touched.setdefault(group.queue.name, 0)  # takes that wait for a later time must look again
-
-
-def _set_leases_back(commit: Commit, group: Group, now: int) -> None:
-    record = group.record
-    record.next_deadline = record.swept = record.swept_deadline = 0
-    for lease_id, lease in list(group.leases(commit.tx)):
-        lease.set_back(now)
-        group.save_lease(commit, lease_id, lease)
-        for deadline in lease.deadlines():
-            record.next_deadline = min(record.next_deadline or deadline, deadline)
-
-
-def _set_waits_back(commit: Commit, group: Group, now: int) -> None:
-    for key, _ in list(commit.tx.scan(*group.rows(keys.WAITING))):
-        message = group.placed(commit.tx, WAITING, keys.tail_seq(key))
-        assert message is not None
-        if message.since_ms > now:
-            group.move(commit, message, TAKEN)
-            message.since_ms, message.due = set_back(message.since_ms, message.due, now)
-            group.move(commit, message, WAITING)
 
 
 def _set_limits_back(commit: Commit, group: Group, now: int) -> None:

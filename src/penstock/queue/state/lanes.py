@@ -204,20 +204,15 @@ class Lanes(GroupRows):
         tx.put(keys.turn_key(self.prefix, turn, seq), b"")
         tx.put(row, keys.pack_seqs([turn, seq]))
 
-    def leave_lane(self, commit: Commit, lane: str, seq: int) -> None:
-        """Takes a message out of its lane that is not handed out: its turn is the next one's."""
+    def leave_lane(self, commit: Commit, lane: str, seq: int, spent: int = 0) -> int:
+        """Takes a message out of its lane, and gives its turn to the next one. A message that is handed out has `spent`
+        its turn, and keeps it: the next one gets the turn after. Returns the lane's turn before."""
         commit.tx.delete(keys.lane_key(self.prefix, lane, seq))
         turn, first = _read_lane(commit.tx, self._lane_row(lane))
         if first == seq:
-            commit.tx.delete(keys.turn_key(self.prefix, turn, seq))
-            self._give_turn(commit, lane, turn, seq)
-
-    def spend_turn(self, commit: Commit, lane: str, seq: int) -> int:
-        """Gives the first message of a lane the lane's turn, which it keeps, and the next one the turn after."""
-        commit.tx.delete(keys.lane_key(self.prefix, lane, seq))
-        turn, first = _read_lane(commit.tx, self._lane_row(lane))
-        assert first == seq
-        self._give_turn(commit, lane, turn + 1, seq)
+            if not spent:
+                commit.tx.delete(keys.turn_key(self.prefix, turn, seq))
+            self._give_turn(commit, lane, turn + spent, seq)
         return turn
 
     def _give_turn(self, commit: Commit, lane: str, turn: int, after: int) -> None:

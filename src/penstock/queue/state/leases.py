@@ -197,6 +197,16 @@ class Leases(Places):
             for _, first, _ in lease.stretches():
                 commit.tx.delete(keys.batch_key(self.prefix, first, lease_id))
 
+    def set_leases_back(self, commit: Commit) -> None:
+        """Follows a clock that was set back: no lease began later than now."""
+        record = self.record
+        record.next_deadline = record.swept = record.swept_deadline = 0
+        for lease_id, lease in list(self.leases(commit.tx)):
+            lease.set_back(commit.now_ms)
+            self.save_lease(commit, lease_id, lease)
+            for deadline in lease.deadlines():
+                record.next_deadline = min(record.next_deadline or deadline, deadline)
+
     def take_back(
         self, commit: Commit, lease_id: int, lease: Lease, indexes: list[int], change: Change | None
     ) -> list[MessageRow]:

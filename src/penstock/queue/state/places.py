@@ -1,8 +1,8 @@
 """Where each message of a group is, and the one way from one place to another.
 
 A message is untouched (above the frontier, and not marked as taken), or in a lease, or in a row of its own with the
-index row of its state, or in a run of held messages, or settled. `Group.find` says where it is, unless a lease holds
-it; `Group.move` takes it from there to elsewhere and changes rows, index and counters together. Many neighbours go at
+index row of its state, or in a run of held messages, or settled. `Places.find` says where it is, unless a lease holds
+it; `Places.move` takes it from there to elsewhere and changes rows, index and counters together. Many neighbours go at
 once: `mark_taken` and `add_lease` for a take, `hold_run` for those behind busy keys.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Final
 
+from penstock.clock import set_back
 from penstock.engine.contract import Snapshot
 from penstock.journal.commit import Commit
 from penstock.queue.state import keys
@@ -172,10 +173,18 @@ class Places(Lanes):
                     self.occupy(commit, key, [message.seq if one == last.seq else one for one in occupants])
         self.move(commit, message, state, lane)
 
+    def set_waits_back(self, commit: Commit) -> None:
+        """Follows a clock that was set back: no message began to wait later than now."""
+        for message in list(self.rows_of(commit.tx, WAITING, None, 0)):
+            if message.since_ms > commit.now_ms:
+                self.move(commit, message, TAKEN)
+                message.since_ms, message.due = set_back(message.since_ms, message.due, commit.now_ms)
+                self.move(commit, message, WAITING)
+
     def dequeue(self, commit: Commit, message: MessageRow) -> None:
         """Takes a ready message out to hand it out, which is its lane's turn."""
         if message.lane is not None:
-            message.turn, message.lane = self.spend_turn(commit, message.lane, message.seq), None
+            message.turn, message.lane = self.leave_lane(commit, message.lane, message.seq, spent=1), None
         self.move(commit, message, TAKEN)
 
     def unblock_key(self, commit: Commit, key: str, settled: int = 0) -> bool:
