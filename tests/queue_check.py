@@ -177,9 +177,14 @@ class _GroupCheck:
             if message.key is not None and must and seq not in busy.get(message.key, []):
                 yield f"message {seq} is under way, and its key {message.key!r} is not busy with it"
         blocked = [(seq, one.key) for seq, one in self._rows.items() if one.state == HELD] + [*self._runs.items()]
+        most = group.queue.policy.max_in_flight_per_key
         for seq, blocker in blocked:
-            if not busy.get(blocker or ""):
-                yield f"message {seq} waits behind its key {blocker!r}, of which nothing is under way"
+            under_way = busy.get(blocker or "", [])
+            if len(under_way) < most:
+                yield f"message {seq} waits behind its key {blocker!r}, of which {len(under_way)} are under way"
+            for later in under_way:
+                if later > seq and later in self._rows and not self._rows[later].attempts:
+                    yield f"message {later} goes before message {seq} of its key {blocker!r}"
 
     def _lane_rows(self) -> Iterator[tuple[str, tuple[int, int]]]:
         low, high = keys.flow_rows(self._group.topic, self._group.group_id, b"t")

@@ -94,7 +94,7 @@ CHANGES: dict[str, tuple[Callable[[Commit, Group], object], str]] = {
     ),
     "a key nobody keeps busy": (
         lambda commit, group: group.occupy(commit, "a", []),
-        "message 2 waits behind its key 'a', of which nothing is under way",
+        "message 2 waits behind its key 'a', of which 0 are under way",
     ),
     "a key that is busy with what waits": (
         lambda commit, group: group.occupy(commit, "a", [1, 2]),
