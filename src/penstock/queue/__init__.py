@@ -54,7 +54,9 @@ Rows (`t`: the topic's id, `g`: a group's, in rows `qg` with the number of purge
     qf t * u key    what a debounce holds back
 
 Invariants: an unsettled position is above the frontier and not taken, or in exactly one lease, in exactly one row of
-its own, or in exactly one run. Rows and the group's counters change in the same commit; `tests/queue_check.py` says
+its own, or in exactly one run. Of an ordering key, no message is held while there is room for one more under way, and
+none that was not tried yet is under way before an earlier one that is held; a raised `max_in_flight_per_key` counts
+from the key's next settlement on. Rows and the group's counters change in the same commit; `tests/queue_check.py` says
 whether they agree. A lease may be lost in a power cut (its messages are then delivered again); an acknowledgement,
 once returned, may not.
 """
