@@ -84,7 +84,7 @@ def local(journal: Journal) -> LocalJournal:
 def commits(local: LocalJournal, monkeypatch: pytest.MonkeyPatch) -> list[CountedTx]:
     """Every commit from here on."""
     found: list[CountedTx] = []
-    engine = local.core.writer.engine
+    engine = local._core.writer.engine
     write = engine.write
     monkeypatch.setattr(engine, "write", lambda *, sync=True: CountedTx(write(sync=sync), found))
     return found
@@ -262,7 +262,7 @@ def test_a_group_that_comes_while_settled_messages_are_found_gets_what_is_stored
 
     monkeypatch.setattr(local.registry.upkeep, "_find_standing", look_then_add)
     queue.push("new")
-    local.core.housekeeper.maintain("q")
+    local._core.housekeeper.maintain("q")
     late = [delivery.payload for delivery in queue.take_many(100, group="b")]
     stored = [event.payload for event in local.topic("q").read()]
     assert late[-1] == "new" and set(late) <= set(stored)
