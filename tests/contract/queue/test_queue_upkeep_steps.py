@@ -253,14 +253,14 @@ def test_a_group_that_comes_while_settled_messages_are_found_gets_what_is_stored
     queue.add_group("a")
     _fill(queue, 20)
     queue.ack_many(queue.take_many(20, group="a"))
-    look = local.registry.upkeep._find_standing
+    look = local._registry.upkeep._find_standing
 
     def look_then_add(topic: str) -> upkeep.Standing:
         standing = look(topic)
         queue.add_group("b")
         return standing
 
-    monkeypatch.setattr(local.registry.upkeep, "_find_standing", look_then_add)
+    monkeypatch.setattr(local._registry.upkeep, "_find_standing", look_then_add)
     queue.push("new")
     local._core.housekeeper.maintain("q")
     late = [delivery.payload for delivery in queue.take_many(100, group="b")]
