@@ -4,12 +4,15 @@ import io
 import json
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
 from cli.commandline import Cli, Start
+from penstock.local.backend import LocalJournal
 from waiting import DEADLINE, eventually
 
 WORKER = """
@@ -436,3 +439,50 @@ def test_push_to_the_front(cli: Cli, emails: str) -> None:
     cli("push", "emails", '{"n": 9}', "--front")
     assert [event["payload"]["n"] for event in cli("peek", "emails", "--json").documents] == [9, 0, 1, 2]
     assert "--front" in cli("push", "emails", "1", "--front", "--priority", "3", code=2).err
+
+
+@pytest.fixture
+def dropped(url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes two queues, one of which another process drops just before the next command asks for it."""
+    queue = LocalJournal.queue
+
+    def make() -> None:
+        with penstock.open(url) as journal:
+            for name in ("emails", "reports"):
+                queue(journal, name, max_attempts=7).push(1)  # type: ignore[arg-type]
+
+    def drop_first(journal: LocalJournal, name: str, **given: Any) -> Any:
+        if name == "emails":
+            with penstock.open(url) as other:
+                other.drop_topic("emails", force=True)
+        return queue(journal, name, **given)
+
+    monkeypatch.setattr(LocalJournal, "queue", drop_first)
+    return make
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "purge emails --yes",
+        "drop emails --yes",
+        "take emails --settle ack",
+        "pause emails",
+        "redrive emails",
+        "move emails reports",
+    ],
+)
+def test_no_command_makes_a_queue_that_is_dropped_meanwhile(
+    cli: Cli, url: str, dropped: Callable[[], None], words: str
+) -> None:
+    dropped()
+    assert "there is no queue 'emails'" in cli(*words.split(), code=3).err
+    with penstock.open(url) as journal:
+        assert journal.queues() == journal.topics() == ["reports"]
+
+
+def test_lists_go_on_without_a_queue_that_is_dropped_meanwhile(cli: Cli, dropped: Callable[[], None]) -> None:
+    dropped()
+    assert [one["queue"] for one in cli("queues", "--json").documents] == ["reports"]
+    dropped()
+    assert "no worker is there" in cli("workers").err

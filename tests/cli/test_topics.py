@@ -12,6 +12,7 @@ import pytest
 
 import penstock
 from cli.commandline import Cli, Start
+from penstock.cli import topics
 from penstock.clock import ManualClock
 from server.serving import Served, serving
 from waiting import eventually
@@ -343,3 +344,37 @@ def test_sql_ends_without_a_word_beside_its_answer(start: Start, url: str) -> No
         journal.topic("orders").append("placed", {"total": 1})
     out, err = start("sql", "select payload->>'total' as total from orders").communicate(timeout=60)
     assert (out.split(), err) == (["total", "1"], "")
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_tail_goes_on_in_a_topic_made_anew(
+    cli: Cli, orders: str, url: str, monkeypatch: pytest.MonkeyPatch, served: bool
+) -> None:
+    newest = topics._newest
+
+    def made_anew(*given: Any) -> list[penstock.Event]:
+        found = newest(*given)
+        journal.drop_topic("orders")
+        journal.topic("orders").append_many([penstock.Draft("made anew", number) for number in range(30)])
+        return found
+
+    monkeypatch.setattr(topics, "_newest", made_anew)
+    with penstock.open(url) as journal, serving(journal) as server:
+        words = ("--url", server.url) if served else ()
+        said = cli("tail", "orders", "-f", "-n2", "--count", "5", "--json", *words)
+    assert [event["seq"] for event in said.documents] == [9, 10, 11, 12, 13]
+
+
+def test_tail_shows_what_comes_while_it_begins_once(
+    cli: Cli, orders: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = topics._newest
+
+    def with_more(*given: Any) -> list[penstock.Event]:
+        with penstock.open(url) as journal:
+            journal.topic("orders").append("placed", "meanwhile")
+        return newest(*given)
+
+    monkeypatch.setattr(topics, "_newest", with_more)
+    said = cli("tail", "orders", "-f", "-n2", "--count", "3", "--json")
+    assert [event["seq"] for event in said.documents] == [9, 10, 11]

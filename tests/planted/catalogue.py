@@ -230,7 +230,7 @@ FAULTS = (
         "sealing removes the event behind the file from the store",
         "remove_blocks(commit, self.topic, head.topic_id, state, segment.last)",
         "remove_blocks(commit, self.topic, head.topic_id, state, segment.last + 1)",
-        ("contract/journal/test_sealed_and_compacted.py", "contract/journal/test_sealing_meanwhile.py"),
+        ("contract/journal/test_sealing.py",),
     ),
     Fault(
         "seam-loses-an-event",
@@ -238,7 +238,7 @@ FAULTS = (
         "a read over the end of sealed history leaves out the first event behind it",
         "            after = high\n            if after >= through:",
         "            after = high + 1\n            if after >= through:",
-        ("contract/journal/test_sealed_and_compacted.py", "journal/test_lake_tables.py"),
+        ("contract/journal/test_sealing.py", "journal/test_lake_tables.py"),
     ),
     Fault(
         "lake-of-a-copy-accepted",
@@ -246,7 +246,7 @@ FAULTS = (
         "a journal seals into the folder of another copy of it",
         "if marker is not None and marker.seal not in self._own_tokens(seals):",
         "if marker is not None and not marker.seal:",
-        ("contract/journal/test_sealed_and_compacted.py",),
+        ("contract/journal/test_sealing.py",),
     ),
     Fault(
         "sql-reads-sealed-history-twice",
@@ -445,7 +445,7 @@ FAULTS = (
         "a cached projection shows the state of a topic that was dropped",
         "if known is None or known[0] != changes:",
         "if known is None:",
-        ("contract/entity/test_entity_projections.py", "contract/entity/test_states_meanwhile.py"),
+        ("contract/entity/test_entity_projections.py", "contract/entity/test_entity_rebuilds.py"),
     ),
     # ── server ───────────────────────────────────────────────────────────────────────────────────────────────────────
     Fault(

@@ -8,8 +8,10 @@ import pytest
 from journals import on
 from small_index import small_index
 
-from penstock import Draft, Event, Journal, ManualClock, Topic
+from penstock import Draft, Event, Journal, ManualClock, Receipt, Topic
+from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError
+from penstock.journal.locating import topics_naming
 
 Reopen = Callable[[Journal], Journal]
 
@@ -139,3 +141,28 @@ def test_awkward_text_is_escaped_and_nothing_is_drawn_for_nobody(journal: Journa
     topic.append("x" * 100, cause=first)
     assert '["#lt;b#gt; #38; #quot;q#quot; \\ #35;<br/>' in (drawn := journal.graph(first.id)) and "a]b c" in drawn
     assert journal.graph("nobody") == "flowchart TD\n"
+
+
+@pytest.mark.parametrize("walk", ["effects", "correlated"])
+def test_a_walk_sees_a_topic_that_is_made_while_it_begins(
+    journal: Journal, topic: Topic, monkeypatch: pytest.MonkeyPatch, walk: str
+) -> None:
+    """One commit made the topic and wrote to another: a walk sees both events or none."""
+    first = topic.append("placed")
+
+    def names(snap: Snapshot, id: str) -> list[str]:
+        monkeypatch.undo()
+        found = topics_naming(snap, id)
+        with journal.transaction() as tx:
+            tx.append("invoices", "written", cause=first.id)
+            tx.append("orders", "paid", cause=first.id)
+        return found
+
+    monkeypatch.setattr("penstock.entity.causality.topics_naming", names)
+    began = ["placed"] if walk == "correlated" else []
+    assert [event.kind for event in _walked(topic, first, walk)] == began
+    assert sorted(event.kind for event in _walked(topic, first, walk)) == ["paid", *began, "written"]
+
+
+def _walked(topic: Topic, first: Receipt, walk: str) -> Iterator[Event]:
+    return topic.effects(first) if walk == "effects" else topic.correlated(first.id)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from journals import eventually, on
+from journals import Place, eventually, on, only, payloads, seqs
 
 import penstock
-from penstock import Draft, Journal, ManualClock, Projection
+from penstock import Draft, Journal, ManualClock, Projection, Topic
 from penstock import on as handles
 from penstock.entity import copying
 from penstock.errors import ConfigError, Corrupt, FenceActive
@@ -508,3 +508,95 @@ def test_a_copy_of_a_trimmed_topic_lacks_nothing_else(journal: Journal, other: J
         assert record is not None
         state = load_state(snap, record.topic_id, "t")
     assert (state.trimmed, state.removed, state.compacted) == (3, 3, 0)
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
+    """Ends an import after some commits, as a Ctrl-C does."""
+    add = copying._Import._add
+    left = batches
+
+    def then(self: copying._Import, rows: Any) -> None:
+        nonlocal left
+        if not left:
+            raise KeyboardInterrupt
+        left -= 1
+        add(self, rows)
+
+    monkeypatch.setattr(copying._Import, "_add", then)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_import_goes_on_after_compaction(
+    journal: Journal, other: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any, everything: bool
+) -> None:
+    source, copy = other.topic("orders"), journal.topic("orders")
+    source.append_many([Draft("placed", number, key="b" if number == 1 else "a") for number in range(1, 41)])
+    other.export(tmp_path / "copy", format=format)
+    monkeypatch.setattr(copying, "_BATCH_EVENTS", 10)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt_after(patch, 3)
+        journal.import_(tmp_path / "copy")
+    assert copy.compact(30).removed == 30 if everything else copy.compact_keys() == 28
+    report = journal.import_(tmp_path / "copy")
+    assert (report.imported, report.present) == (10, 30)
+    assert seqs(copy.read()) == ([] if everything else [1, 30]) + list(range(31, 41))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@only(on_disk=False)
+def test_a_copy_of_a_verified_topic_is_verified_and_has_its_root(
+    place: Place, topic: Topic, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any
+) -> None:
+    monkeypatch.setattr(copying, "_BATCH_EVENTS", 3)
+    for number in range(20):
+        if number == 10:
+            topic.configure(verified=True)
+        topic.append("placed", number, key=f"k{number % 2}")
+    journal.export(tmp_path / "copy", format=format)
+    with penstock.open("memory:") as copy:
+        assert copy.import_(tmp_path / "copy").imported == 20
+        orders = copy.topic("orders")
+        report, original = orders.verify(), topic.verify()
+        assert report.root is not None and original.root is not None and report.root.hash == original.root.hash
+        assert (original.unhashed, original.events, report.unhashed, report.events) == (10, 10, 0, 20)
+        assert payloads(orders.read()) == list(range(20))
+        orders.append("placed", 20, key="k0")
+        assert orders.verify().events == 21
+
+
+@only(on_disk=False)
+def test_an_event_changed_on_its_way_to_a_copy_shows_in_the_root(
+    place: Place, topic: Topic, journal: Journal, tmp_path: Path
+) -> None:
+    topic.configure(verified=True)
+    topic.append_many([Draft("placed", number, key=f"k{number}") for number in range(5)])
+    file = tmp_path / "orders.jsonl"
+    journal.export(file, topics=["orders"])
+    *others, last = [json.loads(line) for line in file.read_text().splitlines()]
+    last["payload"] = 40
+    file.write_text("\n".join(map(json.dumps, [*others, last])))
+    with penstock.open("memory:") as copy:
+        copy.topic("orders").configure(verified=True)
+        copy.import_(file, topics=["orders"])
+        here, there = topic.verify().root, copy.topic("orders").verify().root
+        assert here is not None and there is not None
+        assert (here.through, here.hash == there.hash) == (there.through, False)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "arrow"])
+@only(on_disk=False)
+def test_a_file_leaves_a_topics_settings_as_they_are(
+    place: Place, topic: Topic, journal: Journal, tmp_path: Path, ending: str
+) -> None:
+    topic.append_many([Draft("placed", number, key="a") for number in range(5)])
+    file = tmp_path / f"orders.{ending}"
+    journal.export(file, topics=["orders"])
+    with penstock.open("memory:") as copy:
+        orders = copy.topic("orders")
+        settings = orders.configure(max_events=1000, dedup_window=None, verified=True)
+        assert copy.import_(file, topics=["orders"]).imported == 5
+        assert orders.settings == settings and payloads(orders.read()) == list(range(5))
+        orders.append("placed", 5, key="a")
+        report = orders.verify()
+        assert report.ok and (report.unhashed, report.events) == (0, 6)

@@ -98,3 +98,12 @@ def test_a_closed_journal_takes_nothing_more(journal: Journal) -> None:
     for attempt in (outbox.flush, outbox.submit):
         with pytest.raises(Closed):
             attempt()
+
+
+def test_an_outbox_that_was_refused_keeps_what_is_staged(journal: Journal) -> None:
+    journal.topic("orders").append("placed", 0, key="o")
+    outbox = journal.outbox()
+    outbox.stage("orders", "placed", 1, key="o", expect=0)
+    with pytest.raises(Conflict):
+        outbox.flush()
+    assert len(outbox) == 1

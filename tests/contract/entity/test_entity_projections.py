@@ -9,20 +9,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from journals import DEADLINE, Place, on, only
+from journals import DEADLINE, Place, on, only, payloads, seqs
 from small_index import small_index
 
 import penstock
 from penstock import Draft, Event, Journal, ManualClock, Projection, Topic, event, schema
 from penstock import on as handles
-from penstock.entity import states as rebuilding
+from penstock.engine.contract import Snapshot
+from penstock.entity import states
 from penstock.entity.projection import folder_of
+from penstock.entity.states import StreamedState, StreamedStates, load_streamed, pack_state, save_streamed, states_topic
 from penstock.errors import Closed, ConfigError, PositionTrimmed
+from penstock.journal.catalog import TopicRecord, load_record
 from penstock.journal.keys import prefix_end
+from penstock.journal.writer import Writer
 
 Reopen = Callable[[Journal], Journal]
 
@@ -204,46 +209,6 @@ def test_a_damaged_saved_state_is_folded_anew(journal: Journal, topic: Topic) ->
 
 
 # ── rebuilding ───────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("room", [1000, 3])
-def test_a_rebuild_folds_every_entity_and_reports_progress(
-    journal: Journal, topic: Topic, room: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rebuilding, "_STATES_IN_MEMORY", room)
-    for number in range(200):
-        topic.append("deposited", {"amount": number}, key=f"k{number % 10}")
-    topic.append("deposited", {"amount": 5})
-    told: list[tuple[int, int]] = []
-    report = topic.rebuild(Total, progress=lambda done, total: told.append((done, total)))
-    assert (report.entities, report.events, report.through) == (10, 201, 201)
-    assert told[-1] == (201, 201)
-    assert len(saved(journal)) == 10
-    for number in range(10):
-        assert topic.project(Total, f"k{number}", freshness="cached") == Total.fold(topic.read(key=f"k{number}"))
-    assert topic.rebuild(Total, whole=True).entities == 1
-    assert topic.project(Total, freshness="cached") == Total(199 * 100 + 5)
-
-
-def test_a_rebuild_removes_the_states_of_other_versions(journal: Journal, topic: Topic) -> None:
-    class Old(Projection, name="sum", version=1):
-        value: int = 0
-
-        @handles("deposited")
-        def add(self, payload: Any) -> None:
-            self.value += 1
-
-    class New(Old, name="sum", version=3):
-        pass
-
-    deposit(topic, "a", 200)
-    topic.project(Old, "a")
-    journal.flush()
-    topic.rebuild(New)
-    assert len(saved(journal)) == 1
-    assert topic.project(New, "a") == New(200)
-
-
-def test_a_rebuild_of_nothing_is_nothing(topic: Topic) -> None:
-    assert topic.rebuild(Total).entities == 0
 
 
 # ── watching ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -655,3 +620,165 @@ def test_a_state_that_cannot_be_folded_any_more_says_so(topic: Topic) -> None:
         topic.project(Account, "a", through=5, as_of=datetime.now(UTC))
     with pytest.raises(ConfigError, match="through"):
         topic.project(Account, "a", through=-1)
+
+
+class Seen(Projection):
+    """The payloads of an entity's events."""
+
+    payloads: list[int] = []
+
+    @handles("placed")
+    def add(self, event: Any) -> None:
+        self.payloads.append(event.payload)
+
+
+def test_a_state_is_void_as_soon_as_one_of_its_events_is_removed(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only when compaction by key has come to its end: it may be killed before."""
+    for number, key in enumerate("abb", 1):
+        topic.append("placed", number, key=key)
+    assert topic.compact_keys() == 1  # of the positions so far
+    topic.append("placed", 4, key="a")
+    assert topic.project(Seen, "a") == Seen([1, 4])
+    run_relaxed = Writer.run_relaxed
+
+    def killed_at_the_end(writer: Writer, apply: Any, *args: Any) -> Any:
+        if apply.__name__ == "end":
+            raise KeyboardInterrupt
+        return run_relaxed(writer, apply, *args)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Writer, "run_relaxed", killed_at_the_end)
+        topic.compact_keys()
+    assert payloads(topic.read(key="a")) == [4] and topic.project(Seen, "a") == Seen([4])
+
+
+def test_a_state_of_an_imported_topic_is_void_when_one_of_its_events_is_removed(
+    journal: Journal, topic: Topic, tmp_path: Path
+) -> None:
+    """An import of events with positions missing says that they were compacted, all of them."""
+    with penstock.open("memory:") as other:
+        source = other.topic("orders")
+        for number, key in enumerate("caba", 1):
+            source.append("placed", number, key=key)
+        source.compact_keys()
+        source.append("placed", 5, key="a")
+        other.export(tmp_path / "copy")
+    journal.import_(tmp_path / "copy")
+    assert topic.project(Seen, "a") == Seen([4, 5])
+    assert topic.compact_keys() == 1
+    assert topic.project(Seen, "a") == Seen([5]) and len(topic) == 3
+    topic.append("placed", 6, key="a")
+    assert topic.project(Seen, "a") == Seen([5, 6]) and seqs(topic.read()) == [1, 3, 5, 6]
+
+
+class Kinds(Projection):
+    """Which kinds of events an entity had."""
+
+    seen: list[str] = []
+
+    @handles("placed", "made anew")
+    def add(self, event: Any) -> None:
+        self.seen.append(event.kind)
+
+
+def make_anew(journal: Journal, count: int = 1) -> None:
+    journal.drop_topic("orders", force=True)
+    journal.topic("orders").append_many([Draft("made anew", key="a") for _ in range(count)])
+
+
+@pytest.mark.parametrize("key", ["a", None])
+def test_a_watch_goes_on_with_a_topic_made_anew(journal: Journal, topic: Topic, key: str | None) -> None:
+    topic.append("placed", key="a")
+    with topic.watch(Kinds, key) as watch:
+        assert watch.next(0) == Kinds(["placed"]) and watch.next(0) is None
+        make_anew(journal)
+        assert watch.next(0) == Kinds(["made anew"]) and watch.generation == 2
+        assert watch.next(0) is None
+
+
+@pytest.mark.parametrize("key", ["a", None])
+def test_a_state_of_a_dropped_topic_has_changed_in_one_made_anew(
+    journal: Journal, topic: Topic, key: str | None
+) -> None:
+    topic.append("placed", key="a")
+    journal.drop_topic("orders")
+    topic.configure()
+    assert topic.project_if_changed(Kinds, key, 1) == (0, None) and topic.rebuild(Kinds).through == 0
+    topic.append("made anew", key="a")
+    assert topic.project_if_changed(Kinds, key, 1) == (2, Kinds(["made anew"]))
+
+
+def test_a_state_folded_while_its_topic_was_dropped_is_not_cached(journal: Journal, topic: Topic) -> None:
+    topic.append("placed", key="a")
+
+    class Slow(Kinds):
+        @handles("placed")
+        def dropped_here(self, event: Any) -> None:
+            make_anew(journal)
+
+    assert topic.project(Slow, "a") == Slow(["placed"])
+    for _ in range(2):
+        assert topic.project(Slow, "a", freshness="cached") == Slow(["made anew"])
+    journal.drop_topic("orders")
+    assert topic.project(Slow, "a", freshness="cached") is None
+
+
+@only(second_open=True)
+def test_a_state_of_a_topic_that_another_journal_object_dropped_is_not_cached(place: Place, topic: Topic) -> None:
+    other = place.open()
+    topic.append("placed", key="a")
+    assert topic.project(Kinds, "a") == topic.project(Kinds, "a", freshness="cached") == Kinds(["placed"])
+    make_anew(other)
+    assert topic.project(Kinds, "a", freshness="cached") == Kinds(["made anew"])
+    other.drop_topic("orders")
+    assert topic.project(Kinds, "a", freshness="cached") is None
+
+
+@only(reads_beside_writer=True, on_disk=True)
+def test_a_reader_caches_no_state_of_a_dropped_topic(place: Place, journal: Journal, topic: Topic) -> None:
+    topic.append("placed", key="a")
+    reader = place.open(read_only=True).topic("orders")
+    assert reader.project(Kinds, "a") == Kinds(["placed"])
+    make_anew(journal)
+    assert reader.project(Kinds, "a", freshness="cached") == Kinds(["made anew"])
+
+
+def test_a_cached_state_asks_which_topic_it_is_only_after_a_commit(
+    journal: Journal, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.append_many([Draft("placed", key=key) for key in "ab"])
+    for key in "ab":
+        topic.project(Kinds, key)
+    journal.maintain()  # nothing is left to do in the background
+    asked: list[str] = []
+
+    def asking(snap: Snapshot, name: str) -> TopicRecord | None:
+        asked.append(name)
+        return load_record(snap, name)
+
+    monkeypatch.setattr(states, "load_record", asking)
+    for _ in range(2):
+        for key in "ab" * 10:
+            assert topic.project(Kinds, key, freshness="cached") == Kinds(["placed"])
+        assert 1 <= len(asked) <= 3, "one of them, but for commits in the background"
+        asked.clear()
+        topic.append("placed", key="c")
+
+
+def test_a_stream_keeps_no_state_of_a_dropped_topic_with_the_one_made_anew(journal: Journal, topic: Topic) -> None:
+    topic.append("placed", key="a")
+    wanted = StreamedStates("orders", "Kinds", 1, "query")
+
+    def keep(*states: StreamedState) -> None:
+        journal._core.run(lambda commit: save_streamed(commit, wanted, states, whole=True))  # type: ignore[attr-defined]
+
+    old = StreamedState("a", Kinds.__projection__.fingerprint, 1, 1, pack_state(Kinds(["placed"])))
+    keep(old)
+    make_anew(journal)
+    with pytest.raises(PositionTrimmed):
+        keep(old)
+    new = StreamedState("a", Kinds.__projection__.fingerprint, 2, 2, pack_state(Kinds(["made anew"])))
+    keep(new)
+    with journal._engine.read() as snap:  # type: ignore[attr-defined]
+        assert load_streamed(snap, states_topic(snap, "orders"), wanted, "a") == new
+    assert topic.project(Kinds, "a", freshness="cached") == Kinds(["made anew"])

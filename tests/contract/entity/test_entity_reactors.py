@@ -171,3 +171,69 @@ def test_a_reactor_needs_a_name_and_topics_that_can_be(topic: Topic) -> None:
     topic.append("in", 1)
     with pytest.raises(InvalidName):
         topic.react("echo", lambda event: Draft("x", topic="no/slash"), restarts=0).run()
+
+
+class SeenEvent(threading.Event):
+    """An event of which can be told that somebody has waited for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits += 1
+        return super().wait(timeout)
+
+
+@on("sqlite")
+def test_a_reactor_rests_while_a_fence_of_another_process_is_open(
+    place: Place, journal: Any, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.append("in", 1)
+    run, tries = journal._core.writer.run, [0]
+
+    def counted(request: Any) -> Any:
+        tries[0] += 1
+        return run(request)
+
+    monkeypatch.setattr(journal._core.writer, "run", counted)
+    fence = place.open(durability="process").fence()  # of another journal object, as one of another process is
+    reactor: Any = topic.react("echo", lambda event: Draft("echo", event.payload, topic="echoes"))
+    resting = reactor._stopping = SeenEvent()
+    with reactor:
+        eventually(lambda: resting.waits >= 2 or tries[0] > 100)
+        assert tries[0] <= resting.waits + 1
+        fence.commit()
+        eventually(lambda: topic.cursor("echo") == 1)
+    assert payloads(journal.topic("echoes").read()) == [1]
+
+
+@on("memory", "sqlite")
+@pytest.mark.parametrize("look", [1, 2, 3, 4])
+def test_a_reactor_beside_another_of_its_name_and_a_compaction_goes_on(
+    journal: Any, topic: Topic, monkeypatch: pytest.MonkeyPatch, look: int
+) -> None:
+    topic.append_many([Draft("in", number) for number in range(1, 11)])
+    topic.commit("echo", 2)
+    read, looks = journal._engine.read, [0]
+
+    def reading() -> Any:
+        if threading.current_thread() is main:
+            looks[0] += 1
+            if looks[0] == look:  # the other one has reacted, and what it is done with goes
+                topic.commit("echo", 6)
+                topic.compact(6)
+        return read()
+
+    def handler(event: Event) -> None:
+        handled.append(event.seq)
+        if event.seq == 10:
+            reactor.stop()
+
+    handled: list[int] = []
+    main = threading.current_thread()
+    reactor: Any = topic.react("echo", handler, batch=2, restarts=0)
+    monkeypatch.setattr(journal._engine, "read", reading)
+    reactor.run()
+    monkeypatch.undo()
+    assert topic.cursor("echo") == 10 and handled[-4:] == [7, 8, 9, 10]

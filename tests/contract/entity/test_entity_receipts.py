@@ -8,7 +8,17 @@ import pytest
 from journals import Place, on
 
 import penstock
-from penstock import Draft, InclusionProof, Journal, ManualClock, Topic, TreeRoot, check_proof, check_root, sign_root
+from penstock import (
+    Draft,
+    InclusionProof,
+    Journal,
+    ManualClock,
+    Topic,
+    TreeRoot,
+    check_proof,
+    check_root,
+    sign_root,
+)
 from penstock.entity import receipts
 from penstock.entity.proof import EMPTY, root_of
 from penstock.errors import ConfigError, Unprovable
@@ -233,3 +243,28 @@ def test_a_journal_opened_for_reading_gives_proofs_and_publishes_nothing(place: 
         assert published(topic).through == 10
         with pytest.raises(Unprovable):
             topic.proof(10)
+
+
+def test_a_root_stays_published_when_its_last_segment_has_lost_events(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts, "SEGMENT", 8)
+    monkeypatch.setattr(receipts, "EMPTY_SEGMENT", root_of([EMPTY] * 8))
+    topic.append_many([Draft("placed", number) for number in range(1, 9)])
+    topic.append_many([Draft("placed", number, key="a") for number in range(9, 13)])
+    before = topic.verify().root
+    assert before is not None and topic.compact_keys() == 3
+    after = topic.verify().root
+    assert after is not None and (after.through, after.hash == before.hash) == (12, False)
+    for root in (before, after):
+        for seq in range(1, 9):
+            assert check_proof(topic.proof(seq, root=root), root=root)
+    assert check_proof(topic.proof(12, root=after), root=after)
+    with pytest.raises(Unprovable, match="were removed or changed since"):
+        topic.proof(12, root=before)
+    assert topic.verify().root == after, "what is published is not published again"
+    topic.compact(9)
+    topic.compact(12)
+    assert topic.verify().root is not None
+    with pytest.raises(Unprovable, match="no event at position"):
+        topic.proof(12, root=after)

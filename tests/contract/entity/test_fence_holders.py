@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from journals import DEADLINE, Place, eventually, only
+from journals import DEADLINE, Place, eventually, only, payloads
 
 import penstock
-from penstock import Draft
-from penstock.errors import FenceActive
+from penstock import Draft, Topic
+from penstock.entity import fence as holders
+from penstock.errors import Conflict, FenceActive, StorageError
 from penstock.journal import keys
 from penstock.journal.blocks import Columns, build_wire
 from penstock.transfer.publishing import Blocks, publish_blocks
@@ -189,3 +190,40 @@ def test_a_copy_that_was_made_while_a_fence_was_open_is_not_fenced(journal: Any,
         with penstock.open(target) as copy:
             publish(copy, 1)
             assert numbers(copy) == [1] and rows(copy) == 0
+
+
+def test_a_fence_whose_end_could_not_be_written_keeps_no_other_process_out(
+    journal: Any, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.append("placed", 1)
+    fence = journal.fence()
+
+    def full(*, sync: bool = True) -> Any:
+        raise StorageError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal._engine, "write", full)
+        fence.cancel()
+        for _ in range(2):  # the first one after what the cancelling has handed in
+            with pytest.raises(StorageError, match="no room"):
+                topic.append("placed", 2)
+    assert rows(journal) == 1  # other processes take it for open: its process is alive
+    with pytest.raises(Conflict), journal.transaction() as tx:
+        tx.append(topic, "placed", 2, key="k", expect=7)
+    topic.append("placed", 2)
+    assert rows(journal) == 0
+
+
+def test_a_conflict_after_a_fence_of_a_dead_process_spoils_no_transaction(
+    place: Place, journal: Any, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.append("placed", 1)
+    other: Any = place.open(durability="process")
+    fence = other.fence()
+    with journal.transaction() as tx:
+        monkeypatch.setattr(holders, "is_alive", lambda owner: False)  # its process ends without a word
+        with pytest.raises(Conflict):
+            tx.append(topic, "placed", 2, key="k", expect=7)
+        tx.append(topic, "placed", 3)
+    assert payloads(topic.read()) == [1, 3] and rows(journal) == 0
+    fence.cancel()

@@ -1,16 +1,17 @@
-"""A signal at every line of outboxes and fences: what is committed is told so, and no fence stays without an owner."""
+"""Outboxes and fences that a signal interrupts at any line: what is committed is told so, and no fence stays open."""
 
 from __future__ import annotations
 
 import signal
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import pytest
-from journals import on
+from journals import on, payloads
 
 from journal import test_interrupts_everywhere as lines
 from penstock import Journal
@@ -107,3 +108,42 @@ def test_a_signal_at_any_line_leaves_no_fence_open_and_nothing_to_be_written_twi
         journal.topic("v").append("in")  # refused while a fence is open
         total = now
     assert at > 30
+
+
+@contextmanager
+def interrupted_after_the_commit(journal: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ctrl-C comes when the commit is done, while its caller still leads the writer."""
+    commit: Callable[[Sequence[object]], None] = journal._core.writer._commit
+
+    def interrupted(batch: Sequence[object]) -> None:
+        commit(batch)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal._core.writer, "_commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+def test_an_outbox_whose_flush_was_interrupted_after_its_commit_is_empty(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = journal.outbox()
+    outbox.stage("orders", "placed", 1)
+    outbox.stage("audit", "noted", 1, cause=0)
+    with interrupted_after_the_commit(journal, monkeypatch):
+        outbox.flush()
+    assert len(outbox) == 0 and outbox.flush() == []
+    assert payloads(journal.topic("orders").read()) == payloads(journal.topic("audit").read()) == [1]
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_a_fence_that_was_interrupted_after_its_commit_is_committed(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, exclusive: bool
+) -> None:
+    fence = journal.fence(exclusive=exclusive)
+    ticket = fence.submit("orders", "placed", 1)
+    with interrupted_after_the_commit(journal, monkeypatch):
+        fence.commit()
+    assert fence.state == "committed" and ticket.result().seq == 1
+    assert journal.topic("orders").append("placed", 2).seq == 2

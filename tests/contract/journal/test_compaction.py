@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from journals import Place, eventually, on, only, payloads, seen, seqs
 from penstock import CompactReport, Draft, Journal, ManualClock, Settings, Topic
 from penstock.engine.memory import MemoryEngine
 from penstock.errors import ConfigError, StorageError
+from penstock.journal import keys
 from penstock.journal.upkeep import retention
+from penstock.local.backend import LocalJournal
 
 Reopen = Callable[[Journal], Journal]
 
@@ -340,3 +343,28 @@ def test_large_blocks_are_left_alone(topic: Topic, journal: Journal) -> None:
     journal.maintain()
     with journal._engine.read() as snap:
         assert list(snap.scan(b"b", b"c")) == before
+
+
+@only(shared=True)
+def test_a_max_age_that_another_process_has_set_is_applied(
+    place: Place, journal: Journal, topic: Topic, clock: ManualClock
+) -> None:
+    assert isinstance(journal, LocalJournal)
+    core = journal._core
+    topic.append("placed", 1)
+    looked = Event()
+    core.housekeeper.chores.append(lambda name: looked.set())
+    core.housekeeper.request("orders")  # as after every few dozen commits: its thread is there, and waits for more
+    looked.wait()
+    other = place.open(clock=clock, durability="process")
+    other.topic("orders").configure(max_age=60)
+    other.close()  # its own housekeeper ends with it
+
+    def stored() -> bool:
+        with core.engine.read() as snap:
+            return any(True for _ in snap.scan(*keys.block_range(1)))
+
+    assert stored() and payloads(topic.read()) == [1]
+    clock.advance(61)
+    eventually(lambda: not stored(), "events past their max_age are removed from disk")
+    assert list(topic.read()) == [] and topic.latest == 1

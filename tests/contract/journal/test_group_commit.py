@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,10 +20,12 @@ from journals import DEADLINE, Place, eventually, on, payloads
 
 from penstock import Draft, Journal, Receipt, Ticket, Topic
 from penstock.errors import Backpressure, Closed, ConfigError, Conflict, StorageError
-from penstock.journal.commit import Commit
+from penstock.journal.catalog import Settings
+from penstock.journal.commit import Commit, adopt_topic, change_settings
 from penstock.journal.index.memtable import Memtable
 from penstock.journal.prepare import prepare
 from penstock.journal.writer import WriteRequest
+from penstock.local.backend import LocalJournal
 
 InThreads = Callable[..., threading.Thread]
 
@@ -692,3 +695,38 @@ def test_what_fails_after_a_commit_is_no_failure_of_the_commit(
     assert [event.payload for event in topic.read(key="x")] == [1, 2]
     assert topic.append("k", 3, key="x", expect=2).seq == 3
     assert [event.payload for event in topic.read(key="x")] == [1, 2, 3]
+
+
+def configure_verified(commit: Commit) -> object:
+    return change_settings(commit, "orders", {"verified": True})
+
+
+def test_hashes_that_begin_between_two_appends_of_one_commit(journal: Journal, topic: Topic) -> None:
+    assert isinstance(journal, LocalJournal)
+    with writer_held(journal):
+        first = topic.submit("placed", 1, key="a")
+        changed = journal._core.writer.submit(WriteRequest(configure_verified))
+        second = topic.submit("placed", 2, key="a")
+        beside = journal.topic("others").submit("placed", 3)
+    assert (first.result().seq, second.result().seq, beside.result().seq) == (1, 2, 1)
+    assert changed.result() is not None and topic.settings.verified
+    topic.append("placed", 4, key="a")
+    assert payloads(topic.read()) == [1, 2, 4]
+    report = topic.verify()
+    assert report.ok and (report.unhashed, report.events) == (1, 2)
+
+
+def test_an_import_takes_no_settings_over_where_another_caller_was_first(journal: Journal, topic: Topic) -> None:
+    assert isinstance(journal, LocalJournal)
+    topic.configure(max_events=1000)  # it is there, and empty
+    adopt = partial(_adopt, Settings(verified=True))
+    with writer_held(journal):
+        first = topic.submit("placed", 1)
+        adopted = journal._core.writer.submit(WriteRequest(adopt))
+        second = topic.submit("placed", 2)
+    assert (first.result().seq, second.result().seq) == (1, 2) and adopted.result() is None
+    assert not topic.settings.verified and payloads(topic.read()) == [1, 2]
+
+
+def _adopt(settings: Settings, commit: Commit) -> None:
+    adopt_topic(commit, "orders", settings)
