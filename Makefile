@@ -53,8 +53,8 @@ format: $(STAMP)  ## put the code into shape
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-torture: $(STAMP)  ## look for faults until the time is up (MINUTES=10 PART=kills ENGINE=sqlite SEED=1 KILLS=10000)
-	@cd tests && PYTHONPATH=../src:. ../$(PY) -m torture --minutes $(or $(MINUTES),10) $(if $(ENGINE),--engine $(ENGINE)) $(if $(PART),--part $(PART)) $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS))
+torture: $(STAMP)  ## look for faults with new seeds until the time is up (MINUTES=10 PART=kills ENGINE=sqlite SEED=1 COUNT=10000)
+	@$(PY) tests/nightly.py $(PART) --minutes $(or $(MINUTES),10) $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
 
 bench: $(VENV)/.peers  ## measure penstock beside its peers (BENCH=journal|queue|entity|buffer|spark…)
 	@$(PY) -m benchmarks $(BENCH)

@@ -5,7 +5,8 @@
     make nightly PART=list     their names and what they prove; PART=json for machines
 
 A part is either the tests that carry its name (`@pytest.mark.nightly("over-http")`, or the rules of `part_of` here), or
-a program. Each is a process of its own and uses nothing of the others, so that several can run at once.
+a program. Each is a process of its own and uses nothing of the others, so that several can run at once. A search looks
+for faults with new seeds; `make torture` runs the searches alone, for as long as it is told.
 
 The rule of the day: all above an engine is written once, against `engine/contract.py`. So every engine passes the
 engine's contract, model, kills, failing calls and power cuts with every push; the journal's, queues' and entities'
@@ -14,6 +15,7 @@ contracts run on memory, and on SQLite where a test names its engines because it
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -53,10 +55,11 @@ class Part:
     proves: str
     program: tuple[str, ...] = ()
     folder: str = "."
-
-
-def _torture(part: str, minutes: int) -> tuple[str, ...]:
-    return ("-m", "torture", "--part", part, "--minutes", str(minutes))
+    search: str = ""
+    """The module of a search: it takes seeds until its time is up (`searching.py`)."""
+    minutes: float = 0
+    takes: tuple[str, ...] = ()
+    """What a search can be told beside its time and its seed: an engine, a count of its tries."""
 
 
 def _random(*folders: str) -> tuple[str, ...]:
@@ -75,22 +78,45 @@ PARTS = {
     "matrix": Part("the journal, queues and entities keep their contracts on every engine"),
     "emulators": Part("the object-store engine and buffers keep their contracts in the emulators of S3 and Azure"),
     "over-http": Part("a journal behind a server keeps the contracts of one that is here"),
-    "kills": Part("nothing acknowledged is lost to a kill, on every engine and road", _torture("kills", 30), "tests"),
-    "cuts": Part("nothing acknowledged is lost to a power cut", _torture("cuts", 20), "tests"),
-    "failing": Part("every N-th failing call is an error and no damage", _torture("failing", 30), "tests"),
-    "damage": Part("a changed byte is named, or harmless", _torture("damage", 20), "tests"),
-    "histories": Part("what several processes were told has an order", _torture("histories", 10), "tests"),
-    "simulation": Part("buffers and queues hold under seeded schedules", _torture("simulation", 10), "tests"),
-    "fuzzing": Part("decoders raise errors of the tree and nothing else", _torture("fuzzing", 20), "tests"),
-    "junk": Part("junk arguments are refused by errors of the tree, here and over HTTP", _torture("junk", 20), "tests"),
-    "overload": Part("memory, descriptors and threads do not grow", _torture("overload", 30), "tests"),
-    "serving": Part("a server under mixed load does not grow in two hours", _torture("serving", 120), "tests"),
+    "kills": Part(
+        "nothing acknowledged is lost to a kill, on every engine and road",
+        search="torture.kills",
+        minutes=30,
+        takes=("engine", "count"),
+    ),
+    "cuts": Part("nothing acknowledged is lost to a power cut", search="torture.cuts", minutes=20, takes=("engine",)),
+    "failing": Part(
+        "every N-th failing call is an error and no damage", search="torture.failing", minutes=30, takes=("engine",)
+    ),
+    "damage": Part("a changed byte is named, or harmless", search="torture.damage", minutes=20, takes=("count",)),
+    "histories": Part(
+        "what several processes were told has an order",
+        search="torture.histories",
+        minutes=10,
+        takes=("engine", "count"),
+    ),
+    "simulation": Part(
+        "buffers and queues hold under seeded schedules", search="torture.simulation", minutes=10, takes=("count",)
+    ),
+    "crafted": Part("a client's wrong block is refused, or read by everything", search="torture.crafted", minutes=10),
+    "fuzzing": Part("decoders raise errors of the tree and nothing else", search="torture.fuzzing", minutes=20),
+    "junk": Part(
+        "junk arguments are refused by errors of the tree, here and over HTTP",
+        search="torture.junk",
+        minutes=20,
+        takes=("count",),
+    ),
+    "overload": Part(
+        "memory, descriptors and threads do not grow", search="torture.overload", minutes=30, takes=("engine",)
+    ),
+    "serving": Part("a server under mixed load does not grow in two hours", search="torture.serving", minutes=120),
     "crashes": Part("more kills, signals and damage than the short forms by day have"),
     "random": Part("the models and formats hold for new programs and values", _random("model", "journal", "buffer")),
     "programs": Part(
-        "whatever is done to a store, every way to ask has the same answer, in ten thousand new programs",
-        ("-m", "model.search", "--count", "10000"),
-        "tests",
+        "whatever is done to a store, every way to ask has the same answer",
+        search="model.search",
+        minutes=120,
+        takes=("engine", "count"),
     ),
     "shuffled": Part("no test needs another one before it", _seeded("--shuffle", *_FOLDERS)),
     "mutation": Part("a changed line of the writer or of a queue's state fails a test", _MUTATION, "tests"),
@@ -162,29 +188,47 @@ def _by_day(item: pytest.Item) -> Sequence[str]:
     return ("memory",)
 
 
-def run(name: str) -> int:
-    """Runs a part of the night and returns its code."""
+def run(name: str, options: Sequence[str] = (), minutes: float | None = None) -> int:
+    """Runs a part and returns its code; a search takes the options, and another time than the night's."""
     part = PARTS[name]
-    program = part.program or ("-m", "pytest", "--nightly", name)
+    program, folder = part.program or ("-m", "pytest", "--nightly", name), part.folder
+    if part.search:
+        ends = () if "--count" in options else ("--minutes", str(minutes or part.minutes))
+        program, folder = ("-m", part.search, *ends, *options), "tests"
     print(f"── {name}: {part.proves}", flush=True)
     began = time.monotonic()
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
-    code = subprocess.call([sys.executable, *program], cwd=ROOT / part.folder, env=environment)
+    code = subprocess.call([sys.executable, *program], cwd=ROOT / folder, env=environment)
     print(f"── {name}: {'passed' if code == 0 else 'FAILED'} after {time.monotonic() - began:.0f} s", flush=True)
     return code
 
 
 def main() -> int:
-    wanted = sys.argv[1:] or list(PARTS)
-    if wanted == ["list"]:
-        print("\n".join(f"{name:<16}{part.proves}" for name, part in PARTS.items()))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help="all, where none is named; `list` names them")
+    parser.add_argument("--minutes", type=float, help="only searches, for so long together")
+    parser.add_argument("--seed", help="only searches: the first seed")
+    parser.add_argument("--engine", help="only searches that take an engine: on this one")
+    parser.add_argument("--count", help="only searches that count: so many tries each, however long they take")
+    options = parser.parse_args()
+    if options.parts == ["list"]:
+        print("\n".join(f"{name:<20}{part.proves}" for name, part in PARTS.items()))
         return 0
-    if wanted == ["json"]:
+    if options.parts == ["json"]:
         print(json.dumps(list(PARTS)))
         return 0
-    if unknown := [name for name in wanted if name not in PARTS]:
-        sys.exit(f"no part of the night is named {unknown[0]!r}; there are: {', '.join(PARTS)}")
-    failed = [name for name in wanted if run(name)]
+    told = {name: value for name in ("seed", "engine", "count") if (value := getattr(options, name)) is not None}
+    searching = bool(told) or options.minutes is not None
+    there = [
+        name for name, part in PARTS.items() if not searching or (part.search and {*told} <= {"seed", *part.takes})
+    ]
+    wanted = options.parts or there
+    if unknown := [name for name in wanted if name not in there]:
+        what = "search that can be told this" if searching else "part of the night"
+        parser.error(f"no {what} is named {unknown[0]!r}; there are: {', '.join(there)}")
+    share = None if options.minutes is None else options.minutes / len(wanted)
+    given = [word for name, value in told.items() for word in (f"--{name}", value)]
+    failed = [name for name in wanted if run(name, given, share)]
     if failed:
         print("failed: " + ", ".join(failed))
     return int(bool(failed))

@@ -190,7 +190,7 @@ def _simpler(step: Step) -> Iterator[Step]:
             yield replace(step, given={**step.given, name: False})
 
 
-def search(
+def play_all(
     make: Callable[[Program], World],
     programs: Iterator[Program],
     *,

@@ -7,17 +7,15 @@ Run in `tests`. `--seed` alone with `--count 1` plays one program again. Ends wi
 
 from __future__ import annotations
 
-import argparse
 import logging
-import random
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from model.programs import Failure, Program, draw, search
+from model.programs import Failure, Program, draw, play_all
 from model.store_world import RULES, StoreWorld
+from searching import Search
 from server.over_http.shared_server import SharedServer
 
 
@@ -29,22 +27,20 @@ def program_of(seed: int, engine: str | None = None) -> Program:
 
 def told(failure: Failure) -> str:
     """A failure as it is shown, with how to see it again."""
-    return f"{failure}\nagain, in `tests`: python -m model.search --count 1 --seed {failure.program.seed}"
+    program = failure.program
+    given = f"--count 1 --seed {program.seed} --engine {program.world['engine']}"
+    return f"{failure}\nagain, in `tests`: python -m model.search {given}"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="model.search", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--minutes", type=float, default=10_000)
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    parser.add_argument("--engine")
-    options = parser.parse_args()
+    search = Search("model.search", __doc__, counts="programs", engines=["memory", "sqlite", "file", "rocksdb"])
+    options = search.begin()
     logging.getLogger("penstock").setLevel(logging.ERROR)
-    begun, steps = time.monotonic(), Counter[str]()
+    steps = Counter[str]()
 
     def programs() -> Iterator[Program]:
         for seed in range(options.seed, options.seed + options.count):
-            if time.monotonic() - begun > 60 * options.minutes:
+            if search.over():
                 return
             program = program_of(seed, options.engine)
             steps.update(step.name for step in program.steps)
@@ -53,16 +49,12 @@ def main() -> int:
 
     server = SharedServer()
     try:
-        failed = search(
-            lambda program: StoreWorld(program, server),
-            programs(),
-            tell=lambda failure: print(f"\n{told(failure)}", flush=True),
-        )
+        make = lambda program: StoreWorld(program, server)
+        play_all(make, programs(), tell=lambda failure: search.tell([f"\n{told(failure)}"]))
     finally:
         server.close()
     print(", ".join(f"{name} {count}" for name, count in sorted(steps.items())))
-    print(f"{failed} failed of {steps['programs']} programs from seed {options.seed}, {time.monotonic() - begun:.0f} s")
-    return 1 if failed else 0
+    return search.end(f"{steps['programs']} programs")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ readable by everything that reads events. Prints how many were which; ends with 
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import sys
@@ -29,6 +28,7 @@ from penstock.journal.blocks import Columns, RowOptions, Wire, build_wire, encod
 from penstock.journal.bulk import PreparedPiece
 from penstock.journal.checking import checked_wire
 from penstock.transfer.publishing import BulkCommit, publish_staged, stage_step
+from searching import Search
 
 COUNT = 8
 
@@ -236,16 +236,12 @@ def try_crafted(seed: object, *, most: int | None = None, seconds: float = math.
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="torture.crafted", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    parser.add_argument("--minutes", type=float, default=10)
-    options = parser.parse_args()
-    found = try_crafted(options.seed, seconds=options.minutes * 60)
-    for one in found.broken:
-        print(one)
+    search = Search("torture.crafted", __doc__)
+    options = search.begin()
+    found = try_crafted(options.seed, seconds=options.seconds)
+    search.tell(found.broken)
     said = f"{found.refused} refused, {found.stored} stored and read, {len(found.broken)} broken"
-    print(f"{found.crafted} crafted blocks: {said}, seed {options.seed}")
-    return 1 if found.broken else 0
+    return search.end(f"{found.crafted} crafted blocks: {said}")
 
 
 if __name__ == "__main__":

@@ -7,45 +7,36 @@ Prints what it found with the seed that shows it again, and ends with 1 when it 
 
 from __future__ import annotations
 
-import argparse
 import errno
 import random
 import shutil
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
+from searching import Search
 from torture.failing import FAILURES, SCHEMES, calls_of, fail_calls
 from torture.power import Checker, cut_power, record_load, summary
 from torture.recorder import NO_COMPILER, compiler
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="torture.cuts", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--engine", choices=SCHEMES)
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    options = parser.parse_args()
+    search = Search("torture.cuts", __doc__, engines=SCHEMES)
+    options = search.begin()
     if compiler() is None:
         print(NO_COMPILER)
         return 2
-    ends = time.monotonic() + 60 * options.minutes
     done: Counter[str] = Counter()
-    failures = 0
     seed = options.seed
-    while time.monotonic() < ends:
-        for scheme in [options.engine] if options.engine else SCHEMES:
+    while not search.over():
+        for scheme in options.engines:
             found = one_round(scheme, seed, done)
-            failures += len(found)
-            if found:
-                print(f"engine {scheme}, seed {seed}:\n{summary(found)}", flush=True)
+            search.tell([summary(found)] if found else [], f"engine {scheme}, seed {seed}:\n")
         seed += 1
     for what, count in sorted(done.items()):
         print(f"{what}: {count}")
-    print(f"seeds {options.seed} to {seed - 1}, {failures} findings")
-    return 1 if failures else 0
+    return search.end(f"seeds {options.seed} to {seed - 1}")
 
 
 def one_round(scheme: str, seed: int, done: Counter[str]) -> list[str]:

@@ -8,7 +8,6 @@ time is up; prints what it found and ends with 1 when it found anything.
 
 from __future__ import annotations
 
-import argparse
 import errno
 import shutil
 import sys
@@ -17,6 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from searching import Search
 from torture.power import Checker, cut_power, record_load, segments, summary
 from torture.recorder import NO_COMPILER, compiler
 
@@ -88,28 +88,22 @@ def sweep(scheme: str, checker: Checker, ends: float, seed: int = 4) -> tuple[li
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="torture.failing", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--engine", choices=SCHEMES)
-    parser.add_argument("--seed", help="without meaning here: every call has its turn")
-    options = parser.parse_args()
+    search = Search("torture.failing", __doc__, engines=SCHEMES)  # every call has its turn, whatever the seed
+    options = search.begin()
     if compiler() is None:
         print(NO_COMPILER)
         return 2
-    schemes = [options.engine] if options.engine else SCHEMES
-    failures = 0
-    for scheme in schemes:
-        share = 60 * options.minutes / len(schemes)
+    for scheme in options.engines:
+        share = options.seconds / len(options.engines)
         for table, seed in FILE_SEEDS.items() if scheme == "files" else [("", 4)]:
             begun = time.monotonic()
             ends = begun + (share / len(FILE_SEEDS) if scheme == "files" else share)
             with Checker() as checker:
                 found, lines = sweep(scheme, checker, ends, seed)
-            failures += len(found)
-            print("\n".join([*([summary(found)] if found else []), *lines]), flush=True)
+            search.tell([summary(found)] if found else [])
+            print("\n".join(lines), flush=True)
             print(f"{scheme}{f' with {table}' if table else ''}: {time.monotonic() - begun:.0f} s", flush=True)
-    print(f"{failures} findings")
-    return 1 if failures else 0
+    return search.end(", ".join(options.engines))
 
 
 if __name__ == "__main__":

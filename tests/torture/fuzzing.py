@@ -20,33 +20,31 @@ import tempfile
 import time
 from pathlib import Path
 
+from searching import Search
+
 LONGEST = 20
 """Seconds after which reading one input is without end."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="torture.fuzzing", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--decoder")
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    parser.add_argument("--one", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    search = Search("torture.fuzzing", __doc__)
+    search.parser.add_argument("--decoder")
+    search.parser.add_argument("--one", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
+    options = search.begin()
     if options.one:
-        guide(*options.one, seconds=options.minutes * 60, seed=options.seed)
+        guide(*options.one, seconds=options.seconds, seed=options.seed)
     from torture.decoders import BYTES, TEXTS
 
     guided = importlib.util.find_spec("atheris") is not None
     names = [options.decoder] if options.decoder else [*BYTES, *TEXTS]
     if unknown := set(names) - {*BYTES, *TEXTS}:
-        parser.error(f"no decoder {min(unknown)!r}: {', '.join([*BYTES, *TEXTS])}")
-    failed = 0
+        search.parser.error(f"no decoder {min(unknown)!r}: {', '.join([*BYTES, *TEXTS])}")
     for name in names:
-        found, tried = (by_reach if guided else by_chance)(name, options.minutes * 60 / len(names), options.seed)
+        found, tried = (by_reach if guided else by_chance)(name, options.seconds / len(names), options.seed)
         how = "guided by what they reach" if guided else "changed at random"
-        print(f"{name}: {tried} inputs {how}; {found or 'nothing found'}", flush=True)
-        failed += bool(found)
-    print(f"seed {options.seed}, {failed} findings")
-    return 1 if failed else 0
+        print(f"{name}: {tried} inputs {how}", flush=True)
+        search.tell([found] if found else [])
+    return search.end(f"{len(names)} decoders")
 
 
 # ── guided by atheris ────────────────────────────────────────────────────────────────────────────────────────────────

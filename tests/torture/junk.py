@@ -9,7 +9,6 @@ parameter's name asks for, the others are junk. A `TypeError` is right where the
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import inspect
 import os
@@ -30,6 +29,7 @@ import penstock.aio
 import penstock.buffer
 from penstock import Draft, ManualClock, Projection, on
 from penstock.errors import PenstockError
+from searching import Search
 from server.serving import serving
 
 
@@ -376,36 +376,29 @@ def hunt(seed: str, calls: int, seconds: float, *, served: bool) -> Hunt:
     surface = [one for one in targets() if not served or one.handle in SERVED]
     ends = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
-        for number in range(calls):
-            for target in surface:
-                if time.monotonic() > ends:
-                    break
-                made += 1
-                try:
-                    one = try_junk(target, f"{seed} {number}", served)
-                except PenstockError:
-                    refused += 1
-                else:
-                    if one is not None:
-                        found.setdefault((type(one.error).__name__, _place(one.error.__traceback__)), one)
+        for number, target in ((number, target) for number in range(calls) for target in surface):
+            if time.monotonic() > ends:
+                break
+            made += 1
+            try:
+                one = try_junk(target, f"{seed} {number}", served)
+            except PenstockError:
+                refused += 1
+            else:
+                if one is not None:
+                    found.setdefault((type(one.error).__name__, _place(one.error.__traceback__)), one)
     return Hunt(made, refused, list(found.values()))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="torture.junk", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--calls", type=int, default=1_000_000, help="of everything, with other arguments each time")
-    options = parser.parse_args()
+    search = Search("torture.junk", __doc__, counts="calls of everything, with other arguments each time")
+    options = search.begin()
     os.environ["PENSTOCK_URL"] = "memory:"
-    failed = 0
     for home, served in ("here", False), ("at a server", True):
-        done = hunt(str(options.seed), options.calls, 30 * options.minutes, served=served)
-        for one in done.found:
-            print(f"  {one}")
-        print(f"{home}: {done.made:,} calls, {done.refused:,} refused, {len(done.found)} findings, seed {options.seed}")
-        failed += len(done.found)
-    return 1 if failed else 0
+        done = hunt(str(options.seed), options.count, options.seconds / 2, served=served)
+        search.tell(done.found)
+        print(f"{home}: {done.made:,} calls, {done.refused:,} refused")
+    return search.end("here and at a server")
 
 
 if __name__ == "__main__":

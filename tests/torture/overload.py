@@ -8,7 +8,6 @@ are those of its first half. Ends with 1 when they are not.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import random
@@ -22,6 +21,7 @@ from typing import NamedTuple
 
 import penstock
 from penstock import Draft, Journal
+from searching import Search
 
 SLOW = 20
 """Subscribers that never read."""
@@ -128,32 +128,29 @@ def soak(journal: Journal, engine: str, rng: random.Random, ends: float) -> list
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="torture.overload", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--threads", type=int, default=2000)
-    parser.add_argument("--topics", type=int, default=10_000)
-    parser.add_argument("--cursors", type=int, default=100_000)
-    parser.add_argument("--engine", choices=["sqlite", "rocksdb", "file"], default="sqlite")
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    options = parser.parse_args()
+    search = Search("torture.overload", __doc__, engines=["sqlite", "rocksdb", "file"])
+    search.parser.add_argument("--threads", type=int, default=2000)
+    search.parser.add_argument("--topics", type=int, default=10_000)
+    search.parser.add_argument("--cursors", type=int, default=100_000)
+    options = search.begin()
+    engine = options.engine or "sqlite"
     folder = Path(tempfile.mkdtemp(prefix="penstock-overload-"))
-    ends = time.monotonic() + 60 * options.minutes
+    ends = time.monotonic() + options.seconds
     try:
-        with penstock.open(f"{options.engine}:{folder / 'store'}", durability="process") as journal:
+        with penstock.open(f"{engine}:{folder / 'store'}", durability="process") as journal:
             begun = time.monotonic()
             found = crowd(journal, options.threads)
             found += many(journal, options.topics, options.cursors)
             print(
-                f"{options.engine}: {options.threads} threads, {options.topics} topics and {options.cursors} cursors "
-                f"in {time.monotonic() - begun:.0f} s, {figures()}, seed {options.seed}",
+                f"{engine}: {options.threads} threads, {options.topics} topics and {options.cursors} cursors "
+                f"in {time.monotonic() - begun:.0f} s, {figures()}",
                 flush=True,
             )
-            found += soak(journal, options.engine, random.Random(options.seed), ends)
+            found += soak(journal, engine, random.Random(options.seed), ends)
     finally:
         shutil.rmtree(folder)
-    for each in found:
-        print(f"  {each}", flush=True)
-    return 1 if found else 0
+    search.tell(found)
+    return search.end(engine)
 
 
 if __name__ == "__main__":

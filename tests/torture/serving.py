@@ -11,7 +11,6 @@ with 1 when they are not.
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import random
 import shutil
@@ -30,6 +29,7 @@ from typing import NamedTuple
 import penstock
 from penstock import Draft, Journal
 from penstock.errors import PenstockError, PositionTrimmed
+from searching import Search
 from server.process import ServerProcess
 
 GROWTH = 32 << 20
@@ -253,21 +253,17 @@ def _usual(samples: list[Figures]) -> Figures:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="torture.serving", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=120)
-    parser.add_argument("--clients", type=int, default=6)
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    options = parser.parse_args()
+    search = Search("torture.serving", __doc__)
+    search.parser.add_argument("--clients", type=int, default=6)
+    options = search.begin()
     folder = Path(tempfile.mkdtemp(prefix="penstock-serving-"))
     try:
         with ServerProcess(f"sqlite:{folder / 'store'}") as server:
-            print(f"seed {options.seed}", flush=True)
             found = soak(server.url, server.pid, options.minutes, options.clients, options.seed)
     finally:
         shutil.rmtree(folder)
-    for each in found:
-        print(f"  {each}", flush=True)
-    return 1 if found else 0
+    search.tell(found)
+    return search.end(f"{options.clients} clients")
 
 
 if __name__ == "__main__":

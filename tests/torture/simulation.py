@@ -1,21 +1,19 @@
 """Seeded schedules of a buffer's producers, consumers and collectors, and of queue workers, in one thread.
 
-    python -m torture.simulation [--schedules 1000] [--minutes 5] [--seed 1]
+    python -m torture.simulation [--count 1000] [--minutes 5] [--seed 1]
 
 Every call to the store is a step: the schedule, drawn from the seed, says whose step is next, what the store does with
 it (fails, loses the answer, lists what was there before), how the clock goes on, and who dies or is fenced. `--seed`
-alone with `--schedules 1` plays one schedule again. With `--everywhere`, one schedule is played again and again with a
+alone with `--count 1` plays one schedule again. With `--everywhere`, one schedule is played again and again with a
 fence, a collection and a death at each of its steps.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import random
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -37,6 +35,7 @@ from penstock.errors import Fenced, StaleDelivery, StorageError
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
 from penstock.objects.store import Stored, VersionConflict
 from penstock.observe.metrics import Registry
+from searching import Search
 
 GRACE = 600
 INTRUSIONS = ("fence", "collect", "death")
@@ -337,33 +336,22 @@ def play(seed: int, steps: int = 300, intrusion: tuple[str, int] | None = None) 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="torture.simulation", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--schedules", type=int, default=1_000_000, help="a buffer's and a queue's for every seed")
-    parser.add_argument("--minutes", type=float, default=10_000)
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    parser.add_argument("--everywhere", action="store_true")
-    options = parser.parse_args()
+    search = Search("torture.simulation", __doc__, counts="schedules, a buffer's and a queue's for every seed")
+    search.parser.add_argument("--everywhere", action="store_true")
+    options = search.begin()
     logging.getLogger("penstock").setLevel(logging.ERROR)  # what the store refuses is tried again, and said
-    begun, played, failed = time.monotonic(), 0, 0
-    seed = options.seed
-
-    def tell(what: str, found: list[str]) -> int:
-        for each in found[:3]:
-            print(f"  {what}: {each}", flush=True)
-        return bool(found)
-
+    played, seed = 0, options.seed
     if options.everywhere:
         for step in range(1, 301):
             for kind in INTRUSIONS:
-                failed += tell(f"seed {seed}, a {kind} at step {step}", play(seed, intrusion=(kind, step))[1])
+                search.tell(play(seed, intrusion=(kind, step))[1], f"seed {seed}, a {kind} at step {step}: ")
                 played += 1
     else:
-        while played < options.schedules and time.monotonic() - begun < 60 * options.minutes and failed < 10:
-            failed += tell(f"seed {seed}", play(seed)[1])
-            failed += tell(f"seed {seed}, queue", play_queue(seed, 300))
+        while played < options.count and not search.over() and search.found < 10:
+            search.tell(play(seed)[1], f"seed {seed}: ")
+            search.tell(play_queue(seed, 300), f"seed {seed}, queue: ")
             played, seed = played + 2, seed + 1
-    print(f"{played} schedules in {time.monotonic() - begun:.0f} s, seeds {options.seed} to {seed}, {failed} failed")
-    return 1 if failed else 0
+    return search.end(f"{played} schedules, seeds {options.seed} to {seed}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def test_junk_arguments_are_refused_by_errors_of_the_tree() -> None:
-    command = [sys.executable, "-m", "torture.junk", "--calls", "3", "--seed", "1"]
+    command = [sys.executable, "-m", "torture.junk", "--count", "3", "--seed", "1"]
     path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)

@@ -9,7 +9,7 @@ from torture import simulation
 
 def test_no_schedule_loses_or_doubles_what_was_published() -> None:
     for seed in range(20):
-        assert simulation.play(seed)[1] == [], f"python -m torture.simulation --schedules 1 --seed {seed}"
+        assert simulation.play(seed)[1] == [], f"python -m torture.simulation --count 1 --seed {seed}"
 
 
 @pytest.mark.parametrize("kind", simulation.INTRUSIONS)

@@ -1,15 +1,14 @@
 """Changes bytes of everything penstock stores, one at a time, and reads it.
 
-    python -m torture.damage [--subject sqlite] [--seed 1] [--bytes 200] [--minutes 10]
+    python -m torture.damage [--subject sqlite] [--seed 1] [--count 200] [--minutes 10]
 
-Every byte, unless `--bytes` says how many of each subject. A change is named by an error of penstock's, harmless, or
+Every byte, unless `--count` says how many of each subject. A change is named by an error of penstock's, harmless, or
 (where the subject says so) on the list of what cannot be found; anything else is a finding: something else is read
 without an error, an error of another kind, a signal, a read without end.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pickle
@@ -24,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from penstock.errors import PenstockError
+from searching import Search
 from torture.children import forked, import_ahead
 from torture.damage.subjects import SUBJECTS, State, Subject
 
@@ -34,13 +34,13 @@ Place = tuple[str, int, int]
 """A file, a byte in it, and what it is changed by."""
 
 
-def places(folder: Path, subject: Subject, rng: random.Random, most: int | None) -> list[Place]:
+def places(folder: Path, subject: Subject, rng: random.Random, most: int) -> list[Place]:
     found = []
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.name.endswith(subject.skip or ("\0",)):
             name = str(path.relative_to(folder))
             found += [(name, at) for at in range(path.stat().st_size)]
-    if most is not None and len(found) > most:
+    if len(found) > most:
         by_file: dict[str, list[tuple[str, int]]] = {}
         for name, at in found:
             by_file.setdefault(name, []).append((name, at))
@@ -97,7 +97,7 @@ def _work(subject: Subject, target: Path, todo: list[Place], answers: Path, wait
             out.flush()
 
 
-def damage(name: str, seed: int, most: int | None, ends: float) -> tuple[Counter[str], list[str]]:
+def damage(name: str, seed: int, most: int, ends: float) -> tuple[Counter[str], list[str]]:
     """Damages one subject; how often what came of it, and the findings."""
     subject = SUBJECTS[name]
     rng = random.Random(f"{seed} {name}")
@@ -151,24 +151,18 @@ def _make(subject: Subject, target: Path, done: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="torture.damage", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--subject", choices=list(SUBJECTS), action="append")
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    parser.add_argument("--bytes", type=int)
-    parser.add_argument("--minutes", type=float, default=10_000)
-    options = parser.parse_args()
+    search = Search("torture.damage", __doc__, counts="bytes of each subject")
+    search.parser.add_argument("--subject", choices=list(SUBJECTS), action="append")
+    options = search.begin()
     subjects = options.subject or list(SUBJECTS)
-    failed = 0
     for name in subjects:
         begun = time.monotonic()
-        ends = begun + 60 * options.minutes / len(subjects)
-        counts, found = damage(name, options.seed, options.bytes, ends)
+        ends = begun + options.seconds / len(subjects)
+        counts, found = damage(name, options.seed, options.count, ends)
         said = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
-        print(f"{name}: {said}; {time.monotonic() - begun:.0f} s, seed {options.seed}", flush=True)
-        for each in found[:20]:
-            print(f"  {each}", flush=True)
-        failed += len(found)
-    return 1 if failed else 0
+        print(f"{name}: {said}; {time.monotonic() - begun:.0f} s", flush=True)
+        search.tell(found)
+    return search.end(", ".join(subjects))
 
 
 if __name__ == "__main__":

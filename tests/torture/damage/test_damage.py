@@ -11,7 +11,7 @@ TESTS = Path(__file__).parents[2]
 
 
 def test_a_changed_byte_is_named_harmless_or_on_the_list() -> None:
-    command = [sys.executable, "-m", "torture.damage", "--bytes", "12", "--seed", "1"]
+    command = [sys.executable, "-m", "torture.damage", "--count", "12", "--seed", "1"]
     path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300, check=False

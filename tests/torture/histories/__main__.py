@@ -1,6 +1,6 @@
 """Records histories of four processes, or of four threads, on one journal and checks them, until the time is up.
 
-    python -m torture.histories [--engine sqlite] [--minutes 5] [--seed 1] [--rounds 1] [--operations 150]
+    python -m torture.histories [--engine sqlite] [--minutes 5] [--seed 1] [--count 1] [--operations 150]
 
 Engines that several processes may write are used by four processes, one of which is killed on the way and replaced; the
 others by four processes through a server (`penstock serve`), and by four threads of one process. The seed gives the
@@ -9,7 +9,6 @@ operations; when each happens is the machine's, so a finding is kept with its st
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
@@ -22,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import penstock
+from searching import Search
 from server.process import ServerProcess
 from torture.children import ended, forked, import_ahead
 from torture.histories.check import problems, read_history
@@ -106,38 +106,26 @@ def look(scheme: str, folder: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="torture.histories", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--engine", choices=list(WAYS))
-    parser.add_argument("--minutes", type=float, default=10_000)
-    parser.add_argument("--rounds", type=int, default=10_000, help="histories of each engine and way")
-    parser.add_argument("--operations", type=int, default=150, help="of each thread")
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    options = parser.parse_args()
-    schemes = [options.engine] if options.engine else list(WAYS)
-    failed = 0
-    for scheme in schemes:
+    search = Search("torture.histories", __doc__, counts="histories of each engine and way", engines=list(WAYS))
+    search.parser.add_argument("--operations", type=int, default=150, help="of each thread")
+    options = search.begin()
+    for scheme in options.engines:
         import_ahead(partial(look, scheme))
-        ends = time.monotonic() + 60 * options.minutes / len(schemes)
+        ends = time.monotonic() + options.seconds / len(options.engines)
         counts: Counter[str] = Counter()
         histories = 0
-        for number in range(options.rounds):
+        for number in range(options.count):
             for way in WAYS[scheme]:
                 if histories and time.monotonic() > ends:
                     break
                 own, found = one_history(scheme, way, options.seed + number, options.operations)
                 counts += own
                 histories += 1
-                failed += len(found)
-                for each in found[:10]:
-                    print(f"  {each}", flush=True)
-            if failed or time.monotonic() > ends:
+                search.tell(found)
+            if search.found or time.monotonic() > ends:
                 break
-        print(
-            f"{scheme}: {histories} histories ({', '.join(WAYS[scheme])}) of {counts.total()} operations, "
-            f"seeds from {options.seed}",
-            flush=True,
-        )
-    return 1 if failed else 0
+        print(f"{scheme}: {histories} histories ({', '.join(WAYS[scheme])}) of {counts.total()} operations", flush=True)
+    return search.end(", ".join(options.engines))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ TESTS = Path(__file__).parents[2]
     "scheme", ["sqlite", *(pytest.param(name, marks=pytest.mark.nightly("crashes")) for name in ("rocksdb", "file"))]
 )
 def test_what_four_processes_do_at_once_is_linearizable(scheme: str) -> None:
-    command = [sys.executable, "-m", "torture.histories", "--engine", scheme, "--rounds", "1", "--operations", "30"]
+    command = [sys.executable, "-m", "torture.histories", "--engine", scheme, "--count", "1", "--operations", "30"]
     path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
     done = subprocess.run(
         [*command, "--seed", "1"],

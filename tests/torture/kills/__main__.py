@@ -1,6 +1,6 @@
 """Kills processes that use a journal in every way, again and again, and checks what they leave.
 
-    python -m torture.kills [--engine sqlite] [--kills 100] [--minutes 5] [--seed 1]
+    python -m torture.kills [--engine sqlite] [--count 100] [--minutes 5] [--seed 1]
 
 The seed gives the options and operations of every process; the moment of a kill is the machine's, so a finding is kept
 with its store, and may take several runs to show again. Workers are forked: this process opens no store itself.
@@ -8,7 +8,6 @@ with its store, and may take several runs to show again. Workers are forked: thi
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock
+from searching import Search
 from torture.children import ended, forked, import_ahead
 from torture.kills.check import problems, read_oracle
 from torture.kills.worker import Oracle, Worker, set_up, work
@@ -142,23 +142,15 @@ def besiege(scheme: str, seed: int, kills: int, ends: float) -> tuple[int, list[
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="torture.kills", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--engine", choices=SCHEMES)
-    parser.add_argument("--kills", type=int, default=10_000, help="of all engines together")
-    parser.add_argument("--minutes", type=float, default=10_000)
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    options = parser.parse_args()
-    schemes = [options.engine] if options.engine else SCHEMES
-    failed = 0
-    for scheme in schemes:
+    search = Search("torture.kills", __doc__, counts="kills of all engines together", engines=SCHEMES)
+    options = search.begin()
+    for scheme in options.engines:
         begun = time.monotonic()
-        ends = begun + 60 * options.minutes / len(schemes)
-        kills, found = besiege(scheme, options.seed, -(-options.kills // len(schemes)), ends)
-        print(f"{scheme}: {kills} kills in {time.monotonic() - begun:.0f} s, seed {options.seed}", flush=True)
-        for each in found[:10]:
-            print(f"  {each}", flush=True)
-        failed += len(found)
-    return 1 if failed else 0
+        ends = begun + options.seconds / len(options.engines)
+        kills, found = besiege(scheme, options.seed, -(-options.count // len(options.engines)), ends)
+        print(f"{scheme}: {kills} kills in {time.monotonic() - begun:.0f} s", flush=True)
+        search.tell(found)
+    return search.end(", ".join(options.engines))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ TESTS = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("scheme", ["sqlite", "rocksdb", "file"])
 def test_kills_at_any_moment_take_nothing_that_was_acknowledged(scheme: str) -> None:
-    command = [sys.executable, "-m", "torture.kills", "--engine", scheme, "--kills", "12", "--seed", "1"]
+    command = [sys.executable, "-m", "torture.kills", "--engine", scheme, "--count", "12", "--seed", "1"]
     path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=300, check=False
