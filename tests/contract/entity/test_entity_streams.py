@@ -189,7 +189,7 @@ def test_two_journals_may_build_the_index_at_once(
         for number in range(60):
             own.topic("orders").append("e", number, key=key)
             if number % 5 == 0:
-                own.core.indexer.index("orders")
+                own._core.indexer.index("orders")
 
     for thread in [in_threads(work, own, f"k{number}") for number, own in enumerate(journals)]:
         thread.join()
