@@ -56,8 +56,8 @@ format: $(STAMP)  ## put the code into shape
 torture: $(STAMP)  ## look for faults with new seeds until the time is up (MINUTES=10 PART=kills ENGINE=sqlite SEED=1 COUNT=10000)
 	@$(PY) tests/nightly.py $(PART) --minutes $(or $(MINUTES),10) $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
 
-bench: $(VENV)/.peers  ## measure penstock beside its peers (BENCH=journal|queue|entity|buffer|spark…)
-	@$(PY) -m benchmarks $(BENCH)
+bench: $(VENV)/.peers  ## measure penstock beside its peers (BENCH=journal|queue|entity|buffer|spark…), or a commit beside the tree (BENCH=compare OLD=<commit> ROW="take + ack")
+	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m benchmarks $(BENCH) $(OLD) $(if $(ROW),"$(ROW)")
 
 $(VENV)/.docs: $(STAMP)
 	@$(PYTHON) scripts/setup.py $(VENV) $(EXTRAS) docs

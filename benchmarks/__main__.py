@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
 NOT_BENCHMARKS = {
     "__init__",
     "__main__",
+    "compare_work",
     "harness",
     "object_large",
     "queue_peers",
@@ -25,6 +27,7 @@ def main() -> None:
     if chosen not in names:
         sys.exit(f"which benchmark? {', '.join(names)}   (python -m benchmarks NAME)")
     sys.argv = sys.argv[1:]
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that a benchmark starts would compile every time
     importlib.import_module(f"benchmarks.{chosen}").main()
 
 

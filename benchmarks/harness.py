@@ -6,12 +6,15 @@ import os
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
+WIDE_SPREAD = 0.15
+"""Results that are further apart are no measure of a small change."""
 
 
 def raw_rate(folder: Path, count: int = 600) -> float:
@@ -44,25 +47,39 @@ def median_ratio(rounds: int, base: Callable[[], float], work: Callable[[], floa
     return statistics.median(work() / base() for _ in range(rounds))
 
 
+def spread(values: list[float]) -> float:
+    """How far apart several rounds' results are: half the distance between their quartiles, as a share of the median."""
+    if len(values) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4)
+    return (high - low) / 2 / middle
+
+
 class Table:
     """Rows of name, result and goal, printed as they come and written as Markdown at the end."""
 
-    def __init__(self, name: str, title: str, notes: str) -> None:
+    def __init__(self, name: str, title: str, notes: str, *, rounds: int | None = None) -> None:
         self._name = name
         self._rows: dict[str, str] = {}
+        conditions = _conditions(rounds)
         self._lines = [
             f"# {title}",
             "",
             notes.strip(),
             "",
-            _machine(),
+            conditions,
             "",
             "| work | result | goal | |",
             "|---|---|---|---|",
         ]
+        sys.stdout.write(f"{conditions}\n")
 
-    def row(self, work: str, result: str, goal: str = "", holds: bool | None = None) -> None:
+    def row(
+        self, work: str, result: str, goal: str = "", holds: bool | None = None, *, spread: float | None = None
+    ) -> None:
         verdict = "" if holds is None else "holds" if holds else "short"
+        if spread is not None:
+            result += f"; spread {spread:.0%}" + (", too wide to judge by" if spread > WIDE_SPREAD else "")
         self._rows[work] = f"| {work} | {result} | {goal} | {verdict} |"
         self._lines.append(self._rows[work])
         sys.stdout.write(f"{work:<58} {result:<44} {goal:<18} {verdict}\n")
@@ -103,8 +120,12 @@ def versions(*packages: str) -> str:
     return ", ".join(found)
 
 
-def _machine() -> str:
+def _conditions(rounds: int | None) -> str:
+    """What a reader of the results has to know of the machine: what it is, what else it did, how fast its disk syncs."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as folder:
+        synced = 1e6 / raw_rate(Path(folder), 200)
     return (
-        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores; "
-        f"{versions('penstock', 'apsw', 'rocksdict', 'pyarrow')}."
+        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores, load "
+        f"{os.getloadavg()[0]:.1f}, a write and fdatasync of 100 bytes takes {synced:,.0f} µs; "
+        f"{versions('penstock', 'apsw', 'rocksdict', 'pyarrow')}{'' if rounds is None else f'; {rounds} rounds'}."
     )

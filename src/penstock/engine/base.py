@@ -465,8 +465,12 @@ class OverlayWrite:
 # lock on a file that has lost its name keeps no process out.
 
 
-QUIET_NS = 3_000_000_000
-"""How old a folder's last change must be to be told from the next one by its time: some file systems count seconds."""
+QUIET_NS, COARSE_QUIET_NS = 500_000_000, 3_000_000_000
+"""How old a folder's last change must be to be told from the next one by its time. The clock of file times is ten
+milliseconds behind at most, and somewhat more in a virtual machine that has to wait for a processor; some file systems
+count seconds."""
+COARSE_NS = 10_000_000
+"""A time that is a multiple of this may have been cut to seconds."""
 
 
 class OpenFiles:
@@ -496,17 +500,23 @@ class OpenFiles:
             folder = os.stat(self._folder)  # noqa: PTH116
         except OSError:
             return self._folder
-        seen = (folder.st_ino, folder.st_ctime_ns)
-        if seen == self._unchanged:
+        changed = folder.st_ctime_ns
+        if (folder.st_ino, changed) == self._unchanged:
             return None
+        quiet = COARSE_QUIET_NS if changed % COARSE_NS == 0 else QUIET_NS
+        # The clock is read before the look: the look sees what came before, and what comes after has a later time.
+        is_quiet = self._together and time.time_ns() - changed > quiet
         self._unchanged = None
         missing = self._look()
-        if missing is None and self._together and time.time_ns() - folder.st_ctime_ns > QUIET_NS:
-            self._unchanged = seen
+        if missing is None and is_quiet:
+            self._unchanged = (folder.st_ino, changed)
         return missing
 
     def _look(self) -> str | None:
-        return next((path for path, known in self._known.items() if _identity(path) not in known), None)
+        for path, known in self._known.items():
+            if _identity(path) not in known:
+                return path
+        return None
 
     @contextmanager
     def replacing(self, path: str, source: str) -> Iterator[None]:

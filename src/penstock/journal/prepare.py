@@ -76,7 +76,7 @@ def prepare_one(kind: object, payload: object) -> PreparedBatch:
 
 def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | None) -> PreparedBatch:
     """The batch of several drafts, all for one topic; ConfigError names the first that cannot be used."""
-    rows = check_items(drafts, "drafts")
+    rows = drafts if isinstance(drafts, tuple) else check_items(drafts, "drafts")
     if not rows:
         return PreparedBatch(Columns([], []), 0)
     if set(map(type, rows)) != {Draft}:
