@@ -65,7 +65,9 @@ class Side:
         self._ask, self._answers = self._process.stdin, self._process.stdout
         where = self._answers.readline()
         if not where:
-            raise LookupError(f"{row} does not run with the sources in {tree}")
+            assert self._process.stderr is not None
+            why = self._process.stderr.read().strip().rpartition("\n")[2]
+            raise LookupError(f"{row}: does not run at {tree}: {why}")
         assert Path(json.loads(where)).is_relative_to(tree), f"{where} is not in {tree}"
 
     def round(self) -> Round:

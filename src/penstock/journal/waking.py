@@ -330,6 +330,10 @@ _IN_MOVED_TO = 0x80
 _event = struct.Struct("iIII")
 
 
+SINGLE_COMMIT_SIGNS = 3
+"""How many signs without a pause between them one commit may give: more are a burst of commits."""
+
+
 class FileWatch:
     """The pauses of a reader that waits for a store to change: short after a sign of a write, long without one."""
 
@@ -339,6 +343,7 @@ class FileWatch:
         self._stop, self._stopper = os.pipe()
         self._longest = POLL_BLIND if self._signs < 0 else POLL_IDLE
         self._pause = POLL_FIRST
+        self._signs_in_a_row = 0
         self._poll = select.poll()
         for descriptor in (self._signs, self._stop):
             if descriptor >= 0:
@@ -371,8 +376,11 @@ class FileWatch:
         for descriptor, _ in self._poll.poll(self._pause * 1000):
             if descriptor == self._signs and self._was_for_us():
                 self._pause = POLL_FIRST
-                time.sleep(POLL_FIRST)  # what follows at once is one look, not many
+                self._signs_in_a_row += 1
+                if self._signs_in_a_row > SINGLE_COMMIT_SIGNS:
+                    time.sleep(POLL_FIRST)  # of a burst, what follows at once is one look, not many
                 return
+        self._signs_in_a_row = 0
         self._pause = min(self._pause * 1.5, self._longest)
 
     def _was_for_us(self) -> bool:

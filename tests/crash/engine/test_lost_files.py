@@ -43,11 +43,14 @@ def rename(folder: Path) -> None:
     folder.rename(folder.with_name("elsewhere"))
 
 
-@pytest.fixture(params=["quiet", "busy"])
+@pytest.fixture(params=["quiet", "quiet for seconds", "busy"])
 def look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the folder has been as it is for so long that its own time tells that nothing in it has changed."""
     if request.param == "quiet":
         monkeypatch.setattr("penstock.engine.base.QUIET_NS", -(10**9))
+    if request.param == "quiet for seconds":  # on a file system that counts them
+        monkeypatch.setattr("penstock.engine.base.COARSE_NS", 1)
+        monkeypatch.setattr("penstock.engine.base.COARSE_QUIET_NS", -(10**9))
 
 
 @pytest.mark.usefixtures("look")
