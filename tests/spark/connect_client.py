@@ -72,7 +72,7 @@ def main(remote: str, url: str, folder: Path) -> None:
     query.awaitTermination()
     frame = spark.read.format("penstock").options(url=url, topic="orders").load()
     said["states"] = {row.key: row.state.total for row in project(frame, Total).collect()}
-    said["lake"] = penstock.spark.lake(spark, url, "orders").count()
+    said["lake"] = penstock.spark.read_topic(spark, url, "orders").count()
     batch_by_batch(spark, url, folder, said)
     states = project(stream, Total).selectExpr("'state' AS kind", "key", "state AS payload")
     finish(states.writeStream.format("penstock").options(url=url, topic="totals"), folder / "states")

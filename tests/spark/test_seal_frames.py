@@ -26,7 +26,7 @@ from penstock.clock import ManualClock
 from penstock.errors import ConfigError, StorageError
 from penstock.journal.sealed.sealing import seal_topic
 from penstock.journal.sealed.tables import TableRequest
-from penstock.spark import lake, seal
+from penstock.spark import read_topic, seal
 from penstock.spark import source as sources
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def test_a_lake_read_of_a_table_is_the_topic_and_plain_spark_reads_its_typed_col
     before = rows(read(spark, journal))
     folder = str(tmp_path / "lake")
     seal(journal, "orders", lake=folder, through=700, file_events=300, format="delta", columns="n BIGINT")
-    assert rows(lake(spark, journal, "orders")) == before
+    assert rows(read_topic(spark, journal, "orders")) == before
     plain = spark.read.parquet(f"{folder}/orders").selectExpr("count(*)", "sum(seq)", "sum(n)").first()
     assert tuple(plain) == (700, sum(range(1, 701)), sum(range(700)))
 
@@ -87,7 +87,7 @@ def test_a_lake_that_a_column_parts_is_read_whole_and_by_the_column(
     seal(journal, "orders", lake=folder, through=700, file_events=300, **parted)
     seal(journal, "orders", lake=folder, through=900, file_events=100, master="local[2]")
     assert rows(read(spark, journal)) == before
-    assert rows(lake(spark, journal, "orders")) == before
+    assert rows(read_topic(spark, journal, "orders")) == before
     plain = spark.read.parquet(f"{folder}/orders").groupBy("text").agg({"n": "sum", "seq": "count"})
     texts = {row["text"]: (row["count(seq)"], row["sum(n)"]) for row in plain.collect()}
     wanted = {"ü" * m or None: [n for n in range(900) if n % 4 == m] for m in range(4)}
@@ -98,10 +98,10 @@ def test_a_lake_read_is_the_topic_once_also_while_sealing_goes_on(
     spark: SparkSession, journal: penstock.Journal, tmp_path: Path
 ) -> None:
     before = rows(read(spark, journal))
-    assert rows(lake(spark, journal, "orders")) == before, "nothing is sealed yet"
+    assert rows(read_topic(spark, journal, "orders")) == before, "nothing is sealed yet"
     folder = str(tmp_path / "a lake [old] {x}")
     seal(journal, "orders", lake=folder, through=700, file_events=300)
-    frame = lake(spark, str(journal._engine.location), "orders")
+    frame = read_topic(spark, str(journal._engine.location), "orders")
     assert frame.columns == read(spark, journal).columns
     plan = frame._jdf.queryExecution().executedPlan().toString()
     assert "FileScan parquet" in plan, "Spark's own reader"
@@ -109,19 +109,19 @@ def test_a_lake_read_is_the_topic_once_also_while_sealing_goes_on(
     seal(journal, "orders", lake=folder, through=1000)
     journal.topic("orders").append("later", None)
     assert rows(frame) == before, "the frame holds what was there when it was made"
-    assert [row[0] for row in rows(lake(spark, journal, "orders"))] == list(range(1, EVENTS + 2))
+    assert [row[0] for row in rows(read_topic(spark, journal, "orders"))] == list(range(1, EVENTS + 2))
     seal(journal, "orders", lake=folder, through=EVENTS + 1)
-    assert rows(lake(spark, journal, "orders"))[:EVENTS] == before
+    assert rows(read_topic(spark, journal, "orders"))[:EVENTS] == before
     journal.topic("orders").compact(350)
-    assert rows(lake(spark, journal, "orders").where(f"seq <= {EVENTS}")) == before[350:]
+    assert rows(read_topic(spark, journal, "orders").where(f"seq <= {EVENTS}")) == before[350:]
 
 
 def test_a_frame_of_a_lake_is_not_half_of_a_topic_made_anew(
     spark: SparkSession, journal: penstock.Journal, tmp_path: Path
 ) -> None:
-    unsealed = lake(spark, journal, "orders")
+    unsealed = read_topic(spark, journal, "orders")
     seal(journal, "orders", lake=str(tmp_path / "lake"), through=700)
-    held = lake(spark, journal, "orders")
+    held = read_topic(spark, journal, "orders")
     assert held.count() == EVENTS
     journal.drop_topic("orders", force=True)
     with pytest.raises(PySparkException, match=r"was dropped before .* its events 701 to|is no topic"):
@@ -130,7 +130,7 @@ def test_a_frame_of_a_lake_is_not_half_of_a_topic_made_anew(
     for frame in (held, unsealed):
         with pytest.raises(PySparkException, match=f"to {EVENTS} of topic 'orders' were removed"):
             frame.count()
-    assert lake(spark, journal, "orders").count() == 2 * EVENTS
+    assert read_topic(spark, journal, "orders").count() == 2 * EVENTS
 
 
 def test_a_lake_read_has_bytes_and_says_what_is_missing(
@@ -138,16 +138,16 @@ def test_a_lake_read_has_bytes_and_says_what_is_missing(
 ) -> None:
     journal.topic("raw").append_many([Draft("raw", b"\xff%d" % n if n % 2 else {"n": n}) for n in range(40)])
     seal(journal, "raw", lake=str(tmp_path / "lake"), through=30)
-    found = rows(lake(spark, journal, "raw", payload="binary").select("seq", "payload"))
+    found = rows(read_topic(spark, journal, "raw", payloadFormat="binary").select("seq", "payload"))
     assert [bytes(payload) for _, payload in found] == [b"\xff%d" % n if n % 2 else b'{"n":%d}' % n for n in range(40)]
     with pytest.raises(PySparkException, match=r"MALFORMED_CHARACTER_CODING|payload of bytes"):
-        lake(spark, journal, "raw").where("seq < 30").collect()
+        read_topic(spark, journal, "raw").where("seq < 30").collect()
     with pytest.raises(ConfigError, match="no topic 'nothing'"):
-        lake(spark, journal, "nothing")
+        read_topic(spark, journal, "nothing")
     (file,) = (tmp_path / "lake" / "raw").rglob("*.parquet")
     file.unlink()
     with pytest.raises(StorageError, match=file.name):
-        lake(spark, journal, "raw")
+        read_topic(spark, journal, "raw")
 
 
 def test_a_lake_read_ends_with_an_error_at_a_page_that_would_be_read_as_another(
@@ -171,7 +171,7 @@ def test_a_lake_read_ends_with_an_error_at_a_page_that_would_be_read_as_another(
     start = column.data_page_offset
     assert any(misread(at) for at in range(start + column.total_compressed_size - 1, start + 100, -1))
     with pytest.raises((PySparkException, Py4JJavaError), match=path.name):
-        lake(spark, url, "orders").collect()
+        read_topic(spark, url, "orders").collect()
 
 
 def test_a_lake_in_an_object_store_is_read_without_a_file_system_of_sparks(
@@ -183,11 +183,11 @@ def test_a_lake_in_an_object_store_is_read_without_a_file_system_of_sparks(
     seal(journal, "orders", lake=f"{place}?scheme=http&endpoint_override={address}&region=us-east-1", through=900)
     assert len(list(journal.topic("orders").read())) == EVENTS
     assert rows(read(spark, journal)) == before
-    assert rows(lake(spark, journal, "orders")) == before
+    assert rows(read_topic(spark, journal, "orders")) == before
     settings: Any = spark._jsc.hadoopConfiguration()
     settings.set("fs.s3a.impl", "org.apache.hadoop.fs.LocalFileSystem")  # one that knows nothing of this endpoint
     try:
-        assert rows(lake(spark, journal, "orders")) == before
+        assert rows(read_topic(spark, journal, "orders")) == before
     finally:
         settings.unset("fs.s3a.impl")
 

@@ -18,7 +18,7 @@ from penstock.errors import ConfigError, FlowFailed
 from penstock.local import bulk
 from penstock.observe.pipelines import status
 from penstock.remote import topic as rebuilding
-from penstock.spark import flow, lake, project, queue, seal, topic
+from penstock.spark import flow, project, queue, read_topic, seal, topic
 from penstock.spark.options import JournalLocation
 from penstock.spark.pipeline.alone import checkpoint_root
 from penstock.spark.pipeline.flows import Pipeline
@@ -94,20 +94,20 @@ def test_a_pipeline_whose_token_may_not_write_is_refused_before_a_batch(
     assert "copies" not in journal.topics()
 
 
-def test_a_lake_is_read_through_the_server(
+def test_a_served_topic_is_read_with_its_sealed_history(
     spark: SparkSession, journal: penstock.Journal, served: Served, tmp_path: Path
 ) -> None:
     seal(journal, "orders", lake=str(tmp_path / "lake"), through=200)
-    frame = lake(spark, served.url, "orders")
+    frame = read_topic(spark, served.url, "orders")
     with serving(journal, tokens=TOKENS) as guarded, penstock.open(guarded.url, token=READ) as remote:
-        assert lake(spark, remote, "orders").count() == 300
+        assert read_topic(spark, remote, "orders").count() == 300
     journal.topic("orders").append("placed", {"n": 300})
     assert sorted(row.seq for row in frame.select("seq").collect()) == list(range(1, 301))
     with pytest.raises(ConfigError, match="there is no topic 'nowhere'"):
-        lake(spark, served.url, "nowhere")
+        read_topic(spark, served.url, "nowhere")
     journal.drop_topic("orders", force=True)
     journal.topic("orders").append_many([Draft("placed", {"n": n}) for n in range(400)])
-    with pytest.raises(PySparkException, match="events 1 to 300 of topic 'orders' were removed"):
+    with pytest.raises(PySparkException, match="events 201 to 300 of topic 'orders' were removed"):
         frame.count()
 
 

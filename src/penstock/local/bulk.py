@@ -35,8 +35,8 @@ from penstock.journal.catalog import open_block, topic_names
 from penstock.journal.index.index import EntityIndex, prefixed_in_runs
 from penstock.journal.index.runs import load_directory
 from penstock.journal.reading import Bounds, TopicView
-from penstock.journal.sealed.files import sealed_blocks, sealed_start
-from penstock.journal.sealed.segments import LakeSummary, lake_summaries, load_segments
+from penstock.journal.sealed.files import list_segments, sealed_blocks, sealed_start
+from penstock.journal.sealed.segments import LakeSummary, SealedFiles, lake_summaries, load_segments
 from penstock.limits import MAX_KEY_BYTES
 from penstock.local.backend import LocalBackend
 from penstock.model.query import EventQuery
@@ -116,6 +116,12 @@ def list_lakes(at: LocalBackend, query: wire.TopicsQuery) -> list[LakeSummary]:
     with at.core.engine.read() as snap:
         names = [check_name(name) for name in query.topic] or list(topic_names(snap))
         return [one for name in names for one in lake_summaries(snap, name)]
+
+
+def list_sealed(at: LocalBackend, name: str, query: wire.SealedQuery) -> list[SealedFiles]:
+    with _topic(at, name) as view:
+        low, high = max(query.after, view.trimmed()), query.through
+        return list(list_segments(view.snap, view.topic_id, view.name, low, high, columns=query.columns))
 
 
 # ── ranges ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,7 @@ from msgspec import Meta
 from penstock.entity.states import FiledStates, StreamedState
 from penstock.errors import Conflict, Corrupt, FenceActive, PositionTrimmed, QueueFull, UnknownTopic
 from penstock.journal.blocks import Block, read_block
-from penstock.journal.sealed.segments import FILE_EVENTS, LakeSummary, SealReport
+from penstock.journal.sealed.segments import FILE_EVENTS, LakeSummary, SealedFiles, SealReport
 from penstock.limits import MAX_KEY_BYTES
 from penstock.names import TableFormat
 from penstock.protocol.operation import BLOCKS, STAGED, After, Count, Operation, declared
@@ -103,6 +103,12 @@ class SpansDocument(msgspec.Struct, omit_defaults=True):
 
     spans: list[tuple[int, int]]
     found: bytes = b""
+
+
+class SealedQuery(msgspec.Struct, omit_defaults=True):
+    after: After = 0
+    through: Annotated[Count, Meta(description="the last position wanted")] = 0
+    columns: Annotated[bool, Meta(description="name the typed columns, which takes a look into each file")] = False
 
 
 class StageQuery(msgspec.Struct, omit_defaults=True):
@@ -293,6 +299,13 @@ SEAL_TOPIC = Operation(
     SealRequest,
     SealReport,
     f"Moves settled history into a lake, {FILE_EVENTS:,} events at the most; ask again while some are `left`",
+)
+LIST_SEALED = Operation(
+    "GET /topics/{topic}/sealed -> sealed",
+    "read",
+    SealedQuery,
+    list[SealedFiles],
+    "The Parquet files in which sealed events of a range of positions lie, for programs that read the lake themselves",
 )
 LIST_LAKES = Operation("GET /lakes -> lakes", "read", TopicsQuery, list[LakeSummary], "Where sealed history lies")
 FIND_STATES = Operation(

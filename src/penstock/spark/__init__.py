@@ -7,7 +7,8 @@
     projection/   `project()`, `rebuild()`: entities folded on Spark by the class that also runs in-process
     pipeline/     `flow`, `run()`: a query per flow, restarts, stopping, lag
     buffer        the data source `penstock-buffer`
-    sealing       `seal()`: history becomes Parquet, by Spark's tasks where a master is given; `lake()`: read as a frame
+    sealing       `seal()`: history becomes Parquet, by Spark's tasks where a master is given
+    history       `read_topic()`: sealed files by Spark's own reader and the rest by the source, as one frame; `view()`
 
 Nothing here imports pyspark before it is used: without it, the first call says which extra to install. Names are
 loaded on first use, because every Python worker imports this package too.
@@ -20,10 +21,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.journal.sealed.segments import SealReport
+    from penstock.spark.history import read_topic
     from penstock.spark.pipeline.flows import buffer_at, external, flow, into, queue, topic
     from penstock.spark.pipeline.running import run
     from penstock.spark.projection.projecting import project, rebuild
-    from penstock.spark.sealing import lake, seal
+    from penstock.spark.sealing import seal
     from penstock.spark.startup.sessions import session, stop
 
 __all__ = [
@@ -32,9 +34,9 @@ __all__ = [
     "external",
     "flow",
     "into",
-    "lake",
     "project",
     "queue",
+    "read_topic",
     "rebuild",
     "run",
     "seal",
@@ -45,10 +47,11 @@ __all__ = [
 
 _HOMES = {
     "journal.sealed.segments": ("SealReport",),
+    "spark.history": ("read_topic",),
     "spark.pipeline.flows": ("buffer_at", "external", "flow", "into", "queue", "topic"),
     "spark.pipeline.running": ("run",),
     "spark.projection.projecting": ("project", "rebuild"),
-    "spark.sealing": ("lake", "seal"),
+    "spark.sealing": ("seal",),
     "spark.startup.sessions": ("session", "stop"),
 }
 """Where the public names live, below `penstock`."""

@@ -45,10 +45,12 @@ from penstock.journal.blocks import Block
 from penstock.journal.commit import Commit
 from penstock.journal.cursors import move_cursor
 from penstock.journal.reading import Bounds, TopicView
+from penstock.journal.sealed.segments import SealedFiles
 from penstock.limits import SPARK_HOLD_SECONDS
 from penstock.local.backend import LocalJournal
 from penstock.protocol.bulk import (
     FIND_CORRELATIONS,
+    LIST_SEALED,
     MOST_IDS,
     MOST_RANGES,
     READ_CUTS,
@@ -57,6 +59,7 @@ from penstock.protocol.bulk import (
     READ_SPANS,
     CutsQuery,
     RangeRequest,
+    SealedQuery,
     SpansDocument,
     SpansRequest,
     TopicEnds,
@@ -64,7 +67,7 @@ from penstock.protocol.bulk import (
     Wanted,
 )
 from penstock.protocol.operation import Operation
-from penstock.protocol.topics import FIND_POSITION, READ_ACROSS, AcrossRequest, PositionQuery
+from penstock.protocol.topics import FIND_POSITION, READ_ACROSS, READ_TOPIC, AcrossRequest, PositionQuery
 from penstock.spark.options import JournalLocation, ReadOptions, is_served
 from penstock.spark.startup.settings import MASTER_VARIABLE
 
@@ -314,6 +317,17 @@ class SourceJournal(ABC):
     def spans(self, topic: str, span: Bounds, wanted: Wanted) -> SpansDocument:
         """Where in a range wanted events may be."""
         return self._ask_of(READ_SPANS, topic, SpansRequest(wanted, span[1], span[0]), SpansDocument([span]))
+
+    def sealed(self, topic: str, span: Bounds, *, columns: bool) -> list[SealedFiles]:
+        """The Parquet files in which sealed events of a range lie; `columns`: with their typed columns."""
+        return self._ask_of(LIST_SEALED, topic, SealedQuery(*span, columns), [])
+
+    def expires(self, topic: str) -> bool:
+        """Whether a topic's events go by themselves after some time."""
+        try:
+            return self.ask(READ_TOPIC, topic).settings.max_age is not None
+        except UnknownTopic:
+            return False
 
     def _ask_of(self, operation: Operation[T], topic: str, request: object, otherwise: T) -> T:
         """An answer about a topic that was there; of one that was dropped since nothing is known: its tasks say so."""

@@ -15,12 +15,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Generic, TypeVar
+from urllib.parse import parse_qs
 
 from penstock.engine.contract import Snapshot
 from penstock.errors import ConfigError, Corrupt, StorageError
 from penstock.journal.blocks import Block, read_block, select
-from penstock.journal.sealed.segments import Segment, SegmentFile, load_segments, load_segments_back
-from penstock.names import shown_url
+from penstock.journal.sealed.segments import SealedFiles, Segment, SegmentFile, load_segments, load_segments_back
+from penstock.names import shown_url, split_url
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,6 +80,34 @@ def sealed_files_with(
     if columns and not all(columns <= _open_segment(segment, name).names for segment in segments):
         return []
     return [SealedBytes(segment, file, name) for segment in segments for file in segment.files]
+
+
+def list_segments(
+    snap: Snapshot, topic: int, name: str, after: int, through: int, *, columns: bool
+) -> Iterator[SealedFiles]:
+    """The files of sealed events after < position ≤ through, as other readers of their lakes know them."""
+    for segment in load_segments(snap, topic, after, through):
+        root = open_lake(segment.lake)[1]
+        parts = split_url(segment.lake) if "://" in segment.lake else split_url("file:")
+        named = {"endpoint": "endpoint_override" in parse_qs(parts.query), "access key": bool(parts.username)}
+        yield SealedFiles(
+            segment.first,
+            segment.last,
+            segment.count,
+            parts.scheme,
+            [f"{root}/{file.path}" for file in segment.files],
+            [name for name, there in named.items() if there],
+            segment.binary > 0,
+            _typed_columns(segment, name) if columns and not segment.unfit else {},
+        )
+
+
+def _typed_columns(segment: Segment, topic: str) -> dict[str, str]:
+    """The typed columns of a segment's files; all of them have the same."""
+    file = SealedBytes(segment, segment.files[0], topic)
+    with file.open() as opened:
+        schema = file.footer(opened).schema.to_arrow_schema()
+    return {field.name: str(field.type) for field in schema if field.name not in {*_COLUMNS, "topic"}}
 
 
 def without(block: Block, trimmed: int) -> Block:

@@ -243,6 +243,24 @@ class LakeSummary(msgspec.Struct, frozen=True):
         return {"DuckDB": duckdb, "Polars": polars, "Spark": f'spark.read.parquet("{folder}")'}
 
 
+class SealedFiles(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Sealed events that follow one another, and the Parquet files that hold them, for other readers of the lake."""
+
+    first: int
+    last: int
+    count: int
+    scheme: str
+    """What the lake's url begins with (`s3`); `file` for a folder."""
+    paths: list[str]
+    """Where the files lie: their bucket, if any, and the path in it."""
+    settings: list[str] = []
+    """What the lake's url says beside the place, and a reader has to know for itself: `endpoint`, `access key`."""
+    binary: bool = False
+    """Whether some payloads are bytes: those are in the column `payload_bytes`."""
+    columns: dict[str, str] = {}
+    """The typed columns, with Arrow's names of their types; none when a payload did not fit all of them."""
+
+
 def lake_summaries(snap: Snapshot, topic: str) -> Iterator[LakeSummary]:
     """The lakes that a topic is sealed in, in the order in which its history begins there."""
     record = load_record(snap, topic)

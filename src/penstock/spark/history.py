@@ -1,0 +1,298 @@
+"""`read_topic`: a topic as one frame, its sealed files by Spark's own Parquet reader and the rest by the source.
+
+Which events the frame has is decided once, by positions: those between where the topics begin and end when it is made.
+A sealed file is another place for some of these events, and never changes which they are. So a file is read by Spark
+only where it gives the rows that the source would give; the source reads everything else. That is
+
+- what is not sealed, or lies where Spark has no file system for it;
+- with `payloadSchema`, files without typed columns of the same types, or with a payload that does not fit its columns;
+- all of a topic, with `where` and `keys`, which the source looks up in the index, and with `payloadFormat=variant`.
+
+`view` is a temporary view whose frame is made anew for each query.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from heapq import nlargest
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from penstock.errors import ConfigError, StorageError
+from penstock.journal.reading import Bounds
+from penstock.journal.sealed.segments import SealedFiles
+from penstock.local.backend import LocalJournal
+from penstock.spark.journals import LocalSource, SourceJournal, check_kept, check_rights, open_source
+from penstock.spark.options import EVENT_COLUMNS, JournalLocation, ReadOptions, location_of_journal, read_options
+from penstock.spark.options import resolved as resolved_options
+from penstock.spark.rows import CORRUPT, source_schema
+from penstock.spark.source import BatchReader, Topics
+from penstock.surface.journal import Journal
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+OptionValue = str | int | bool
+_VERIFY = "parquet.page.verify-checksum.enabled"
+"""Spark's Parquet reader compares the checksums of pages when this is set, and else none."""
+_HADOOP_SCHEMES = {"file": "", "s3": "s3a", "gs": "gs", "gcs": "gs", "abfs": "abfs", "abfss": "abfss", "hdfs": "hdfs"}
+"""Arrow's names for places, and Hadoop's."""
+_SETTINGS = {"endpoint": "endpoint", "access key": "access.key"}
+"""What a lake's url may say, and what Spark's file system for S3 calls it."""
+_RANGES = {
+    *("topic", "topics", "topicpattern", "queue", "startingoffsets", "endingoffsets"),
+    *("startingtimestamp", "endingtimestamp"),
+}
+"""Options that say which events are read. The source is told it by positions."""
+_MOST_RUNS = 4
+"""Stretches of a topic that Spark reads: between each two of them the source has a part of its own to plan."""
+
+
+def read_topic(
+    spark: SparkSession, journal: Journal | str, topic: str | None = None, **options: OptionValue
+) -> DataFrame:
+    """Returns a topic as it is now, with the rows and columns that the source `penstock` gives for the same options.
+
+    Spark reads sealed history from its Parquet files, of which it takes only the columns and row groups that a query
+    needs. Give `payloadSchema`, and the files' typed columns are used. What is not sealed comes through the source.
+    `options` are those of the source, in its spelling; `topics`, `topicPattern` or `queue` may stand for `topic`.
+
+    The frame has the events that are there when it is made, also while sealing goes on. It fails when it is used after
+    its topic was dropped, unless all of its events are sealed.
+    """
+    location = location_of_journal(journal, "a frame of a topic")
+    given = _resolved(location, topic, options)
+    asked = read_options(given)
+    schema = _parsed(source_schema(asked))
+    reader = BatchReader(asked, schema)
+    typed = None if reader.layout.parser is None else {one.name: str(one.type) for one in reader.layout.parser.schema}
+    lakes = _Lakes(spark, asked)
+    files: dict[str, list[SealedFiles]] = {}
+    if isinstance(journal, LocalJournal):
+        source: SourceJournal = LocalSource(journal, asked.location)
+    else:
+        source = open_source(asked.location, newest=True)
+    check_rights(asked)
+    topics = Topics(source, asked)
+    starts, ends = topics.starts(), topics.ends()
+    spans: dict[str, Bounds] = {}
+    for name, start in starts.items():
+        trimmed, end = topics.found[name].trimmed, ends[name]
+        if asked.fail_on_data_loss and start < end:
+            check_kept(name, start, end, trimmed)
+        spans[name] = max(start, trimmed), end
+        if _spark_reads(asked) and spans[name][0] < end:
+            found = source.sealed(name, spans[name], columns=typed is not None)
+            files[name] = _largest_runs([one for one in found if lakes.hold(one) and _fits(one, typed)])
+    if not spans:  # a pattern that no topic matches
+        return spark.read.format("penstock").options(**given).load()
+    gaps = [_gaps(name, span, files.get(name, [])) for name, span in spans.items()]
+    if asked.start == "earliest" and asked.start_ms is None:
+        gaps = [_from_oldest(source, parts, spans) for parts in gaps]
+    layers = [{part.topic: part for part in layer if part is not None} for layer in zip_longest(*gaps)]
+    frames = [_read_files(spark, files, spans, asked, schema)] if any(files.values()) else []
+    if not layers and not frames:
+        layers = [{name: _Part(name, end, end) for name, (_, end) in spans.items()}]
+    frames += [_read_source(spark, given, layer) for layer in layers]
+    return reduce(lambda one, other: one.unionAll(other), frames)
+
+
+def _resolved(location: JournalLocation, topic: str | None, options: Mapping[str, OptionValue]) -> dict[str, str]:
+    """The source's options as it knows them itself."""
+    named = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    if {"url", "path"} & {name.lower() for name in named}:
+        raise ConfigError("the journal is named twice: it is the argument before the topic, and no option here")
+    if topic is not None:
+        named["topic"] = topic
+    if location.token is not None and "token" not in named:
+        named["token"] = location.token.reveal()
+    return resolved_options({"url": location.url, **named})
+
+
+def _parsed(ddl: str) -> StructType:
+    from pyspark.sql.types import StructType
+
+    parsed = StructType.fromDDL(ddl)
+    assert isinstance(parsed, StructType)
+    return parsed
+
+
+# ── which files Spark reads ──────────────────────────────────────────────────────────────────────────────────────────
+def _spark_reads(asked: ReadOptions) -> bool:
+    """Whether sealed files can give what is asked for."""
+    return asked.where is None and asked.keys is None and asked.kinds != frozenset() and asked.payload != "variant"
+
+
+def _fits(files: SealedFiles, typed: Mapping[str, str] | None) -> bool:
+    """Whether files have typed columns of some names and types, or none are asked for."""
+    return typed is None or typed.items() <= files.columns.items()
+
+
+def _largest_runs(found: Sequence[SealedFiles]) -> list[SealedFiles]:
+    """The files of the stretches that hold most events."""
+    runs: list[list[SealedFiles]] = []
+    for one in found:
+        if runs and runs[-1][-1].last + 1 == one.first:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    if len(runs) > _MOST_RUNS:
+        runs = nlargest(_MOST_RUNS, runs, key=lambda run: sum(one.count for one in run))
+    return sorted((one for run in runs for one in run), key=lambda one: one.first)
+
+
+class _Lakes:
+    """The lakes that Spark's tasks can read."""
+
+    def __init__(self, spark: SparkSession, asked: ReadOptions) -> None:
+        self._context = getattr(spark, "_jsc", None)  # over Spark Connect there is none
+        self._jvm = getattr(spark, "_jvm", None)
+        self._served = asked.location.served
+        self._known: dict[tuple[str, str, tuple[str, ...]], bool] = {}
+
+    def hold(self, files: SealedFiles) -> bool:
+        """Whether tasks can read some files. The pip package of Spark brings a file system for folders only."""
+        if files.scheme == "file":
+            # The folder of a served journal is the server's: it may be another machine's.
+            return not self._served or (self._is_here() and all(Path(path).exists() for path in files.paths))
+        key = files.scheme, files.paths[0].partition("/")[0], tuple(files.settings)
+        if key not in self._known:
+            self._known[key] = self._has_file_system(*key)
+        return self._known[key]
+
+    def _is_here(self) -> bool:
+        return self._context is not None and str(self._context.sc().master()).startswith("local")
+
+    def _has_file_system(self, scheme: str, bucket: str, settings: Iterable[str]) -> bool:
+        """Whether Spark has a file system for a scheme, with settings of its own where the lake's url has them.
+
+        Spark's file system takes no endpoint and no credentials from a url: without its own it would look in another
+        place, or be turned away.
+        """
+        if scheme not in _HADOOP_SCHEMES or self._context is None or self._jvm is None:
+            return False
+        from py4j.protocol import Py4JError
+
+        configured = self._context.hadoopConfiguration()
+        try:
+            self._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(_HADOOP_SCHEMES[scheme], configured)
+        except Py4JError:
+            return False
+        names = [_SETTINGS[one] for one in settings]
+        return all(
+            configured.get(f"fs.s3a.{name}") or configured.get(f"fs.s3a.bucket.{bucket}.{name}") for name in names
+        )
+
+
+# ── the frames ───────────────────────────────────────────────────────────────────────────────────────────────────────
+class _Part(NamedTuple):
+    """Events of a topic that the source reads: after a position, or from the oldest on, and through another."""
+
+    topic: str
+    after: int | None
+    through: int
+
+
+def _gaps(topic: str, span: Bounds, files: Sequence[SealedFiles]) -> list[_Part]:
+    """What of a span is in none of some files."""
+    after, end = span
+    gaps = []
+    for one in files:
+        if one.first > after + 1:
+            gaps.append(_Part(topic, after, one.first - 1))
+        after = max(after, one.last)
+    if after < end:
+        gaps.append(_Part(topic, after, end))
+    return gaps
+
+
+def _from_oldest(source: SourceJournal, parts: list[_Part], spans: Mapping[str, Bounds]) -> list[_Part]:
+    """The parts of a topic, from its oldest event on where events expire.
+
+    Some may expire before the source plans its read, which would miss them if it was told a position.
+    """
+    if parts and parts[0].after == spans[parts[0].topic][0] and source.expires(parts[0].topic):
+        return [parts[0]._replace(after=None), *parts[1:]]
+    return parts
+
+
+def _read_source(spark: SparkSession, given: Mapping[str, str], parts: Mapping[str, _Part]) -> DataFrame:
+    """The source's frame of a part of each topic."""
+    kept = {name: value for name, value in given.items() if name not in _RANGES}
+    starts = {name: "earliest" if part.after is None else part.after for name, part in parts.items()}
+    ends = {name: part.through for name, part in parts.items()}
+    return (
+        spark.read.format("penstock")
+        .options(**kept)
+        .option("topic", ",".join(parts))
+        .option("startingOffsets", msgspec.json.encode(starts).decode())
+        .option("endingOffsets", msgspec.json.encode(ends).decode())
+        .load()
+    )
+
+
+def _read_files(
+    spark: SparkSession,
+    files: Mapping[str, Sequence[SealedFiles]],
+    spans: Mapping[str, Bounds],
+    asked: ReadOptions,
+    schema: StructType,
+) -> DataFrame:
+    """Spark's own frame of sealed files, with the source's columns."""
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as F
+
+    stored = _parsed(", ".join(f"{name} {kind}" for name, kind in {**EVENT_COLUMNS, "payload_bytes": "BINARY"}.items()))
+    if asked.payload_schema is not None:
+        stored = stored.__class__([*stored.fields, *_parsed(asked.payload_schema).fields])
+    paths = [_escaped(one.scheme, path) for some in files.values() for one in some for path in one.paths]
+    try:
+        frame = spark.read.schema(stored).option(_VERIFY, "true").parquet(*paths)
+    except AnalysisException as error:
+        names = ", ".join(name for name, some in files.items() if some)
+        raise StorageError(f"sealed history of topic {names} cannot be read by Spark: {error}") from error
+    for name, some in files.items():
+        for outside, condition in _outside(some, spans[name]):
+            if outside:
+                here = F.expr(condition)
+                frame = frame.where(here if len(files) == 1 else (F.col("topic") != F.lit(name)) | here)
+    if asked.kinds is not None:
+        frame = frame.where(F.col("kind").isin(sorted(asked.kinds)))
+    binary = any(one.binary for some in files.values() for one in some)
+    return frame.select(*(_column(field.name, asked, binary=binary).alias(field.name) for field in schema.fields))
+
+
+def _outside(files: Sequence[SealedFiles], span: Bounds) -> Iterator[tuple[bool, str]]:
+    """Whether files hold events before and behind a span, with the condition that leaves them out."""
+    start, end = span
+    yield bool(files) and files[0].first <= start, f"seq > {start}"
+    yield bool(files) and files[-1].last > end, f"seq <= {end}"
+
+
+def _column(name: str, asked: ReadOptions, *, binary: bool) -> Column:
+    """A column of the source, made of those in the files; `binary`: some payloads are bytes."""
+    from pyspark.sql import functions as F
+
+    text, raw = F.col("payload"), F.col("payload_bytes")
+    if name == CORRUPT:
+        return F.lit(None).cast("string")
+    if name != "payload":
+        return F.col(f"`{name}`")
+    if asked.payload_schema is not None:
+        fields = F.struct(*(F.col(f"`{one.name}`") for one in _parsed(asked.payload_schema).fields))
+        return F.when(text != F.lit("null"), fields)
+    if asked.payload == "binary":
+        return F.coalesce(text.cast("binary"), raw)
+    return F.coalesce(text, F.decode(raw, "UTF-8")) if binary else text
+
+
+def _escaped(scheme: str, path: str) -> str:
+    """Where Spark finds a file; signs that it would take for a pattern are escaped."""
+    path = re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
+    return path if scheme == "file" else f"{_HADOOP_SCHEMES[scheme]}://{path}"
