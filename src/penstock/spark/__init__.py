@@ -8,7 +8,8 @@
     pipeline/     `flow`, `run()`: a query per flow, restarts, stopping, lag
     buffer        the data source `penstock-buffer`
     sealing       `seal()`: history becomes Parquet, by Spark's tasks where a master is given
-    history       `read_topic()`: sealed files by Spark's own reader and the rest by the source, as one frame; `view()`
+    history       `read_topic()`: sealed files by Spark's own reader and the rest by the source, as one frame
+    views         `view()`: a temporary view that always shows current data
 
 Nothing here imports pyspark before it is used: without it, the first call says which extra to install. Names are
 loaded on first use, because every Python worker imports this package too.
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.spark.projection.projecting import project, rebuild
     from penstock.spark.sealing import seal
     from penstock.spark.startup.sessions import session, stop
+    from penstock.spark.views import view
 
 __all__ = [
     "SealReport",
@@ -43,11 +45,13 @@ __all__ = [
     "session",
     "stop",
     "topic",
+    "view",
 ]
 
 _HOMES = {
     "journal.sealed.segments": ("SealReport",),
     "spark.history": ("read_topic",),
+    "spark.views": ("view",),
     "spark.pipeline.flows": ("buffer_at", "external", "flow", "into", "queue", "topic"),
     "spark.pipeline.running": ("run",),
     "spark.projection.projecting": ("project", "rebuild"),

@@ -7,8 +7,6 @@ only where it gives the rows that the source would give; the source reads everyt
 - what is not sealed, or lies where Spark has no file system for it;
 - with `payloadSchema`, files without typed columns of the same types, or with a payload that does not fit its columns;
 - all of a topic, with `where` and `keys`, which the source looks up in the index, and with `payloadFormat=variant`.
-
-`view` is a temporary view whose frame is made anew for each query.
 """
 
 from __future__ import annotations
