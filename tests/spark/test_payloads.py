@@ -271,3 +271,17 @@ def test_variants_intervals_and_bounded_text_come_back_as_they_were_written(
     fields = spark.read.format("penstock").options(url=url, topic="fields", payloadSchema=schema).load().orderBy("seq")
     rows = [tuple(row) for row in fields.selectExpr("to_json(v)", "d", "c").collect()]
     assert rows == [(found[0], timedelta(days=1, seconds=7384.5), None), (None, None, "text")]
+
+
+def test_a_prefix_tells_fields_of_payloads_from_the_columns_of_events(url: str, journal: penstock.Journal) -> None:
+    journal.topic("orders").append("placed", {"id": 7, "key": "inner"}, key="outer")
+    given = {"topic": "orders", "payloadSchema": "id BIGINT, key STRING", "payloadPrefix": "p_"}
+    [row] = read(url, **given)
+    assert (row["p_id"], row["p_key"], row["key"]) == (7, "inner", "outer")
+    assert read(url, "p_id BIGINT, seq BIGINT", **given) == [{"p_id": 7, "seq": 1}]
+    with pytest.raises(ConfigError, match="begin with 'p_'"):
+        read(url, "other BIGINT", **given)
+    with pytest.raises(ConfigError, match=r"'key' would be there twice.*payloadPrefix"):
+        read(url, topic="orders", payloadSchema="ey STRING", payloadPrefix="k")
+    with pytest.raises(ConfigError, match="payloadPrefix is for columns"):
+        read(url, topic="orders", payloadPrefix="p_")

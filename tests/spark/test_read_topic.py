@@ -65,6 +65,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"payloadSchema": "text STRING", "mode": "PERMISSIVE"},
     {"payloadSchema": SCHEMA, "payloadColumns": "struct"},
     {"payloadSchema": "n DOUBLE"},
+    {"payloadSchema": SCHEMA, "payloadPrefix": "p_"},
+    {"payloadSchema": "n BIGINT, key STRING", "payloadPrefix": "payload_"},
     {"payloadFormat": "binary"},
     {"startingOffsets": 50, "endingOffsets": 150},
     {"startingOffsets": 150, "endingOffsets": 250},

@@ -281,7 +281,7 @@ def _column(name: str, asked: ReadOptions, *, binary: bool) -> Column:
     if name == CORRUPT:
         return F.lit(None).cast("string")
     if name != "payload":
-        return F.col(f"`{name}`")
+        return F.col(f"`{name if name in EVENT_COLUMNS else name.removeprefix(asked.payload_prefix)}`")
     if asked.payload_schema is not None:
         fields = F.struct(*(F.col(f"`{one.name}`") for one in _parsed(asked.payload_schema).fields))
         return F.when(text != F.lit("null"), fields)

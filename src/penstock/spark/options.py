@@ -219,7 +219,7 @@ _READ = (
     *("kinds", "keys", "where"),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "failOnDataLoss", "consumer"),
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions"),
-    *("payloadSchema", "payloadFormat", "payloadColumns", "mode", "badRecords"),
+    *("payloadSchema", "payloadFormat", "payloadColumns", "payloadPrefix", "mode", "badRecords"),
 )
 _WRITE = (
     "url",
@@ -297,6 +297,8 @@ class ReadOptions(msgspec.Struct, frozen=True):
     max_bytes: int | None = None
     given: frozenset[str] = frozenset()
     """The names of the options that were given, in lower case."""
+    payload_prefix: str = ""
+    """What the names of columns begin with that are fields of the payload."""
 
 
 class WriteOptions(msgspec.Struct, frozen=True):
@@ -346,8 +348,11 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     if schema is not None and form != "json":
         raise ConfigError(f"payloadSchema parses JSON payloads; it does not go with payloadFormat={form}")
     columns = choice(given, "payloadColumns", "flat", "struct")
+    prefix = given.get("payloadprefix", "")
+    if prefix and (schema is None or columns == "struct"):
+        raise ConfigError("payloadPrefix is for columns made of a payloadSchema, with payloadColumns=flat")
     if schema is not None:
-        _check_columns(list(fields(SchemaText("payloadSchema", schema))), columns)
+        _check_columns([prefix + name for name in fields(SchemaText("payloadSchema", schema))], columns)
         schema = _BOUNDED_TEXT.sub("STRING", schema)
     consumer = given.get("consumer")
     return ReadOptions(
@@ -374,6 +379,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         given.get(HOLD),
         number(given, "maxBytesPerTrigger"),
         frozenset(given),
+        prefix,
     )
 
 
@@ -384,7 +390,8 @@ def _check_columns(names: list[str], columns: str) -> None:
         if name.lower() in taken:
             raise ConfigError(
                 f"column {name!r} would be there twice: every event has one, and payloadSchema names one too; "
-                'set option("payloadColumns", "struct") to get the parsed fields as payload.…'
+                'set option("payloadPrefix", "payload_") for other names, or option("payloadColumns", "struct") to get '
+                "the parsed fields as payload.…"
             )
 
 

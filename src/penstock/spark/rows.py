@@ -27,6 +27,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StringType, StructType
 
 from penstock.documents.conditions import Where, moment
+from penstock.documents.ddl import SchemaText, fields
 from penstock.documents.payloads import ParsedColumns, PayloadParser, is_variant, variant_of
 from penstock.errors import ConfigError, UnknownQueue
 from penstock.events import Draft, Event
@@ -265,10 +266,19 @@ def source_schema(options: ReadOptions) -> str:
     parts = [f"{name} {type_}" for name, type_ in columns.items()]
     if options.payload_schema is not None:
         at = list(columns).index("payload")
-        parts[at] = f"payload STRUCT<{options.payload_schema}>" if options.payload_struct else options.payload_schema
+        parts[at] = f"payload STRUCT<{options.payload_schema}>" if options.payload_struct else _prefixed(options)
         if options.mode == "PERMISSIVE":
             parts.append(f"{CORRUPT} STRING")
     return ", ".join(parts)
+
+
+def _prefixed(options: ReadOptions) -> str:
+    """The columns of a payloadSchema by the names that they have beside those of events."""
+    schema, prefix = options.payload_schema or "", options.payload_prefix
+    if not prefix:
+        return schema
+    found = fields(SchemaText("payloadSchema", schema)).items()
+    return ", ".join(f"`{(prefix + name).replace('`', '``')}` {kind}" for name, kind in found)
 
 
 class SourceLayout(msgspec.Struct, frozen=True):
@@ -280,6 +290,8 @@ class SourceLayout(msgspec.Struct, frozen=True):
     parser: PayloadParser | None
     """Parses fields from the payload."""
     struct: bool
+    prefix: str
+    """What the names of parsed columns begin with."""
     payload: PayloadForm
     mode: Mode
     bad: BadRecords | None
@@ -324,13 +336,19 @@ class SourceLayout(msgspec.Struct, frozen=True):
                     f"an event has no column {field.name!r}; there are {', '.join(base.names)}. "
                     "To get fields of the payload, set payloadSchema"
                 )
+            elif not field.name.startswith(options.payload_prefix):
+                raise ConfigError(
+                    f"an event has no column {field.name!r}; those of the payload begin with "
+                    f"{options.payload_prefix!r}, as payloadPrefix says"
+                )
             else:
-                parsed.append(field)
+                parsed.append(field.with_name(field.name.removeprefix(options.payload_prefix)))
         return cls(
             schema,
             tuple(own),
             PayloadParser(pa.schema(parsed)) if parsed else None,
             struct,
+            options.payload_prefix,
             options.payload,
             options.mode,
             None if options.bad_records is None else BadRecords.of(options),
@@ -364,7 +382,8 @@ class SourceLayout(msgspec.Struct, frozen=True):
                     parsed.columns, fields=list(self.parser.schema), mask=mask
                 )
             else:
-                columns.update(zip(self.parser.schema.names, parsed.columns, strict=True))
+                names = [self.prefix + name for name in self.parser.schema.names]
+                columns.update(zip(names, parsed.columns, strict=True))
             fit = self._judged(block, rows, payloads, parsed, columns)
         if CORRUPT in self.schema.names and CORRUPT not in columns:
             columns[CORRUPT] = pa.nulls(len(rows), pa.string())
