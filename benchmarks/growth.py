@@ -24,7 +24,7 @@ from penstock.buffer import Consumer, Producer
 from penstock.buffer.format import append, encode_batch, parse_manifest
 from penstock.limits import BUFFER_MANIFEST
 from penstock.objects.store import open_store
-from penstock.surface.arguments import PolicyArguments, PushArguments
+from penstock.model.arguments import PolicyArguments, PushArguments
 
 sys.path[:0] = ["tests"]
 
