@@ -14,7 +14,7 @@ help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(STAMP): pyproject.toml scripts/setup.py
-	@$(PYTHON) scripts/setup.py $(VENV) $(EXTRAS) dev
+	@$(PYTHON) scripts/setup.py $(VENV) $(EXTRAS) dev strangers
 	@touch $(STAMP)
 
 $(VENV)/.peers: $(STAMP)

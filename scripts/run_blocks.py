@@ -10,6 +10,7 @@ import re
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
@@ -17,12 +18,13 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 def run_page(page: Path) -> int:
     """Runs a page's blocks in this process, in the current folder; returns how many there were."""
     text = page.read_text("utf-8")
-    namespace: dict[str, object] = {"__name__": "__page__"}
+    module = ModuleType("__page__")
+    sys.modules[module.__name__] = module  # libraries find the page's classes by the name of their module
     blocks = list(BLOCK.finditer(text))
     for block in blocks:
         line = text.count("\n", 0, block.start()) + 1
         code = "\n" * line + block.group(1)  # so that a traceback names the page's own line
-        exec(compile(code, str(page), "exec"), namespace)
+        exec(compile(code, str(page), "exec"), vars(module))
     return len(blocks)
 
 

@@ -47,6 +47,7 @@ FOLDERS = {
     "crash": 60,
     "contract/queue": 40,
     "contract/entity": 40,
+    "strangers": 40,
 }
 """Folders that are a piece each, with the seconds that each may take on two idle cores; the rest is the last piece."""
 

@@ -142,6 +142,7 @@ PARTS = {
             *("tests/spark/test_kill.py", "--nightly", "spark-kills", "-k", "every_stage"),
         ),
     ),
+    "strangers-eventsourcing": Part("the rest of the suite of eventsourcing passes on our persistence module"),
     "pages": Part("every page holds at every width, with crowded journals"),
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 PROGRAM = """
 import sys, tempfile
 for missing in ["ulid", "obstore", "zstandard", "starlette", "uvicorn", "jinja2", "pyspark", "pyarrow",
-                "rocksdict", "slatedb", "duckdb"]:
+                "rocksdict", "slatedb", "duckdb", "eventsourcing"]:
     sys.modules[missing] = None
 import penstock
 
@@ -22,6 +22,9 @@ def producer():
 def server():
     import penstock.server
     penstock.server.app(journal)
+
+def eventsourcing():
+    import penstock.integrations.eventsourcing
 
 def spark():
     import penstock.spark
@@ -37,6 +40,7 @@ for extra, use in [
     ("buffer", producer),
     ("server", server),
     ("spark", spark),
+    ("eventsourcing", eventsourcing),
     ("arrow", lambda: list(journal.topic("orders").read_arrow())),
     ("arrow", lambda: journal.export("o.parquet", topics=["orders"])),
     ("arrow", lambda: journal.export("folder", format="parquet")),

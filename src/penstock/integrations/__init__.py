@@ -1,0 +1,20 @@
+"""What lets other libraries keep their data in a journal. Each module stands on the public names alone.
+
+    eventsourcing   a persistence module for eventsourcing
+
+Each module has an extra of its name, which brings the library.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.errors import ConfigError
+
+
+@contextmanager
+def needed_for(extra: str) -> Iterator[None]:
+    """Imports within the block need an extra: ConfigError says so when a package is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(f'{error.name} is not installed: pip install "penstock[{extra}]"') from error

@@ -1,0 +1,272 @@
+"""A journal as the persistence module of the library eventsourcing.
+
+    PERSISTENCE_MODULE=penstock.integrations.eventsourcing
+    PENSTOCK_URL=/var/lib/app/shop.db
+
+A stored event is an event: its kind is the stored event's topic, its key the originator's id, its payload the state,
+and the header `version` the originator's version. Its position is the notification's id, so ids have no gaps and no
+later commit has a smaller one. Every insert is one batch, and it expects each originator to be where its newest event
+was read: of two writers of one version the second gets IntegrityError. What is tracked is an event of a topic of its
+own in the same batch, with the upstream application as its key, and follows the same rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+import penstock
+from penstock.integrations import needed_for
+
+with needed_for("eventsourcing"):
+    from eventsourcing.persistence import (
+        AggregateRecorder,
+        ApplicationRecorder,
+        InfrastructureFactory,
+        IntegrityError,
+        Notification,
+        ProcessRecorder,
+        StoredEvent,
+        Subscription,
+        Tracking,
+        TrackingRecorder,
+    )
+    from eventsourcing.utils import Environment, resolve_topic
+
+VERSION = "version"
+"""The header that has the originator's version."""
+TRACKED = "tracked"
+"""The kind of an event that tracks an upstream application."""
+
+
+R = TypeVar("R", bound="PenstockRecorder")
+
+
+class PenstockRecorder:
+    """What every recorder here stands on: a topic of events, and a topic of what is tracked beside it."""
+
+    def __init__(self, journal: penstock.Journal, topic: str = "events", *, text_ids: bool = False) -> None:
+        """`text_ids`: originators' ids are text, not UUIDs."""
+        self.journal = journal
+        self.topic = journal.topic(topic)
+        self.tracking = journal.topic(f"{topic}.tracking")
+        self._text_ids = text_ids
+
+    def _insert(self, outbox: penstock.Outbox) -> list[int]:
+        """Appends what is staged, and returns the new events' positions."""
+        try:
+            receipts = outbox.flush()
+        except penstock.errors.Conflict as error:
+            raise IntegrityError(f"another writer was faster: {error}") from error
+        return [receipt.seq for receipt in receipts if receipt.topic == self.topic.name]
+
+    def _stage_events(self, outbox: penstock.Outbox, stored_events: Sequence[StoredEvent]) -> None:
+        newest: dict[str, tuple[int, int | None]] = {}
+        """By originator, the position of its newest stored event, and the highest version so far."""
+        for one in stored_events:
+            key = str(one.originator_id)
+            if key not in newest:
+                found = next(self.topic.read(key=key, reverse=True, limit=1), None)
+                newest[key] = (0, None) if found is None else (found.seq, int(found.headers[VERSION]))
+            position, version = newest[key]
+            if version is not None and one.originator_version <= version:
+                raise IntegrityError(
+                    f"originator {key} is at version {version}: version {one.originator_version} cannot be recorded"
+                )
+            newest[key] = position, one.originator_version
+            headers = {VERSION: str(one.originator_version)}
+            outbox.stage(self.topic, one.topic, one.state, key=key, headers=headers, expect=position)
+
+    def _stage_tracking(self, outbox: penstock.Outbox, tracking: Tracking) -> None:
+        """Tracks in the batch that an outbox holds: for views that keep their own state in topics, too."""
+        found = self._tracked(tracking.application_name)
+        if found is not None and tracking.notification_id <= found.payload:
+            raise IntegrityError(
+                f"{tracking.application_name!r} is tracked through {found.payload}: "
+                f"{tracking.notification_id} cannot be recorded"
+            )
+        if found is None:
+            self.tracking.configure(by_key=True)  # only the newest event of each application says anything
+        position = 0 if found is None else found.seq
+        name = tracking.application_name
+        outbox.stage(self.tracking, TRACKED, tracking.notification_id, key=name, expect=position)
+
+    def _tracked(self, application_name: str) -> penstock.Event[int] | None:
+        """The newest event that tracks an application."""
+        return next(self.tracking.read(key=application_name, reverse=True, limit=1), None)
+
+    def _notification(self, event: penstock.Event[bytes]) -> Notification:
+        return Notification(
+            id=event.seq,
+            originator_id=event.key if self._text_ids else UUID(event.key),
+            originator_version=int(event.headers[VERSION]),
+            topic=event.kind,
+            state=event.payload,
+        )
+
+
+class PenstockAggregateRecorder(PenstockRecorder, AggregateRecorder):
+    """Events of aggregates, or snapshots of them."""
+
+    def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int] | None:
+        """Records events, all or none. IntegrityError when an originator has their version, or a higher one."""
+        outbox = self.journal.outbox()
+        self._stage_events(outbox, stored_events)
+        self._insert(outbox)
+        return None
+
+    def select_events(
+        self,
+        originator_id: UUID | str,
+        *,
+        gt: int | None = None,
+        lte: int | None = None,
+        desc: bool = False,
+        limit: int | None = None,
+    ) -> Sequence[StoredEvent]:
+        """The events of an originator with versions above `gt` and through `lte`, at most `limit`."""
+        # Versions grow with positions. What lies behind a snapshot is read from the newest event back to it.
+        backwards = desc or gt is not None
+        found: list[StoredEvent] = []
+        for event in self.topic.read(key=str(originator_id), reverse=backwards):
+            version = int(event.headers[VERSION])
+            if backwards and gt is not None and version <= gt:
+                break
+            if lte is not None and version > lte:
+                if not backwards:
+                    break
+                continue
+            found.append(StoredEvent(originator_id, version, event.kind, event.payload))
+            if len(found) == limit and backwards == desc:
+                break
+        return found if backwards == desc else found[::-1][:limit]
+
+
+class PenstockApplicationRecorder(PenstockAggregateRecorder, ApplicationRecorder):
+    """Events of aggregates, in the order in which the application recorded them."""
+
+    def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int] | None:
+        """Records events, all or none, and returns their positions."""
+        outbox = self.journal.outbox()
+        self._stage_events(outbox, stored_events)
+        return self._insert(outbox)
+
+    def select_notifications(
+        self,
+        start: int | None,
+        limit: int,
+        stop: int | None = None,
+        topics: Sequence[str] = (),
+        *,
+        inclusive_of_start: bool = True,
+    ) -> Sequence[Notification]:
+        """The events from a position (or after it) through another one, of some topics or of all."""
+        after = max((start or 0) - inclusive_of_start, 0)
+        return list(map(self._notification, self.topic.read(after, limit, through=stop, kind=topics or None)))
+
+    def max_notification_id(self) -> int | None:
+        """The newest event's position; None when there is none."""
+        return self.topic.latest or None
+
+    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> PenstockSubscription:
+        """Follows the events after a position, also those that other processes record."""
+        return PenstockSubscription(self, gt, topics)
+
+
+class PenstockSubscription(Subscription[PenstockApplicationRecorder]):
+    """An application's events as they come."""
+
+    def __init__(self, recorder: PenstockApplicationRecorder, gt: int | None, topics: Sequence[str]) -> None:
+        super().__init__(recorder, gt, topics)
+        self._events = recorder.topic.subscribe(gt or 0, kind=topics or None)
+
+    def stop(self) -> None:
+        """Ends it; a thread that waits in it gets no more events."""
+        super().stop()
+        self._events.close()
+
+    def __next__(self) -> Notification:
+        found = self._events.next()
+        if found is None:
+            raise StopIteration
+        return self._recorder._notification(found)
+
+
+class PenstockTrackingRecorder(PenstockRecorder, TrackingRecorder):
+    """How far upstream applications were processed. Subclass it for a view that is kept beside."""
+
+    def insert_tracking(self, tracking: Tracking) -> None:
+        """Records how far an application was processed. IntegrityError when it is no further than before."""
+        outbox = self.journal.outbox()
+        self._stage_tracking(outbox, tracking)
+        self._insert(outbox)
+
+    def max_tracking_id(self, application_name: str) -> int | None:
+        """How far an application was processed; None when it never was."""
+        found = self._tracked(application_name)
+        return None if found is None else found.payload
+
+
+class PenstockProcessRecorder(PenstockTrackingRecorder, PenstockApplicationRecorder, ProcessRecorder):
+    """Events, and how far the upstream application was processed that they follow from: in one batch."""
+
+    def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int] | None:
+        """Records events together with `tracking`, all or none."""
+        outbox = self.journal.outbox()
+        self._stage_events(outbox, stored_events)
+        tracking = kwargs.get("tracking")
+        if tracking is not None:
+            self._stage_tracking(outbox, tracking)
+        return self._insert(outbox)
+
+
+class PenstockFactory(InfrastructureFactory[PenstockTrackingRecorder]):
+    """Opens the journal that PENSTOCK_URL names and makes recorders on it.
+
+    An application's topics begin with its name, so that several applications can share a journal.
+    """
+
+    PENSTOCK_URL = "PENSTOCK_URL"
+    ORIGINATOR_ID_TYPE = "ORIGINATOR_ID_TYPE"
+
+    def __init__(self, env: Environment | dict[str, str] | None) -> None:
+        super().__init__(env)
+        id_type = self.env.get(self.ORIGINATOR_ID_TYPE, "uuid").lower()
+        if id_type not in ("uuid", "text"):
+            raise penstock.errors.ConfigError(f"{self.ORIGINATOR_ID_TYPE} is uuid or text, not {id_type!r}")
+        self._text_ids = id_type == "text"
+        self.journal = penstock.open(self.env.get(self.PENSTOCK_URL))
+
+    def aggregate_recorder(self, purpose: str = "events") -> AggregateRecorder:
+        """A recorder of what has a topic of its own: snapshots."""
+        return self._made(PenstockAggregateRecorder, purpose)
+
+    def application_recorder(self) -> ApplicationRecorder:
+        """A recorder of the application's events."""
+        return self._named(self.APPLICATION_RECORDER_TOPIC, PenstockApplicationRecorder)
+
+    def tracking_recorder(
+        self, tracking_recorder_class: type[PenstockTrackingRecorder] | None = None
+    ) -> PenstockTrackingRecorder:
+        """A recorder for a projection's view."""
+        if tracking_recorder_class is not None:
+            return self._made(tracking_recorder_class)
+        return self._named(self.TRACKING_RECORDER_TOPIC, PenstockTrackingRecorder)
+
+    def process_recorder(self) -> ProcessRecorder:
+        """A recorder of events that follow from events of other applications."""
+        return self._named(self.PROCESS_RECORDER_TOPIC, PenstockProcessRecorder)
+
+    def close(self) -> None:
+        """Closes the journal."""
+        self.journal.close()
+
+    def _named(self, variable: str, usual: type[R]) -> R:
+        """A recorder of the class that an environment variable names."""
+        named = self.env.get(variable)
+        return self._made(resolve_topic(named) if named else usual)
+
+    def _made(self, recorder_class: type[R], purpose: str = "events") -> R:
+        name = self.env.name.lower()
+        return recorder_class(self.journal, f"{name}.{purpose}" if name else purpose, text_ids=self._text_ids)
