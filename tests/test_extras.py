@@ -9,7 +9,7 @@ from pathlib import Path
 PROGRAM = """
 import sys, tempfile
 for missing in ["ulid", "obstore", "zstandard", "starlette", "uvicorn", "jinja2", "pyspark", "pyarrow",
-                "rocksdict", "slatedb", "duckdb", "eventsourcing"]:
+                "rocksdict", "slatedb", "duckdb", "eventsourcing", "langchain_core"]:
     sys.modules[missing] = None
 import penstock
 
@@ -26,6 +26,9 @@ def server():
 def eventsourcing():
     import penstock.integrations.eventsourcing
 
+def langgraph():
+    import penstock.integrations.langgraph
+
 def spark():
     import penstock.spark
     penstock.spark.session()
@@ -41,6 +44,7 @@ for extra, use in [
     ("server", server),
     ("spark", spark),
     ("eventsourcing", eventsourcing),
+    ("langgraph", langgraph),
     ("arrow", lambda: list(journal.topic("orders").read_arrow())),
     ("arrow", lambda: journal.export("o.parquet", topics=["orders"])),
     ("arrow", lambda: journal.export("folder", format="parquet")),

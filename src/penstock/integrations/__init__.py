@@ -1,6 +1,7 @@
 """What lets other libraries keep their data in a journal. Each module stands on the public names alone.
 
     eventsourcing   a persistence module for eventsourcing
+    langgraph       a checkpointer for LangGraph
 
 Each module has an extra of its name, which brings the library.
 """
