@@ -16,6 +16,7 @@ from langgraph.types import Command, interrupt
 
 import penstock
 from penstock.integrations.langgraph import PenstockSaver
+from server.process import ServerProcess
 
 CASES = {
     "put": 17,
@@ -112,3 +113,15 @@ def test_pruning_keeps_what_a_channel_of_changes_needs(journal: penstock.Journal
 def test_pruning_with_an_unknown_strategy_is_refused(journal: penstock.Journal) -> None:
     with pytest.raises(penstock.errors.ConfigError, match="not 'oldest'"):
         PenstockSaver(journal).prune(["t"], strategy="oldest")
+
+
+def test_a_served_journal_keeps_checkpoints_too(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "agents.db") as server, penstock.open(server.url) as journal:
+        saver = PenstockSaver(journal)
+        config = put(saver, "t")
+        saver.put_writes(config, [("channel", "value")], "task")
+        found = saver.get_tuple(config)
+        assert found is not None
+        assert found.pending_writes == [("task", "channel", "value")]
+        saver.delete_thread("t")
+        assert list(saver.list(None)) == []
