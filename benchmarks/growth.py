@@ -23,8 +23,8 @@ from penstock import Draft, Journal, Queue, Topic
 from penstock.buffer import Consumer, Producer
 from penstock.buffer.format import append, encode_batch, parse_manifest
 from penstock.limits import BUFFER_MANIFEST
-from penstock.objects.store import open_store
 from penstock.model.arguments import PolicyArguments, PushArguments
+from penstock.objects.store import open_store
 
 sys.path[:0] = ["tests"]
 
