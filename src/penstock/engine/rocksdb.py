@@ -128,6 +128,7 @@ class RocksdbEngine(BatchEngine):
         self._is_closed = True
         if not isinstance(self._files, DatabaseFiles) or self._files.has_lock():
             self._db.close()
+            wait_until_released(self._folder)
             return
         # RocksDB flushes when it is closed, into files that it makes by name, and these may be another writer's now.
         self._db.cancel_all_background(True)
@@ -550,6 +551,8 @@ class RocksdbRead(HeldRead):
 
 
 WRITE_BUFFER_BYTES = 16 << 20
+RELEASE_SECONDS = 10.0
+"""How long closing waits for reads of other threads to leave the database."""
 
 log = logging.getLogger("penstock.engine.rocksdb")
 
@@ -619,6 +622,35 @@ class Secondary:
 
     def close(self) -> None:
         self.db.close()
+
+
+def wait_until_released(folder: Path) -> None:
+    """Waits until RocksDB has let go of a database's lock, which it does last.
+
+    A thread in the middle of a read keeps the database open until it has left it. Who opened the database meanwhile
+    would look at files that RocksDB is still exchanging, and take them for damaged.
+    """
+    deadline = time.monotonic() + RELEASE_SECONDS
+    while holds_lock(folder / "LOCK"):
+        if time.monotonic() > deadline:
+            log.warning("rocksdb:%s is closed, and a read in another thread keeps it open", folder)
+            return
+        time.sleep(0.001)
+
+
+def holds_lock(path: Path) -> bool:
+    """Whether this process has a lock of a file; False where the system does not tell.
+
+    The file is not opened: closing a descriptor of it would let go of the lock.
+    """
+    try:
+        held = Path("/proc/locks").read_text()
+        inode = path.stat().st_ino
+    except OSError:
+        return False
+    me, ending = str(os.getpid()), f":{inode}"
+    locks = (line.split() for line in held.splitlines())
+    return any(len(words) > 5 and words[4] == me and words[5].endswith(ending) for words in locks)
 
 
 class DatabaseFiles(OpenFiles):

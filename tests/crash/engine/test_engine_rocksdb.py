@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -281,3 +282,23 @@ def test_after_too_many_open_files_the_same_journal_goes_on_when_there_are_fewer
     command = [sys.executable, "-c", NO_DESCRIPTORS, f"rocksdb:{tmp_path / 'store'}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the system does not tell who has which lock")
+def test_closing_ends_when_the_reads_of_other_threads_have_left_the_database(tmp_path: Path) -> None:
+    """Else the files of a store that is opened again are still being exchanged, and look damaged."""
+    engine = RocksdbEngine(str(tmp_path / "store"))
+    with engine.write() as tx:
+        tx.put(b"a", b"1")
+    reading = [engine._db.iter()]  # what a thread in the middle of a scan has
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()
+    reading.clear()
+    closing.join(60)
+    assert not closing.is_alive()
+    again = RocksdbEngine(str(tmp_path / "store"))
+    with again.read() as snapshot:
+        assert snapshot.get(b"a") == b"1"
+    again.close()
