@@ -220,6 +220,7 @@ def test_what_is_on_its_way_to_a_cancelled_caller_is_given_back(call: str, home:
         for steps in range(6):  # of the loop, between the answer and the cancellation
             asked = asyncio.ensure_future(CALLS[call](world))
             await asyncio.sleep(0)
+            await asyncio.sleep(0)  # in which the writer is woken
             if threads.calls:  # the loop stands still meanwhile
                 wait_for_all(threads.calls, DEADLINE)
             else:

@@ -187,7 +187,7 @@ def test_groups_with_commands_of_their_own_have_help(cli: Cli, name: str) -> Non
 
 def test_every_extra_of_the_package_is_known_by_what_it_brings() -> None:
     text = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
-    imported = {"python_ulid": "ulid"}
+    imported = {"python_ulid": "ulid", "langgraph_checkpoint": "langgraph"}
     for extra, needed in text["project"]["optional-dependencies"].items():
         names = [re.split(r"[>;=\[]", one)[0].replace("-", "_") for one in needed if not one.startswith("penstock[")]
         for name in names:

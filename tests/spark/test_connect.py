@@ -203,7 +203,7 @@ with penstock.open(folder + "/shop.db") as journal:
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
     report = penstock.spark.seal(journal, "orders", lake=folder + "/lake", through=900, file_events=300)
     assert "connect" in type(spark).__module__ and report.events == 900, report
-    rows = penstock.spark.lake(spark, folder + "/shop.db", "orders").collect()
+    rows = penstock.spark.read_topic(spark, folder + "/shop.db", "orders").collect()
     assert sorted(row.seq for row in rows) == list(range(1, 1001))
 spark.stop()
 """
