@@ -2,7 +2,7 @@
 
 Each topic that a query names is a view with the columns of sealed history: those of `read_arrow`, `payload_bytes` for
 payloads that are no text, and typed columns: those asked for, or those that the topic was sealed with. Sealed files are
-read by DuckDB itself, through `SealedFiles`, which compares their checksums. Everything else comes from a `TopicTable`,
+read by DuckDB itself, through `CheckedFiles`, which compares checksums. Everything else comes from a `TopicTable`,
 which DuckDB takes for one of Arrow's datasets: it says which columns it needs and which rows. Positions, recording
 times, keys and kinds of that filter are looked up in the journal; the filter itself is Arrow's, so that a look-up has
 to leave nothing out, and may leave too much in.
@@ -85,7 +85,7 @@ def run_sql(
         if unread := typed.keys() - scans.keys():
             raise ConfigError(f"columns names {', '.join(sorted(unread))}, which is no topic that the query reads")
         connection.execute(_SETTINGS)
-        turn, sealed = threading.Lock(), SealedFiles(failures)
+        turn, sealed = threading.Lock(), CheckedFiles(failures)
         connection.register_filesystem(sealed)
         try:
             for name, scan in scans.items():
@@ -112,7 +112,7 @@ def _check_depth(value: object, depth: int = 0) -> None:
 
 
 def _create_view(
-    connection: duckdb.DuckDBPyConnection, name: str, table: TopicTable, sealed: SealedFiles, direct: bool
+    connection: duckdb.DuckDBPyConnection, name: str, table: TopicTable, sealed: CheckedFiles, direct: bool
 ) -> None:
     """Makes a topic a view.
 
@@ -252,7 +252,7 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
         return columns | dict(zip(self._typed.schema.names, self._typed.of(payloads, binary), strict=True))
 
 
-class SealedFiles(fsspec.AbstractFileSystem):  # type: ignore[misc]
+class CheckedFiles(fsspec.AbstractFileSystem):  # type: ignore[misc]
     """The sealed files of a query, for DuckDB, which compares no checksums itself: it gets only what was compared."""
 
     protocol = "penstock"

@@ -29,7 +29,7 @@ HANDLES = {
 }  # fmt: skip
 """What asks the store."""
 VALUES = {
-    "CheckReport", "Clock", "CompactReport", "CopyReport", "Description", "Draft", "DropReport", "Event",
+    "CheckReport", "Clock", "CompactReport", "CopyReport", "Description", "Draft", "DropReport", "Event", "EventQuery",
     "ExportReport", "ImportReport", "InclusionProof", "ManualClock", "Middleware", "Pause", "PendingDelivery",
     "Pressure", "Projection", "QueueConsumer", "QueueMessage", "QueuePolicy", "QueueStats", "RebuildReport", "Receipt",
     "Retry", "Schedule", "Settings", "Tasks", "Ticket", "TopicConsumer", "TreeRoot", "VerifyReport",

@@ -566,8 +566,8 @@ FAULTS = (
         "task-reads-another-journal",
         "spark",
         "a task reads whatever journal is in the place of the planned one",
-        "range_.journal = topics.journal.id",
-        'range_.journal = ""',
+        "return [TaskRanges(topics.journal.id, found)",
+        'return [TaskRanges("", found)',
         ("spark/test_source_batch.py", "spark/test_reach.py"),
     ),
 )

@@ -75,7 +75,7 @@ def written_once(given: Mapping[str, str]) -> tuple[str | None, int | None]:
 
 
 def check_known(given: Iterable[str], reads: Sequence[str], writes: Sequence[str], what: str) -> None:
-    """ConfigError for an option that nobody knows; `what` is a source and what it is asked for.
+    """ConfigError for an unknown option; `what` is a source and what it is asked for.
 
     A view is read and written with the same options: what only the other way knows is passed over.
     """

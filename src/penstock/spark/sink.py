@@ -64,7 +64,7 @@ class WriteTarget(Protocol):
 
     def publish(self, shares: Sequence[TaskShare], by: tuple[str, str] | None, version: int) -> bool:
         """Makes rows visible, at once; False when `by`, an application or a query, has written the version before,
-        and nobody knows whether with the same rows."""
+        and it is not known whether with the same rows."""
         ...
 
     def sweep(self, job: str, through: int | None = None) -> None:
