@@ -23,7 +23,7 @@ import penstock
 from benchmarks.entity import folder, rest
 from benchmarks.harness import Table
 from penstock import Draft
-from penstock.journal.writer import Writer, WriteRequest
+from penstock.core.journal.writer import Writer, WriteRequest
 
 BATCH = 5000
 WANTED, STEP = 0.05, 0.005

@@ -30,8 +30,8 @@ from tests.buffer.emulator import Emulator
 from benchmarks.harness import Table, percentile, versions
 from penstock.buffer import Consumer, Metadata, Producer
 from penstock.buffer.format import append, decode_arrow, encode_batch, open_batch, parse_manifest
+from penstock.core.observe.metrics import Registry
 from penstock.objects.store import open_store
-from penstock.observe.metrics import Registry
 
 ENTRY = 100
 CALL = 100

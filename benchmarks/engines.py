@@ -22,9 +22,9 @@ from pathlib import Path
 import apsw
 
 from benchmarks.harness import Table, median_ratio, percentile, rate, raw_rate
-from penstock.engine.contract import Durability, Engine
-from penstock.engine.sqlite import run_all
-from penstock.engine.url import open_engine
+from penstock.core.engine.contract import Durability, Engine
+from penstock.core.engine.sqlite import run_all
+from penstock.core.engine.url import open_engine
 
 SMALL = b"x" * 100
 LARGE = os.urandom(120_000)

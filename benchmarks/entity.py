@@ -30,7 +30,7 @@ import msgspec
 import penstock
 from benchmarks.harness import Table, raw_rate
 from penstock import Draft, Journal, Projection, on
-from penstock.entity.states import drop_states
+from penstock.core.entity.states import drop_states
 
 PAYLOAD = {"amount": 1, "note": "x" * 90}
 ROUNDS = 7

@@ -22,8 +22,8 @@ from benchmarks.server import serving
 from penstock import Draft, Journal, Queue, Topic
 from penstock.buffer import Consumer, Producer
 from penstock.buffer.format import append, encode_batch, parse_manifest
+from penstock.core.model.arguments import PolicyArguments, PushArguments
 from penstock.limits import BUFFER_MANIFEST
-from penstock.model.arguments import PolicyArguments, PushArguments
 from penstock.objects.store import open_store
 
 sys.path[:0] = ["tests"]

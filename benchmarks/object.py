@@ -26,7 +26,7 @@ from typing import Any
 import penstock
 from benchmarks.harness import Table, percentile
 from benchmarks.object_large import PAYLOAD, Emulator, Stage, failover, opening, spark_reading, timed
-from penstock.engine.slatedb.reading import READ_AHEAD_TASKS
+from penstock.engines.slatedb.reading import READ_AHEAD_TASKS
 
 
 def one_by_one(table: Table, stage: Stage, label: str, count: int) -> None:

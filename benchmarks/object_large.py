@@ -23,7 +23,7 @@ from obstore.store import from_url
 
 import penstock
 from benchmarks.harness import Table
-from penstock.engine.slatedb.reading import READ_AHEAD_TASKS
+from penstock.engines.slatedb.reading import READ_AHEAD_TASKS
 from penstock.limits import LEASE_SECONDS, TABLE_COMMITS
 
 sys.path[:0] = ["tests"]
@@ -239,7 +239,7 @@ def opening(table: Table, stage: Stage, label: str, events: int = 0) -> None:
 _WRITER = """
 import json, sys, time
 import penstock
-from penstock.engine.slatedb import lease
+from penstock.engines.slatedb import lease
 lease._system = lambda: ""  # a process of another machine: only the store tells of its end
 url, store, how = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
 journal = penstock.open(url, store_options=store, standby=how == "standby")

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.json
 
 from benchmarks.harness import Table
-from penstock.documents.payloads import PayloadParser
+from penstock.core.documents.payloads import PayloadParser
 
 ROWS = 65_536
 ROUNDS = 41

@@ -26,7 +26,7 @@ import penstock
 import penstock.spark
 from benchmarks.harness import Table, versions
 from benchmarks.spark_rows import aggregate, run, write_topic
-from penstock.journal.blocks import Block
+from penstock.core.journal.blocks import Block
 from penstock.spark.source import PenstockSource
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ import pyarrow as pa
 import penstock
 from benchmarks.harness import Table, versions
 from penstock import Draft, Journal
-from penstock.journal.sealed.sealing import seal_topic
+from penstock.core.journal.sealed.sealing import seal_topic
 
 ROUNDS = 5
 BATCH = 10_000

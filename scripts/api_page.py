@@ -39,9 +39,9 @@ SECTIONS = {
 BESIDE = {
     "The buffer": ["penstock.buffer.Producer", "penstock.buffer.Consumer", "penstock.buffer.drain"],
     "Metrics and traces": [
-        "penstock.observe.metrics.Registry",
-        "penstock.observe.metrics.watch",
-        "penstock.observe.tracing.context_of",
+        "penstock.core.observe.metrics.Registry",
+        "penstock.core.observe.metrics.watch",
+        "penstock.core.observe.tracing.context_of",
     ],
 }
 """Names of modules that are imported by themselves."""

@@ -67,7 +67,7 @@ assert append_once("payments", "paid", {"total": 40}, "payment-7").seq == 1
 def page() -> str:
     """The page as it should be."""
     from penstock import errors
-    from penstock.protocol.problems import status_of
+    from penstock.core.protocol.problems import status_of
 
     tree = inspect.cleandoc(errors.__doc__ or "").split("\n\n")[1]
     lines = [INTRODUCTION, "```text", *inspect.cleandoc(tree).splitlines(), "```"]

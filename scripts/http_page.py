@@ -29,7 +29,7 @@ Made from the OpenAPI document by `python scripts/http_page.py`.
 
 def page() -> str:
     """The page as it should be."""
-    from penstock.protocol.openapi import document
+    from penstock.core.protocol.openapi import document
 
     said = json.loads(document())
     lines = [INTRODUCTION]

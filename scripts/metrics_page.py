@@ -29,11 +29,11 @@ def page() -> str:
 def table() -> str:
     """Every metric of a process that uses everything."""
     from penstock.buffer.manifest import BufferCounters
-    from penstock.observe.metrics import REGISTRY, Registry, prometheus_name
-    from penstock.sampling.collect import GAUGES
+    from penstock.core.observe.metrics import REGISTRY, Registry, prometheus_name
+    from penstock.core.sampling.collect import GAUGES
     from penstock.server.application import own
 
-    for module in ("penstock.journal.writer", "penstock.queue.metrics"):
+    for module in ("penstock.core.journal.writer", "penstock.core.queue.metrics"):
         importlib.import_module(module)
     found: dict[str, tuple[str, tuple[str, ...], str]] = {}
 

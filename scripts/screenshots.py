@@ -19,7 +19,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import penstock
-from penstock.observe.pipelines import FlowStatus, report
+from penstock.core.observe.pipelines import FlowStatus, report
 from penstock.server.running import bind, make_server
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from penstock.engine.contract import Snapshot
-from penstock.journal.catalog import TopicRecord
-from penstock.journal.reading import TopicView
-from penstock.model.failure import DEAD_QUEUE
-from penstock.queue.state import keys
-from penstock.queue.state.cache import QueueState
-from penstock.queue.state.group import Group
-from penstock.queue.state.records import FAILED, HELD, LISTED, NEVER, READY, RUN, WAITING, MessageRow, read_message
+from penstock.core.engine.contract import Snapshot
+from penstock.core.journal.catalog import TopicRecord
+from penstock.core.journal.reading import TopicView
+from penstock.core.model.failure import DEAD_QUEUE
+from penstock.core.queue.state import keys
+from penstock.core.queue.state.cache import QueueState
+from penstock.core.queue.state.group import Group
+from penstock.core.queue.state.records import FAILED, HELD, LISTED, NEVER, READY, RUN, WAITING, MessageRow, read_message
 
 _ORDERS = (keys.READY, keys.LANE, keys.TURN, keys.WAITING, keys.HELD)
 

@@ -15,7 +15,7 @@ import pytest
 import penstock
 from penstock import Draft, Journal, Outbox, Queue, QueuePolicy, Settings, Topic, Transaction, aio
 from penstock.aio import AsyncOutbox, AsyncQueue, AsyncTopic
-from penstock.model import arguments
+from penstock.core.model import arguments
 
 USES = Path(__file__).parent / "typed_uses.py"
 CACHE = f"--cache-dir={USES.parents[1] / '.mypy_cache' / 'uses'}"
@@ -49,7 +49,7 @@ def parameters(call: Any) -> list[str]:
     ],
 )
 def test_the_typed_arguments_are_those_there_are(typed: type, names: Iterable[str]) -> None:
-    assert set(typed.__annotations__) == set(names), f"{typed.__name__} in penstock/model/arguments.py"
+    assert set(typed.__annotations__) == set(names), f"{typed.__name__} in penstock/core/model/arguments.py"
 
 
 PASSED_ON = {"Task.push", "Task.push_async", "Task.ask", "Task.__call__"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.entity.causality import WalkStep, walk
+from penstock.core.entity.causality import WalkStep, walk
 
 
 def test_a_walk_goes_down_whole_branches_in_the_order_of_the_events() -> None:

@@ -12,7 +12,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import penstock
-from penstock.observe.metrics import REGISTRY, watch
+from penstock.core.observe.metrics import REGISTRY, watch
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import Draft, Event, Receipt
-from penstock.documents.events import event_document
+from penstock.core.documents.events import event_document
+from penstock.core.events import format_id, parse_id
+from penstock.core.journal.blocks import Columns, build_block, read_block
+from penstock.core.queue.state.blocks import DamagedBlock
 from penstock.errors import ConfigError, PoisonMessage
-from penstock.events import format_id, parse_id
-from penstock.journal.blocks import Columns, build_block, read_block
-from penstock.queue.state.blocks import DamagedBlock
 from penstock.remote.events import DocumentRows
 
 

@@ -13,11 +13,11 @@ import pytest
 import penstock
 from penstock.buffer import Consumer, Producer
 from penstock.cli.main import run
-from penstock.engine.url import parse_url
+from penstock.core.engine.url import parse_url
+from penstock.core.journal.sealed.files import open_lake
+from penstock.core.journal.sealed.segments import Segment
+from penstock.core.names import shown_url
 from penstock.errors import ConfigError, PenstockError
-from penstock.journal.sealed.files import open_lake
-from penstock.journal.sealed.segments import Segment
-from penstock.names import shown_url
 from penstock.objects.store import open_store
 from penstock.spark.buffer import read_options
 from penstock.spark.pipeline.flows import buffer_at, external

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.entity.proof import EMPTY_SEGMENT, SEGMENT, follow, path_to, root_of
-from penstock.journal.summaries import leaf_hash
+from penstock.core.entity.proof import EMPTY_SEGMENT, SEGMENT, follow, path_to, root_of
+from penstock.core.journal.summaries import leaf_hash
 
 LEAVES = [
     b"",

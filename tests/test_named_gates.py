@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.entity.gate import (
+from penstock.core.entity.gate import (
     DeclaredGate,
     add_gates,
     check_gate_names,
@@ -17,8 +17,8 @@ from penstock.entity.gate import (
     names_in,
     with_installed,
 )
+from penstock.core.local.backend import LocalJournal
 from penstock.errors import ConfigError, Denied
-from penstock.local.backend import LocalJournal
 from server.process import ServerProcess
 
 RULES = """

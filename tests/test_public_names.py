@@ -172,7 +172,7 @@ def test_names_are_fetched_when_asked_for() -> None:
     program = (
         "import sys, penstock\n"
         "assert not [name for name in sys.modules if name.startswith('penstock.')]\n"
-        "assert penstock.event.__module__ == 'penstock.schema'\n"
+        "assert penstock.event.__module__ == 'penstock.core.schema'\n"
         "assert penstock.metrics.REGISTRY and 'open' in dir(penstock) and not hasattr(penstock, 'nothing')\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
@@ -188,7 +188,7 @@ def test_what_type_checkers_see_is_what_is_fetched() -> None:
             continue
         for alias in node.names:
             assert alias.asname == alias.name, f"{alias.name} is not exported by the stub"
-            if node.module in ("penstock", "penstock.observe"):
+            if node.module in ("penstock", "penstock.core.observe"):
                 modules[alias.name] = f"{node.module}.{alias.name}"
             else:
                 seen[alias.name] = str(node.module)

@@ -18,10 +18,10 @@ import pytest
 import penstock
 from penstock import Draft, Journal, ManualClock, Topic
 from penstock.aio import open as open_async
+from penstock.core.journal.sealed.sealing import seal_topic
+from penstock.core.journal.sealed.tables import TableRequest
+from penstock.core.local.backend import LocalJournal
 from penstock.errors import ConfigError, Corrupt, UnknownTopic
-from penstock.journal.sealed.sealing import seal_topic
-from penstock.journal.sealed.tables import TableRequest
-from penstock.local.backend import LocalJournal
 from penstock.remote.client import Client
 from server.serving import serving
 
@@ -98,7 +98,7 @@ def told_by_reading(journal: Journal, name: str = "orders") -> pa.Table:
         }
         for event in journal.topic(name).read()
     ]
-    from penstock.journal.sealed.writing import sealed_schema
+    from penstock.core.journal.sealed.writing import sealed_schema
 
     return pa.Table.from_pylist(rows, schema=sealed_schema())
 

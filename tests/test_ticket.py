@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from penstock import Ticket
+from penstock.core.ticket import wake
 from penstock.errors import ConfigError
-from penstock.ticket import wake
 from waiting import DEADLINE
 
 

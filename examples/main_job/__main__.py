@@ -20,7 +20,7 @@ from typing import Any
 import penstock
 from examples.main_job import chart, proof
 from examples.main_job.desk import POLICY, Desk
-from penstock.observe.pipelines import status
+from penstock.core.observe.pipelines import status
 from penstock.spark import seal
 
 PIPELINE = Path(__file__).with_name("pipeline.py")

@@ -16,23 +16,23 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from penstock.clock import Seconds
-from penstock.consuming.delivery import Delivery
-from penstock.documents.conditions import EventChoice, predicate
+from penstock.core.clock import Seconds
+from penstock.core.consuming.delivery import Delivery
+from penstock.core.documents.conditions import EventChoice, predicate
+from penstock.core.events import Draft, Event
+from penstock.core.local.backend import LocalJournal
+from penstock.core.model.take import DEFAULT_GROUP
+from penstock.core.observe import workers
+from penstock.core.observe.sample import held_messages
+from penstock.core.queue.dead_letters import origin
+from penstock.core.queue.operations.repair import Redriven, paced, replace
+from penstock.core.queue.policy import DEFAULT, check_together, checked, refuse_other_mode
+from penstock.core.queue.schedule import push_now
+from penstock.core.surface.journal import Journal
+from penstock.core.surface.queue import Queue
+from penstock.core.surface.topic import Topic
+from penstock.core.units import counted, show_duration, show_size
 from penstock.errors import ConfigError, UnknownQueue
-from penstock.events import Draft, Event
-from penstock.local.backend import LocalJournal
-from penstock.model.take import DEFAULT_GROUP
-from penstock.observe import workers
-from penstock.observe.sample import held_messages
-from penstock.queue.dead_letters import origin
-from penstock.queue.operations.repair import Redriven, paced, replace
-from penstock.queue.policy import DEFAULT, check_together, checked, refuse_other_mode
-from penstock.queue.schedule import push_now
-from penstock.surface.journal import Journal
-from penstock.surface.queue import Queue
-from penstock.surface.topic import Topic
-from penstock.units import counted, show_duration, show_size
 
 Danger = Literal["", "red", "typed"]
 """How an act is asked for: plainly, in red, or in red with the name of what it destroys to be typed."""

@@ -8,18 +8,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, get_args
 
-from penstock.clock import Clock
-from penstock.engine.contract import Durability, ObjectOptions
-from penstock.engine.url import open_engine, parse_url
+from penstock.core.clock import Clock
+from penstock.core.engine.contract import Durability, ObjectOptions
+from penstock.core.engine.url import open_engine, parse_url
+from penstock.core.journal.description import Description
+from penstock.core.local.backend import LocalJournal
+from penstock.core.names import check_whole, is_number, shown_url
+from penstock.core.surface.journal import Journal
 from penstock.errors import ConfigError, NoStore
-from penstock.journal.description import Description
 from penstock.limits import DEFAULT_URL, WRITER_CAPACITY, WRITER_PRESSURE
-from penstock.local.backend import LocalJournal
-from penstock.names import check_whole, is_number, shown_url
-from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
-    from penstock.journal.moving import CopyReport
+    from penstock.core.journal.moving import CopyReport
 
 
 def describe(

@@ -19,15 +19,15 @@ from datetime import UTC, datetime
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.clock import FIRST_MS, LAST_MS
-from penstock.documents.decoding import nearest
+from penstock.core.clock import FIRST_MS, LAST_MS
+from penstock.core.documents.decoding import nearest
+from penstock.core.events import Event
+from penstock.core.journal.blocks import Block
+from penstock.core.journal.reading import Bounds
+from penstock.core.model.query import EventQuery
+from penstock.core.protocol.topics import LIST_TOPICS
 from penstock.errors import ConfigError, PenstockError, StorageError, UnknownTopic
-from penstock.events import Event
-from penstock.journal.blocks import Block
-from penstock.journal.reading import Bounds
 from penstock.limits import ARROW_BATCH_ROWS, MAX_KEY_BYTES
-from penstock.model.query import EventQuery
-from penstock.protocol.topics import LIST_TOPICS
 
 try:
     import duckdb
@@ -39,15 +39,15 @@ try:
 except ImportError as error:
     raise ConfigError('SQL needs the extra: pip install "penstock[sql]"') from error
 
-from penstock.journal.sealed.columns import TypedColumns, columns_text, text_and_bytes
-from penstock.journal.sealed.writing import sealed_schema
-from penstock.journal.to_arrow import arrow_schema, joined, record_batch
+from penstock.core.journal.sealed.columns import TypedColumns, columns_text, text_and_bytes
+from penstock.core.journal.sealed.writing import sealed_schema
+from penstock.core.journal.to_arrow import arrow_schema, joined, record_batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.journal.sealed.files import SealedBytes
-    from penstock.surface.backend import Backend, TopicScan
+    from penstock.core.journal.sealed.files import SealedBytes
+    from penstock.core.surface.backend import Backend, TopicScan
 
 _SETTINGS = "SET TimeZone = 'UTC'; SET python_enable_replacements = false; SET autoinstall_known_extensions = false"
 """Times are shown as they are stored; a name is a topic and no variable of the caller's; nothing is downloaded."""

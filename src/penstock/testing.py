@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.clock import ManualClock
+from penstock.core.clock import ManualClock
 
 _MOST = 10_000
 """Messages that `drain` takes before it says that a handler feeds its own queue without end."""

@@ -12,9 +12,9 @@ import pytest
 from penstock.buffer import Consumer, Descriptor, Metadata
 from penstock.buffer.format import encode_batch, parse_manifest
 from penstock.buffer.manifest import BufferCounters, ManifestObject
-from penstock.clock import ManualClock, SystemClock
+from penstock.core.clock import ManualClock, SystemClock
+from penstock.core.observe.metrics import Registry
 from penstock.objects.store import ObjectStore, VersionConflict, open_store
-from penstock.observe.metrics import Registry
 
 from .azure_emulator import AzureEmulator, azurite
 from .emulator import Emulator

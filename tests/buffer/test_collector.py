@@ -9,7 +9,7 @@ from penstock.buffer import Consumer, Producer
 from penstock.buffer.consumer import collect
 from penstock.buffer.format import encode_batch
 from penstock.buffer.manifest import BufferPaths, batch_time_ms
-from penstock.clock import ManualClock
+from penstock.core.clock import ManualClock
 from penstock.errors import Fenced, StorageError
 from penstock.objects.store import ObjectStore
 from waiting import eventually

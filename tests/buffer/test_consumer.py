@@ -12,7 +12,7 @@ import pytest
 
 from penstock.buffer import Consumer, Descriptor, Metadata
 from penstock.buffer.format import encode_batch, parse_manifest, set_epoch
-from penstock.clock import ManualClock
+from penstock.core.clock import ManualClock
 from penstock.errors import Closed, ConfigError, Corrupt, Fenced, OutOfOrder, StorageError
 from penstock.objects.store import ObjectStore, VersionConflict, open_store
 

@@ -15,8 +15,8 @@ import pytest
 
 import penstock
 from penstock.buffer import Consumer, Metadata, Producer, drain
+from penstock.core.events import Draft
 from penstock.errors import Corrupt, OutOfOrder
-from penstock.events import Draft
 from penstock.objects.store import ObjectStore, open_store
 
 from .conftest import MANIFEST, Buffer

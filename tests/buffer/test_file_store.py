@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.durable import lock_file
+from penstock.core.durable import lock_file
 from penstock.errors import ConfigError, StorageError
 from penstock.objects.store import open_store
 

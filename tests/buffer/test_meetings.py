@@ -15,10 +15,10 @@ from penstock.buffer import Batch, Consumer, Producer, drain
 from penstock.buffer.consumer import collect
 from penstock.buffer.format import Metadata, encode_batch
 from penstock.buffer.manifest import BufferPaths
-from penstock.clock import ManualClock
+from penstock.core.clock import ManualClock
+from penstock.core.observe.metrics import Registry
 from penstock.errors import ConfigError, Fenced, OutOfOrder, StorageError
 from penstock.objects.store import ObjectStore
-from penstock.observe.metrics import Registry
 from waiting import DEADLINE, eventually
 
 from .conftest import Buffer

@@ -11,10 +11,10 @@ import pytest
 from penstock.buffer import Consumer, Producer
 from penstock.buffer.format import decode_batch, parse_manifest
 from penstock.buffer.manifest import Backoff, Contention
-from penstock.clock import ManualClock
+from penstock.core.clock import ManualClock
+from penstock.core.observe.metrics import Registry
 from penstock.errors import Backpressure, Closed, ConfigError, StorageError, Unflushed
 from penstock.objects.store import ObjectStore, VersionConflict
-from penstock.observe.metrics import Registry
 from waiting import eventually
 
 from .conftest import MANIFEST, Buffer

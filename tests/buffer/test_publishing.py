@@ -12,10 +12,10 @@ from penstock.buffer.arrow import arrow_to_block
 from penstock.buffer.format import Manifest, Mark, append, encode_entries, parse_manifest
 from penstock.buffer.manifest import BufferCounters, BufferPaths, ManifestObject
 from penstock.buffer.producer import Publisher, StagedObject
-from penstock.clock import ManualClock, SystemClock
+from penstock.core.clock import ManualClock, SystemClock
+from penstock.core.observe.metrics import Registry
 from penstock.errors import ConfigError, Corrupt, StorageError
 from penstock.objects.store import ObjectStore
-from penstock.observe.metrics import Registry
 
 from .conftest import Buffer
 from .faults import FaultyStore, Killed

@@ -14,10 +14,10 @@ from collections import Counter
 import pytest
 
 from penstock.buffer import Batch, Consumer, Producer
-from penstock.clock import ManualClock
+from penstock.core.clock import ManualClock
+from penstock.core.observe.metrics import Registry
 from penstock.errors import Closed, Fenced, PenstockError, StorageError
 from penstock.objects.store import ObjectStore, open_store
-from penstock.observe.metrics import Registry
 
 from .audit import Audit
 from .azure_emulator import azurite

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.buffer import Consumer, Producer
 from penstock.buffer.manifest import BufferPaths, shard_of, shard_paths
-from penstock.clock import ManualClock
+from penstock.core.clock import ManualClock
 from penstock.errors import Backpressure, ConfigError, Fenced, Unflushed
 from penstock.objects.store import ObjectStore
 from waiting import eventually

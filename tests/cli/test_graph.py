@@ -8,7 +8,7 @@ import pytest
 
 import penstock
 from cli.commandline import Cli
-from penstock.clock import ManualClock
+from penstock.core.clock import ManualClock
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 import penstock
 from cli.commandline import Cli
 from penstock.api import local
-from penstock.journal import keys
-from penstock.journal.catalog import load_record
+from penstock.core.journal import keys
+from penstock.core.journal.catalog import load_record
 
 
 def test_seek_moves_a_cursor_to_a_position_a_time_and_both_ends(cli: Cli, orders: str) -> None:
@@ -164,7 +164,7 @@ def test_backup_is_a_whole_copy(cli: Cli, orders: str, tmp_path: Path) -> None:
 
 def test_one_word_configures_topics_and_queues(cli: Cli) -> None:
     from penstock.cli.keeping import SETTINGS
-    from penstock.journal.catalog import Settings
+    from penstock.core.journal.catalog import Settings
 
     assert set(SETTINGS) | {"dedup_window"} == set(Settings.__struct_fields__)
     cli("configure", "emails", "--lease", "2m", "--max-age", "30d")

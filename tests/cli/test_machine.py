@@ -9,9 +9,9 @@ import pytest
 import penstock
 from cli.commandline import Cli
 from penstock.api import local
+from penstock.core.journal import keys
+from penstock.core.journal.blocks import decode_wire, seal
 from penstock.errors import Corrupt
-from penstock.journal import keys
-from penstock.journal.blocks import decode_wire, seal
 
 
 def test_the_doctor_finds_a_healthy_installation_healthy(cli: Cli, orders: str, url: str) -> None:

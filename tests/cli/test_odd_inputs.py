@@ -15,9 +15,9 @@ import pytest
 import penstock
 from cli.commandline import Cli
 from penstock.cli.main import run
-from penstock.documents.conditions import Where
-from penstock.queue.operations.repair import paced
-from penstock.units import show_moment
+from penstock.core.documents.conditions import Where
+from penstock.core.queue.operations.repair import paced
+from penstock.core.units import show_moment
 
 
 def surroundings(url: str, **environment: str) -> dict[str, str]:

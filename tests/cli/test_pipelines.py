@@ -8,9 +8,9 @@ from pathlib import Path
 
 import penstock
 from cli.commandline import Cli
-from penstock.clock import ManualClock
-from penstock.observe.pipelines import FlowStatus, report, status
-from penstock.sampling.collect import gauges
+from penstock.core.clock import ManualClock
+from penstock.core.observe.pipelines import FlowStatus, report, status
+from penstock.core.sampling.collect import gauges
 from penstock.spark.pipeline.alone import alone
 
 START = datetime(2026, 3, 1, tzinfo=UTC)

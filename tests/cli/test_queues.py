@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from cli.commandline import Cli, Start
-from penstock.local.backend import LocalJournal
+from penstock.core.local.backend import LocalJournal
 from waiting import DEADLINE, eventually
 
 WORKER = """

@@ -13,7 +13,7 @@ import pytest
 import penstock
 from cli.commandline import Cli, Start
 from penstock.cli import topics
-from penstock.clock import ManualClock
+from penstock.core.clock import ManualClock
 from server.serving import Served, serving
 from waiting import eventually
 

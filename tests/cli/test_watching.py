@@ -9,8 +9,8 @@ import pytest
 
 import penstock
 from cli.commandline import Cli
-from penstock.observe.pipelines import FlowStatus, report
-from penstock.observe.sample import Finding, Sample
+from penstock.core.observe.pipelines import FlowStatus, report
+from penstock.core.observe.sample import Finding, Sample
 from server.serving import serving
 
 
@@ -155,6 +155,6 @@ def test_check_warns_of_a_lag_that_grows_unless_it_has_a_threshold(
     # A server's sampler looks for minutes; what it found is what check gets from it.
     says = "billing falls behind in orders: 2,000 events, 500 a few minutes ago"
     found = Sample(0.0, {}, {}, 0.0, 0, 0, 0, findings=[Finding("lag", "orders", says, 2000, "billing")])
-    monkeypatch.setattr("penstock.surface.journal.Journal.stats", lambda journal: found)
+    monkeypatch.setattr("penstock.core.surface.journal.Journal.stats", lambda journal: found)
     assert f"WARNING - {says}" in cli("check", code=1).out
     assert "OK" in cli("check", "--lag", "10000").out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.journal import bulk
+from penstock.core.journal import bulk
 from penstock.transfer import publishing
 
 

@@ -6,8 +6,8 @@ import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.engine.contract import Durability, Engine
-from penstock.engine.url import open_engine
+from penstock.core.engine.contract import Durability, Engine
+from penstock.core.engine.url import open_engine
 
 _names = itertools.count()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from penstock.journal.index import indexer, runs
+from penstock.core.journal.index import indexer, runs
 
 SIZES = [
     (indexer, "INDEX_RUN_EVENTS", 16),

@@ -12,7 +12,7 @@ import pytest
 from scripts.run_blocks import BLOCK, run_page
 
 import penstock.spark
-from penstock import schema
+from penstock.core import schema
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(

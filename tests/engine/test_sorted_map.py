@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engine.sorted_map import CHUNK, SortedMap
+from penstock.core.engine.sorted_map import CHUNK, SortedMap
 
 
 def test_a_map_that_is_only_read_remembers_no_snapshot_that_was_closed() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from penstock.engine.sqlite import APPLICATION_ID, CACHE_KIB, FORMAT, LOG_LIMIT_BYTES, PAGE_BYTES, SqliteEngine
+from penstock.core.engine.sqlite import APPLICATION_ID, CACHE_KIB, FORMAT, LOG_LIMIT_BYTES, PAGE_BYTES, SqliteEngine
 
 FULL, NORMAL = 2, 1
 INCREMENTAL = 2
@@ -70,7 +70,7 @@ def test_a_store_that_need_not_survive_the_machine_never_syncs(tmp_path: Path) -
 def test_a_log_that_a_long_read_made_large_is_cut_when_it_starts_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.engine.sqlite.LOG_LIMIT_BYTES", 16 << 20)
+    monkeypatch.setattr("penstock.core.engine.sqlite.LOG_LIMIT_BYTES", 16 << 20)
     engine = SqliteEngine(str(tmp_path / "store.db"))
     log = Path(f"{engine.location}-wal")
     with engine.read():

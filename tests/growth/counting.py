@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import penstock
-from penstock.engine.memory import MemoryEngine
+from penstock.core.engine.memory import MemoryEngine
 
 PACKAGE = str(Path(penstock.__file__).parent)
 

@@ -13,7 +13,7 @@ import penstock
 from growth.row import Many, Row, new, size
 from growth.world import Count, World
 from penstock import Draft, Outbox, Subscription, Watch, Worker
-from penstock.consuming.subscription import EventFollower
+from penstock.core.consuming.subscription import EventFollower
 
 TOPICS_MERGED = "asks every topic that is meant: the first of all may be in any of them"
 

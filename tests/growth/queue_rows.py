@@ -10,7 +10,7 @@ import penstock
 from growth.row import Many, Row, new, size
 from growth.world import World
 from penstock import Delivery, ResultTicket, Task
-from penstock.local.backend import LocalJournal
+from penstock.core.local.backend import LocalJournal
 
 GROUPS = "asks every group what it has left"
 

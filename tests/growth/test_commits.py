@@ -12,12 +12,12 @@ import penstock
 from growth.counting import Counter, _Counted
 from growth.world import EACH, LARGE, SMALL, build, in_memory, small_parts
 from penstock import Journal, ManualClock
-from penstock.engine.memory import MemoryEngine
-from penstock.journal import locating
-from penstock.journal.sealed.sealing import seal_topic
-from penstock.journal.upkeep import by_key, dropping, retention, thinning
-from penstock.queue import upkeep as queue_upkeep
-from penstock.queue.operations import push, repair
+from penstock.core.engine.memory import MemoryEngine
+from penstock.core.journal import locating
+from penstock.core.journal.sealed.sealing import seal_topic
+from penstock.core.journal.upkeep import by_key, dropping, retention, thinning
+from penstock.core.queue import upkeep as queue_upkeep
+from penstock.core.queue.operations import push, repair
 
 ACTS: dict[str, Callable[[Journal], object]] = {
     "maintain": lambda journal: journal.maintain(),

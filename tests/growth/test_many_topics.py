@@ -10,7 +10,7 @@ import penstock
 from growth.counting import Counter
 from growth.world import in_memory
 from penstock import Journal
-from penstock.engine.memory import MemoryEngine
+from penstock.core.engine.memory import MemoryEngine
 
 EVENTS = 2_000
 FEW, MANY = 10, 500

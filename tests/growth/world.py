@@ -14,9 +14,9 @@ from unittest.mock import patch
 
 import penstock
 from penstock import Draft, Journal, ManualClock, Projection, Queue, Topic, on
-from penstock.journal import catalog, locating, summaries
-from penstock.journal.index import index, indexer, memtable, runs
-from penstock.journal.upkeep import housekeeper, merging, summarising
+from penstock.core.journal import catalog, locating, summaries
+from penstock.core.journal.index import index, indexer, memtable, runs
+from penstock.core.journal.upkeep import housekeeper, merging, summarising
 
 SMALL, LARGE = 150, 2_400
 State = Literal["built", "reopened", "maintained"]

@@ -11,8 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nightly import examples
-from penstock.errors import Corrupt
-from penstock.journal.blocks import (
+from penstock.core.journal.blocks import (
     Block,
     Columns,
     build_block,
@@ -33,7 +32,8 @@ from penstock.journal.blocks import (
     unpack_ints,
     unpack_signed,
 )
-from penstock.journal.index.runs import chunk_rows, chunks_of, event_rows, merged, sorted_sources
+from penstock.core.journal.index.runs import chunk_rows, chunks_of, event_rows, merged, sorted_sources
+from penstock.errors import Corrupt
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 few_texts = st.sampled_from(["a", "b", "é", "🎉", ""])
@@ -301,7 +301,7 @@ def test_columns_that_do_not_fit_their_count_are_found_when_they_are_read() -> N
 
     import msgspec
 
-    from penstock.journal.blocks import Wire
+    from penstock.core.journal.blocks import Wire
 
     fields = msgspec.msgpack.decode(sample()[:-4])
     names = Wire.__struct_fields__

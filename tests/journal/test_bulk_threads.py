@@ -8,8 +8,8 @@ import pytest
 
 import penstock
 from penstock.api import local
-from penstock.journal.blocks import Columns, Wire, build_wire
-from penstock.journal.bulk import append_wires
+from penstock.core.journal.blocks import Columns, Wire, build_wire
+from penstock.core.journal.bulk import append_wires
 
 
 def wires(count: int, size: int) -> list[Wire]:

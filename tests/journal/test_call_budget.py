@@ -26,7 +26,7 @@ import pytest
 
 import penstock
 from penstock import Journal, Projection, on
-from penstock.engine import base
+from penstock.core.engine import base
 
 PACKAGE = str(Path(penstock.__file__).parent)
 TRIES = 25

@@ -9,10 +9,10 @@ import pytest
 
 import penstock
 from penstock import Draft
-from penstock.journal.blocks import Block, Columns
-from penstock.journal.index import runs
-from penstock.journal.index.runs import IndexRows, merged, prefix, sorted_sources, term_rows, text_begin
-from penstock.local.backend import LocalJournal
+from penstock.core.journal.blocks import Block, Columns
+from penstock.core.journal.index import runs
+from penstock.core.journal.index.runs import IndexRows, merged, prefix, sorted_sources, term_rows, text_begin
+from penstock.core.local.backend import LocalJournal
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [1], [5000], [700, 1, 0, 256, 257], [40] * 60, [1] * 300])

@@ -12,8 +12,8 @@ from types import FrameType
 import pytest
 
 import penstock
-from penstock.journal.commit import Commit
-from penstock.journal.interrupts import Shield, always, is_inside
+from penstock.core.journal.commit import Commit
+from penstock.core.journal.interrupts import Shield, always, is_inside
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ from pyiceberg.expressions import EqualTo
 import penstock
 from iceberg_tables import iceberg_table
 from penstock import Draft, ManualClock
+from penstock.core.journal.sealed import columns, writing
 from penstock.errors import ConfigError, Corrupt, StorageError
-from penstock.journal.sealed import columns, writing
 from penstock.spark import seal
 
 COLUMNS = "region STRING, total DOUBLE, n BIGINT, due DATE, paid BOOLEAN"

@@ -23,12 +23,12 @@ import penstock
 from iceberg_tables import iceberg_table
 from penstock import ManualClock
 from penstock.api import local
+from penstock.core.journal.sealed import delta, sealing
+from penstock.core.journal.sealed.delta import DeltaLakeTable
+from penstock.core.journal.sealed.segments import load_segments, save_segment
+from penstock.core.journal.sealed.tables import Owner
+from penstock.core.journal.writer import WriteRequest
 from penstock.errors import ConfigError, Corrupt, StorageError
-from penstock.journal.sealed import delta, sealing
-from penstock.journal.sealed.delta import DeltaLakeTable
-from penstock.journal.sealed.segments import load_segments, save_segment
-from penstock.journal.sealed.tables import Owner
-from penstock.journal.writer import WriteRequest
 from penstock.spark import seal
 
 COLUMNS = "customer STRING, total DOUBLE, count BIGINT, paid BOOLEAN, due DATE, at TIMESTAMP, price DECIMAL(12,2)"

@@ -14,13 +14,13 @@ import pytest
 import penstock
 from penstock import Draft, Journal
 from penstock.api import open_local
-from penstock.engine.contract import Snapshot
+from penstock.core.engine.contract import Snapshot
+from penstock.core.journal.index import index as lookup
+from penstock.core.journal.index import indexer, memtable
+from penstock.core.journal.index import indexer as contents
+from penstock.core.journal.keys import MAX_SEQ
+from penstock.core.journal.reading import TopicView
 from penstock.errors import Conflict
-from penstock.journal.index import index as lookup
-from penstock.journal.index import indexer, memtable
-from penstock.journal.index import indexer as contents
-from penstock.journal.keys import MAX_SEQ
-from penstock.journal.reading import TopicView
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 
 import penstock
 from penstock import Draft
-from penstock.engine.url import open_engine
+from penstock.core.engine.url import open_engine
+from penstock.core.journal import keys, moving
 from penstock.errors import ConfigError, StorageError
-from penstock.journal import keys, moving
 
 SCHEMES = ["sqlite", "rocksdb", "file", "slatedb"]
 

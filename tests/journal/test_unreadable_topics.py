@@ -8,11 +8,11 @@ from journals import eventually
 import penstock
 from penstock import Draft
 from penstock.api import local
+from penstock.core.journal import keys
+from penstock.core.journal.blocks import decode_wire, seal
+from penstock.core.journal.catalog import load_record
+from penstock.core.sampling.collect import gauges
 from penstock.errors import Corrupt
-from penstock.journal import keys
-from penstock.journal.blocks import decode_wire, seal
-from penstock.journal.catalog import load_record
-from penstock.sampling.collect import gauges
 
 
 def blocks_of(journal: penstock.Journal, topic: str) -> list[tuple[bytes, bytes]]:

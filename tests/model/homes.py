@@ -23,9 +23,9 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 import penstock
 from dead_store import copy_as_it_is
 from penstock import Delivery, Event, Journal, ManualClock, Projection, Receipt, ResultTicket, Subscription
+from penstock.core.journal.upkeep.housekeeper import Housekeeper
+from penstock.core.queue.operations.repair import Redriven
 from penstock.errors import PenstockError
-from penstock.journal.upkeep.housekeeper import Housekeeper
-from penstock.queue.operations.repair import Redriven
 from server.over_http.shared_server import SharedServer
 
 ONE_PROCESS = ("rocksdb", "file", "slatedb")

@@ -16,8 +16,8 @@ from model.homes import Home, Raised, step
 from model.queue_model import BREAKER_PAUSE, FRONT, Holding, Message, Model, Status
 from model.topic_rules import WHICH, TopicRules, moment
 from penstock import Delivery, Journal, Queue
+from penstock.core.queue.inspect import viewing
 from penstock.errors import ConfigError, FenceActive, QueueFull, StaleDelivery, TopicInUse
-from penstock.queue.inspect import viewing
 from queue_check import check_queue
 
 GROUPS = ("default", "audit", "mail")

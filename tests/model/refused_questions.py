@@ -58,7 +58,7 @@ OF_A_TOPIC: dict[str, tuple[Question, type[Exception]]] = {
 OF_A_QUEUE: dict[str, tuple[Question, type[Exception]]] = {
     "push into the past": (lambda queue: queue.push(1, delay=-1), ConfigError),
     "push with both times": (
-        lambda queue: queue.push(1, delay=1, not_before=penstock.clock.from_ms(10**12)),
+        lambda queue: queue.push(1, delay=1, not_before=penstock.core.clock.from_ms(10**12)),
         ConfigError,
     ),
     "push for a naive time": (lambda queue: queue.push(1, not_before=NAIVE), ConfigError),

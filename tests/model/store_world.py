@@ -27,16 +27,16 @@ from model.programs import Program, a_seed, a_share, one_of, rule, rules_of, sam
 from model.topic_model import Known, TopicModel
 from model.ways import Asked, Seen, ask_everything
 from penstock import Draft, Journal, ManualClock, limits
-from penstock.entity import states
+from penstock.core.entity import states
+from penstock.core.journal import following
+from penstock.core.journal.index import index, indexer, runs
+from penstock.core.journal.sealed import writing
+from penstock.core.journal.sealed.sealing import seal_topic
+from penstock.core.journal.sealed.tables import TableRequest
+from penstock.core.journal.upkeep import by_key
+from penstock.core.journal.waking import Background
+from penstock.core.local.backend import LocalJournal
 from penstock.errors import ConfigError
-from penstock.journal import following
-from penstock.journal.index import index, indexer, runs
-from penstock.journal.sealed import writing
-from penstock.journal.sealed.sealing import seal_topic
-from penstock.journal.sealed.tables import TableRequest
-from penstock.journal.upkeep import by_key
-from penstock.journal.waking import Background
-from penstock.local.backend import LocalJournal
 from server.over_http.shared_server import SharedServer
 
 NAMES = ("a", "b")

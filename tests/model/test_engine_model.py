@@ -26,10 +26,10 @@ from hypothesis.stateful import (
 
 from dead_store import copy_as_it_is
 from nightly import examples
-from penstock.engine import sorted_map
-from penstock.engine.contract import Durability, Engine, ReadTx, WriteTx
-from penstock.engine.sorted_map import Frozen, SortedMap
-from penstock.engine.url import open_engine
+from penstock.core.engine import sorted_map
+from penstock.core.engine.contract import Durability, Engine, ReadTx, WriteTx
+from penstock.core.engine.sorted_map import Frozen, SortedMap
+from penstock.core.engine.url import open_engine
 
 END = b"\xff" * 600
 SCHEMES = ["memory", "sqlite", "rocksdb", "file", "slatedb"]

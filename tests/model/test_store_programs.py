@@ -14,7 +14,7 @@ from model.programs import Different, Program, Step, draw, play, smallest
 from model.search import program_of, told
 from model.store_world import RULES, StoreWorld
 from penstock import Topic
-from penstock.journal.index.index import Lookup
+from penstock.core.journal.index.index import Lookup
 from server.over_http.shared_server import SharedServer
 
 PROGRAMS, AT_ONCE = 200, 25

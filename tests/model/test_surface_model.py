@@ -26,9 +26,9 @@ from model.topic_model import Positions
 from model.topic_rules import WHICH, TopicRules, drafts
 from nightly import examples
 from penstock import Draft, ManualClock
-from penstock.engine.url import ENGINES, other_engines
-from penstock.journal import catalog
-from penstock.queue.operations import take
+from penstock.core.engine.url import ENGINES, other_engines
+from penstock.core.journal import catalog
+from penstock.core.queue.operations import take
 from server.over_http.shared_server import SharedServer
 
 ALONE = sorted(name for name, entry in other_engines().items() if entry.group == ENGINES)

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import penstock
-from penstock.clock import ManualClock
-from penstock.observe.pipelines import FlowStatus, report
-from penstock.observe.sample import QueueSample, Sample
-from penstock.observe.workers import forget, say_gave_up
-from penstock.sampling.collect import KINDS, Sampler, examine, gauges, growing, take_sample
+from penstock.core.clock import ManualClock
+from penstock.core.observe.pipelines import FlowStatus, report
+from penstock.core.observe.sample import QueueSample, Sample
+from penstock.core.observe.workers import forget, say_gave_up
+from penstock.core.sampling.collect import KINDS, Sampler, examine, gauges, growing, take_sample
 
 
 @pytest.fixture

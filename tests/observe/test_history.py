@@ -10,14 +10,24 @@ import pytest
 
 import penstock
 from penstock import ManualClock
-from penstock.journal import keys
+from penstock.core.journal import keys
+from penstock.core.observe.sample import QueueSample, Sample, TopicSample
+from penstock.core.queue.state.records import GroupRecord, encode
+from penstock.core.sampling import history as history_module
+from penstock.core.sampling.collect import take_sample
+from penstock.core.sampling.history import (
+    FIELDS,
+    TIERS,
+    History,
+    HistoryRow,
+    Tier,
+    between,
+    combined,
+    measured,
+    quantile_ms,
+)
+from penstock.core.sampling.history import series as series_of
 from penstock.limits import HISTORY_ROW_BYTES
-from penstock.observe.sample import QueueSample, Sample, TopicSample
-from penstock.queue.state.records import GroupRecord, encode
-from penstock.sampling import history as history_module
-from penstock.sampling.collect import take_sample
-from penstock.sampling.history import FIELDS, TIERS, History, HistoryRow, Tier, between, combined, measured, quantile_ms
-from penstock.sampling.history import series as series_of
 
 START = 1_699_999_200.0
 """A full half hour."""

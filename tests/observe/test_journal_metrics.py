@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.engine.contract import Snapshot
+from penstock.core.engine.contract import Snapshot
+from penstock.core.local.backend import LocalJournal
+from penstock.core.observe.metrics import REGISTRY, Registry, watch
+from penstock.core.observe.pipelines import TOPIC as PIPELINES
+from penstock.core.observe.pipelines import FlowStatus, report
+from penstock.core.observe.workers import TOPIC as WORKERS
+from penstock.core.observe.workers import say_gave_up
+from penstock.core.sampling.collect import GAUGES
+from penstock.core.sampling.collect import watch as watch_in
 from penstock.errors import Conflict
-from penstock.local.backend import LocalJournal
-from penstock.observe.metrics import REGISTRY, Registry, watch
-from penstock.observe.pipelines import TOPIC as PIPELINES
-from penstock.observe.pipelines import FlowStatus, report
-from penstock.observe.workers import TOPIC as WORKERS
-from penstock.observe.workers import say_gave_up
-from penstock.sampling.collect import GAUGES
-from penstock.sampling.collect import watch as watch_in
 
 
 def value(name: str) -> Any:

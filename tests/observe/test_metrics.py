@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.core.observe.metrics import REGISTRY, Registry, prometheus_name
 from penstock.errors import ConfigError
-from penstock.observe.metrics import REGISTRY, Registry, prometheus_name
 
 
 @pytest.fixture

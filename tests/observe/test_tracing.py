@@ -15,7 +15,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.trace.span import NonRecordingSpan, TraceState
 
 import penstock
-from penstock.observe.tracing import context_of
+from penstock.core.observe.tracing import context_of
 from server.serving import serving
 
 

@@ -9,8 +9,8 @@ import time
 import pytest
 
 import penstock
+from penstock.core.observe.workers import gave_up, say_gave_up
 from penstock.errors import ConfigError
-from penstock.observe.workers import gave_up, say_gave_up
 from penstock.server.access import Access
 from penstock.server.running import bind, is_local, make_server, read_tokens
 from server.serving import ADMIN, READ, TOKENS, WRITE, Served, serving

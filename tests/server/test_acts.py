@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import penstock
-from penstock.queue.policy import FIELDS, WORDS, Retry
+from penstock.core.queue.policy import FIELDS, WORDS, Retry
 from penstock.server.acts import ACTS
 from penstock.server.forms import policy_form
 from server.serving import ADMIN, READ, WRITE, Answer, Served

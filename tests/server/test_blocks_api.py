@@ -10,9 +10,9 @@ from typing import Any
 import penstock
 from penstock import Draft
 from penstock.api import local
-from penstock.journal import keys
-from penstock.journal.blocks import Block
-from penstock.protocol.bulk import blocks_of, message_of, values_of
+from penstock.core.journal import keys
+from penstock.core.journal.blocks import Block
+from penstock.core.protocol.bulk import blocks_of, message_of, values_of
 from penstock.server.application import make_app
 from penstock.server.limits import BLOCKS_BYTES, Limits
 from penstock.spark.sealing import seal

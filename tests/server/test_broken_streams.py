@@ -13,12 +13,12 @@ import pytest
 import penstock
 from penstock import Draft, Event
 from penstock.api import local
+from penstock.core.journal import keys
+from penstock.core.journal.blocks import decode_wire, seal
+from penstock.core.journal.catalog import load_record
+from penstock.core.journal.description import Pressure
+from penstock.core.protocol.topics import JournalDocument
 from penstock.errors import Corrupt, StorageError
-from penstock.journal import keys
-from penstock.journal.blocks import decode_wire, seal
-from penstock.journal.catalog import load_record
-from penstock.journal.description import Pressure
-from penstock.protocol.topics import JournalDocument
 from penstock.remote.backend import RemoteJournal
 from server.serving import Served
 from waiting import DEADLINE, eventually

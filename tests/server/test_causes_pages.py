@@ -11,11 +11,11 @@ import pytest
 
 import penstock
 from penstock import Draft, Event
+from penstock.core.journal import reading
+from penstock.core.journal.blocks import Block
+from penstock.core.journal.index import index
+from penstock.core.protocol.operation import PAGE_EVENTS
 from penstock.errors import PositionTrimmed
-from penstock.journal import reading
-from penstock.journal.blocks import Block
-from penstock.journal.index import index
-from penstock.protocol.operation import PAGE_EVENTS
 from server.serving import Served
 
 

@@ -12,7 +12,7 @@ from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 
 import penstock
-from penstock.documents import cloudevents
+from penstock.core.documents import cloudevents
 from server.serving import Answer, Served
 
 PLACED = {

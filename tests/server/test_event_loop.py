@@ -15,10 +15,10 @@ import pytest
 import penstock
 from penstock import Draft
 from penstock.api import local
+from penstock.core.journal.writer import WriteRequest
+from penstock.core.protocol.openapi import OPERATIONS
+from penstock.core.protocol.operation import SSE
 from penstock.errors import Backpressure
-from penstock.journal.writer import WriteRequest
-from penstock.protocol.openapi import OPERATIONS
-from penstock.protocol.operation import SSE
 from penstock.server.limits import Limits
 from server.serving import Served, serving
 from server.test_roles import World

@@ -10,9 +10,9 @@ from typing import ClassVar
 import msgspec
 import pytest
 
+from penstock.core.journal.description import Pressure
+from penstock.core.protocol.topics import APPEND_EVENTS, READ_ACROSS, AcrossRequest, JournalDocument
 from penstock.errors import ConfigError, OutcomeUnknown, PenstockError, StorageError
-from penstock.journal.description import Pressure
-from penstock.protocol.topics import APPEND_EVENTS, READ_ACROSS, AcrossRequest, JournalDocument
 from penstock.remote.backend import RemoteJournal
 from penstock.remote.client import Client
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.clock import ManualClock
-from penstock.observe.pipelines import FlowStatus, report
+from penstock.core.clock import ManualClock
+from penstock.core.observe.pipelines import FlowStatus, report
 from server.serving import Served, serving
 from waiting import eventually
 

@@ -367,7 +367,7 @@ def test_bodies_and_answers_together_are_bounded(journal: penstock.Journal) -> N
 def test_a_take_and_a_page_end_at_their_bytes(
     served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("protocol.operation", "local.queues", "local.topics"):
+    for module in ("core.protocol.operation", "core.local.queues", "core.local.topics"):
         monkeypatch.setattr(f"penstock.{module}.PAGE_BYTES", 10_000)
     queue = journal.queue("q")
     queue.push_many(["x" * 1_000 for _ in range(100)])

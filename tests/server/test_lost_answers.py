@@ -223,7 +223,7 @@ def test_a_worker_waits_for_a_server_that_is_away_and_raises_what_is_no_matter_o
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.remote.queues.WORKER_PAUSE", 0.01)
-    monkeypatch.setattr("penstock.consuming.worker.WORKER_RESTART_PAUSE", 0.0)
+    monkeypatch.setattr("penstock.core.consuming.worker.WORKER_RESTART_PAUSE", 0.0)
     handled: list[object] = []
     worker = shop.queue.worker(lambda delivery: handled.append(delivery.payload)).start()
     with shop.proxy.away():

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.core.journal import to_arrow
+from penstock.core.local import topics as reading
 from penstock.errors import ConfigError, PositionTrimmed, StorageError
-from penstock.journal import to_arrow
-from penstock.local import topics as reading
 from penstock.remote import events as remote_events
 from penstock.server import limits
 from server.serving import Served

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 import penstock
-from penstock.queue.state.blocks import BlockCache
+from penstock.core.queue.state.blocks import BlockCache
 from server.serving import serving
 from waiting import eventually
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 import penstock
-from penstock.observe.metrics import watch
+from penstock.core.observe.metrics import watch
 from server.serving import Served
 
 EXPECTED = {

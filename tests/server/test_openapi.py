@@ -7,10 +7,10 @@ from openapi_spec_validator import validate
 from starlette.routing import Route
 
 import penstock
-from penstock.local import bulk as local_bulk
-from penstock.local import queues as local_queues
-from penstock.local import topics as local_topics
-from penstock.protocol.openapi import OPERATIONS, document
+from penstock.core.local import bulk as local_bulk
+from penstock.core.local import queues as local_queues
+from penstock.core.local import topics as local_topics
+from penstock.core.protocol.openapi import OPERATIONS, document
 from penstock.server.api import bulk, topics
 from penstock.server.application import make_app
 from server.serving import Served

@@ -12,10 +12,10 @@ from typing import Any
 from playwright.sync_api import Browser, Page, Route, expect
 
 import penstock
+from penstock.core.observe.pipelines import FlowStatus, report
+from penstock.core.sampling.collect import take_sample
+from penstock.core.sampling.history import History
 from penstock.limits import BUFFER_MANIFEST
-from penstock.observe.pipelines import FlowStatus, report
-from penstock.sampling.collect import take_sample
-from penstock.sampling.history import History
 from server.browser import SLOW, log_in, open_live
 from server.crowded import NASTY, add_hostile
 from server.serving import ADMIN, TOKENS, Served, serving

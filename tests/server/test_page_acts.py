@@ -10,7 +10,7 @@ from playwright.sync_api import Page, Route, expect
 
 import penstock
 from penstock import Retry
-from penstock.observe.workers import say_gave_up
+from penstock.core.observe.workers import say_gave_up
 from server.browser import log_in, open_live
 from server.crowded import MESSAGES, NASTY
 from server.serving import READ, Served

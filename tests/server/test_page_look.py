@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 import penstock
-from penstock.observe.pipelines import FlowStatus, report
+from penstock.core.observe.pipelines import FlowStatus, report
 from server.accessibility import SCREENS, complaints
 from server.browser import SLOW, open_live
 from server.crowded import LONG, MANY, MESSAGES, NASTY

@@ -10,12 +10,12 @@ from contextlib import AbstractContextManager
 import pytest
 
 import penstock
-from penstock.engine.contract import Snapshot
+from penstock.core.engine.contract import Snapshot
+from penstock.core.local.backend import LocalJournal
+from penstock.core.queue.operations import repair
+from penstock.core.queue.operations.repair import discard_many
+from penstock.core.queue.queue import LocalQueue
 from penstock.errors import UnknownQueue
-from penstock.local.backend import LocalJournal
-from penstock.queue.operations import repair
-from penstock.queue.operations.repair import discard_many
-from penstock.queue.queue import LocalQueue
 from penstock.server.acts import ACTS
 from server.serving import Served
 from server.test_acts import do, give_up, question, refusal

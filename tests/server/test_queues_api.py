@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.core.local.queues import FIRST_TAKEN
+from penstock.core.model.take import TakeRequest
+from penstock.core.queue.queue import LocalQueue
 from penstock.errors import StorageError
-from penstock.local.queues import FIRST_TAKEN
-from penstock.model.take import TakeRequest
-from penstock.queue.queue import LocalQueue
 from server.serving import Served
 from waiting import eventually
 

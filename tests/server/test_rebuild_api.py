@@ -10,10 +10,10 @@ import pytest
 import penstock
 from penstock import Draft, Projection, on
 from penstock.api import local
-from penstock.entity.states import SNAPSHOT, StreamedState, pack_state
+from penstock.core.entity.states import SNAPSHOT, StreamedState, pack_state
+from penstock.core.journal.keys import prefix_end
+from penstock.core.protocol.bulk import RebuiltStatesRequest
 from penstock.errors import ConfigError, Denied, PositionTrimmed
-from penstock.journal.keys import prefix_end
-from penstock.protocol.bulk import RebuiltStatesRequest
 from penstock.remote import topic as rebuilding
 from server.serving import ADMIN, TOKENS, WRITE, Served, serving
 

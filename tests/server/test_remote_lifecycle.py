@@ -12,9 +12,9 @@ import pytest
 
 import penstock
 from penstock import Delivery
-from penstock.consuming.handover import Handover
+from penstock.core.consuming.handover import Handover
+from penstock.core.observe.workers import gave_up
 from penstock.errors import Closed, StorageError
-from penstock.observe.workers import gave_up
 from penstock.remote.backend import RemoteJournal
 from penstock.remote.queues import RemoteQueue
 from server.serving import Served
@@ -32,7 +32,7 @@ def remote(served: Served) -> Iterator[RemoteJournal]:
 def test_a_worker_that_is_refused_begins_again_and_says_when_it_gives_up(
     served: Served, remote: RemoteJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.consuming.worker.WORKER_RESTART_PAUSE", 0.0)
+    monkeypatch.setattr("penstock.core.consuming.worker.WORKER_RESTART_PAUSE", 0.0)
     worker = remote.queue("jobs").worker(lambda delivery: None)
     served.journal.queue("jobs").drop()
     worker.start()
@@ -45,7 +45,7 @@ def test_a_worker_that_is_refused_begins_again_and_says_when_it_gives_up(
 def test_a_worker_whose_take_fails_for_a_reason_unknown_does_not_end_unseen(
     served: Served, remote: RemoteJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.consuming.worker.WORKER_RESTART_PAUSE", 0.0)
+    monkeypatch.setattr("penstock.core.consuming.worker.WORKER_RESTART_PAUSE", 0.0)
     queue = remote.queue("jobs")
     queue.push("a")
     failures = iter((True, True))

@@ -21,16 +21,16 @@ import pytest
 import penstock
 from penstock import Draft, ManualClock, Projection, on
 from penstock.api import local
-from penstock.entity.states import SNAPSHOT, StreamedState, StreamedStates, save_streamed
-from penstock.journal.blocks import Columns, build_wire, encode_wire
-from penstock.journal.bulk import staged_batches
-from penstock.journal.keys import prefix_end
-from penstock.journal.sealed.sealing import seal_topic
-from penstock.local.topics import REPORTS
-from penstock.names import is_system
-from penstock.protocol import bulk
-from penstock.protocol.openapi import OPERATIONS
-from penstock.protocol.operation import ROLES, Operation
+from penstock.core.entity.states import SNAPSHOT, StreamedState, StreamedStates, save_streamed
+from penstock.core.journal.blocks import Columns, build_wire, encode_wire
+from penstock.core.journal.bulk import staged_batches
+from penstock.core.journal.keys import prefix_end
+from penstock.core.journal.sealed.sealing import seal_topic
+from penstock.core.local.topics import REPORTS
+from penstock.core.names import is_system
+from penstock.core.protocol import bulk
+from penstock.core.protocol.openapi import OPERATIONS
+from penstock.core.protocol.operation import ROLES, Operation
 from penstock.server.application import make_app
 from penstock.transfer.objects import StagingArea
 from server.serving import ADMIN, READ, TOKENS, WRITE

@@ -10,8 +10,8 @@ import pytest
 
 import penstock
 from penstock import Draft
+from penstock.core.journal.sealed import sealing as sealing_module
 from penstock.errors import ConfigError, Denied, ReadOnly, StorageError
-from penstock.journal.sealed import sealing as sealing_module
 from penstock.server.api import bulk as served_sealing
 from penstock.spark import seal
 from server.process import ServerProcess

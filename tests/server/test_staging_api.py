@@ -11,9 +11,9 @@ import pytest
 
 import penstock
 from penstock.api import local
-from penstock.journal.blocks import CodedText, Columns, Headers, PlainText, Wire, build_wire, encode_wire
-from penstock.journal.bulk import staged_batches
-from penstock.journal.reading import TopicView
+from penstock.core.journal.blocks import CodedText, Columns, Headers, PlainText, Wire, build_wire, encode_wire
+from penstock.core.journal.bulk import staged_batches
+from penstock.core.journal.reading import TopicView
 from penstock.server.limits import Limits
 from penstock.transfer.objects import StagingArea
 from server.serving import READ, TOKENS, WRITE, Answer, Served, serving

@@ -9,8 +9,8 @@ import pytest
 
 import penstock
 from penstock import Draft, Projection, on
+from penstock.core.model.query import EventQuery
 from penstock.errors import ConfigError
-from penstock.model.query import EventQuery
 from server.serving import Served
 
 

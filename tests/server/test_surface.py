@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.core.protocol.operation import PAGE_EVENTS
 from penstock.errors import ConfigError
-from penstock.protocol.operation import PAGE_EVENTS
 from penstock.remote.backend import RemoteJournal
 from server.serving import Served
 from waiting import eventually

@@ -138,7 +138,7 @@ def test_reads_are_filtered(served: Served, orders: penstock.Topic) -> None:
 def test_a_rare_condition_ends_a_page_early_and_says_where_to_go_on(
     served: Served, orders: penstock.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.local.topics.SCANNED", 3)
+    monkeypatch.setattr("penstock.core.local.topics.SCANNED", 3)
     page = served.get("/v1/topics/orders/events", where="payload.n = 10", limit=2)
     assert seqs(page) == [] and page.json["next"] == 5
     assert seqs(served.get("/v1/topics/orders/events", where="payload.n = 10", limit=2, after=5)) == [10]
@@ -330,14 +330,14 @@ def test_a_defect_is_logged_and_not_shown(
     def broken(*args: object) -> None:
         raise RuntimeError("secret details")
 
-    monkeypatch.setattr("penstock.local.backend.LocalBackend.log", broken)
+    monkeypatch.setattr("penstock.core.local.backend.LocalBackend.log", broken)
     answer = served.get("/v1/topics/t")
     assert (answer.status, answer.json["error"]) == (500, "InternalError")
     assert b"secret" not in answer.data and "secret details" in caplog.text
 
 
 def test_receipts_of_a_batch_say_what_single_ones_say(served: Served) -> None:
-    from penstock.documents.events import ReceiptDocument
+    from penstock.core.documents.events import ReceiptDocument
 
     events = [
         {"kind": "a", "payload": 1, "dedup": "once"},
@@ -367,7 +367,7 @@ def test_plain_drafts_and_full_ones_become_the_same_events(served: Served, journ
 def test_one_request_reads_a_bounded_number_of_topics(
     served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.local.topics.READ_TOPICS", 3)
+    monkeypatch.setattr("penstock.core.local.topics.READ_TOPICS", 3)
     monkeypatch.setattr("penstock.server.api.topics.READ_TOPICS", 3)
     for n in range(4):
         journal.topic(f"shop.{n}").append("placed", n)

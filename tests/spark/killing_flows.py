@@ -36,7 +36,7 @@ from penstock import Draft
 from penstock.api import open_local
 from penstock.buffer import Consumer, Producer
 from penstock.buffer.format import decode_batch, parse_manifest
-from penstock.journal.bulk import staged_batches
+from penstock.core.journal.bulk import staged_batches
 from penstock.objects.store import open_store
 from penstock.transfer.objects import StagingArea, own_area
 

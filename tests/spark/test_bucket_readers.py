@@ -12,10 +12,10 @@ from pyspark.sql.types import StructType
 
 import penstock
 from buffer.emulator import Emulator
-from penstock.engine.slatedb.engine import SlatedbEngine
-from penstock.entity.states import StreamedStates
-from penstock.journal.sealed.writing import SealTarget
-from penstock.local.backend import LocalJournal
+from penstock.core.entity.states import StreamedStates
+from penstock.core.journal.sealed.writing import SealTarget
+from penstock.core.local.backend import LocalJournal
+from penstock.engines.slatedb.engine import SlatedbEngine
 from penstock.spark import journals as stores
 from penstock.spark.journals import correlations, open_source, reading
 from penstock.spark.options import JournalLocation

@@ -19,7 +19,7 @@ from test_pipeline_process import wait_until
 
 import penstock
 from penstock import Draft
-from penstock.observe.pipelines import status
+from penstock.core.observe.pipelines import status
 from penstock.spark.startup import java
 from penstock.spark.versions import SPARK
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from since import needs_limits
 
 import penstock
+from penstock.core.observe.pipelines import FlowStatus, status
 from penstock.limits import BUFFER_MANIFEST
-from penstock.observe.pipelines import FlowStatus, status
 from penstock.spark.startup import java as javas
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ from pyspark.sql.types import StructType
 
 import penstock
 from penstock import Draft
+from penstock.core.local.backend import LocalJournal
 from penstock.errors import ConfigError, QueueFull
-from penstock.local.backend import LocalJournal
 from penstock.remote.backend import RemoteJournal
 from penstock.spark.source import PenstockSource
 

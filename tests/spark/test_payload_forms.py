@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 from since import HAS_LIMITS, HAS_TIME
 
-from penstock.documents.payloads import PayloadParser
+from penstock.core.documents.payloads import PayloadParser
 from penstock.errors import ConfigError
 from penstock.spark.payload import check_form, json_text
 from penstock.spark.versions import arrow_schema_of

@@ -19,7 +19,7 @@ from without_spark import Stream, read, seqs, source
 import penstock
 import penstock.spark
 from penstock import Draft
-from penstock.documents.payloads import PayloadParser
+from penstock.core.documents.payloads import PayloadParser
 from penstock.errors import ConfigError
 from penstock.spark.pipeline.running import fault_of
 from penstock.spark.source import PenstockSource

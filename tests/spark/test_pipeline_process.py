@@ -17,7 +17,7 @@ from since import program
 
 import penstock
 from penstock import Draft
-from penstock.observe.pipelines import status
+from penstock.core.observe.pipelines import status
 
 PIPELINE = program("""
 from penstock.spark import flow, topic

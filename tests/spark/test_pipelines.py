@@ -19,9 +19,9 @@ from since import HAS_LIMITS, most, needs_limits, program
 import penstock
 from penstock import Draft
 from penstock.buffer import Producer
+from penstock.core.observe.pipelines import FlowStatus, status
 from penstock.errors import ConfigError, FlowFailed, Locked
 from penstock.limits import BUFFER_MANIFEST
-from penstock.observe.pipelines import FlowStatus, status
 from penstock.spark import buffer_at, external, flow, queue, topic
 from penstock.spark.pipeline import running
 from penstock.spark.pipeline import running as stopping

@@ -15,7 +15,7 @@ import penstock
 import penstock.spark
 from penstock import Draft, Projection, on
 from penstock.api import local
-from penstock.entity.states import load_saved
+from penstock.core.entity.states import load_saved
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 
 import penstock
 from penstock import Draft
-from penstock.clock import ManualClock
+from penstock.core.clock import ManualClock
 from penstock.errors import ConfigError, PositionTrimmed
 from penstock.spark import read_topic, seal
 from server.serving import WRITE, Served

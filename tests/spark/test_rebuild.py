@@ -14,10 +14,10 @@ import penstock.spark
 from penstock import Draft, Projection, on
 from penstock.api import local
 from penstock.cli.main import run
-from penstock.entity.projection import folder_of
-from penstock.entity.states import SNAPSHOT, load_saved
+from penstock.core.entity.projection import folder_of
+from penstock.core.entity.states import SNAPSHOT, load_saved
+from penstock.core.journal.keys import prefix_end
 from penstock.errors import ConfigError
-from penstock.journal.keys import prefix_end
 from server.serving import ADMIN, TOKENS, WRITE, serving
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ import penstock
 from buffer.emulator import Emulator
 from iceberg_tables import iceberg_table
 from penstock import Draft, Projection, on
-from penstock.clock import ManualClock
+from penstock.core.clock import ManualClock
+from penstock.core.journal.sealed.delta import storage_options
+from penstock.core.journal.sealed.writing import LakeFolder
 from penstock.errors import ConfigError, Corrupt, StorageError
-from penstock.journal.sealed.delta import storage_options
-from penstock.journal.sealed.writing import LakeFolder
 from penstock.spark.sealing import seal
 
 START = datetime(2026, 3, 1, 23, 50, tzinfo=UTC)
@@ -414,8 +414,8 @@ def test_a_kill_at_any_point_leaves_a_history_that_can_be_read_and_sealed_on(
     program = textwrap.dedent("""
         import os, signal, sys
         import penstock
-        from penstock.journal.sealed import sealing
-        from penstock.journal.sealed import writing
+        from penstock.core.journal.sealed import sealing
+        from penstock.core.journal.sealed import writing
 
         stage, hits = sys.argv[2], [0]
         def killing(name, function, first, hit=2):

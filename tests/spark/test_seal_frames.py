@@ -22,10 +22,10 @@ import penstock.spark.sealing as sealing
 from buffer.emulator import Emulator
 from penstock import Draft
 from penstock.api import local
-from penstock.clock import ManualClock
+from penstock.core.clock import ManualClock
+from penstock.core.journal.sealed.sealing import seal_topic
+from penstock.core.journal.sealed.tables import TableRequest
 from penstock.errors import ConfigError, StorageError
-from penstock.journal.sealed.sealing import seal_topic
-from penstock.journal.sealed.tables import TableRequest
 from penstock.spark import read_topic, seal
 from penstock.spark import source as sources
 

@@ -13,10 +13,10 @@ from since import HAS_LIMITS, most, needs_limits
 import penstock
 from penstock import Draft, Projection, on
 from penstock.api import local
-from penstock.entity.states import FiledStates, StreamedState, StreamedStates, load_saved, states_topic
+from penstock.core.entity.states import FiledStates, StreamedState, StreamedStates, load_saved, states_topic
+from penstock.core.local import bulk
+from penstock.core.observe.pipelines import status
 from penstock.errors import ConfigError, FlowFailed
-from penstock.local import bulk
-from penstock.observe.pipelines import status
 from penstock.remote import topic as rebuilding
 from penstock.spark import flow, project, queue, read_topic, seal, topic
 from penstock.spark.options import JournalLocation

@@ -18,8 +18,8 @@ from without_spark import write_batch
 
 import penstock
 from penstock import Projection, on
+from penstock.core.events import Event
 from penstock.errors import ConfigError, QueueFull
-from penstock.events import Event
 from penstock.spark import journals
 from penstock.spark.projection.fold import Folded, fold_sorted
 from penstock.spark.projection.shipping import Shipped, StateRows, result_schema

@@ -11,7 +11,7 @@ from without_spark import source, write, write_batch
 
 import penstock
 from penstock.api import local
-from penstock.entity.gate import add_gates, load_gates
+from penstock.core.entity.gate import add_gates, load_gates
 from penstock.errors import ConfigError, Denied, FenceActive, FlowFailed
 from penstock.spark import external, flow, queue, topic
 from penstock.spark.pipeline.flows import Pipeline

@@ -15,9 +15,9 @@ from without_spark import read, rows_of, schema_of, seqs, source
 
 import penstock
 from penstock import Draft
-from penstock.clock import ManualClock
+from penstock.core.clock import ManualClock
+from penstock.core.local import bulk
 from penstock.errors import ConfigError, PenstockError, PositionTrimmed
-from penstock.local import bulk
 from penstock.spark import rows
 from penstock.spark import source as sources
 from penstock.spark.journals import SourceJournal, open_source

@@ -24,11 +24,11 @@ import penstock.spark.sink as sink
 from buffer.emulator import Emulator
 from penstock import Draft
 from penstock.api import local
-from penstock.entity.states import StreamedState, StreamedStates
+from penstock.core.entity.states import StreamedState, StreamedStates
+from penstock.core.journal.bulk import staged_batches
+from penstock.core.protocol.bulk import COMMIT_STAGED, CommitRequest
 from penstock.errors import ConfigError, Locked, PenstockError, StorageError
-from penstock.journal.bulk import staged_batches
 from penstock.limits import STAGED_SECONDS
-from penstock.protocol.bulk import COMMIT_STAGED, CommitRequest
 from penstock.spark.options import JournalLocation
 from penstock.spark.projection.projecting import keeper_of
 from penstock.spark.served import client_of

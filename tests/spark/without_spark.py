@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from penstock.documents.ddl import SchemaText, _parts, fields
+from penstock.core.documents.ddl import SchemaText, _parts, fields
 from penstock.spark.source import PenstockSource
 
 Row = dict[str, Any]

@@ -23,10 +23,10 @@ import msgspec
 
 import penstock
 from penstock.api import local
+from penstock.core.journal.blocks import Columns, RowOptions, Wire, build_wire, encode_wire, options_of, with_options
+from penstock.core.journal.bulk import PreparedPiece
+from penstock.core.journal.checking import checked_wire
 from penstock.errors import ConfigError, Conflict, PoisonMessage
-from penstock.journal.blocks import Columns, RowOptions, Wire, build_wire, encode_wire, options_of, with_options
-from penstock.journal.bulk import PreparedPiece
-from penstock.journal.checking import checked_wire
 from penstock.transfer.publishing import BulkCommit, publish_staged, stage_step
 from searching import Search
 

@@ -25,25 +25,21 @@ from penstock.buffer.format import (
     open_batch,
     parse_manifest,
 )
-from penstock.documents.conditions import predicate
-from penstock.engine.slatedb.lease import LeaseRecord
-from penstock.engine.slatedb.lease import _decode as decode_writer
-from penstock.engine.url import parse_url
-from penstock.entity import receipts
-from penstock.entity.copying import MANIFEST, CopyFormat, import_file, load_manifest
-from penstock.entity.proof import InclusionProof, check_proof
-from penstock.errors import PenstockError
-from penstock.events import Draft
-from penstock.journal import commit, keys
-from penstock.journal.blocks import RowOptions, decode_pending, encode_wire, read_block, with_options
-from penstock.journal.checking import checked_wire
-from penstock.journal.index.runs import read_chunk
-from penstock.journal.sealed import segments
-from penstock.names import shown_url
-from penstock.objects.store import Stored, open_store
-from penstock.queue.dead_letters import _attempts as read_attempts
-from penstock.queue.schedule import Cron
-from penstock.queue.state.records import (
+from penstock.core.documents.conditions import predicate
+from penstock.core.engine.url import parse_url
+from penstock.core.entity import receipts
+from penstock.core.entity.copying import MANIFEST, CopyFormat, import_file, load_manifest
+from penstock.core.entity.proof import InclusionProof, check_proof
+from penstock.core.events import Draft
+from penstock.core.journal import commit, keys
+from penstock.core.journal.blocks import RowOptions, decode_pending, encode_wire, read_block, with_options
+from penstock.core.journal.checking import checked_wire
+from penstock.core.journal.index.runs import read_chunk
+from penstock.core.journal.sealed import segments
+from penstock.core.names import shown_url
+from penstock.core.queue.dead_letters import _attempts as read_attempts
+from penstock.core.queue.schedule import Cron
+from penstock.core.queue.state.records import (
     AttemptRow,
     FailureTrail,
     read_group,
@@ -55,9 +51,13 @@ from penstock.queue.state.records import (
     read_trail,
     read_traits,
 )
+from penstock.core.units import parse_duration, parse_moment, parse_size
+from penstock.engines.slatedb.lease import LeaseRecord
+from penstock.engines.slatedb.lease import _decode as decode_writer
+from penstock.errors import PenstockError
+from penstock.objects.store import Stored, open_store
 from penstock.remote.client import Client
 from penstock.transfer.objects import decode_piece, encode_piece
-from penstock.units import parse_duration, parse_moment, parse_size
 
 CORPUS = Path(__file__).parent / "corpus"
 DEEP = [b"[" * 5000, b'{"x":' * 5000, b'[{"x":' + b"[" * 5000, b"\x91" * 5000, b"\xdc\x00\x20" * 5000]

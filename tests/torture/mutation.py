@@ -1,6 +1,6 @@
 """Changes one expression of the code at a time and runs the tests that reach it: one of them must fail.
 
-    python -m torture.mutation [--mutants 300] [--seed 1] [--target journal/commit] [--minutes 60]
+    python -m torture.mutation [--mutants 300] [--seed 1] [--target core/journal/commit] [--minutes 60]
 
 The tests are collected once and run once, to learn which of them reach which line. Then each mutant is a fork of that
 process in which one function has other code, and the tests that reach the changed line run in it, the quickest first,
@@ -36,7 +36,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "penstock"
-TARGETS = ("journal/commit", "queue/state")
+TARGETS = ("core/journal/commit", "core/queue/state")
 """What is changed, below src/penstock."""
 TESTS = (
     "contract/journal", "contract/queue", "contract/entity", "crash/journal", "crash/queue/test_queue_faults.py",

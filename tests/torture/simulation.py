@@ -30,11 +30,11 @@ from penstock.buffer.consumer import collect
 from penstock.buffer.format import Mark, encode_entries
 from penstock.buffer.manifest import Backoff, buffer_paths
 from penstock.buffer.producer import Publisher
-from penstock.clock import ManualClock
+from penstock.core.clock import ManualClock
+from penstock.core.observe.metrics import Registry
 from penstock.errors import Fenced, StaleDelivery, StorageError
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
 from penstock.objects.store import Stored, VersionConflict
-from penstock.observe.metrics import Registry
 from searching import Search
 
 GRACE = 600

@@ -6,7 +6,7 @@
 ...     async for event in orders.read():
 ...         print(event.seq, event.payload)
 
-    handles       the handles, method by method those of `penstock.surface`
+    handles       the handles, method by method those of `penstock.core.surface`
     running       how their calls run beside the loop
 
 A cancelled call gives back what it gets: a journal or a subscription is closed, deliveries are released.
@@ -24,9 +24,9 @@ from typing import Any, ParamSpec
 from penstock.aio.handles import AsyncDelivery, AsyncJournal, AsyncOutbox, AsyncQueue, AsyncTopic
 from penstock.aio.running import close
 from penstock.api import open as open_journal
-from penstock.consuming.handover import hand_over
-from penstock.surface.journal import Journal
-from penstock.surface.receiving import AsyncReceiver
+from penstock.core.consuming.handover import hand_over
+from penstock.core.surface.journal import Journal
+from penstock.core.surface.receiving import AsyncReceiver
 
 __all__ = ["AsyncDelivery", "AsyncJournal", "AsyncOutbox", "AsyncQueue", "AsyncReceiver", "AsyncTopic", "open"]
 

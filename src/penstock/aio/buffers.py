@@ -10,7 +10,7 @@ from typing import ParamSpec, Self, TypeVar
 from penstock.aio.running import AsyncHandle, close, finished, in_thread, submitted, threaded
 from penstock.buffer import Batch, Consumer, Descriptor, Producer
 from penstock.buffer.manifest import BufferHandle
-from penstock.consuming.handover import hand_over
+from penstock.core.consuming.handover import hand_over
 
 A = TypeVar("A")
 H = TypeVar("H", bound=BufferHandle)

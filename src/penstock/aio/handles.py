@@ -26,14 +26,13 @@ from penstock.aio.running import (
     threaded,
     ticketed,
 )
-from penstock.clock import Clock, Seconds
-from penstock.consuming.delivery import Delivery
-from penstock.consuming.handover import hand_over
-from penstock.entity.outbox import Outbox
-from penstock.errors import PoisonMessage
-from penstock.events import Draft, Event, Receipt
-from penstock.journal.catalog import Settings
-from penstock.model.arguments import (
+from penstock.core.clock import Clock, Seconds
+from penstock.core.consuming.delivery import Delivery
+from penstock.core.consuming.handover import hand_over
+from penstock.core.entity.outbox import Outbox
+from penstock.core.events import Draft, Event, Receipt
+from penstock.core.journal.catalog import Settings
+from penstock.core.model.arguments import (
     DraftArguments,
     PolicyArguments,
     PushArguments,
@@ -41,21 +40,22 @@ from penstock.model.arguments import (
     TakeManyArguments,
     shows,
 )
-from penstock.model.push import PushOptions
-from penstock.model.take import DEFAULT_GROUP, TakeRequest
-from penstock.queue.policy import QueuePolicy
-from penstock.schema import PayloadT
-from penstock.surface.journal import Journal
-from penstock.surface.queue import Queue
-from penstock.surface.receiving import AsyncReceiver
-from penstock.surface.topic import Topic
+from penstock.core.model.push import PushOptions
+from penstock.core.model.take import DEFAULT_GROUP, TakeRequest
+from penstock.core.queue.policy import QueuePolicy
+from penstock.core.schema import PayloadT
+from penstock.core.surface.journal import Journal
+from penstock.core.surface.queue import Queue
+from penstock.core.surface.receiving import AsyncReceiver
+from penstock.core.surface.topic import Topic
+from penstock.errors import PoisonMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.documents.conditions import EventChoice
-    from penstock.queue.operations.repair import Redriven
-    from penstock.queue.results import ResultTicket
+    from penstock.core.documents.conditions import EventChoice
+    from penstock.core.queue.operations.repair import Redriven
+    from penstock.core.queue.results import ResultTicket
 
 
 class AsyncJournal(AsyncHandle[Journal]):

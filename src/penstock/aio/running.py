@@ -9,11 +9,11 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from penstock.consuming.handover import finish, hand_over
+from penstock.core.consuming.handover import finish, hand_over
 from penstock.errors import Backpressure
 
 if TYPE_CHECKING:
-    from penstock.ticket import Ticket
+    from penstock.core.ticket import Ticket
 
 H = TypeVar("H")
 P = ParamSpec("P")

@@ -41,7 +41,7 @@ from penstock.buffer.manifest import (
     buffer_id,
 )
 from penstock.buffer.settings import ConsumerSettings, takes
-from penstock.clock import Clock, Seconds, check_clock, seconds
+from penstock.core.clock import Clock, Seconds, check_clock, seconds
 from penstock.errors import Closed, ConfigError, Corrupt, Fenced, OutOfOrder, StorageError
 from penstock.objects.store import Buffer, ObjectStore, VersionConflict, check_path
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.buffer.consumer import Batch, Consumer
 from penstock.buffer.format import Metadata
-from penstock.clock import Seconds, from_ms
+from penstock.core.clock import Seconds, from_ms
+from penstock.core.events import Draft
 from penstock.errors import ConfigError, Fenced, OutOfOrder
-from penstock.events import Draft
 
 _LONGEST_NAME = 200
 

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from penstock.buffer.format import Descriptor, Manifest, Mark, Metadata, append, dequeue, empty_manifest, parse_manifest
-from penstock.clock import Clock
-from penstock.consuming.handover import finish
+from penstock.core.clock import Clock
+from penstock.core.consuming.handover import finish
+from penstock.core.names import check_text, check_whole
+from penstock.core.observe.metrics import REGISTRY, Registry
 from penstock.errors import Closed, ConfigError, Corrupt
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
-from penstock.names import check_text, check_whole
 from penstock.objects.store import ObjectStore, Stored, VersionConflict, check_path
-from penstock.observe.metrics import REGISTRY, Registry
 
 try:
     from ulid import ULID

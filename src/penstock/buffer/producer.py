@@ -35,11 +35,11 @@ from penstock.buffer.manifest import (
     shard_of,
 )
 from penstock.buffer.settings import ProducerSettings, takes
-from penstock.clock import Clock, Seconds, check_clock, seconds
+from penstock.core.clock import Clock, Seconds, check_clock, seconds
+from penstock.core.names import check_whole
+from penstock.core.ticket import Ticket, wake
 from penstock.errors import Backpressure, Closed, ConfigError, StorageError, Unflushed
-from penstock.names import check_whole
 from penstock.objects.store import ObjectStore, VersionConflict, probe_conditional_puts
-from penstock.ticket import Ticket, wake
 
 
 class Producer(BufferHandle):

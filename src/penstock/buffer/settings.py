@@ -10,12 +10,12 @@ import msgspec
 
 from penstock.buffer.format import MAX_BATCH_BYTES, Compression
 from penstock.buffer.manifest import BufferPaths, buffer_paths, shard_paths
-from penstock.clock import Clock, Seconds, seconds
+from penstock.core.clock import Clock, Seconds, seconds
+from penstock.core.names import check_whole
+from penstock.core.observe.metrics import REGISTRY, Registry
 from penstock.errors import ConfigError
 from penstock.limits import BUFFER_MANIFEST
-from penstock.names import check_whole
 from penstock.objects.store import ObjectStore, open_store, probe_conditional_puts
-from penstock.observe.metrics import REGISTRY, Registry
 
 Key = Callable[[bytes], bytes | str | int]
 Made = TypeVar("Made")

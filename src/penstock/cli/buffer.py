@@ -16,9 +16,9 @@ import click
 
 from penstock.cli.command import FAILED, CommandGroup
 from penstock.cli.values import choice, several
+from penstock.core.names import shown_url, split_url
 from penstock.errors import StorageError
 from penstock.limits import BUFFER_MANIFEST, BUFFER_PREFIX
-from penstock.names import shown_url, split_url
 
 if TYPE_CHECKING:
     from penstock.buffer import Batch, Consumer
@@ -260,7 +260,7 @@ def _consume(consumer: Consumer, write: Callable[[Batch], None], *, follow: bool
 def gc(buffer: NamedBuffer, grace: float, dry_run: bool) -> None:
     """Deletes batch objects that no manifest names and no consumer can need. A running consumer does this by itself."""
     from penstock.buffer.consumer import collect
-    from penstock.clock import SystemClock
+    from penstock.core.clock import SystemClock
 
     for where in buffer.every():
         now, grace_ms = SystemClock().now_ms(), int(grace * 1000)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import click
 
 from penstock.cli.output import colored, event_line, paint, pairs, raw_payload, safe, table
-from penstock.names import did_you_mean
+from penstock.core.names import did_you_mean
 
 if TYPE_CHECKING:
     from penstock import Event, Journal, Queue, Receipt, Topic, acts
@@ -136,7 +136,7 @@ class CommandContext:
     @property
     def shown_journal(self) -> str:
         """The same for people: a path from the root, a url without its secrets."""
-        from penstock.names import shown_url
+        from penstock.core.names import shown_url
 
         return shown_url(self.journal_url) if ":" in self.journal_url else str(Path(self.journal_url).absolute())
 
@@ -177,7 +177,7 @@ class CommandContext:
         if isinstance(value, msgspec.Struct):
             value = {**msgspec.structs.asdict(value), **further}
             if "event" in value:
-                from penstock.documents.events import event_document
+                from penstock.core.documents.events import event_document
 
                 value["event"] = event_document(value["event"])
         self.out.write(msgspec.json.encode(value).decode() + "\n")
@@ -207,7 +207,7 @@ class CommandContext:
         if payload_only:
             self.out.write(raw_payload(event) + "\n")
         elif self.json:
-            from penstock.documents.events import event_json
+            from penstock.core.documents.events import event_json
 
             self.out.write(event_json(event).decode() + "\n")
         else:
@@ -216,7 +216,7 @@ class CommandContext:
     def receipt(self, receipt: Receipt, done: str) -> None:
         """What was written, where; `done` says how ("appended", "pushed")."""
         if self.json:
-            from penstock.documents.events import receipt_document
+            from penstock.core.documents.events import receipt_document
 
             self.document(receipt_document(receipt))
         else:

@@ -27,7 +27,7 @@ from penstock.errors import Closed, StorageError
 
 if TYPE_CHECKING:
     from penstock import Delivery, Event, Journal
-    from penstock.local.backend import LocalJournal
+    from penstock.core.local.backend import LocalJournal
 
 
 Act = tuple[str, str, str]
@@ -198,7 +198,7 @@ class DemoShop:
         self.mail_works = True
         self.sent = 0
         self._ending = threading.Event()
-        from penstock.queue.policy import Retry
+        from penstock.core.queue.policy import Retry
 
         retry = Retry.fixed(max(0.05, pace))
         self.emails = journal.queue("emails", max_attempts=3, retry=retry, dead_letter="emails.dead")
@@ -270,7 +270,7 @@ BEFORE = 200
 _WRITER = """
 import sys
 import penstock
-import penstock.engine.slatedb.engine
+import penstock.engines.slatedb.engine
 print("stands by", flush=True)
 journal = penstock.open(sys.argv[1], standby=True)
 print("writes", flush=True)
@@ -281,7 +281,7 @@ while True:
 
 def show_failover(context: CommandContext) -> None:
     """Kills the process that writes, lets the one that stands by go on, and compares what both were promised."""
-    import penstock.engine.slatedb.engine  # noqa: F401 - what is not installed is said here, not by processes that end
+    import penstock.engines.slatedb.engine  # noqa: F401 - what is not installed is said here, not by processes that end
     from penstock.api import open_local
 
     with tempfile.TemporaryDirectory(prefix="penstock-failover-") as folder:

@@ -13,12 +13,12 @@ from penstock.cli.command import DONE, FAILED, CommandContext, command
 from penstock.cli.output import ProgressBar
 from penstock.cli.topics import selecting
 from penstock.cli.values import PORT, choice, position, several, size, some_topics
-from penstock.names import shown_url
-from penstock.units import show_size
+from penstock.core.names import shown_url
+from penstock.core.units import show_size
 
 if TYPE_CHECKING:
-    from penstock.entity.copying import CopyFormat
-    from penstock.protocol.operation import Role
+    from penstock.core.entity.copying import CopyFormat
+    from penstock.core.protocol.operation import Role
 
 
 @command("info", "penstock info --url shop.db")
@@ -92,7 +92,7 @@ def export(
     whole topics, and what the topics' settings are; run again, an export to a folder goes on where the last one ended.
     `import` reads both, except CSV, with all positions, ids and times.
     """
-    from penstock.entity.copying import file_format, write_events, write_file
+    from penstock.core.entity.copying import file_format, write_events, write_file
 
     path = Path(target)
     kind = format or ("jsonl" if target == "-" else file_format(path))
@@ -153,7 +153,7 @@ def import_(
     it under new ids, use `penstock append TOPIC --file FILE --events --dedup-from id`.
     """
     from penstock.api import local
-    from penstock.entity.copying import file_format, import_file
+    from penstock.core.entity.copying import file_format, import_file
 
     path = Path(origin)
     if origin != "-" and not path.exists():
@@ -296,7 +296,7 @@ def serve(
     the token file would; its lines may be separated by commas. SIGINT and SIGTERM end it.
     """
     from penstock.api import local
-    from penstock.entity.gate import add_gates, load_gates, with_installed
+    from penstock.core.entity.gate import add_gates, load_gates, with_installed
     from penstock.server.limits import Limits
     from penstock.server.running import bind, make_server
     from penstock.server.service import return_large_blocks

@@ -23,14 +23,14 @@ from penstock.cli.command import (
 )
 from penstock.cli.output import ProgressBar, event_line, paint
 from penstock.cli.topics import chosen_topics
+from penstock.core.names import TABLE_FORMATS, did_you_mean
+from penstock.core.units import show_size
 from penstock.errors import ConfigError, PenstockError
-from penstock.names import TABLE_FORMATS, did_you_mean
-from penstock.units import show_size
 
 if TYPE_CHECKING:
     from penstock import Event, Journal, Topic
     from penstock.acts import Done
-    from penstock.journal.sealed.segments import LakeSummary
+    from penstock.core.journal.sealed.segments import LakeSummary
 
 
 @topic_command(
@@ -119,7 +119,7 @@ def _readable_again(topic: Topic, last: int) -> str:
 
 def _verify_problem(topic: Topic) -> str | None:
     """What is wrong with a topic's hashes and sealed files."""
-    from penstock.local.backend import LocalJournal
+    from penstock.core.local.backend import LocalJournal
 
     if not isinstance(topic.journal, LocalJournal):  # a topic is verified where its store is
         return None
@@ -214,7 +214,7 @@ def _lakes(journal: Journal, topics: list[str]) -> list[LakeSummary]:
 
     if isinstance(journal, RemoteJournal):
         return lakes_served(journal, topics)
-    from penstock.journal.sealed.segments import lake_summaries
+    from penstock.core.journal.sealed.segments import lake_summaries
 
     with local(journal, "listing sealed history").backend.engine.read() as snap:
         return [one for name in topics for one in lake_summaries(snap, name)]
@@ -243,7 +243,7 @@ def root(context: CommandContext, topic: Topic, key: Path | None) -> int:
     The root stands for everything in the topic through its newest position. Give it to those who should be able to
     check proofs, or sign it and give them the public key. Exit code 1 when the topic is damaged.
     """
-    from penstock.entity.proof import sign_root
+    from penstock.core.entity.proof import sign_root
 
     report = topic.verify()
     if report.broken is not None:
@@ -264,7 +264,7 @@ def proof(context: CommandContext, topic: Topic, position: int, root: Path | Non
 
     The proof is one line of JSON. It holds the event; `penstock check-proof` checks it, without the journal.
     """
-    from penstock.entity.proof import TreeRoot
+    from penstock.core.entity.proof import TreeRoot
 
     under = None if root is None else TreeRoot.from_json(_read(root))
     click.echo(topic.proof(position, root=under).to_json())
@@ -281,7 +281,7 @@ def check_proof(context: CommandContext, file: Path, root: Path | None, key: Pat
     """
     import msgspec
 
-    from penstock.entity import proof as proofs
+    from penstock.core.entity import proof as proofs
 
     made = proofs.InclusionProof.from_json(_read(file))
     under = None if root is None else proofs.TreeRoot.from_json(_read(root))
@@ -367,7 +367,7 @@ def graph(context: CommandContext, correlation: str, format: str, out: str | Non
         for event in events:
             context.event(event)
         return
-    from penstock.entity.causality import mermaid
+    from penstock.core.entity.causality import mermaid
 
     if format == "tree":
         text = "\n".join(_tree_lines(events, color=context.color and out is None))
@@ -381,7 +381,7 @@ def graph(context: CommandContext, correlation: str, format: str, out: str | Non
 
 
 def _tree_lines(events: list[Event], *, color: bool) -> Iterator[str]:
-    from penstock.entity.causality import tree
+    from penstock.core.entity.causality import tree
 
     for stems, event in tree(events):
         yield paint(stems, "dim", color) + event_line(event, color=color, topic=True)
@@ -405,8 +405,8 @@ def _options() -> list[click.Parameter]:
     """Every field as an option: its type says how it is read."""
     from msgspec import inspect
 
-    from penstock.journal.catalog import Settings
-    from penstock.queue.policy import WORDS, QueuePolicy, parse_retry
+    from penstock.core.journal.catalog import Settings
+    from penstock.core.queue.policy import WORDS, QueuePolicy, parse_retry
     from penstock.server import forms
 
     def retry(text: str) -> object:
@@ -451,7 +451,7 @@ def configure(context: CommandContext, name: str, **_: object) -> None:
     """
     import msgspec
 
-    from penstock.queue.policy import FIELDS
+    from penstock.core.queue.policy import FIELDS
 
     changes = given_options()
     with context.journal(read_only=not changes) as journal:

@@ -138,7 +138,7 @@ def _run(words: Sequence[str], *, json: bool) -> int:
 
 def _plain(error: click.UsageError, words: Sequence[str]) -> str:
     """A sentence of ours as it is; Click's own as one that follows `penstock: `, without the secrets of its urls."""
-    from penstock.names import shown_url
+    from penstock.core.names import shown_url
 
     first, *rest = error.format_message().split("\n")
     message = "\n".join((" ".join(first.split()), *rest))  # below it, a caret stands under what is wrong

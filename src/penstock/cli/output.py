@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
+from penstock.core.units import show_moment, show_size
 from penstock.errors import PoisonMessage
-from penstock.units import show_moment, show_size
 
 if TYPE_CHECKING:
     from penstock import Event

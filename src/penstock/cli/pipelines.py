@@ -13,10 +13,10 @@ import click
 from penstock.cli.command import CommandContext, Nothing, command
 from penstock.cli.output import table
 from penstock.cli.values import choice, number, several, with_yes
-from penstock.units import show_duration
+from penstock.core.units import show_duration
 
 if TYPE_CHECKING:
-    from penstock.observe.pipelines import FlowStatus
+    from penstock.core.observe.pipelines import FlowStatus
     from penstock.spark.pipeline.running import Runner
 
 
@@ -209,7 +209,7 @@ def pipelines(context: CommandContext, pipeline: str | None, forget: bool, yes: 
 
     A flow that claims to run and has not reported for a minute is `silent`: it was killed, or hangs.
     """
-    from penstock.observe.pipelines import status
+    from penstock.core.observe.pipelines import status
 
     if forget:
         _forget(context, pipeline, yes)
@@ -230,7 +230,7 @@ def pipelines(context: CommandContext, pipeline: str | None, forget: bool, yes: 
 def _forget(context: CommandContext, pipeline: str | None, yes: bool) -> None:
     if pipeline is None:
         raise click.UsageError("say which pipeline to forget: penstock pipelines NAME --forget")
-    from penstock.observe.pipelines import forget
+    from penstock.core.observe.pipelines import forget
     from penstock.spark.pipeline.alone import forget_checkpoints
     from penstock.spark.pipeline.running import journal_url
 

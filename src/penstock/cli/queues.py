@@ -17,17 +17,17 @@ import click
 from penstock.cli import values
 from penstock.cli.command import NOTHING, CommandContext, Nothing, command, queue_command
 from penstock.cli.output import event_record, payload_text, pretty_payload, safe, safe_lines
+from penstock.core.names import did_you_mean
+from penstock.core.units import counted, in_parts, show_duration
 from penstock.errors import StaleDelivery
-from penstock.names import did_you_mean
-from penstock.units import counted, in_parts, show_duration
 
 if TYPE_CHECKING:
     from penstock import Delivery, Journal, Queue, Tasks
     from penstock.acts import Done, Outcome
-    from penstock.documents.conditions import Where
-    from penstock.model.failure import Attempt
-    from penstock.observe.sample import FailedMessage
-    from penstock.queue.inspect import MessageState
+    from penstock.core.documents.conditions import Where
+    from penstock.core.model.failure import Attempt
+    from penstock.core.observe.sample import FailedMessage
+    from penstock.core.queue.inspect import MessageState
 
 
 WIDEST = 60
@@ -208,7 +208,7 @@ def _cut(text: str) -> str:
 
 def rate(text: str) -> float:
     """Messages a second: 100, 100/s, 20/m."""
-    from penstock.queue.flow import read_rate
+    from penstock.core.queue.flow import read_rate
 
     found = read_rate(text if "/" in text else f"{text}/s")
     return found.count / found.period_ms * 1000
@@ -589,7 +589,7 @@ def _is_at(journal: Journal, context: CommandContext) -> bool:
 
 def _tasks(path: str) -> Tasks:
     """The tasks that `module:name` names."""
-    from penstock.queue.tasks import Tasks
+    from penstock.core.queue.tasks import Tasks
 
     if ":" not in path:
         raise click.UsageError(
@@ -615,8 +615,8 @@ def workers(context: CommandContext, only: str | None, forget: str | None, trace
     Other consumers that gave their name are shown as well; one that ended without saying so is forgotten after a day.
     """
     from penstock import acts
+    from penstock.core.observe import workers as reports
     from penstock.errors import UnknownQueue
-    from penstock.observe import workers as reports
 
     if forget is not None:
         with context.journal() as journal:
@@ -784,7 +784,7 @@ def _settle(delivery: Delivery, how: str, error: str | None) -> None:
 
 
 def _say_delivery(context: CommandContext, delivery: Delivery, settled: str | None = None) -> None:
-    from penstock.documents.events import event_document
+    from penstock.core.documents.events import event_document
 
     held = {"attempt": delivery.attempt, "deadline": delivery.deadline}
     if context.json:

@@ -17,9 +17,9 @@ import click
 from penstock.cli import values
 from penstock.cli.command import DONE, FAILED, CommandContext, Nothing, command, topic_command
 from penstock.cli.output import event_record, pretty_payload
+from penstock.core.names import is_pattern
+from penstock.core.units import counted, in_parts
 from penstock.errors import ConfigError, Corrupt, UnknownTopic
-from penstock.names import is_pattern
-from penstock.units import counted, in_parts
 
 if TYPE_CHECKING:
     from penstock import Draft, Event, Journal, JournalSubscription, Receipt, Topic
@@ -426,7 +426,7 @@ def append(
         raise click.UsageError("give a payload or --file, not both")
     if unfit := next((name for name in LINES_ONLY if of_lines[name]), None):
         raise click.UsageError(f"--{unfit.replace('_', '-')} is for lines from standard input or --file")
-    from penstock.events import Draft
+    from penstock.core.events import Draft
 
     draft = Draft(payload=payload if text else _one_payload(payload, words), **shared)
     with context.journal() as journal:
@@ -481,8 +481,8 @@ class EventLines:
 
     def _draft(self, line: bytes) -> Draft | None:
         """The draft of one line; None for an empty one."""
-        from penstock.documents.events import draft_from_json
-        from penstock.events import Draft
+        from penstock.core.documents.events import draft_from_json
+        from penstock.core.events import Draft
 
         if not line:
             return None

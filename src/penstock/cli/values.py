@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from penstock.cli.command import CommandContext
+from penstock.core.units import parse_duration, parse_moment, parse_size
 from penstock.errors import ConfigError
-from penstock.units import parse_duration, parse_moment, parse_size
 
 if TYPE_CHECKING:
-    from penstock.documents.conditions import Where
+    from penstock.core.documents.conditions import Where
 
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ def count(text: str) -> int:
 
 def condition(text: str) -> Where:
     """A condition on events."""
-    from penstock.documents.conditions import Where
+    from penstock.core.documents.conditions import Where
 
     return Where(text)
 

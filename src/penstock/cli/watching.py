@@ -21,11 +21,11 @@ from penstock.cli.command import DONE, EXTRAS, FAILED, CommandContext, command
 from penstock.cli.output import paint, safe, table
 from penstock.cli.values import duration, number, queue_names, several, topic_names
 from penstock.cli.values import size as bytes_of
+from penstock.core.units import counted, show_duration, show_size
 from penstock.errors import ConfigError, PenstockError
-from penstock.units import counted, show_duration, show_size
 
 if TYPE_CHECKING:
-    from penstock.observe.sample import Sample
+    from penstock.core.observe.sample import Sample
 
 
 SHORTEST = 0.05
@@ -42,8 +42,8 @@ def top(context: CommandContext, interval: float, rows: int, count: int | None, 
 
     At a terminal, q ends it.
     """
-    from penstock.local.backend import LocalJournal
-    from penstock.sampling.collect import Sampler
+    from penstock.core.local.backend import LocalJournal
+    from penstock.core.sampling.collect import Sampler
 
     if interval < SHORTEST:
         raise click.UsageError("--interval is at least 50ms")

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from urllib.parse import unquote
 
-from penstock.durable import as_storage_error, lock_file, make_folder, sync_folder
+from penstock.core.durable import as_storage_error, lock_file, make_folder, sync_folder
+from penstock.core.names import check_mapping, shown_url, split_url
 from penstock.errors import ConfigError, StorageError
-from penstock.names import check_mapping, shown_url, split_url
 
 if TYPE_CHECKING:
     from penstock.objects.cloud import CloudStore

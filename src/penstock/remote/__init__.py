@@ -1,4 +1,4 @@
-"""A journal at the other end of a url: what the handles of `penstock.surface` stand on.
+"""A journal at the other end of a url: what the handles of `penstock.core.surface` stand on.
 
     client        requests over kept connections, problems turned back into the errors they were
     backend       the journal: operations as requests, submissions in the background, sealing step by step

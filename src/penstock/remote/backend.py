@@ -12,36 +12,36 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from penstock.clock import Clock, SystemClock
-from penstock.entity.outbox import Staged
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.entity.outbox import Staged
+from penstock.core.events import Event, Receipt
+from penstock.core.journal.description import Description, Pressure
+from penstock.core.journal.sealed.segments import LakeSummary, SealReport
+from penstock.core.names import check_name
+from penstock.core.observe.sample import Sample
+from penstock.core.protocol import topics as wire
+from penstock.core.protocol.bulk import LIST_LAKES, SEAL_TOPIC, SealRequest, TopicsQuery
+from penstock.core.protocol.fields import policy_fields, policy_of
+from penstock.core.protocol.operation import WRITTEN, Operation, converted
+from penstock.core.protocol.queues import OPEN_QUEUE, READ_QUEUE
+from penstock.core.queue.policy import checked, refuse_mismatch
+from penstock.core.surface.journal import Journal
+from penstock.core.ticket import Ticket
+from penstock.core.units import Progress
 from penstock.errors import Backpressure, Closed, ConfigError, ReadOnly
-from penstock.events import Event, Receipt
-from penstock.journal.description import Description, Pressure
-from penstock.journal.sealed.segments import LakeSummary, SealReport
 from penstock.limits import BACKPRESSURE_RETRY, WRITER_CAPACITY, WRITER_PRESSURE
-from penstock.names import check_name
-from penstock.observe.sample import Sample
-from penstock.protocol import topics as wire
-from penstock.protocol.bulk import LIST_LAKES, SEAL_TOPIC, SealRequest, TopicsQuery
-from penstock.protocol.fields import policy_fields, policy_of
-from penstock.protocol.operation import WRITTEN, Operation, converted
-from penstock.protocol.queues import OPEN_QUEUE, READ_QUEUE
-from penstock.queue.policy import checked, refuse_mismatch
 from penstock.remote.client import Client
 from penstock.remote.events import draft_document, event_of, read_across, receipt_of
 from penstock.remote.queues import RemoteQueue
 from penstock.remote.topic import RemoteTopic
-from penstock.surface.journal import Journal
-from penstock.ticket import Ticket
-from penstock.units import Progress
 
 if TYPE_CHECKING:
     from typing import NoReturn
 
     from penstock import Queue, Worker
-    from penstock.journal.across import AcrossQuery
+    from penstock.core.journal.across import AcrossQuery
+    from penstock.core.surface.backend import TopicScan
     from penstock.remote.subscription import RemoteFollower, RemoteJournalSubscription
-    from penstock.surface.backend import TopicScan
 
 
 A = TypeVar("A")
@@ -149,7 +149,7 @@ class RemoteBackend:
         return RemoteJournalSubscription(self, query, buffer)
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
-        from penstock.entity.causality import causes_first, recorded
+        from penstock.core.entity.causality import causes_first, recorded
 
         yield from causes_first(sorted(self.causes(wire.READ_CORRELATED, correlation_id), key=recorded))
 

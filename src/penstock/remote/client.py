@@ -18,10 +18,10 @@ import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ClosedPoolError, HTTPError, NewConnectionError, ProtocolError, TimeoutError
 
+from penstock.core.names import shown_url, split_url
+from penstock.core.protocol.operation import JSON, Operation
+from penstock.core.protocol.problems import UNEXPECTED, error_of_problem, read_problem
 from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError, StorageError
-from penstock.names import shown_url, split_url
-from penstock.protocol.operation import JSON, Operation
-from penstock.protocol.problems import UNEXPECTED, error_of_problem, read_problem
 
 A = TypeVar("A")
 T = TypeVar("T")

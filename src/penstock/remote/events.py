@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from urllib3.exceptions import HTTPError
 
-from penstock.clock import to_ms
-from penstock.documents.events import DraftDocument, EventDocument, ReceiptDocument, base64_json
+from penstock.core.clock import to_ms
+from penstock.core.documents.events import DraftDocument, EventDocument, ReceiptDocument, base64_json
+from penstock.core.events import Draft, Event, Receipt, parse_id
+from penstock.core.journal.across import AcrossQuery
+from penstock.core.journal.keys import MAX_SEQ
+from penstock.core.journal.prepare import prepare
+from penstock.core.model.query import EventQuery
+from penstock.core.names import check_items
+from penstock.core.protocol import topics as wire
+from penstock.core.protocol.operation import ARROW, LINES, PAGE_EVENTS
+from penstock.core.protocol.problems import Problem, error_of_problem
 from penstock.errors import ConfigError, PositionTrimmed
-from penstock.events import Draft, Event, Receipt, parse_id
-from penstock.journal.across import AcrossQuery
-from penstock.journal.keys import MAX_SEQ
-from penstock.journal.prepare import prepare
-from penstock.model.query import EventQuery
-from penstock.names import check_items
-from penstock.protocol import topics as wire
-from penstock.protocol.operation import ARROW, LINES, PAGE_EVENTS
-from penstock.protocol.problems import Problem, error_of_problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,7 +81,7 @@ class DocumentRows:
 
     def extract(self, row: int) -> bytes:
         """A block of this one event, for pickling."""
-        from penstock.journal.blocks import Columns, build_block
+        from penstock.core.journal.blocks import Columns, build_block
 
         columns = Columns([self.kind(row)], [bytes(self.raw_payload(row))])
         columns.binary = [self.is_binary(row)]

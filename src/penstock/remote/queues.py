@@ -9,31 +9,31 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from penstock.clock import SystemClock, to_ms
-from penstock.consuming.delivery import Delivery
-from penstock.consuming.handover import Handover
+from penstock.core.clock import SystemClock, to_ms
+from penstock.core.consuming.delivery import Delivery
+from penstock.core.consuming.handover import Handover
+from penstock.core.events import Draft, Receipt
+from penstock.core.journal.owners import this_host
+from penstock.core.journal.prepare import encode_payload, is_binary
+from penstock.core.model.failure import NackRequest
+from penstock.core.model.push import PushOptions
+from penstock.core.model.take import Outcome, TakeRequest
+from penstock.core.observe.logs import Log
+from penstock.core.observe.tracing import trace_headers, with_trace
+from penstock.core.protocol import queues as wire
+from penstock.core.protocol.fields import policy_of
+from penstock.core.protocol.operation import Operation
+from penstock.core.queue.operations.groups import Pause
+from penstock.core.queue.operations.push import drafts_of, one_draft, read_delivery_options
+from penstock.core.queue.policy import QueuePolicy
+from penstock.core.surface.queue import Queue
+from penstock.core.ticket import Ticket
 from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError, StorageError
-from penstock.events import Draft, Receipt
-from penstock.journal.owners import this_host
-from penstock.journal.prepare import encode_payload, is_binary
-from penstock.model.failure import NackRequest
-from penstock.model.push import PushOptions
-from penstock.model.take import Outcome, TakeRequest
-from penstock.observe.logs import Log
-from penstock.observe.tracing import trace_headers, with_trace
-from penstock.protocol import queues as wire
-from penstock.protocol.fields import policy_of
-from penstock.protocol.operation import Operation
-from penstock.queue.operations.groups import Pause
-from penstock.queue.operations.push import drafts_of, one_draft, read_delivery_options
-from penstock.queue.policy import QueuePolicy
 from penstock.remote.events import draft_documents, event_of, receipt_of
-from penstock.surface.queue import Queue
-from penstock.ticket import Ticket
 
 if TYPE_CHECKING:
+    from penstock.core.surface.journal import Journal
     from penstock.remote.backend import RemoteBackend
-    from penstock.surface.journal import Journal
 
 A = TypeVar("A")
 

@@ -6,20 +6,20 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from penstock.clock import from_ms
-from penstock.events import Event
-from penstock.journal.blocks import Block
-from penstock.journal.reading import Bounds
-from penstock.journal.sealed.files import SealedBytes, without
-from penstock.model.query import EventQuery
-from penstock.protocol import bulk as wire
-from penstock.protocol.operation import BLOCKS
-from penstock.protocol.topics import FIND_POSITION, LIST_TOPICS, READ_TOPIC, PositionQuery
+from penstock.core.clock import from_ms
+from penstock.core.events import Event
+from penstock.core.journal.blocks import Block
+from penstock.core.journal.reading import Bounds
+from penstock.core.journal.sealed.files import SealedBytes, without
+from penstock.core.model.query import EventQuery
+from penstock.core.protocol import bulk as wire
+from penstock.core.protocol.operation import BLOCKS
+from penstock.core.protocol.topics import FIND_POSITION, LIST_TOPICS, READ_TOPIC, PositionQuery
 from penstock.remote.events import read_events
 
 if TYPE_CHECKING:
+    from penstock.core.surface.backend import TopicScan
     from penstock.remote.backend import RemoteBackend
-    from penstock.surface.backend import TopicScan
 
 
 @contextmanager

@@ -18,22 +18,22 @@ import urllib3
 from msgspec.structs import replace
 from urllib3.exceptions import HTTPError
 
-from penstock.consuming.subscription import EventFollower, JournalSubscription, Subscription
-from penstock.documents.events import EventDocument
+from penstock.core.consuming.subscription import EventFollower, JournalSubscription, Subscription
+from penstock.core.documents.events import EventDocument
+from penstock.core.events import Event
+from penstock.core.journal.waking import Signal
+from penstock.core.model.query import EVERYTHING, EventQuery
+from penstock.core.names import check_whole
+from penstock.core.protocol.operation import PAGE_EVENTS, SSE
+from penstock.core.protocol.problems import PROBLEM_EVENT, decode_problem, error_of_problem
+from penstock.core.protocol.topics import FOLLOW_ACROSS, FOLLOW_TOPIC, AcrossFollow, LiveQuery
 from penstock.errors import Closed, ConfigError, StorageError
-from penstock.events import Event
-from penstock.journal.waking import Signal
 from penstock.limits import SUBSCRIPTION_BUFFER
-from penstock.model.query import EVERYTHING, EventQuery
-from penstock.names import check_whole
-from penstock.protocol.operation import PAGE_EVENTS, SSE
-from penstock.protocol.problems import PROBLEM_EVENT, decode_problem, error_of_problem
-from penstock.protocol.topics import FOLLOW_ACROSS, FOLLOW_TOPIC, AcrossFollow, LiveQuery
 from penstock.remote.client import lines_of
 from penstock.remote.events import event_of, wire_filter
 
 if TYPE_CHECKING:
-    from penstock.journal.across import AcrossQuery
+    from penstock.core.journal.across import AcrossQuery
     from penstock.remote.backend import RemoteBackend
     from penstock.remote.topic import RemoteTopic
 

@@ -6,28 +6,28 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from penstock.documents.events import DraftDocument
-from penstock.entity.projection import Projection, check_projection, folder_of
-from penstock.entity.states import Freshness, RebuildReport, StreamedState, folded, pack_state
-from penstock.events import Draft, Event, Receipt
-from penstock.journal.catalog import Settings
-from penstock.journal.prepare import make_draft
-from penstock.model.query import EventQuery
-from penstock.names import check_position, check_text
-from penstock.protocol import topics as wire
-from penstock.protocol.bulk import FOLD_TOPIC, MOST_STATES, REPLACE_STATES, RebuiltStatesRequest
+from penstock.core.documents.events import DraftDocument
+from penstock.core.entity.projection import Projection, check_projection, folder_of
+from penstock.core.entity.states import Freshness, RebuildReport, StreamedState, folded, pack_state
+from penstock.core.events import Draft, Event, Receipt
+from penstock.core.journal.catalog import Settings
+from penstock.core.journal.prepare import make_draft
+from penstock.core.model.query import EventQuery
+from penstock.core.names import check_position, check_text
+from penstock.core.protocol import topics as wire
+from penstock.core.protocol.bulk import FOLD_TOPIC, MOST_STATES, REPLACE_STATES, RebuiltStatesRequest
+from penstock.core.units import Progress, in_parts
 from penstock.remote.client import Client
 from penstock.remote.events import draft_documents, read_batches, read_events, receipt_of
 from penstock.remote.subscription import RemoteSubscription
-from penstock.units import Progress, in_parts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock import Ticket, Topic
-    from penstock.consuming.subscription import OnLag
-    from penstock.model.arguments import DraftArguments
-    from penstock.model.plan import BatchPlan
+    from penstock.core.consuming.subscription import OnLag
+    from penstock.core.model.arguments import DraftArguments
+    from penstock.core.model.plan import BatchPlan
     from penstock.remote.backend import RemoteBackend
     from penstock.remote.worker import RemoteTopicWorker
 
@@ -133,7 +133,7 @@ class RemoteTopic:
         return rebuild_served(self, projection, whole=whole, progress=progress)
 
     def ancestors(self, event: Event | Receipt | str) -> Iterator[Event]:
-        from penstock.entity.causality import id_of
+        from penstock.core.entity.causality import id_of
 
         at: str | None = id_of(event)
         seen: set[str] = set()
@@ -148,7 +148,7 @@ class RemoteTopic:
             yield cause
 
     def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
-        from penstock.entity.causality import id_of
+        from penstock.core.entity.causality import id_of
 
         return self.backend.causes(wire.READ_EFFECTS, id_of(event))
 

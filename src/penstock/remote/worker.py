@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.core.events import Event
+from penstock.core.journal.worker import BatchWorker
 from penstock.errors import ConfigError, PositionTrimmed
-from penstock.events import Event
-from penstock.journal.worker import BatchWorker
 from penstock.remote.subscription import RemoteSubscription
 
 if TYPE_CHECKING:
-    from penstock.model.plan import BatchPlan
+    from penstock.core.model.plan import BatchPlan
+    from penstock.core.surface.topic import Topic
     from penstock.remote.topic import RemoteTopic
-    from penstock.surface.topic import Topic
 
 GLANCE = 0.1
 """Seconds between two looks at whether the worker should stop."""

@@ -6,8 +6,8 @@
     service.py           what every handler works with: refusals, bytes held, the served journal and its samples
     access.py            tokens and roles, hosts, who may send what from where
     limits.py            how large, how long, how many
-    api/                 the operations of `penstock.protocol`: binding.py makes routes of them, the others serve those
-                         with streams, long polls or media types of their own
+    api/                 the operations of `penstock.core.protocol`: binding.py makes routes of them, the others serve
+                         operations with streams, long polls or media types of their own
     pages/               the console; acts.py: what a person can do there, forms.py: what a person types
 
 Nothing is trusted: sizes and waits are bounded, payloads are escaped, a browser may only act from the page itself.
@@ -22,7 +22,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from penstock.surface.journal import Journal
+    from penstock.core.surface.journal import Journal
 
 __all__ = ["app"]
 

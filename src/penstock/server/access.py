@@ -19,10 +19,10 @@ from typing import TypeVar
 
 from starlette.requests import HTTPConnection
 
+from penstock.core.local.topics import REPORTS
+from penstock.core.names import is_system
+from penstock.core.protocol.operation import ROLES, Role
 from penstock.errors import ConfigError
-from penstock.local.topics import REPORTS
-from penstock.names import is_system
-from penstock.protocol.operation import ROLES, Role
 from penstock.server.limits import Limits
 from penstock.server.service import Refused
 

@@ -21,25 +21,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock import acts
-from penstock.documents.conditions import EventChoice, Where
-from penstock.documents.decoding import decoded
-from penstock.documents.events import DraftDocument, decode_binary
+from penstock.core.documents.conditions import EventChoice, Where
+from penstock.core.documents.decoding import decoded
+from penstock.core.documents.events import DraftDocument, decode_binary
+from penstock.core.events import Event
+from penstock.core.journal.catalog import Settings
+from penstock.core.local.backend import LocalJournal
+from penstock.core.names import AUDIT
+from penstock.core.observe.logs import Log
+from penstock.core.protocol import queues, topics
+from penstock.core.protocol.operation import JSON, Operation, Role
+from penstock.core.queue.policy import FIELDS
+from penstock.core.surface.queue import Queue
+from penstock.core.surface.topic import Topic
+from penstock.core.units import parse_duration, parse_moment
 from penstock.errors import ConfigError, PenstockError, UnknownTopic
-from penstock.events import Event
-from penstock.journal.catalog import Settings
-from penstock.local.backend import LocalJournal
-from penstock.names import AUDIT
-from penstock.observe.logs import Log
-from penstock.protocol import queues, topics
-from penstock.protocol.operation import JSON, Operation, Role
-from penstock.queue.policy import FIELDS
 from penstock.server import forms
 from penstock.server.access import address_of
 from penstock.server.forms import Value
 from penstock.server.service import Refused, Service, guarded, read_form
-from penstock.surface.queue import Queue
-from penstock.surface.topic import Topic
-from penstock.units import parse_duration, parse_moment
 
 S = TypeVar("S", bound=msgspec.Struct)
 

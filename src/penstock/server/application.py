@@ -16,12 +16,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.api import local
+from penstock.core.observe.metrics import REGISTRY, Registry
+from penstock.core.protocol.operation import JSON, PREFIX, PROBLEM, Role
+from penstock.core.protocol.problems import UNEXPECTED, problem, problem_of
+from penstock.core.sampling.collect import GAUGES, Sampler, gauges
+from penstock.core.sampling.history import History
+from penstock.core.surface.journal import Journal
 from penstock.errors import Backpressure, PenstockError, UnknownQueue
-from penstock.observe.metrics import REGISTRY, Registry
-from penstock.protocol.operation import JSON, PREFIX, PROBLEM, Role
-from penstock.protocol.problems import UNEXPECTED, problem, problem_of
-from penstock.sampling.collect import GAUGES, Sampler, gauges
-from penstock.sampling.history import History
 from penstock.server.access import Access
 from penstock.server.acts import perform_act
 from penstock.server.api import bulk, topics
@@ -31,7 +32,6 @@ from penstock.server.pages.parts import base_of, problem_page
 from penstock.server.pages.routes import login_address, page_routes
 from penstock.server.pages.views import Buffers
 from penstock.server.service import Refused, Service, guarded
-from penstock.surface.journal import Journal
 
 log = logging.getLogger("penstock.server")
 

@@ -12,9 +12,9 @@ from typing import TypeVar
 import msgspec
 from msgspec import inspect
 
+from penstock.core.queue.policy import DEFAULT, WORDS, QueuePolicy, Retry, parse_retry, write_retry
+from penstock.core.units import parse_duration, parse_size, write_duration
 from penstock.errors import ConfigError
-from penstock.queue.policy import DEFAULT, WORDS, QueuePolicy, Retry, parse_retry, write_retry
-from penstock.units import parse_duration, parse_size, write_duration
 
 S = TypeVar("S", bound=msgspec.Struct)
 

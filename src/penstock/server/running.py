@@ -11,11 +11,11 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from penstock.core.protocol.operation import ROLES, Role
+from penstock.core.surface.journal import Journal
 from penstock.errors import ConfigError
-from penstock.protocol.operation import ROLES, Role
 from penstock.server.application import make_app
 from penstock.server.limits import Limits
-from penstock.surface.journal import Journal
 
 HOST = "127.0.0.1"
 PORT = 7367

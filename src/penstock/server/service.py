@@ -18,18 +18,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from penstock.protocol.operation import SSE, Role
+from penstock.core.protocol.operation import SSE, Role
 from penstock.server.limits import CHECKING, HEAPS, LARGE_BLOCK, PING_SECONDS, SEND_BYTES, Limits
 
 if TYPE_CHECKING:
-    from penstock.local.backend import LocalJournal
-    from penstock.observe.sample import Sample
-    from penstock.sampling.collect import Sampler
+    from penstock.core.local.backend import LocalJournal
+    from penstock.core.observe.sample import Sample
+    from penstock.core.sampling.collect import Sampler
+    from penstock.core.surface.queue import Queue
+    from penstock.core.surface.topic import Topic
     from penstock.server.access import Access
     from penstock.server.api.topics import LiveTopics
     from penstock.server.pages.views import Buffers
-    from penstock.surface.queue import Queue
-    from penstock.surface.topic import Topic
     from penstock.transfer.objects import StagingArea
 
 

@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.journal.sealed.segments import SealReport
+    from penstock.core.journal.sealed.segments import SealReport
     from penstock.spark.history import read_topic
     from penstock.spark.pipeline.flows import buffer_at, external, flow, into, queue, topic
     from penstock.spark.pipeline.running import run

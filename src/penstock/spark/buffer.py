@@ -42,10 +42,10 @@ from penstock.buffer.arrow import arrow_to_block
 from penstock.buffer.format import MAX_BATCH_BYTES, Compression, Manifest, Mark, parse_manifest
 from penstock.buffer.manifest import BufferPaths, buffer_paths, shard_of, shard_paths
 from penstock.buffer.producer import Publisher, StagedObject
-from penstock.clock import SystemClock
+from penstock.core.clock import SystemClock
+from penstock.core.names import shown_url
 from penstock.errors import ConfigError, Fenced, PenstockError, PositionTrimmed
 from penstock.limits import BUFFER_MANIFEST
-from penstock.names import shown_url
 from penstock.objects.store import CLOUD_SCHEMES, ObjectStore, open_store
 from penstock.spark.options import SPARK_OPTIONS, check_known, choice, named_url, number, switch, written_once
 from penstock.spark.sentences import in_sentences

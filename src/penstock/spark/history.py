@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from penstock.core.journal.reading import Bounds
+from penstock.core.journal.sealed.segments import SealedFiles
+from penstock.core.local.backend import LocalJournal
+from penstock.core.surface.journal import Journal
 from penstock.errors import ConfigError, StorageError
-from penstock.journal.reading import Bounds
-from penstock.journal.sealed.segments import SealedFiles
-from penstock.local.backend import LocalJournal
 from penstock.spark.journals import LocalSource, SourceJournal, check_kept, check_rights, open_source
 from penstock.spark.options import EVENT_COLUMNS, JournalLocation, ReadOptions, location_of_journal, read_options
 from penstock.spark.options import resolved as resolved_options
 from penstock.spark.rows import CORRUPT, source_schema
 from penstock.spark.source import BatchReader, Topics
-from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -27,28 +27,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.api import open_local
-from penstock.engine.contract import ObjectEngine, ObjectOptions
-from penstock.engine.url import parse_url
-from penstock.entity.gate import add_gates, load_gates
-from penstock.errors import (
-    Backpressure,
-    ConfigError,
-    Locked,
-    NoStore,
-    OutcomeUnknown,
-    PenstockError,
-    PositionTrimmed,
-    StorageError,
-    UnknownTopic,
-)
-from penstock.journal.blocks import Block
-from penstock.journal.commit import Commit
-from penstock.journal.cursors import move_cursor
-from penstock.journal.reading import Bounds, TopicView
-from penstock.journal.sealed.segments import SealedFiles
-from penstock.limits import SPARK_HOLD_SECONDS
-from penstock.local.backend import LocalJournal
-from penstock.protocol.bulk import (
+from penstock.core.engine.contract import ObjectEngine, ObjectOptions
+from penstock.core.engine.url import parse_url
+from penstock.core.entity.gate import add_gates, load_gates
+from penstock.core.journal.blocks import Block
+from penstock.core.journal.commit import Commit
+from penstock.core.journal.cursors import move_cursor
+from penstock.core.journal.reading import Bounds, TopicView
+from penstock.core.journal.sealed.segments import SealedFiles
+from penstock.core.local.backend import LocalJournal
+from penstock.core.protocol.bulk import (
     FIND_CORRELATIONS,
     LIST_SEALED,
     MOST_IDS,
@@ -66,8 +54,20 @@ from penstock.protocol.bulk import (
     TopicsQuery,
     Wanted,
 )
-from penstock.protocol.operation import Operation
-from penstock.protocol.topics import FIND_POSITION, READ_ACROSS, READ_TOPIC, AcrossRequest, PositionQuery
+from penstock.core.protocol.operation import Operation
+from penstock.core.protocol.topics import FIND_POSITION, READ_ACROSS, READ_TOPIC, AcrossRequest, PositionQuery
+from penstock.errors import (
+    Backpressure,
+    ConfigError,
+    Locked,
+    NoStore,
+    OutcomeUnknown,
+    PenstockError,
+    PositionTrimmed,
+    StorageError,
+    UnknownTopic,
+)
+from penstock.limits import SPARK_HOLD_SECONDS
 from penstock.spark.options import JournalLocation, ReadOptions, is_served
 from penstock.spark.startup.settings import MASTER_VARIABLE
 

@@ -24,10 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from penstock.clock import to_ms
+from penstock.core.clock import to_ms
+from penstock.core.queue.policy import duration_ms
+from penstock.core.queue.state.keys import FRONT
 from penstock.errors import ConfigError
-from penstock.queue.policy import duration_ms
-from penstock.queue.state.keys import FRONT
 from penstock.spark.journals import correlations
 from penstock.spark.options import JournalLocation, WriteOptions
 from penstock.spark.payload import check_form, json_text

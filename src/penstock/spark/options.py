@@ -17,16 +17,16 @@ from typing import Literal, TypeVar
 import msgspec
 
 from penstock.api import local
-from penstock.clock import to_ms
-from penstock.documents.conditions import Where
-from penstock.documents.ddl import SchemaText, fields
-from penstock.engine.url import parse_url
-from penstock.entity.gate import check_gate_names
+from penstock.core.clock import to_ms
+from penstock.core.documents.conditions import Where
+from penstock.core.documents.ddl import SchemaText, fields
+from penstock.core.engine.url import parse_url
+from penstock.core.entity.gate import check_gate_names
+from penstock.core.names import check_consumer, check_kind, check_name, check_topics, did_you_mean, shown_url, split_url
+from penstock.core.surface.journal import Journal
+from penstock.core.units import parse_duration
 from penstock.errors import ConfigError
-from penstock.names import check_consumer, check_kind, check_name, check_topics, did_you_mean, shown_url, split_url
-from penstock.surface.journal import Journal
 from penstock.transfer.objects import check_area, folder_url
-from penstock.units import parse_duration
 
 W = TypeVar("W", bound=str)
 

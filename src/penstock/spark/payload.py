@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from penstock.documents.payloads import is_variant
+from penstock.core.documents.payloads import is_variant
 from penstock.errors import ConfigError
 from penstock.spark.versions import TIMES
 

@@ -26,22 +26,22 @@ from numpy.typing import NDArray
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StringType, StructType
 
-from penstock.documents.conditions import Where, moment
-from penstock.documents.ddl import SchemaText, fields
-from penstock.documents.payloads import ParsedColumns, PayloadParser, is_variant, variant_of
+from penstock.core.documents.conditions import Where, moment
+from penstock.core.documents.ddl import SchemaText, fields
+from penstock.core.documents.payloads import ParsedColumns, PayloadParser, is_variant, variant_of
+from penstock.core.events import Draft, Event
+from penstock.core.journal.blocks import Block, may_hold
+from penstock.core.journal.reading import Bounds
+from penstock.core.journal.to_arrow import arrow_schema, joined, record_batch
+from penstock.core.names import is_whole
+from penstock.core.protocol.bulk import Wanted, blocks_of
+from penstock.core.surface.journal import Journal
+from penstock.core.surface.queue import Queue
 from penstock.errors import ConfigError, UnknownQueue
-from penstock.events import Draft, Event
-from penstock.journal.blocks import Block, may_hold
-from penstock.journal.reading import Bounds
-from penstock.journal.to_arrow import arrow_schema, joined, record_batch
-from penstock.names import is_whole
-from penstock.protocol.bulk import Wanted, blocks_of
 from penstock.spark.journals import SourceJournal, writing
 from penstock.spark.options import EVENT_COLUMNS, JournalLocation, Mode, PayloadForm, ReadOptions
 from penstock.spark.payload import check_form, decoding
 from penstock.spark.versions import arrow_schema_of
-from penstock.surface.journal import Journal
-from penstock.surface.queue import Queue
 
 _TEXTS = {"kind": "kinds", "key": "keys", "scope": "scopes", "id": "ids", "correlation_id": "correlations"}
 """Columns of text that a journal looks up, and what `Wanted` calls their values."""

@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from penstock.api import local, open_local
+from penstock.core.journal.sealed.columns import columns_text
+from penstock.core.journal.sealed.sealing import Range, WriteSegments, seal_topic
+from penstock.core.journal.sealed.segments import FILE_EVENTS, SealReport, Segment
+from penstock.core.journal.sealed.tables import TableRequest
+from penstock.core.journal.sealed.writing import SealTarget, write_segment
+from penstock.core.local.backend import LocalJournal
+from penstock.core.names import TableFormat
+from penstock.core.protocol.bulk import SealRequest
+from penstock.core.surface.journal import Journal
+from penstock.core.units import Progress
 from penstock.errors import ConfigError
-from penstock.journal.sealed.columns import columns_text
-from penstock.journal.sealed.sealing import Range, WriteSegments, seal_topic
-from penstock.journal.sealed.segments import FILE_EVENTS, SealReport, Segment
-from penstock.journal.sealed.tables import TableRequest
-from penstock.journal.sealed.writing import SealTarget, write_segment
-from penstock.local.backend import LocalJournal
-from penstock.names import TableFormat
-from penstock.protocol.bulk import SealRequest
 from penstock.remote.backend import RemoteJournal, seal_served
 from penstock.spark.journals import check_reach, reading
 from penstock.spark.options import absolute_url, is_served
 from penstock.spark.startup.sessions import active_context, context
-from penstock.surface.journal import Journal
-from penstock.units import Progress
 
 
 def seal(

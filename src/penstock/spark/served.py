@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
-from penstock.journal.blocks import Block
-from penstock.protocol.bulk import (
+from penstock.core.journal.blocks import Block
+from penstock.core.protocol.bulk import (
     COMMIT_STAGED,
     DROP_STAGED,
     JOURNAL_HEADER,
@@ -31,13 +30,14 @@ from penstock.protocol.bulk import (
     StageQuery,
     blocks_of,
 )
-from penstock.protocol.operation import BLOCKS, ROLES, Operation, Role
-from penstock.protocol.topics import (
+from penstock.core.protocol.operation import BLOCKS, ROLES, Operation, Role
+from penstock.core.protocol.topics import (
     DESCRIBE_JOURNAL,
     MOVE_CURSOR,
     CursorChange,
     JournalDocument,
 )
+from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
 from penstock.remote.client import Client
 from penstock.spark.journals import SourceJournal, T, check_kept, check_same, dropped, patiently
 from penstock.spark.options import JournalLocation

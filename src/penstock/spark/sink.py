@@ -30,10 +30,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.entity.gate import load_gates, names_in, with_installed
+from penstock.core.entity.gate import load_gates, names_in, with_installed
+from penstock.core.journal.blocks import Wire, decode_pending, encode_wire
+from penstock.core.journal.from_arrow import BLOCK_PAYLOAD, blocks
 from penstock.errors import ConfigError, PenstockError, StorageError
-from penstock.journal.blocks import Wire, decode_pending, encode_wire
-from penstock.journal.from_arrow import BLOCK_PAYLOAD, blocks
 from penstock.limits import MAX_KEY_BYTES
 from penstock.spark.journals import check_same, journal_id, patiently, writing
 from penstock.spark.layout import SinkLayout
@@ -357,7 +357,7 @@ class TopicTarget:
             )
             with writing(self.location.url, options.journal, options.gates) as opened:
                 return publish_blocks(opened, blocks, mark, version, queue) or self.compared
-        from penstock.protocol.bulk import CommitRequest
+        from penstock.core.protocol.bulk import CommitRequest
         from penstock.spark.served import commit_staged
 
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-stage") as pool:
@@ -369,7 +369,7 @@ class TopicTarget:
 
     def _take_in(self, share: StagedShare) -> None:
         """Gives the server what of a share it does not have yet."""
-        from penstock.protocol.bulk import ObjectRequest
+        from penstock.core.protocol.bulk import ObjectRequest
         from penstock.spark.served import send_piece
 
         assert self.location.server is not None

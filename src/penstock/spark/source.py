@@ -28,9 +28,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock.core.journal.reading import Bounds
+from penstock.core.protocol.bulk import TopicEnds
 from penstock.errors import ConfigError
-from penstock.journal.reading import Bounds
-from penstock.protocol.bulk import TopicEnds
 from penstock.spark.journals import SourceJournal, check_kept, check_reach, check_rights, dropped, open_source
 from penstock.spark.options import Offset, ReadOptions, check_stream, read_options, resolved
 from penstock.spark.rows import (

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from penstock.core.surface.journal import Journal
 from penstock.errors import ConfigError
 from penstock.spark.history import OptionValue, read_topic
 from penstock.spark.options import location_of_journal
-from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject

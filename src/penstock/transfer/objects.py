@@ -21,10 +21,10 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from penstock.engine.url import parse_url
+from penstock.core.engine.url import parse_url
+from penstock.core.names import shown_url, split_url
 from penstock.errors import ConfigError, StorageError
 from penstock.limits import STAGED_SECONDS
-from penstock.names import shown_url, split_url
 
 if TYPE_CHECKING:
     from penstock.objects.store import ObjectStore

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from penstock.clock import ManualClock, from_ms
-from penstock.engine.contract import Snapshot
-from penstock.errors import ConfigError, Conflict, Denied, PenstockError, QueueFull, StorageError
-from penstock.events import Draft
-from penstock.journal.blocks import Block, Columns, RowOptions, Wire, columns_of, options_of, stamp
-from penstock.journal.bulk import (
+from penstock.core.clock import ManualClock, from_ms
+from penstock.core.engine.contract import Snapshot
+from penstock.core.events import Draft
+from penstock.core.journal.blocks import Block, Columns, RowOptions, Wire, columns_of, options_of, stamp
+from penstock.core.journal.bulk import (
     PreparedPiece,
     append_wires,
     drop,
@@ -29,20 +28,21 @@ from penstock.journal.bulk import (
     unpublished,
     wires_of,
 )
-from penstock.journal.checking import check_options
-from penstock.journal.commit import Commit, find_duplicates, read_mark, read_mark_content
-from penstock.journal.prepare import PreparedBatch
-from penstock.journal.upkeep.summarising import fill_summaries
+from penstock.core.journal.checking import check_options
+from penstock.core.journal.commit import Commit, find_duplicates, read_mark, read_mark_content
+from penstock.core.journal.prepare import PreparedBatch
+from penstock.core.journal.upkeep.summarising import fill_summaries
+from penstock.core.local.backend import LocalJournal
+from penstock.core.model.push import PushOptions
+from penstock.core.queue.operations.push import DeliveryOptions, check_rank, push, read_delivery_options
+from penstock.core.queue.queue import LocalQueue
+from penstock.core.queue.state import keys
+from penstock.core.units import in_parts
+from penstock.errors import ConfigError, Conflict, Denied, PenstockError, QueueFull, StorageError
 from penstock.limits import BLOCK_EVENTS, INLINE_BYTES, STEP_BYTES
-from penstock.local.backend import LocalJournal
-from penstock.model.push import PushOptions
-from penstock.queue.operations.push import DeliveryOptions, check_rank, push, read_delivery_options
-from penstock.queue.queue import LocalQueue
-from penstock.queue.state import keys
-from penstock.units import in_parts
 
 if TYPE_CHECKING:
-    from penstock.entity.gate import Gates
+    from penstock.core.entity.gate import Gates
 
 SYNC_BYTES = 4 << 20
 """Bytes of steps after which they are put on disk: what the next commit of any caller would else have to wait for."""

@@ -1,4 +1,4 @@
-"""What `penstock.engine.contract` promises, asked of every engine."""
+"""What `penstock.core.engine.contract` promises, asked of every engine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from engines import KINDS, Kind, Store
-from penstock.engine.contract import MAX_KEY_BYTES, Engine, Snapshot
-from penstock.engine.url import open_engine
+from penstock.core.engine.contract import MAX_KEY_BYTES, Engine, Snapshot
+from penstock.core.engine.url import open_engine
 from penstock.errors import Closed, ConfigError, Locked, PenstockError, ReadOnly
 from waiting import DEADLINE
 
@@ -867,7 +867,7 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 COUNT = """
 import sys
-from penstock.engine.url import open_engine
+from penstock.core.engine.url import open_engine
 engine = open_engine(sys.argv[1], durability="process")
 for _ in range(int(sys.argv[2])):
     with engine.write() as tx:
@@ -897,7 +897,7 @@ def test_two_processes_write_one_store_and_lose_nothing(store: Store) -> None:
 
 OPEN = """
 import sys
-from penstock.engine.url import open_engine
+from penstock.core.engine.url import open_engine
 engine = open_engine(sys.argv[1])
 with engine.write() as tx:
     tx.put(sys.argv[2].encode(), b"1")
@@ -936,7 +936,7 @@ def test_a_store_of_a_one_process_engine_is_locked_while_open(store: Store) -> N
 
 READ = """
 import sys
-from penstock.engine.url import open_engine
+from penstock.core.engine.url import open_engine
 engine = open_engine(sys.argv[1], read_only=True)
 END = b"\\xff" * 600
 for line in sys.stdin:
@@ -981,8 +981,8 @@ def test_a_reader_in_another_process_follows_the_writer(store: Store) -> None:
 
 BUSY_WRITER = """
 import random, sys
-import penstock.engine.file as upkeep
-from penstock.engine.url import open_engine
+import penstock.engines.file as upkeep
+from penstock.core.engine.url import open_engine
 
 upkeep.GARBAGE_BYTES = 50_000  # so that the file engine compacts again and again
 engine = open_engine(sys.argv[1], durability="process")
@@ -1026,7 +1026,7 @@ def test_a_reader_beside_a_busy_writer_sees_whole_transactions_in_order(store: S
 
 FORK = """
 import os, sys
-from penstock.engine.url import open_engine
+from penstock.core.engine.url import open_engine
 from penstock.errors import Closed
 engine = open_engine(sys.argv[1])
 with engine.write() as tx:

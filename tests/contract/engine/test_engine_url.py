@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.engine.url import open_engine, other_engines, parse_url
+from penstock.core.engine.url import open_engine, other_engines, parse_url
 from penstock.errors import ConfigError
 
 
@@ -80,7 +80,7 @@ def test_a_folder_behind_a_link_that_leads_nowhere_is_refused(scheme: str, tmp_p
 
 def test_a_missing_package_names_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rocksdict", None)
-    monkeypatch.delitem(sys.modules, "penstock.engine.rocksdb", raising=False)
+    monkeypatch.delitem(sys.modules, "penstock.engines.rocksdb", raising=False)
 
     with pytest.raises(ConfigError, match=r'pip install "penstock\[rocksdb\]"'):
         open_engine("rocksdb:anything")
@@ -94,7 +94,7 @@ def test_an_engine_of_another_package_opens_by_its_scheme(tmp_path: Path, monkey
         "[penstock.engines]\nshelf = shelf:ShelfEngine\nnothing = shelf:NOTHING\n"
     )
     (package / "shelf.py").write_text(
-        "from penstock.engine.sqlite import SqliteEngine\nNOTHING = 3\n"
+        "from penstock.core.engine.sqlite import SqliteEngine\nNOTHING = 3\n"
         "class ShelfEngine(SqliteEngine):\n    scheme = 'shelf'\n"
     )
     monkeypatch.syspath_prepend(package)

@@ -9,9 +9,9 @@ from journals import on
 from small_index import small_index
 
 from penstock import Draft, Event, Journal, ManualClock, Receipt, Topic
-from penstock.engine.contract import Snapshot
+from penstock.core.engine.contract import Snapshot
+from penstock.core.journal.locating import topics_naming
 from penstock.errors import ConfigError
-from penstock.journal.locating import topics_naming
 
 Reopen = Callable[[Journal], Journal]
 
@@ -158,7 +158,7 @@ def test_a_walk_sees_a_topic_that_is_made_while_it_begins(
             tx.append("orders", "paid", cause=first.id)
         return found
 
-    monkeypatch.setattr("penstock.entity.causality.topics_naming", names)
+    monkeypatch.setattr("penstock.core.entity.causality.topics_naming", names)
     began = ["placed"] if walk == "correlated" else []
     assert [event.kind for event in _walked(topic, first, walk)] == began
     assert sorted(event.kind for event in _walked(topic, first, walk)) == ["paid", *began, "written"]

@@ -15,9 +15,9 @@ from journals import Place, eventually, on, only, payloads, seqs
 import penstock
 from penstock import Draft, Journal, ManualClock, Projection, Topic
 from penstock import on as handles
-from penstock.entity import copying
+from penstock.core.entity import copying
+from penstock.core.journal.catalog import load_record, load_state
 from penstock.errors import ConfigError, Corrupt, FenceActive
-from penstock.journal.catalog import load_record, load_state
 
 Reopen = Callable[[Journal], Journal]
 FORMATS = ["jsonl", "parquet"]

@@ -10,7 +10,8 @@ import pytest
 from journals import payloads
 
 import penstock
-from penstock import Draft, Journal, Topic, event, schema
+from penstock import Draft, Journal, Topic, event
+from penstock.core import schema
 from penstock.errors import Closed, ConfigError, Denied
 
 

@@ -8,7 +8,7 @@ import pytest
 from small_index import small_index
 
 from penstock import Draft, Journal, ManualClock
-from penstock.queue import upkeep
+from penstock.core.queue import upkeep
 
 Reopen = Callable[[Journal], Journal]
 Remove = Callable[[Journal, ManualClock], None]

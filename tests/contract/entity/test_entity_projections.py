@@ -18,16 +18,24 @@ from journals import DEADLINE, Place, on, only, payloads, seqs
 from small_index import small_index
 
 import penstock
-from penstock import Draft, Event, Journal, ManualClock, Projection, Topic, event, schema
+from penstock import Draft, Event, Journal, ManualClock, Projection, Topic, event
 from penstock import on as handles
-from penstock.engine.contract import Snapshot
-from penstock.entity import states
-from penstock.entity.projection import folder_of
-from penstock.entity.states import StreamedState, StreamedStates, load_streamed, pack_state, save_streamed, states_topic
+from penstock.core import schema
+from penstock.core.engine.contract import Snapshot
+from penstock.core.entity import states
+from penstock.core.entity.projection import folder_of
+from penstock.core.entity.states import (
+    StreamedState,
+    StreamedStates,
+    load_streamed,
+    pack_state,
+    save_streamed,
+    states_topic,
+)
+from penstock.core.journal.catalog import TopicRecord, load_record
+from penstock.core.journal.keys import prefix_end
+from penstock.core.journal.writer import Writer
 from penstock.errors import Closed, ConfigError, PositionTrimmed
-from penstock.journal.catalog import TopicRecord, load_record
-from penstock.journal.keys import prefix_end
-from penstock.journal.writer import Writer
 
 Reopen = Callable[[Journal], Journal]
 
@@ -343,9 +351,9 @@ def test_payloads_are_told_apart_whatever_they_hold(topic: Topic) -> None:
 
 @on("memory")
 def test_a_poison_payload_is_named(journal: Journal, topic: Topic) -> None:
+    from penstock.core.journal.blocks import Columns
+    from penstock.core.journal.prepare import PreparedBatch
     from penstock.errors import PoisonMessage
-    from penstock.journal.blocks import Columns
-    from penstock.journal.prepare import PreparedBatch
 
     columns = Columns(["deposited"] * 3, [b'{"amount":1}', b'{"amount":', b'{"amount":1}'])
     columns.key = ["a"] * 3

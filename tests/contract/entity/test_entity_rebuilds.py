@@ -11,8 +11,8 @@ from test_entity_projections import Total, deposit, saved
 
 from penstock import Draft, Journal, Projection, Topic
 from penstock import on as handles
-from penstock.entity import states
-from penstock.entity import states as rebuilding
+from penstock.core.entity import states
+from penstock.core.entity import states as rebuilding
 from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
 
 

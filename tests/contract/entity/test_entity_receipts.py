@@ -19,12 +19,12 @@ from penstock import (
     check_root,
     sign_root,
 )
-from penstock.entity import receipts
-from penstock.entity.proof import EMPTY, root_of
+from penstock.core.entity import receipts
+from penstock.core.entity.proof import EMPTY, root_of
+from penstock.core.journal import keys
+from penstock.core.journal.blocks import build_copies, columns_of, low_bytes, read_block
+from penstock.core.local.backend import LocalJournal
 from penstock.errors import ConfigError, Unprovable
-from penstock.journal import keys
-from penstock.journal.blocks import build_copies, columns_of, low_bytes, read_block
-from penstock.local.backend import LocalJournal
 
 
 @pytest.fixture(autouse=True)

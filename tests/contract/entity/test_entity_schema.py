@@ -12,8 +12,9 @@ import pydantic
 import pytest
 
 import penstock
-from penstock import Draft, Journal, Projection, Topic, event, schema, upcast
+from penstock import Draft, Journal, Projection, Topic, event, upcast
 from penstock import on as handles
+from penstock.core import schema
 from penstock.errors import ConfigError, PoisonMessage
 
 

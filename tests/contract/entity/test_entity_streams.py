@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from small_index import small_index
 
 from penstock import Draft, Journal, Topic
+from penstock.core.journal.blocks import Block
+from penstock.core.journal.index.indexer import worth_merging
+from penstock.core.journal.index.runs import Directory, Run, load_directory, save_directory
 from penstock.errors import ConfigError, Conflict
-from penstock.journal.blocks import Block
-from penstock.journal.index.indexer import worth_merging
-from penstock.journal.index.runs import Directory, Run, load_directory, save_directory
 
 Reopen = Callable[[Journal], Journal]
 KEYS = ["a", "b", "aa", "\x00", "a\x00b", "ü", "k" * 400]
@@ -204,7 +204,7 @@ def test_two_journals_may_build_the_index_at_once(
 def test_a_calm_journal_merges_its_runs_without_being_asked(
     journal: Journal, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.journal.index.indexer.INDEX_CALM_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.core.journal.index.indexer.INDEX_CALM_SECONDS", 0.01)
     for number in range(2):  # fewer runs than make a merge worth it
         topic.append_many([Draft("e", number, key=key) for key in KEYS * 3])
         journal._core.indexer.index("orders")
@@ -234,8 +234,8 @@ def test_runs_of_another_format_are_built_anew(journal: Journal, topic: Topic) -
 def test_a_look_up_that_had_to_ask_many_runs_has_them_merged(
     journal: Journal, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.journal.index.indexer.INDEX_CALM_SECONDS", 0.01)
-    monkeypatch.setattr("penstock.journal.index.indexer.INDEX_FAN_IN", 100)
+    monkeypatch.setattr("penstock.core.journal.index.indexer.INDEX_CALM_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.core.journal.index.indexer.INDEX_FAN_IN", 100)
     for number in range(8):
         topic.append_many([Draft("e", number, key=key) for key in KEYS * 3])
         journal._core.indexer.index("orders")

@@ -12,9 +12,9 @@ from journals import on
 from small_index import small_index
 
 from penstock import Draft, Journal, Receipt, Topic
+from penstock.core.journal import keys
+from penstock.core.journal.blocks import CodedText, Columns, Wire, build_block, read_block, seal, select
 from penstock.errors import ConfigError
-from penstock.journal import keys
-from penstock.journal.blocks import CodedText, Columns, Wire, build_block, read_block, seal, select
 
 Reopen = Callable[[Journal], Journal]
 

@@ -13,10 +13,10 @@ from journals import DEADLINE, Place, eventually, only, payloads
 
 import penstock
 from penstock import Draft, Topic
-from penstock.entity import fence as holders
+from penstock.core.entity import fence as holders
+from penstock.core.journal import keys
+from penstock.core.journal.blocks import Columns, build_wire
 from penstock.errors import Conflict, FenceActive, StorageError
-from penstock.journal import keys
-from penstock.journal.blocks import Columns, build_wire
 from penstock.transfer.publishing import Blocks, publish_blocks
 
 pytestmark = only(shared=True)

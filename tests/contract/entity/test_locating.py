@@ -12,10 +12,10 @@ from journals import Place, eventually, on, only
 
 import penstock
 from penstock import Draft, Event, Journal
-from penstock.journal import keys, locating
-from penstock.journal.index.indexer import Indexer
-from penstock.journal.locating import find_event, topics_naming
-from penstock.local.backend import LocalJournal
+from penstock.core.journal import keys, locating
+from penstock.core.journal.index.indexer import Indexer
+from penstock.core.journal.locating import find_event, topics_naming
+from penstock.core.local.backend import LocalJournal
 
 FEW = 4
 
@@ -23,7 +23,7 @@ FEW = 4
 @pytest.fixture(autouse=True)
 def few_topics_are_many(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in ("locating", "core"):
-        monkeypatch.setattr(f"penstock.journal.{module}.UNFOLDED_TOPICS", FEW)
+        monkeypatch.setattr(f"penstock.core.journal.{module}.UNFOLDED_TOPICS", FEW)
     yield
 
 

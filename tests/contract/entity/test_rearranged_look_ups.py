@@ -15,13 +15,13 @@ from journals import Place, on, seqs
 
 from penstock import Draft, Event, Journal, Projection, Topic
 from penstock import on as handles
+from penstock.core.journal.commit import Commit
+from penstock.core.journal.keys import block_key, prefix_end, with_checksum, without_checksum
+from penstock.core.journal.sealed.sealing import seal_topic
+from penstock.core.journal.upkeep.merging import merge_tail
+from penstock.core.local.backend import LocalJournal
 from penstock.errors import Corrupt
-from penstock.journal.commit import Commit
-from penstock.journal.keys import block_key, prefix_end, with_checksum, without_checksum
-from penstock.journal.sealed.sealing import seal_topic
-from penstock.journal.upkeep.merging import merge_tail
 from penstock.limits import MERGED_BYTES
-from penstock.local.backend import LocalJournal
 
 Reopen = Callable[[Journal], Journal]
 KEYS = ("a", "b", None)

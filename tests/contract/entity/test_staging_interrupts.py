@@ -15,7 +15,7 @@ from journals import on, payloads
 
 from journal import test_interrupts_everywhere as lines
 from penstock import Journal
-from penstock.ticket import Ticket
+from penstock.core.ticket import Ticket
 
 
 class Stopped(Exception):

@@ -15,9 +15,9 @@ from journals import DEADLINE, Place, on
 import penstock
 from penstock import Draft, Event, Journal, ManualClock
 from penstock.api import local
+from penstock.core.journal import across
+from penstock.core.journal.sealed.sealing import seal_topic
 from penstock.errors import Closed, ConfigError, InvalidName, PositionTrimmed
-from penstock.journal import across
-from penstock.journal.sealed.sealing import seal_topic
 
 InThreads = Callable[..., threading.Thread]
 
@@ -80,7 +80,7 @@ def test_positions_go_on_where_a_reader_was(journal: Journal) -> None:
 
 def test_a_long_read_is_of_one_state_in_steps_too(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(across, "STEP", 7)
-    monkeypatch.setattr("penstock.protocol.operation.PAGE_BYTES", 300)
+    monkeypatch.setattr("penstock.core.protocol.operation.PAGE_BYTES", 300)
     for name in ("a", "b"):
         journal.topic(name).append_many([Draft("k", n) for n in range(1500)])
     journal.topic("b").append("rare", "last")

@@ -8,10 +8,10 @@ import pytest
 from bulk_steps import publish_in_steps
 
 from penstock import Draft
+from penstock.core.journal.blocks import Columns, RowOptions, Wire, build_wire, with_options
+from penstock.core.journal.bulk import PreparedPiece, stage, staged_batches
+from penstock.core.journal.writer import WriteRequest
 from penstock.errors import Denied, StorageError
-from penstock.journal.blocks import Columns, RowOptions, Wire, build_wire, with_options
-from penstock.journal.bulk import PreparedPiece, stage, staged_batches
-from penstock.journal.writer import WriteRequest
 from penstock.transfer.publishing import Blocks, BulkCommit, publish_blocks, publish_staged
 
 BATCH = b"0123456789abcdef"

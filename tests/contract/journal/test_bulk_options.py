@@ -9,8 +9,7 @@ import pytest
 from bulk_steps import publish_in_steps
 
 from penstock import Journal, ManualClock
-from penstock.errors import ConfigError, Conflict, FenceActive, PenstockError, QueueFull
-from penstock.journal.blocks import (
+from penstock.core.journal.blocks import (
     Columns,
     PendingWire,
     RowOptions,
@@ -20,9 +19,10 @@ from penstock.journal.blocks import (
     encode_wire,
     with_options,
 )
-from penstock.journal.bulk import PreparedPiece, stage, staged_batches
-from penstock.journal.checking import checked_wire
-from penstock.journal.writer import WriteRequest
+from penstock.core.journal.bulk import PreparedPiece, stage, staged_batches
+from penstock.core.journal.checking import checked_wire
+from penstock.core.journal.writer import WriteRequest
+from penstock.errors import ConfigError, Conflict, FenceActive, PenstockError, QueueFull
 from penstock.transfer.publishing import Blocks, BulkCommit, publish_blocks, publish_staged
 
 BATCH = b"0123456789abcdef"

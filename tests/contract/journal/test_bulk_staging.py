@@ -10,13 +10,13 @@ import pytest
 from bulk_steps import publish_in_steps
 from journals import seqs
 
-import penstock.journal.bulk as staging
+import penstock.core.journal.bulk as staging
 from penstock import Draft, Journal, ManualClock, Projection, Topic, on
+from penstock.core.journal import keys, summaries
+from penstock.core.journal.blocks import Block, Columns, Wire, build_wire
+from penstock.core.journal.bulk import PreparedPiece, drop, publish, stage
+from penstock.core.journal.index import memtable
 from penstock.errors import Conflict, Corrupt, QueueFull, StorageError
-from penstock.journal import keys, summaries
-from penstock.journal.blocks import Block, Columns, Wire, build_wire
-from penstock.journal.bulk import PreparedPiece, drop, publish, stage
-from penstock.journal.index import memtable
 from penstock.transfer.publishing import Blocks, BulkCommit, publish_blocks, publish_staged
 
 Reopen = Callable[[Journal], Journal]

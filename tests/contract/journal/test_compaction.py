@@ -13,11 +13,11 @@ import pytest
 from journals import Place, eventually, on, only, payloads, seen, seqs
 
 from penstock import CompactReport, Draft, Journal, ManualClock, Settings, Topic
-from penstock.engine.memory import MemoryEngine
+from penstock.core.engine.memory import MemoryEngine
+from penstock.core.journal import keys
+from penstock.core.journal.upkeep import retention
+from penstock.core.local.backend import LocalJournal
 from penstock.errors import ConfigError, StorageError
-from penstock.journal import keys
-from penstock.journal.upkeep import retention
-from penstock.local.backend import LocalJournal
 
 Reopen = Callable[[Journal], Journal]
 

@@ -12,6 +12,10 @@ from journals import Place, eventually, on, only, payloads, seqs
 
 import penstock
 from penstock import Draft, Journal, Projection
+from penstock.core.journal import keys
+from penstock.core.journal.blocks import Columns, build_wire
+from penstock.core.journal.bulk import PreparedPiece, publish, stage
+from penstock.core.journal.upkeep import dropping
 from penstock.errors import (
     ConfigError,
     Conflict,
@@ -24,10 +28,6 @@ from penstock.errors import (
     UnknownQueue,
     UnknownTopic,
 )
-from penstock.journal import keys
-from penstock.journal.blocks import Columns, build_wire
-from penstock.journal.bulk import PreparedPiece, publish, stage
-from penstock.journal.upkeep import dropping
 
 OTHERS = (keys.STORE, keys.NEXT_TOPIC, keys.TOPIC, keys.ENDED, keys.AGED, keys.MARK, keys.HISTORY, keys.COPYING)
 """Prefixes of keys that no topic's id follows."""
@@ -471,8 +471,8 @@ def test_housekeeping_clears_it_without_being_asked(journal: Journal) -> None:
 
 @on("sqlite")
 def test_an_index_being_built_leaves_nothing_behind(journal: Journal) -> None:
-    from penstock.journal.index.indexer import Building
-    from penstock.journal.index.runs import IndexRows, term_rows
+    from penstock.core.journal.index.indexer import Building
+    from penstock.core.journal.index.runs import IndexRows, term_rows
 
     journal.topic("orders").append("x", key="k")
     topic_id = topic_id_of(journal, "orders")
@@ -491,7 +491,7 @@ def test_an_index_being_built_leaves_nothing_behind(journal: Journal) -> None:
 
 @on("sqlite")
 def test_sealed_files_stay_and_are_listed(journal: Journal, tmp_path: Path) -> None:
-    from penstock.journal.sealed.sealing import seal_topic
+    from penstock.core.journal.sealed.sealing import seal_topic
 
     topic, lake = journal.topic("orders"), str(tmp_path / "lake")
     topic.append_many([Draft("x", n) for n in range(10)])

@@ -8,10 +8,10 @@ import pytest
 from journals import eventually, on
 
 from penstock import Draft, Event, Journal, Topic
+from penstock.core.journal import following
+from penstock.core.journal.blocks import Block, text_reader
+from penstock.core.journal.catalog import open_block
 from penstock.errors import ConfigError
-from penstock.journal import following
-from penstock.journal.blocks import Block, text_reader
-from penstock.journal.catalog import open_block
 
 
 def fill(topic: Topic, start: int, count: int = 6) -> None:
@@ -100,8 +100,8 @@ def test_what_cannot_be_chosen_is_not_decoded_and_nothing_is_read_twice(
         decoded.append(count)
         return text_reader(column, count)
 
-    monkeypatch.setattr("penstock.journal.reading.open_block", open_counted)
-    monkeypatch.setattr("penstock.journal.blocks.text_reader", read_counted)
+    monkeypatch.setattr("penstock.core.journal.reading.open_block", open_counted)
+    monkeypatch.setattr("penstock.core.journal.blocks.text_reader", read_counted)
     with topic.subscribe(kind="lost", key_prefix="eu/") as subscription:
         assert subscription.next(0) is None and subscription.position == 60
         assert decoded == [], "no block has events of that kind: none of their keys is looked at"

@@ -19,13 +19,13 @@ import pytest
 from journals import DEADLINE, Place, eventually, on, payloads
 
 from penstock import Draft, Journal, Receipt, Ticket, Topic
+from penstock.core.journal.catalog import Settings
+from penstock.core.journal.commit import Commit, adopt_topic, change_settings
+from penstock.core.journal.index.memtable import Memtable
+from penstock.core.journal.prepare import prepare
+from penstock.core.journal.writer import WriteRequest
+from penstock.core.local.backend import LocalJournal
 from penstock.errors import Backpressure, Closed, ConfigError, Conflict, StorageError
-from penstock.journal.catalog import Settings
-from penstock.journal.commit import Commit, adopt_topic, change_settings
-from penstock.journal.index.memtable import Memtable
-from penstock.journal.prepare import prepare
-from penstock.journal.writer import WriteRequest
-from penstock.local.backend import LocalJournal
 
 InThreads = Callable[..., threading.Thread]
 

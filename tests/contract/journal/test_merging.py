@@ -9,7 +9,7 @@ from journals import Place
 
 import penstock
 from penstock import Draft
-from penstock.journal.reading import TopicView
+from penstock.core.journal.reading import TopicView
 from penstock.limits import MERGE_FAN_IN
 
 

@@ -19,9 +19,9 @@ from journals import DEADLINE, Place, on, only, payloads, seen
 import penstock
 from engines import KINDS
 from penstock import Draft, Journal, ManualClock
+from penstock.core.journal import keys
+from penstock.core.journal.core import StoreRecord
 from penstock.errors import Closed, ConfigError, Locked, ReadOnly
-from penstock.journal import keys
-from penstock.journal.core import StoreRecord
 
 InThreads = Callable[..., threading.Thread]
 

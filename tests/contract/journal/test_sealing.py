@@ -10,12 +10,12 @@ from journals import Place, on, payloads, seqs
 
 import penstock
 from penstock import Draft, Journal, ManualClock, Topic
+from penstock.core.journal.sealed import sealing
+from penstock.core.journal.sealed.sealing import Range, seal_topic
+from penstock.core.journal.sealed.segments import SealReport, Segment
+from penstock.core.journal.sealed.writing import SealTarget, write_segment
+from penstock.core.local.backend import LocalJournal
 from penstock.errors import ConfigError, UnknownTopic
-from penstock.journal.sealed import sealing
-from penstock.journal.sealed.sealing import Range, seal_topic
-from penstock.journal.sealed.segments import SealReport, Segment
-from penstock.journal.sealed.writing import SealTarget, write_segment
-from penstock.local.backend import LocalJournal
 
 
 @pytest.fixture

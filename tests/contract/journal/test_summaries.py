@@ -13,16 +13,16 @@ import pytest
 from journals import eventually, on, seqs
 
 from penstock import Draft, Event, Journal, ManualClock, Topic
+from penstock.core.journal import keys
+from penstock.core.journal.blocks import Block
+from penstock.core.journal.index import indexer
+from penstock.core.journal.index.runs import load_directory
+from penstock.core.journal.reading import TopicView
+from penstock.core.journal.summaries import stored_hashes
+from penstock.core.local.bulk import read_spans
+from penstock.core.model.query import EventQuery
+from penstock.core.protocol.bulk import SpansDocument, SpansRequest, Wanted, blocks_of
 from penstock.errors import Corrupt
-from penstock.journal import keys
-from penstock.journal.blocks import Block
-from penstock.journal.index import indexer
-from penstock.journal.index.runs import load_directory
-from penstock.journal.reading import TopicView
-from penstock.journal.summaries import stored_hashes
-from penstock.local.bulk import read_spans
-from penstock.model.query import EventQuery
-from penstock.protocol.bulk import SpansDocument, SpansRequest, Wanted, blocks_of
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 KINDS, SCOPES = ["placed", "paid", "sent", "rare"], [None, "eu", "us"]

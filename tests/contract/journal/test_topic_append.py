@@ -18,10 +18,10 @@ from journals import Place, contiguous, on, payloads, seqs
 
 import penstock.limits
 from penstock import Draft, Journal, ManualClock, Topic
+from penstock.core.journal.blocks import Columns, PlacedRows, build_wire, low_bytes
+from penstock.core.journal.bulk import append_wires
+from penstock.core.journal.commit import append_copies
 from penstock.errors import ConfigError, Conflict, InvalidName
-from penstock.journal.blocks import Columns, PlacedRows, build_wire, low_bytes
-from penstock.journal.bulk import append_wires
-from penstock.journal.commit import append_copies
 
 Reopen = Callable[[Journal], Journal]
 
@@ -409,8 +409,8 @@ def test_a_payload_of_64_mib_is_kept(place: Place) -> None:
 
 @on("memory")
 def test_sizes_out_of_range_are_refused(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.journal.prepare.MAX_PAYLOAD_BYTES", 1000)
-    monkeypatch.setattr("penstock.journal.prepare.MAX_BATCH_BYTES", 5000)
+    monkeypatch.setattr("penstock.core.journal.prepare.MAX_PAYLOAD_BYTES", 1000)
+    monkeypatch.setattr("penstock.core.journal.prepare.MAX_BATCH_BYTES", 5000)
     topic.append("k", b"x" * 1000)
     for payload in (b"x" * 1001, "x" * 999):
         with pytest.raises(ConfigError, match="too large"):

@@ -14,8 +14,8 @@ import pytest
 from journals import DEADLINE, Place, eventually, on, only, payloads, seqs
 
 from penstock import Draft, Journal, Transaction
+from penstock.core.journal.commit import Commit
 from penstock.errors import Closed, ConfigError, Conflict, InvalidName, ReadOnly, StorageError
-from penstock.journal.commit import Commit
 
 InThreads = Callable[..., threading.Thread]
 Reopen = Callable[[Journal], Journal]

@@ -11,9 +11,9 @@ import pytest
 from journals import DEADLINE, Place, eventually, eventually_async, on, only, seqs
 
 from penstock import Draft, Event, Journal, ManualClock, Topic, Worker
+from penstock.core.local.backend import LocalJournal
+from penstock.core.observe.workers import forget, gave_up
 from penstock.errors import Closed, ConfigError, PositionTrimmed
-from penstock.local.backend import LocalJournal
-from penstock.observe.workers import forget, gave_up
 
 InThreads = Callable[..., threading.Thread]
 

@@ -13,8 +13,8 @@ from journals import DEADLINE, eventually
 
 import penstock
 from penstock import Draft, Event, Journal, Queue, Topic
+from penstock.core.schema import forget
 from penstock.errors import ConfigError, PoisonMessage
-from penstock.schema import forget
 
 pydantic = pytest.importorskip("pydantic")
 

@@ -12,8 +12,8 @@ import pytest
 import penstock
 from contract.queue.earlier_store import answers
 from penstock import ManualClock
-from penstock.queue.inspect import viewing
-from penstock.queue.queue import LocalQueue
+from penstock.core.queue.inspect import viewing
+from penstock.core.queue.queue import LocalQueue
 from queue_check import check_queue
 
 STORES = Path(__file__).parent / "earlier"

@@ -8,10 +8,10 @@ import pytest
 from journals import eventually, on
 
 from penstock import Delivery, Journal, ManualClock, Queue, Retry
+from penstock.core.model.failure import Attempt
+from penstock.core.queue.state import keys
 from penstock.errors import ConfigError
 from penstock.limits import ATTEMPTS_KEPT, MAX_ATTEMPT_ERROR_BYTES, MAX_ERROR_BYTES, MAX_TRACEBACK_BYTES
-from penstock.model.failure import Attempt
-from penstock.queue.state import keys
 
 HOST = os.uname().nodename
 

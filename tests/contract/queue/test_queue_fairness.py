@@ -10,9 +10,9 @@ import pytest
 from journals import DEADLINE, Place, eventually, on
 
 from penstock import Draft, Event, Journal, ManualClock, Queue
+from penstock.core.journal.writer import WriteRequest
+from penstock.core.queue.state.keys import flow_rows
 from penstock.errors import ConfigError
-from penstock.journal.writer import WriteRequest
-from penstock.queue.state.keys import flow_rows
 
 Start = Callable[..., threading.Thread]
 Reopen = Callable[[Journal], Journal]

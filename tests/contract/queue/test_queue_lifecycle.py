@@ -12,10 +12,10 @@ import pytest
 from journals import DEADLINE, Place, eventually, eventually_async, on
 
 from penstock import Delivery, Event, Journal, ManualClock
+from penstock.core.journal.writer import WriteRequest
+from penstock.core.queue.policy import QueuePolicy
+from penstock.core.queue.queue import LocalQueue
 from penstock.errors import ConfigError, StorageError
-from penstock.journal.writer import WriteRequest
-from penstock.queue.policy import QueuePolicy
-from penstock.queue.queue import LocalQueue
 
 pytestmark = on("sqlite")
 
@@ -218,7 +218,7 @@ def test_a_worker_whose_thread_could_not_start_can_be_started_again(
 def test_hands_do_not_outlive_a_worker_that_could_not_have_them_all(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.consuming.worker.WORKER_RESTART_PAUSE", 0.0)
+    monkeypatch.setattr("penstock.core.consuming.worker.WORKER_RESTART_PAUSE", 0.0)
     start = threading.Thread.start
 
     def only_one_hand(thread: threading.Thread) -> None:
@@ -271,7 +271,7 @@ def test_a_failing_look_at_the_policy_does_not_end_the_renewal_of_leases(
         keepers.extend(thread for thread in threading.enumerate() if thread.name == "penstock-jobs:default-leases")
         assert go.wait(DEADLINE)
 
-    monkeypatch.setattr("penstock.consuming.worker.WORKER_RESTART_PAUSE", 0.0)
+    monkeypatch.setattr("penstock.core.consuming.worker.WORKER_RESTART_PAUSE", 0.0)
     with queue.worker(handle):
         eventually(lambda: keepers, "a handler runs, and a thread renews its lease")
         go.set()

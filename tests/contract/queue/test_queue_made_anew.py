@@ -7,11 +7,11 @@ import pytest
 from journals import Place, only, payloads
 
 from penstock import Event, Journal, ManualClock, Queue
+from penstock.core.queue.dead_letters import DeadLetterCursor
+from penstock.core.queue.inspect import dead_letters, failures
+from penstock.core.queue.operations.repair import replace
+from penstock.core.queue.queue import LocalQueue
 from penstock.errors import StaleDelivery
-from penstock.queue.dead_letters import DeadLetterCursor
-from penstock.queue.inspect import dead_letters, failures
-from penstock.queue.operations.repair import replace
-from penstock.queue.queue import LocalQueue
 
 
 def anew(journal: Journal, *contents: object, **policy: object) -> Queue:

@@ -146,7 +146,7 @@ def test_discarding_what_is_held_back_leaves_the_key_as_it_is(journal: Journal, 
 
 
 def test_what_is_remembered_of_pushes_is_forgotten(journal: Journal, clock: ManualClock) -> None:
-    from penstock.queue.state.keys import flow_of_queue
+    from penstock.core.queue.state.keys import flow_of_queue
 
     throttled, debounced = journal.queue("t", throttle=5), journal.queue("d", debounce=5)
     for number in range(3):

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from penstock import Draft, Journal, ManualClock, Queue
+from penstock.core.journal.commit import Commit
+from penstock.core.queue import queue as waiting
+from penstock.core.queue.operations.take import take
+from penstock.core.queue.state import blocks
 from penstock.errors import ConfigError
-from penstock.journal.commit import Commit
-from penstock.queue import queue as waiting
-from penstock.queue.operations.take import take
-from penstock.queue.state import blocks
 
 Reopen = Callable[[Journal], Journal]
 

@@ -12,9 +12,9 @@ from journals import on
 
 import penstock
 from penstock import Draft, Journal, ManualClock, Queue, QueuePolicy, Retry
+from penstock.core.local.backend import LocalJournal
+from penstock.core.queue.policy import parse_retry, write_retry
 from penstock.errors import ConfigError, InvalidName, PolicyMismatch, QueueFull, UnknownQueue
-from penstock.local.backend import LocalJournal
-from penstock.queue.policy import parse_retry, write_retry
 
 Reopen = Callable[[Journal], Journal]
 

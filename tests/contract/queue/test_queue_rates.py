@@ -76,7 +76,7 @@ def test_discarding_and_moving_what_waits_for_its_rate(journal: Journal, clock: 
 
 
 def test_windows_of_keys_are_forgotten_when_nothing_counts_any_more(journal: Journal, clock: ManualClock) -> None:
-    from penstock.queue.state.keys import flow_rows
+    from penstock.core.queue.state.keys import flow_rows
 
     queue = journal.queue("jobs", rate_per_key="1/s")
     for number in range(20):

@@ -13,11 +13,11 @@ from journals import on
 
 import penstock
 from penstock import Draft, Journal, ManualClock, Queue
+from penstock.core.journal import blocks, keys
+from penstock.core.journal.writer import Writer
+from penstock.core.queue.operations import repair
+from penstock.core.queue.state import blocks as state_blocks
 from penstock.errors import ConfigError, PoisonMessage, QueueFull, StaleDelivery, UnknownQueue
-from penstock.journal import blocks, keys
-from penstock.journal.writer import Writer
-from penstock.queue.operations import repair
-from penstock.queue.state import blocks as state_blocks
 
 Reopen = Callable[[Journal], Journal]
 
@@ -308,7 +308,7 @@ def _damage(journal: Journal, topic: str, first: int, change: Callable[[bytes], 
 
 
 def _with_payload(raw: bytes) -> Callable[[bytes], bytes]:
-    from penstock.journal.blocks import read_block, seal
+    from penstock.core.journal.blocks import read_block, seal
 
     def change(value: bytes) -> bytes:
         wire = read_block(value, "jobs").wire

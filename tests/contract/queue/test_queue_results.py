@@ -13,9 +13,9 @@ from journals import DEADLINE, Place, eventually, only
 
 import penstock
 from penstock import Delivery, Draft, Journal, ManualClock
+from penstock.core.journal.blocks import Block
+from penstock.core.queue.results import ResultTicket
 from penstock.errors import Closed, ConfigError, FenceActive, ReplyFailed
-from penstock.journal.blocks import Block
-from penstock.queue.results import ResultTicket
 
 
 def test_a_ticket_gives_what_the_handler_returned(journal: Journal) -> None:

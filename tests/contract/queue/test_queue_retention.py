@@ -8,8 +8,8 @@ import pytest
 from journals import eventually
 
 from penstock import Draft, Journal, ManualClock, Queue
+from penstock.core.journal.reading import TopicView
 from penstock.errors import ConfigError, PositionTrimmed, QueueFull, StaleDelivery
-from penstock.journal.reading import TopicView
 
 Reopen = Callable[[Journal], Journal]
 

@@ -9,14 +9,14 @@ import pytest
 
 import penstock
 from penstock import Journal, Queue
+from penstock.core.journal.commit import Commit
+from penstock.core.queue.inspect import viewing
+from penstock.core.queue.queue import LocalQueue
+from penstock.core.queue.state import keys
+from penstock.core.queue.state.cache import WORK, QueueState
+from penstock.core.queue.state.group import Group
+from penstock.core.queue.state.records import FAILED, LISTED, READY, TAKEN, WAITING, MessageRow, encode, read_group
 from penstock.errors import ConfigError
-from penstock.journal.commit import Commit
-from penstock.queue.inspect import viewing
-from penstock.queue.queue import LocalQueue
-from penstock.queue.state import keys
-from penstock.queue.state.cache import WORK, QueueState
-from penstock.queue.state.group import Group
-from penstock.queue.state.records import FAILED, LISTED, READY, TAKEN, WAITING, MessageRow, encode, read_group
 from queue_check import check_queue, letters_range
 
 

@@ -13,9 +13,9 @@ from journals import DEADLINE, Place, eventually, on, only
 
 import penstock
 from penstock import Journal, ManualClock, Queue
-from penstock.clock import SystemClock
+from penstock.core.clock import SystemClock
+from penstock.core.queue.schedule import Cron
 from penstock.errors import ConfigError, InvalidName
-from penstock.queue.schedule import Cron
 
 Reopen = Callable[[Journal], Journal]
 
@@ -72,7 +72,7 @@ def test_missed_ticks_can_be_one_or_none(journal: Journal, clock: ManualClock) -
     none.every(10, "t", name="s", missed="none")
     journal._registry.scheduler.close()
     clock.advance(1005)
-    from penstock.queue.schedule import Scheduler
+    from penstock.core.queue.schedule import Scheduler
 
     journal._registry.scheduler = Scheduler(journal._registry)
     for queue in (one, none):

@@ -6,10 +6,10 @@ import pytest
 from journals import Place, payloads
 
 from penstock import Draft, Journal
+from penstock.core.journal.sealed import sealing
+from penstock.core.journal.sealed.sealing import seal_topic
+from penstock.core.local.backend import LocalJournal
 from penstock.errors import ConfigError
-from penstock.journal.sealed import sealing
-from penstock.journal.sealed.sealing import seal_topic
-from penstock.local.backend import LocalJournal
 
 
 def local(journal: Journal) -> LocalJournal:

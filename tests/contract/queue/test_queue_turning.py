@@ -8,9 +8,9 @@ from itertools import islice
 from types import FrameType
 
 from penstock import Journal
-from penstock.observe.sample import FailedMessage
-from penstock.queue.dead_letters import DeadLetterCursor
-from penstock.queue.inspect import dead_letters, failures
+from penstock.core.observe.sample import FailedMessage
+from penstock.core.queue.dead_letters import DeadLetterCursor
+from penstock.core.queue.inspect import dead_letters, failures
 
 
 def give_up(journal: Journal, name: str, count: int, dead_letter: str | None) -> None:

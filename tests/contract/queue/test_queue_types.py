@@ -11,8 +11,8 @@ from journals import eventually
 
 import penstock
 from penstock import Delivery, Draft, Journal, ManualClock
+from penstock.core.schema import forget
 from penstock.errors import ConfigError
-from penstock.schema import forget
 
 
 class MailWanted(msgspec.Struct):

@@ -9,16 +9,16 @@ import pytest
 from journals import on
 
 from penstock import Journal, ManualClock, Queue
-from penstock.engine.contract import Snapshot
+from penstock.core.engine.contract import Snapshot
+from penstock.core.journal.commit import Commit
+from penstock.core.local.backend import LocalJournal
+from penstock.core.queue import upkeep
+from penstock.core.queue.inspect import viewing
+from penstock.core.queue.operations import settle
+from penstock.core.queue.queue import LocalQueue
+from penstock.core.queue.state import blocks, keys
+from penstock.core.queue.state.cache import QueueState
 from penstock.errors import StaleDelivery
-from penstock.journal.commit import Commit
-from penstock.local.backend import LocalJournal
-from penstock.queue import upkeep
-from penstock.queue.inspect import viewing
-from penstock.queue.operations import settle
-from penstock.queue.queue import LocalQueue
-from penstock.queue.state import blocks, keys
-from penstock.queue.state.cache import QueueState
 
 pytestmark = on("memory", "sqlite")
 

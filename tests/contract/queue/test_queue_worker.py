@@ -14,8 +14,8 @@ import pytest
 from journals import DEADLINE, Place, eventually, eventually_async, on, only
 
 from penstock import Delivery, Draft, Journal, ManualClock, Middleware, Queue
+from penstock.core.observe.metrics import REGISTRY
 from penstock.errors import ConfigError
-from penstock.observe.metrics import REGISTRY
 
 
 class Gate:

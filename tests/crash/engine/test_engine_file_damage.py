@@ -9,7 +9,7 @@ from zlib import crc32
 
 import pytest
 
-from penstock.engine.file import HEAD, START, DataFile, Disk, FileEngine
+from penstock.engines.file import HEAD, START, DataFile, Disk, FileEngine
 from penstock.errors import ConfigError, Corrupt
 
 END = b"\xff" * 600

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.contract import WriteTx
-from penstock.engine.file import Disk, FileEngine
+from penstock.core.engine.contract import WriteTx
+from penstock.engines.file import Disk, FileEngine
 from penstock.errors import Closed, StorageError
 
 END = b"\xff" * 600

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.engine.url import open_engine
+from penstock.core.engine.url import open_engine
 from waiting import DEADLINE, eventually
 
 END = b"\xff" * 600
 
 WRITER = """
 import os, random, sys
-import penstock.engine.file as upkeep
-from penstock.engine.url import open_engine
+import penstock.engines.file as upkeep
+from penstock.core.engine.url import open_engine
 
 upkeep.GARBAGE_BYTES = 100_000  # so that kills also meet compactions and savings of the index
 upkeep.INDEX_COMMITS = 40

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dead_store import copy_as_it_is
-from penstock.engine.rocksdb import RocksdbEngine, cut_torn_end, record_spans
+from penstock.engines.rocksdb import RocksdbEngine, cut_torn_end, record_spans
 from penstock.errors import Corrupt
 
 END = b"\xff" * 600

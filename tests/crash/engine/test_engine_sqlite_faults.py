@@ -13,7 +13,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from penstock.engine.sqlite import PAGE_BYTES, SqliteEngine
+from penstock.core.engine.sqlite import PAGE_BYTES, SqliteEngine
 from penstock.errors import ConfigError, Corrupt, StorageError
 
 END = b"\xff" * 600
@@ -75,7 +75,7 @@ class FaultyFile(apsw.VFSFile):
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
-    monkeypatch.setattr("penstock.engine.sqlite.LOG_BYTES", 50_000)  # copies of the store are made all the time
+    monkeypatch.setattr("penstock.core.engine.sqlite.LOG_BYTES", 50_000)  # copies of the store are made all the time
     faults = Faults()
     yield faults
     faults.unregister()

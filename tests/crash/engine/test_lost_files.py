@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.engine.base import OpenFiles
+from penstock.core.engine.base import OpenFiles
 from penstock.errors import OutcomeUnknown, PenstockError, StorageError
 from server.serving import serving
 
@@ -47,10 +47,10 @@ def rename(folder: Path) -> None:
 def look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the folder has been as it is for so long that its own time tells that nothing in it has changed."""
     if request.param == "quiet":
-        monkeypatch.setattr("penstock.engine.base.QUIET_NS", -(10**9))
+        monkeypatch.setattr("penstock.core.engine.base.QUIET_NS", -(10**9))
     if request.param == "quiet for seconds":  # on a file system that counts them
-        monkeypatch.setattr("penstock.engine.base.COARSE_NS", 1)
-        monkeypatch.setattr("penstock.engine.base.COARSE_QUIET_NS", -(10**9))
+        monkeypatch.setattr("penstock.core.engine.base.COARSE_NS", 1)
+        monkeypatch.setattr("penstock.core.engine.base.COARSE_QUIET_NS", -(10**9))
 
 
 @pytest.mark.usefixtures("look")

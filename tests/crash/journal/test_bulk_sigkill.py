@@ -12,14 +12,14 @@ import pytest
 
 import penstock
 from penstock.api import local
-from penstock.journal import keys
+from penstock.core.journal import keys
 
 WRITER = """
 import os, signal, sys
 import penstock.transfer.publishing as publishing
 from penstock.api import open_local
-from penstock.journal.blocks import build_wire
-from penstock.journal.blocks import Columns
+from penstock.core.journal.blocks import build_wire
+from penstock.core.journal.blocks import Columns
 
 url, stage, hits = sys.argv[1], sys.argv[2], int(sys.argv[3])
 publishing.STEP_BYTES = 100_000

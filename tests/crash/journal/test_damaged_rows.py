@@ -9,8 +9,8 @@ import apsw
 import pytest
 
 import penstock
+from penstock.core.journal import keys
 from penstock.errors import Corrupt
-from penstock.journal import keys
 
 
 def filled(path: Path) -> None:

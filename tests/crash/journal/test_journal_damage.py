@@ -11,8 +11,8 @@ import pytest
 
 import penstock
 from penstock import Draft, Journal, Topic
+from penstock.core.journal import keys
 from penstock.errors import Corrupt, PenstockError
-from penstock.journal import keys
 
 SCHEMES = ("memory", "sqlite", "rocksdb", "file", "slatedb")
 

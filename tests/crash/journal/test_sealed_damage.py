@@ -9,9 +9,9 @@ import pytest
 
 import penstock
 from penstock.api import local
+from penstock.core.journal.sealed import files as sealed_files
+from penstock.core.journal.sealed.sealing import seal_topic
 from penstock.errors import Corrupt
-from penstock.journal.sealed import files as sealed_files
-from penstock.journal.sealed.sealing import seal_topic
 
 
 def test_every_changed_bit_of_sealed_events_is_corrupt_for_a_reader(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 import penstock
 from penstock import Delivery, Draft, Journal, ManualClock, Queue, Retry
+from penstock.core.journal.writer import WriteRequest
 from penstock.errors import StorageError
-from penstock.journal.writer import WriteRequest
 
 
 class Fault(Exception):

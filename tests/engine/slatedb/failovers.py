@@ -50,7 +50,7 @@ PROCESSES = 3
 NURSERY = """
 import faulthandler, itertools, json, os, random, signal, sys, tempfile, time
 import penstock
-import penstock.engine.slatedb.engine
+import penstock.engines.slatedb.engine
 from penstock.errors import Fenced, Locked, StaleDelivery, StorageError
 
 MAX_ATTEMPTS = int(sys.argv[1])

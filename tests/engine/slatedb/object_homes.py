@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import slatedb.uniffi as sl
 
 import penstock
-from penstock.engine.slatedb.bridge import call
-from penstock.engine.slatedb.database import collectable_age
-from penstock.engine.slatedb.engine import SlatedbEngine
+from penstock.core.local.backend import LocalJournal
+from penstock.engines.slatedb.bridge import call
+from penstock.engines.slatedb.database import collectable_age
+from penstock.engines.slatedb.engine import SlatedbEngine
 from penstock.errors import OutcomeUnknown, StorageError
-from penstock.local.backend import LocalJournal
 from waiting import DEADLINE, eventually
 
 T = TypeVar("T")

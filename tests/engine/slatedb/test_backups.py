@@ -13,9 +13,9 @@ from object_homes import Home, collect
 
 import penstock
 from buffer.emulator import Emulator
-from penstock.engine.slatedb import database
-from penstock.engine.slatedb import engine as upkeep
-from penstock.engine.slatedb.bridge import call
+from penstock.engines.slatedb import database
+from penstock.engines.slatedb import engine as upkeep
+from penstock.engines.slatedb.bridge import call
 from penstock.errors import ConfigError, StorageError
 from penstock.objects.cloud import CloudStore
 from penstock.objects.store import open_store

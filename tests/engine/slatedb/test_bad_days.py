@@ -12,8 +12,8 @@ from store_proxy import StoreProxy
 
 import penstock
 from buffer.emulator import Emulator, free_port
-from penstock.engine.slatedb import database as place_module
-from penstock.engine.slatedb.database import ObjectLocation, ObjectOptions, check_store
+from penstock.engines.slatedb import database as place_module
+from penstock.engines.slatedb.database import ObjectLocation, ObjectOptions, check_store
 from penstock.errors import ConfigError, Fenced, OutcomeUnknown, StorageError
 from waiting import DEADLINE, eventually
 

@@ -16,7 +16,7 @@ import pytest
 import slatedb.uniffi as sl
 from slatedb.uniffi._slatedb_uniffi import slatedb as generated
 
-from penstock.engine.slatedb import bridge
+from penstock.engines.slatedb import bridge
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from object_homes import Home
 
 import penstock
 from buffer.emulator import Emulator
-from penstock.journal import moving
+from penstock.core.journal import moving
 
 
 @pytest.mark.parametrize("at", [1, 2])

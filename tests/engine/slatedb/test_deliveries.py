@@ -10,7 +10,7 @@ from store_proxy import StoreProxy
 
 import penstock
 from buffer.emulator import Emulator
-from penstock.consuming.delivery import Delivery
+from penstock.core.consuming.delivery import Delivery
 from penstock.errors import Fenced, OutcomeUnknown, StorageError
 from waiting import DEADLINE, eventually
 

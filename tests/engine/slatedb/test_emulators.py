@@ -21,9 +21,9 @@ from buffer.emulator import Emulator
 from crash.engine.test_engine_kill import DEADLINE, WRITER, check, wait_for_growth
 from model.test_engine_model import END, EngineMachine
 from nightly import examples
-from penstock.engine.contract import Engine
-from penstock.engine.slatedb.database import ObjectOptions
-from penstock.engine.url import open_engine
+from penstock.core.engine.contract import Engine
+from penstock.core.engine.url import open_engine
+from penstock.engines.slatedb.database import ObjectOptions
 from penstock.errors import Fenced
 
 pytestmark = pytest.mark.nightly("emulators")

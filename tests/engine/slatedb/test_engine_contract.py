@@ -15,9 +15,9 @@ import pytest
 from buffer.azure_emulator import azurite
 from contract.engine import test_engine as contract
 from engines import Kind, Store
-from penstock.engine.contract import Durability, Engine
-from penstock.engine.slatedb.database import ObjectOptions
-from penstock.engine.url import open_engine
+from penstock.core.engine.contract import Durability, Engine
+from penstock.core.engine.url import open_engine
+from penstock.engines.slatedb.database import ObjectOptions
 
 
 class RemoteStore(Store):

@@ -15,10 +15,10 @@ import slatedb.uniffi as sl
 from object_homes import Home, collect
 
 import penstock
-from penstock.engine.slatedb import engine as engine_module
-from penstock.engine.slatedb import lease as lease_module
-from penstock.engine.slatedb.bridge import call
-from penstock.engine.slatedb.engine import SlatedbEngine
+from penstock.engines.slatedb import engine as engine_module
+from penstock.engines.slatedb import lease as lease_module
+from penstock.engines.slatedb.bridge import call
+from penstock.engines.slatedb.engine import SlatedbEngine
 from penstock.errors import ConfigError, Corrupt, Fenced, Locked, OutcomeUnknown
 from penstock.limits import TABLE_COMMITS
 from waiting import DEADLINE, eventually

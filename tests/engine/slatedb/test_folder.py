@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.slatedb import lease as module
-from penstock.engine.slatedb.lease import FolderStore
+from penstock.engines.slatedb import lease as module
+from penstock.engines.slatedb.lease import FolderStore
 from penstock.objects.store import VersionConflict
 
 

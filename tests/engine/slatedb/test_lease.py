@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from buffer.faults import FaultyStore
-from penstock.engine.slatedb import lease as module
-from penstock.engine.slatedb.lease import LEASE_PATH, SAFETY, LeaseRecord, WriterLease, read_lease
+from penstock.engines.slatedb import lease as module
+from penstock.engines.slatedb.lease import LEASE_PATH, SAFETY, LeaseRecord, WriterLease, read_lease
 from penstock.errors import Corrupt, Fenced, Locked
 from penstock.limits import LEASE_SECONDS
 from penstock.objects.store import Stored, Version, open_store

@@ -12,13 +12,13 @@ from object_homes import Home
 
 import penstock
 from buffer.emulator import Emulator
-from penstock.engine import base
-from penstock.engine.slatedb import reading
-from penstock.engine.slatedb.engine import SlatedbEngine
-from penstock.engine.slatedb.reading import Follower
+from penstock.core.engine import base
+from penstock.core.local.backend import LocalJournal
+from penstock.core.units import in_parts
+from penstock.engines.slatedb import reading
+from penstock.engines.slatedb.engine import SlatedbEngine
+from penstock.engines.slatedb.reading import Follower
 from penstock.errors import ConfigError, StorageError
-from penstock.local.backend import LocalJournal
-from penstock.units import in_parts
 from waiting import eventually
 
 
@@ -216,7 +216,7 @@ def test_a_backup_that_a_reader_could_not_finish_is_no_journal(bucket: Home, mon
 
     monkeypatch.setattr(base, "COPY_BYTES", 4000)
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.engine.base.in_parts", cut_short)
+        patch.setattr("penstock.core.engine.base.in_parts", cut_short)
         with pytest.raises(StorageError, match="away"):
             reader.backup(f"{bucket.url}-monday")
     for read_only in (True, False):

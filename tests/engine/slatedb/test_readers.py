@@ -16,12 +16,12 @@ from store_proxy import StoreProxy
 
 from buffer.emulator import Emulator
 from penstock.api import open_local
-from penstock.engine.slatedb import database, reading
-from penstock.engine.slatedb.bridge import call
-from penstock.engine.slatedb.database import ObjectOptions, flush_tables
-from penstock.engine.slatedb.engine import SlatedbEngine
-from penstock.engine.slatedb.lease import FolderStore
-from penstock.engine.slatedb.reading import commits_in
+from penstock.engines.slatedb import database, reading
+from penstock.engines.slatedb.bridge import call
+from penstock.engines.slatedb.database import ObjectOptions, flush_tables
+from penstock.engines.slatedb.engine import SlatedbEngine
+from penstock.engines.slatedb.lease import FolderStore
+from penstock.engines.slatedb.reading import commits_in
 from penstock.errors import ReadOnly, StorageError
 from penstock.limits import TABLE_COMMITS
 from server.serving import serving

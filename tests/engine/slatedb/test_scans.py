@@ -8,7 +8,7 @@ import pytest
 from object_homes import Home
 from store_proxy import StoreProxy
 
-from penstock.engine.slatedb.reading import READ_AHEAD_BYTES, READ_AHEAD_TASKS
+from penstock.engines.slatedb.reading import READ_AHEAD_BYTES, READ_AHEAD_TASKS
 from penstock.errors import StorageError
 from waiting import eventually
 

@@ -10,10 +10,10 @@ from object_homes import Home
 from store_proxy import StoreProxy
 
 from penstock import Draft
-from penstock.engine.slatedb import engine as engine_module
-from penstock.engine.slatedb import lease as lease_module
-from penstock.engine.slatedb.database import flush_tables
-from penstock.engine.slatedb.reading import _warm_up
+from penstock.engines.slatedb import engine as engine_module
+from penstock.engines.slatedb import lease as lease_module
+from penstock.engines.slatedb.database import flush_tables
+from penstock.engines.slatedb.reading import _warm_up
 from waiting import DEADLINE
 
 TERM = 1.0

@@ -9,10 +9,10 @@ import pytest
 from object_homes import Home
 
 from penstock import Delivery, Draft, Journal
-from penstock.engine.slatedb import engine as engine_module
-from penstock.engine.slatedb.engine import SlatedbEngine
+from penstock.core.local.backend import LocalJournal
+from penstock.engines.slatedb import engine as engine_module
+from penstock.engines.slatedb.engine import SlatedbEngine
 from penstock.errors import Fenced, OutcomeUnknown
-from penstock.local.backend import LocalJournal
 from waiting import DEADLINE
 
 

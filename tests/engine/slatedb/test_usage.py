@@ -11,8 +11,8 @@ import pytest
 from object_homes import Home
 
 from buffer.emulator import Emulator
-from penstock.journal import writer as writer_module
-from penstock.sampling.collect import gauges
+from penstock.core.journal import writer as writer_module
+from penstock.core.sampling.collect import gauges
 from waiting import eventually
 
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import penstock
 from penstock import Draft, Journal
 from penstock.buffer import Consumer, Producer
-from penstock.journal.sealed.sealing import seal_topic
-from penstock.journal.sealed.tables import TableRequest
+from penstock.core.journal.sealed.sealing import seal_topic
+from penstock.core.journal.sealed.tables import TableRequest
 from torture.files.check import forget_sealed_files
 
 State = dict[str, Any]

@@ -10,8 +10,8 @@ from typing import Any
 import penstock
 from penstock import Draft
 from penstock.buffer import Consumer, Producer
-from penstock.journal.sealed import files as sealed_files
-from penstock.journal.sealed.sealing import seal_topic
+from penstock.core.journal.sealed import files as sealed_files
+from penstock.core.journal.sealed.sealing import seal_topic
 
 
 def forget_sealed_files() -> None:

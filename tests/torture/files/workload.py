@@ -18,9 +18,9 @@ from typing import Any
 import penstock
 from penstock import Draft
 from penstock.buffer import Consumer, Producer
+from penstock.core.journal.sealed.sealing import seal_topic
+from penstock.core.journal.sealed.tables import TableRequest
 from penstock.errors import PenstockError
-from penstock.journal.sealed.sealing import seal_topic
-from penstock.journal.sealed.tables import TableRequest
 from torture.recorder import arm, armed_calls, mark
 
 SINGLE = ("jsonl", "parquet", "arrow", "csv")

@@ -16,8 +16,8 @@ from typing import Any
 import penstock
 from penstock import Draft, Journal, Projection
 from penstock import on as handles
+from penstock.core.journal.sealed.sealing import seal_topic
 from penstock.errors import Backpressure, Conflict, FenceActive, PenstockError, StaleDelivery
-from penstock.journal.sealed.sealing import seal_topic
 
 KEYS = ["ann", "bob", "cid", "dan"]
 GROUPS = ["mail", "stock"]

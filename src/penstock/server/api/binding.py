@@ -15,15 +15,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.clock import seconds
-from penstock.documents.decoding import decoded, query_of, refuse_parameters
-from penstock.documents.events import event_document, receipt_document, receipts_json
-from penstock.errors import ConfigError
-from penstock.events import Receipt
-from penstock.journal.writer import WriteRequest
-from penstock.local.backend import LocalBackend, PendingCommit, implementation
-from penstock.protocol.openapi import OPERATIONS
-from penstock.protocol.operation import (
+from penstock.core.clock import seconds
+from penstock.core.documents.decoding import decoded, query_of, refuse_parameters
+from penstock.core.documents.events import event_document, receipt_document, receipts_json
+from penstock.core.events import Receipt
+from penstock.core.journal.writer import WriteRequest
+from penstock.core.local.backend import LocalBackend, PendingCommit, implementation
+from penstock.core.protocol.openapi import OPERATIONS
+from penstock.core.protocol.operation import (
     JSON,
     PAGE_EVENTS,
     PREFIX,
@@ -35,7 +34,8 @@ from penstock.protocol.operation import (
     WaitingCaller,
     converted,
 )
-from penstock.protocol.topics import AppendQuery
+from penstock.core.protocol.topics import AppendQuery
+from penstock.errors import ConfigError
 from penstock.server.access import address_of
 from penstock.server.limits import AT_ONCE_BYTES, LONGEST_WAIT, MOST_EVENTS
 from penstock.server.service import Endpoint, Refused, Service, awaitable, entered, read_body, whole_answer

@@ -9,17 +9,17 @@ from collections.abc import Iterable
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from penstock.engine.contract import ObjectEngine
+from penstock.core.engine.contract import ObjectEngine
+from penstock.core.journal.bulk import PreparedPiece, drop_job, staged_batches
+from penstock.core.journal.checking import checked_wire
+from penstock.core.journal.reading import TopicView
+from penstock.core.journal.sealed.segments import FILE_EVENTS, SealReport
+from penstock.core.local.backend import LocalJournal
+from penstock.core.local.bulk import stored_blocks
+from penstock.core.names import check_name, shown_url
+from penstock.core.protocol import bulk as wire
+from penstock.core.protocol.operation import BLOCKS
 from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
-from penstock.journal.bulk import PreparedPiece, drop_job, staged_batches
-from penstock.journal.checking import checked_wire
-from penstock.journal.reading import TopicView
-from penstock.journal.sealed.segments import FILE_EVENTS, SealReport
-from penstock.local.backend import LocalJournal
-from penstock.local.bulk import stored_blocks
-from penstock.names import check_name, shown_url
-from penstock.protocol import bulk as wire
-from penstock.protocol.operation import BLOCKS
 from penstock.server.api.binding import Call
 from penstock.server.limits import BLOCKS_BYTES
 from penstock.server.service import HeldResponse, Refused, Service
@@ -200,8 +200,8 @@ async def seal_topic(call: Call[None, wire.SealRequest]) -> SealReport:
 
 
 def _seal_step(call: Call[None, wire.SealRequest]) -> SealReport:
-    from penstock.journal.sealed import sealing  # pyarrow is loaded by servers that seal
-    from penstock.journal.sealed.tables import TableRequest
+    from penstock.core.journal.sealed import sealing  # pyarrow is loaded by servers that seal
+    from penstock.core.journal.sealed.tables import TableRequest
 
     wanted = call.body
     lake = call.service.lakes.get(shown_url(wanted.lake.rstrip("/")))

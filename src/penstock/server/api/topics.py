@@ -1,7 +1,7 @@
 """Topics over HTTP: bodies of several media types, appends that wait for the writer, pages and streams of events,
 following; and what the journal is as a whole.
 
-Every other operation on a topic runs its implementation as it is (`penstock.local.topics`).
+Every other operation on a topic runs its implementation as it is (`penstock.core.local.topics`).
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.documents import cloudevents
-from penstock.documents import events as documents
-from penstock.documents.decoding import decoded
+from penstock.core.documents import cloudevents
+from penstock.core.documents import events as documents
+from penstock.core.documents.decoding import decoded
+from penstock.core.events import Draft, Event
+from penstock.core.journal.across import AcrossReader, AcrossStep, across_query, topic_ends
+from penstock.core.journal.core import JournalCore
+from penstock.core.journal.keys import MAX_SEQ
+from penstock.core.journal.log import TopicLog
+from penstock.core.journal.reading import TopicView
+from penstock.core.local.backend import LocalJournal
+from penstock.core.local.topics import WantedEvents, dropped, requested_events
+from penstock.core.model.query import EventQuery
+from penstock.core.observe.sample import Sample
+from penstock.core.protocol import openapi
+from penstock.core.protocol import topics as wire
+from penstock.core.protocol.operation import ARROW, JSON, LINES, READ_TOPICS
+from penstock.core.protocol.problems import problem_frame, problem_of
+from penstock.core.surface.topic import Topic
 from penstock.errors import Closed, ConfigError, Corrupt, PenstockError
-from penstock.events import Draft, Event
-from penstock.journal.across import AcrossReader, AcrossStep, across_query, topic_ends
-from penstock.journal.core import JournalCore
-from penstock.journal.keys import MAX_SEQ
-from penstock.journal.log import TopicLog
-from penstock.journal.reading import TopicView
 from penstock.limits import ARROW_BATCH_ROWS
-from penstock.local.backend import LocalJournal
-from penstock.local.topics import WantedEvents, dropped, requested_events
-from penstock.model.query import EventQuery
-from penstock.observe.sample import Sample
-from penstock.protocol import openapi
-from penstock.protocol import topics as wire
-from penstock.protocol.operation import ARROW, JSON, LINES, READ_TOPICS
-from penstock.protocol.problems import problem_frame, problem_of
 from penstock.server import limits
 from penstock.server.api.binding import Call, Performer, page_size
 from penstock.server.service import EventStream, Refused, Service, StreamedResponse, sse, whole_answer
-from penstock.surface.topic import Topic
 
 log = logging.getLogger("penstock.server")
 
@@ -207,7 +207,7 @@ async def _lines(wanted: WantedEvents) -> Response:
 
 async def _arrow(wanted: WantedEvents) -> Response:
     """Record batches as an Arrow IPC stream."""
-    from penstock.journal.to_arrow import arrow_schema, read_batches
+    from penstock.core.journal.to_arrow import arrow_schema, read_batches
 
     if not wanted.filter.everything:
         raise ConfigError("an Arrow stream takes positions and times only; filter where you read it")

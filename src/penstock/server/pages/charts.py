@@ -16,11 +16,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.core.observe.pipelines import status
+from penstock.core.protocol.operation import JSON
+from penstock.core.sampling.history import BUCKETS, COUNTS, FIELDS, HistoryRow, quantile_ms
+from penstock.core.sampling.history import series as series_of
 from penstock.errors import ConfigError
-from penstock.observe.pipelines import status
-from penstock.protocol.operation import JSON
-from penstock.sampling.history import BUCKETS, COUNTS, FIELDS, HistoryRow, quantile_ms
-from penstock.sampling.history import series as series_of
 from penstock.server.service import Service, existing_queue, existing_topic, guarded
 
 RANGES = {"15m": 900, "1h": 3600, "24h": 86_400, "7d": 604_800}

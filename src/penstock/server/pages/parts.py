@@ -24,14 +24,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.documents.conditions import Where
+from penstock.core.documents.conditions import Where
+from penstock.core.events import Event
+from penstock.core.observe.sample import FailedMessage, Finding, Sample
+from penstock.core.protocol.operation import ROLES
+from penstock.core.queue.dead_letters import DeadLetterCursor
+from penstock.core.units import show_duration, show_size
 from penstock.errors import ConfigError
-from penstock.events import Event
-from penstock.observe.sample import FailedMessage, Finding, Sample
-from penstock.protocol.operation import ROLES
-from penstock.queue.dead_letters import DeadLetterCursor
 from penstock.server.service import Service, guarded, sse
-from penstock.units import show_duration, show_size
 
 T = TypeVar("T")
 

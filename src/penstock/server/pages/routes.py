@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.protocol import bulk, queues, topics
-from penstock.protocol.openapi import document
-from penstock.protocol.operation import PREFIX, Operation
+from penstock.core.protocol import bulk, queues, topics
+from penstock.core.protocol.openapi import document
+from penstock.core.protocol.operation import PREFIX, Operation
 from penstock.server.access import COOKIE, SESSION_SECONDS, address_of
 from penstock.server.pages import charts, parts, views
 from penstock.server.service import Service, guarded, read_form

@@ -17,25 +17,25 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.entity.causality import tree
+from penstock.core.entity.causality import tree
+from penstock.core.events import Event
+from penstock.core.journal.catalog import Settings
+from penstock.core.journal.locating import find_event
+from penstock.core.model.query import EventQuery
+from penstock.core.names import is_system
+from penstock.core.observe import pipelines, workers
+from penstock.core.observe.sample import FailedMessage, Finding, QueueSample, Sample, TopicSample
+from penstock.core.queue import inspect
+from penstock.core.queue.dead_letters import DeadLetterCursor, letter
+from penstock.core.queue.schedule import Cron, Schedule
+from penstock.core.surface.topic import Topic
+from penstock.core.units import parse_moment, show_duration, show_size, write_size
 from penstock.errors import ConfigError, PenstockError, UnknownQueue
-from penstock.events import Event
-from penstock.journal.catalog import Settings
-from penstock.journal.locating import find_event
 from penstock.limits import BUFFER_MANIFEST
-from penstock.model.query import EventQuery
-from penstock.names import is_system
-from penstock.observe import pipelines, workers
-from penstock.observe.sample import FailedMessage, Finding, QueueSample, Sample, TopicSample
-from penstock.queue import inspect
-from penstock.queue.dead_letters import DeadLetterCursor, letter
-from penstock.queue.schedule import Cron, Schedule
 from penstock.server.forms import policy_form, whole, write_field
 from penstock.server.pages import charts, parts
 from penstock.server.pages.parts import ActButton, Content, ListColumn, Row, Table, Tile, count_tile
 from penstock.server.service import Refused, Service, existing_queue, existing_topic, guarded
-from penstock.surface.topic import Topic
-from penstock.units import parse_moment, show_duration, show_size, write_size
 
 if TYPE_CHECKING:
     from penstock.objects.store import ObjectStore

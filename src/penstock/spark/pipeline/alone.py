@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.engine.url import parse_url
+from penstock.core.engine.url import parse_url
+from penstock.core.names import check_name, split_url
 from penstock.errors import ConfigError, Locked
-from penstock.names import check_name, split_url
 from penstock.spark.options import is_served
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 import penstock
-from penstock.entity.gate import DeclaredGate, check_gate_names, load_gates
+from penstock.core.entity.gate import DeclaredGate, check_gate_names, load_gates
+from penstock.core.names import check_name, is_system, shown_url
 from penstock.errors import ConfigError, Denied, PenstockError
-from penstock.names import check_name, is_system, shown_url
 from penstock.spark.journals import journal_id
 from penstock.spark.options import HOLD, absolute_url, check_stream, is_served, read_options, resolved, write_options
 from penstock.spark.pipeline.alone import query_at

@@ -20,14 +20,14 @@ import msgspec
 
 import penstock
 from penstock.buffer.format import parse_manifest
+from penstock.core.observe.pipelines import HEARTBEAT, FlowStatus, State, report
+from penstock.core.observe.workers import keep_newest
+from penstock.core.surface.journal import Journal
 from penstock.errors import Denied, PenstockError
-from penstock.observe.pipelines import HEARTBEAT, FlowStatus, State, report
-from penstock.observe.workers import keep_newest
 from penstock.spark.buffer import read_options, resolved
 from penstock.spark.journals import reading, writing
 from penstock.spark.options import is_served
 from penstock.spark.pipeline.flows import BoundFlow, Endpoint
-from penstock.surface.journal import Journal
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

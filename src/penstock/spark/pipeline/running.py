@@ -27,9 +27,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from penstock.core.observe.pipelines import FlowStatus
 from penstock.errors import ConfigError, FlowFailed, PenstockError, StorageError
 from penstock.limits import DEFAULT_URL
-from penstock.observe.pipelines import FlowStatus
 from penstock.spark.journals import check_reach, passes, release_journals
 from penstock.spark.options import absolute_url
 from penstock.spark.payload import crash_of

@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 from pyspark.sql.types import StructType
 
-from penstock.clock import to_ms
-from penstock.entity.projection import Projection, folder_of
-from penstock.entity.states import pack_state
+from penstock.core.clock import to_ms
+from penstock.core.entity.projection import Projection, folder_of
+from penstock.core.entity.states import pack_state
+from penstock.core.events import parse_id
 from penstock.errors import ConfigError
-from penstock.events import parse_id
 from penstock.spark.layout import plain
 from penstock.spark.projection.shipping import Shipped, StateRows
 

@@ -22,8 +22,8 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from penstock.api import local, open_local
-from penstock.entity.projection import EVENT, Projection, check_projection, folder_of
-from penstock.entity.states import (
+from penstock.core.entity.projection import EVENT, Projection, check_projection, folder_of
+from penstock.core.entity.states import (
     FiledStates,
     RebuildReport,
     StateSaving,
@@ -32,12 +32,14 @@ from penstock.entity.states import (
     pack_state,
     unpack_state,
 )
+from penstock.core.local.backend import LocalJournal
+from penstock.core.names import check_name
+from penstock.core.protocol.bulk import FIND_STATES, MOST_STATES, SAVE_STATES, SaveStatesRequest, StatesRequest
+from penstock.core.protocol.fields import SettingsFields
+from penstock.core.protocol.topics import CONFIGURE_TOPIC
+from penstock.core.surface.journal import Journal
+from penstock.core.units import Progress
 from penstock.errors import ConfigError, PenstockError
-from penstock.local.backend import LocalJournal
-from penstock.names import check_name
-from penstock.protocol.bulk import FIND_STATES, MOST_STATES, SAVE_STATES, SaveStatesRequest, StatesRequest
-from penstock.protocol.fields import SettingsFields
-from penstock.protocol.topics import CONFIGURE_TOPIC
 from penstock.remote.topic import RemoteStateSaving, shares
 from penstock.spark.journals import check_reach, check_same, journal_id, patiently, reading, writing
 from penstock.spark.options import JournalLocation, location_of_journal, read_options, resolved
@@ -53,8 +55,6 @@ from penstock.spark.projection.fold import (
 )
 from penstock.spark.projection.shipping import Shipped, result_schema
 from penstock.spark.served import ask_server, check_may_write, client_of
-from penstock.surface.journal import Journal
-from penstock.units import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -29,9 +29,9 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from penstock.entity.projection import Projection, check_projection, folder_of, on
+from penstock.core.entity.projection import Projection, check_projection, folder_of, on
+from penstock.core.schema import event, schema_of, schema_of_type, upcast
 from penstock.errors import ConfigError
-from penstock.schema import event, schema_of, schema_of_type, upcast
 from penstock.spark.versions import arrow_schema_of
 
 _PLAIN: dict[object, T.DataType] = {

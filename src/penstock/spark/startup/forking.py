@@ -40,7 +40,7 @@ _WORKERS = (
 _IMPORTED = (
     *("pyspark.worker", "pyspark.sql.worker.python_streaming_sink_runner"),
     *(f"pyspark.sql.worker.{name}" for name in _WORKERS.split()),
-    *("pyspark_penstock", "penstock.spark.sink", "penstock.engine.sqlite"),
+    *("pyspark_penstock", "penstock.spark.sink", "penstock.core.engine.sqlite"),
 )
 
 

@@ -1,0 +1,375 @@
+"""What every worker is: something that runs a handler again and again, in threads of its own, until told to stop.
+
+A worker that fails begins again, so many times a minute; one that fails more often gives up, and the journal says so
+(`observe.workers`). Coroutine handlers run in the event loop that the worker was started from, else in one of the
+worker's own; everything else a worker does (taking, settling, renewing leases) happens in its threads.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock.core.clock import Seconds, seconds
+from penstock.core.model.failure import describe
+from penstock.core.names import check_whole
+from penstock.core.observe.logs import Log
+from penstock.core.observe.workers import say_gave_up, say_started
+from penstock.core.ticket import Ticket
+from penstock.errors import Closed, ConfigError
+from penstock.limits import WORKER_RESTART_PAUSE, WORKER_RESTART_SECONDS, WORKER_RESTARTS
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
+
+    from penstock.core.observe.tracing import ActiveSpan
+    from penstock.core.surface.journal import Journal
+
+log = Log("penstock.worker")
+
+LOOP_GLANCE = 0.5
+"""Seconds between two looks at whether a handler's loop is still there: one that is closed wakes no waiter."""
+
+_at_work: ContextVar[Worker | None] = ContextVar("penstock_worker", default=None)
+"""The worker whose handler runs here: it cannot wait for its own end. Further threads of a worker run in copies of its
+context."""
+
+
+class Worker:
+    """Runs something again and again until told to stop: `start` in a thread of its own, or `run` in this one.
+
+    In an event loop use `async with`, or `await worker.run_async()`.
+    """
+
+    def __init__(
+        self, name: str, journal: Journal, handler: Callable[..., object], restarts: int = WORKER_RESTARTS
+    ) -> None:
+        if not callable(handler):
+            raise ConfigError(f"a handler must be a function, not {handler!r:.80}")
+        self.name = name
+        self._journal = journal
+        self._restarts = check_whole(restarts, "restarts", 0)
+        self._handler = handler
+        self._is_async = _is_coroutine_function(handler)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop that it was started from."""
+        self._own_loop: HandlerLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._failed_at: list[float] = []
+        self._in_foreground = False
+        self._beginning = threading.Lock()
+        self._ended: Ticket[None] = Ticket()
+        """Resolved when the run under way has ended, for threads and event loops that wait for that."""
+
+    # ── beginning ────────────────────────────────────────────────────────────────────────────────────────────────────
+    def start(self) -> Self:
+        """Begins in a background thread and returns at once; coroutine handlers run in the caller's event loop."""
+        with self._beginning:
+            if self._thread is not None or self._in_foreground:
+                raise ConfigError(f"worker {self.name!r} was started already")
+            self._loop = _running_loop()
+            self._ended = Ticket()
+            thread = threading.Thread(target=self._guarded, name=f"penstock-{self.name}", daemon=True)
+            thread.start()
+            self._thread = thread  # only now: one that could not start can be started again, and is not waited for
+        return self
+
+    def run(self) -> None:
+        """Works in the calling thread until stopped; a failure beyond the restart budget is raised here."""
+        with self._in_this_thread():
+            say_started(self._journal, self.name)
+            while True:
+                try:
+                    self._work()
+                    return
+                except Closed:
+                    if self._stopping.is_set():
+                        return
+                    raise
+                except Exception as error:
+                    self._stopping.wait(self._pause_after(error))
+
+    async def run_async(self) -> None:
+        """Works until stopped, for an event loop: coroutine handlers run in it. Cancelled, it finishes what it has."""
+        import asyncio
+
+        self.start()
+        try:
+            await self._ended  # no thread of the loop's waits here: handlers may need all it has
+        finally:
+            # A cancelled task may still wait for what it has in hand.
+            await asyncio.shield(asyncio.ensure_future(self.stop_async()))
+
+    def _work(self) -> None:
+        raise NotImplementedError
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def stop(self, timeout: Seconds | None = None) -> None:
+        """Finishes what is in hand, ends, and raises what made the worker fail, if it did."""
+        # Asked before it is told to stop: it may end at once, and whether the caller may wait here depends on no luck.
+        in_its_loop = self.alive and self._is_async and self._loop is not None and _running_loop() is self._loop
+        limit = None if timeout is None else seconds(timeout, "timeout")
+        if not self._tell_to_stop():
+            return
+        if in_its_loop:
+            raise ConfigError(
+                f"worker {self.name!r} runs its handler in this event loop, which cannot wait for it: "
+                "await worker.stop_async(), or use `async with`"
+            )
+        if self._thread is not None:
+            self._thread.join(limit)
+        if self._in_foreground:
+            with suppress(TimeoutError):
+                self._ended.result(limit)
+        self._raise_failure(timeout)
+
+    async def stop_async(self, timeout: Seconds | None = None) -> None:
+        """`stop` for an event loop."""
+        import asyncio
+
+        limit = None if timeout is None else seconds(timeout, "timeout")
+        if not self._tell_to_stop():
+            return
+        if self.alive:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limit):
+                    await self._ended
+        if self._thread is not None and self._ended.done():
+            self._thread.join()  # it is past its last line
+        self._raise_failure(timeout)
+
+    def _tell_to_stop(self) -> bool:
+        """Lets it begin with nothing more; False when its own handler says so, which cannot wait for its end."""
+        self._stopping.set()
+        self._nudge()
+        if _at_work.get() is self:
+            return False
+        self._check_may_wait()
+        return True
+
+    def _raise_failure(self, timeout: Seconds | None) -> None:
+        """After a wait for the worker's end: raises what made it fail, or that it has not ended."""
+        if self.alive:
+            raise TimeoutError(
+                f"worker {self.name!r} is still busy after {timeout} s; it ends when its handler returns"
+            )
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is at work, in a thread of its own or in the one that called `run`."""
+        return self._in_foreground or (self._thread is not None and self._thread.is_alive())
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        return self.start()
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop_async()
+
+    def _nudge(self) -> None:
+        """Wakes the worker if it waits for something to do."""
+
+    def _check_may_wait(self) -> None:
+        """ConfigError where the worker could not end while this thread waits for it."""
+
+    # ── failing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _pause_after(self, error: Exception) -> float:
+        """Seconds after which to begin again; raises the failure when there were too many within a minute."""
+        if self._stopping.is_set():
+            raise error
+        now = self._journal.clock.monotonic()
+        self._failed_at = [at for at in self._failed_at if now - at < WORKER_RESTART_SECONDS] + [now]
+        failures = len(self._failed_at)
+        if failures > self._restarts:
+            log.error(
+                "worker %r gave up after %d failures within %d s: %s",
+                self.name,
+                failures,
+                WORKER_RESTART_SECONDS,
+                describe(error),
+                exc_info=error,
+            )
+            say_gave_up(self._journal, self.name, error)
+            raise error
+        pause = WORKER_RESTART_PAUSE * 2.0 ** (failures - 1)
+        log.warning(
+            "worker %r failed, and begins again in %.1f s (restart %d of %d within %d s): %s",
+            self.name,
+            pause,
+            failures,
+            self._restarts,
+            WORKER_RESTART_SECONDS,
+            describe(error),
+            exc_info=error,
+        )
+        return float(pause)
+
+    def _guarded(self) -> None:
+        try:
+            self.run()
+        except Closed as error:
+            if not self._stopping.is_set():
+                self._failure = error
+        except Exception as error:  # said already
+            self._failure = error
+        except BaseException as error:
+            if self._loop is not None and type(error).__name__ == "CancelledError":
+                log.warning("worker %r ended: its event loop has ended, or has cancelled its handler", self.name)
+                self._failure = None
+                return
+            self._failure = error
+            log.error("worker %r ended: %s", self.name, describe(error), exc_info=error)
+            say_gave_up(self._journal, self.name, error)
+        finally:
+            self._ended.resolve(None)
+
+    # ── running the handler ──────────────────────────────────────────────────────────────────────────────────────────
+    @contextmanager
+    def _in_this_thread(self) -> Iterator[None]:
+        """For a thread that works: lets `stop` know when it is called from there, or has to wait for `run`."""
+        with self._beginning:
+            foreground = threading.current_thread() is not self._thread
+            if foreground:
+                self._check_may_run()
+                self._ended = Ticket()
+                self._in_foreground = True
+        before = _at_work.set(self)
+        try:
+            yield
+        finally:
+            _at_work.reset(before)
+            if self._own_loop is not None:
+                self._own_loop.close()
+                self._own_loop = None
+            if foreground:
+                self._in_foreground = False
+                self._ended.resolve(None)
+
+    def _check_may_run(self) -> None:
+        if self.alive:  # twice at once, its handler would be given the same things twice
+            raise ConfigError(f"worker {self.name!r} is at work already")
+        if self._is_async and _running_loop() is not None:
+            raise ConfigError(
+                f"worker {self.name!r} would keep this event loop from running its handler: await worker.run_async()"
+            )
+
+    def _call_handler(self, given: object, span: ActiveSpan | None) -> Any:
+        """What the handler, or its coroutine, gives; the span ends with it."""
+        try:
+            result = self._handler(given)
+            return self._wait_for(result) if isinstance(result, Awaitable) else result
+        finally:
+            if span is not None:
+                span.end()
+
+    def _wait_for(self, outcome: Awaitable[object]) -> Any:
+        """Waits, in a thread of the worker's, for what an asynchronous handler gives. It runs in the event loop that
+        the worker was started from, else in the worker's own."""
+        import asyncio
+        from concurrent.futures import CancelledError
+
+        loop = self._loop or self._begin_own_loop()
+        self._is_async = self._is_async or self._loop is not None  # also when only the first call told
+        marked = self._marked(outcome)
+        try:
+            under_way = asyncio.run_coroutine_threadsafe(marked, loop)
+        except RuntimeError as error:  # it is closed
+            marked.close()
+            if isinstance(outcome, Coroutine):
+                outcome.close()
+            raise asyncio.CancelledError from error
+        try:
+            while True:
+                try:
+                    return under_way.result(LOOP_GLANCE)
+                except TimeoutError:
+                    if under_way.done():  # the handler's own
+                        return under_way.result()
+                    self._check_loop(loop, under_way)
+        except CancelledError as error:
+            raise asyncio.CancelledError from error  # which is no failure of the handler's
+
+    def _begin_own_loop(self) -> asyncio.AbstractEventLoop:
+        with self._beginning:
+            self._own_loop = self._own_loop or HandlerLoop(self.name)
+            return self._own_loop.loop
+
+    def _check_loop(self, loop: asyncio.AbstractEventLoop, under_way: Future[Any]) -> None:
+        """CancelledError when a handler under way cannot go on: its loop was closed, or stands still at the end."""
+        import asyncio
+
+        if loop.is_closed():
+            raise asyncio.CancelledError
+        if self._stopping.is_set() and not loop.is_running():
+            under_way.cancel()  # should the loop run once more, the handler does not: the message is given back
+            raise asyncio.CancelledError
+
+    async def _marked(self, outcome: Awaitable[object]) -> Any:
+        _at_work.set(self)
+        return await outcome
+
+
+class HandlerLoop:
+    """An event loop in a thread of its own, for the coroutine handlers of a worker that was started from none."""
+
+    def __init__(self, name: str) -> None:
+        import asyncio
+
+        self.loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name=f"penstock-{name}-loop", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        import asyncio
+
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.run(self._over.wait())
+
+    def close(self) -> None:
+        """Ends the loop, with what handlers have left running in it."""
+        self.loop.call_soon_threadsafe(self._over.set)
+        self._thread.join()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    # A program that never imported asyncio has no loop, and need not import it to learn that.
+    if "asyncio" not in sys.modules:
+        return None
+    from asyncio import _get_running_loop
+
+    return _get_running_loop()
+
+
+def _is_coroutine_function(handler: Callable[..., object]) -> bool:
+    import inspect
+
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
+def adapted(handler: Callable[..., Any], convert: Callable[[Any], object]) -> Callable[..., Any]:
+    """A handler of what `convert` makes of a worker's things; asynchronous, if it is."""
+
+    def call(given: Any) -> Any:
+        return handler(convert(given))
+
+    async def call_async(given: Any) -> Any:
+        return await handler(convert(given))
+
+    return functools.update_wrapper(call_async if _is_coroutine_function(handler) else call, handler)

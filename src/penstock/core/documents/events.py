@@ -1,0 +1,203 @@
+"""Events as JSON documents: how the command line, the HTTP API and exports spell them.
+
+An event's document has `seq, topic, kind, id, recorded_at, occurred_at, payload`, and `key, scope, headers,
+correlation_id, causation_id` when it has them. A payload appended as bytes is base64 text, and `binary` says so. A
+draft's document has the fields of `Draft`; an event's document is also a draft's, so what was exported can be imported.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from penstock.core.documents.decoding import decoded
+from penstock.core.events import Draft, Event, Receipt, format_id
+from penstock.errors import ConfigError, PoisonMessage
+
+_encode = msgspec.json.Encoder().encode
+_is_json = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+class EventDocument(msgspec.Struct, omit_defaults=True):
+    """An event as JSON says it; its payload is spliced in, and taken out, as it is."""
+
+    seq: int
+    topic: str
+    kind: str
+    id: str
+    recorded_at: datetime
+    occurred_at: datetime
+    payload: msgspec.Raw
+    key: str | None = None
+    scope: str | None = None
+    headers: dict[str, str] = {}
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    binary: bool = False
+    poison: bool = False
+    """The stored payload does not decode: what is shown is its bytes as base64."""
+
+
+class DraftDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A draft as JSON says it. An event's document is one too: what a draft has no use for is ignored."""
+
+    kind: str
+    payload: Any = None
+    key: str | None = None
+    scope: str | None = None
+    headers: dict[str, str] | None = None
+    occurred_at: datetime | None = None
+    dedup: str | None = None
+    cause: str | int | None = None
+    """The id of the event that caused it, or, in a batch, the index of a draft before it."""
+    correlation: str | None = None
+    expect: int | None = None
+    """The position of its entity's newest event; a Conflict when that is another."""
+    binary: bool = False
+    """The payload is base64 text."""
+    topic: str | None = None
+    """Where it goes, in a batch over several topics."""
+    causation_id: str | None = None
+    """An event's name for `cause`."""
+    correlation_id: str | None = None
+    """An event's name for `correlation`."""
+    seq: int | None = None
+    """Of an event; ignored, as are the fields below."""
+    id: str | None = None
+    recorded_at: datetime | None = None
+    poison: bool = False
+
+    def draft(self) -> Draft:
+        """The draft this document describes."""
+        payload = self.payload
+        if self.binary:
+            payload = decode_binary(payload)
+        return Draft(
+            self.kind,
+            payload,
+            key=self.key,
+            scope=self.scope,
+            headers=self.headers or None,
+            occurred_at=self.occurred_at,
+            dedup=self.dedup,
+            cause=self.cause if self.cause is not None else self.causation_id,
+            correlation=self.correlation if self.correlation is not None else self.correlation_id,
+            expect=self.expect,
+        )
+
+
+class ReceiptDocument(msgspec.Struct, omit_defaults=True):
+    """A receipt as JSON says it."""
+
+    topic: str
+    seq: int
+    id: str
+    correlation_id: str | None = None
+    duplicate: bool = False
+
+
+def event_document(event: Event) -> EventDocument:
+    """The document of an event, its payload spliced in as it is stored."""
+    raw = event.raw
+    binary = event.binary
+    poison = False
+    if binary:
+        payload = base64_json(raw)
+    else:
+        try:
+            payload = _is_json(raw)
+            if b"\n" in raw:  # documents are lines
+                payload = msgspec.Raw(_encode(event.payload))
+        except (msgspec.DecodeError, UnicodeDecodeError, PoisonMessage):
+            payload, binary, poison = base64_json(raw), True, True
+    return EventDocument(
+        event.seq,
+        event.topic,
+        event.kind,
+        event.id,
+        event.recorded_at,
+        event.occurred_at,
+        payload,
+        event.key,
+        event.scope,
+        dict(event.headers),
+        event.correlation_id,
+        event.causation_id,
+        binary,
+        poison,
+    )
+
+
+def base64_json(data: bytes) -> msgspec.Raw:
+    """Bytes as JSON says them: base64 text."""
+    return msgspec.Raw(b'"%b"' % base64.b64encode(data))
+
+
+def event_json(event: Event) -> bytes:
+    """The document of an event as one line of JSON, without its end."""
+    return _encode(event_document(event))
+
+
+class PlainDraft(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What most drafts say. Decoded first: a large batch costs less than half of what full documents cost."""
+
+    kind: str
+    payload: Any = None
+    key: str | None = None
+
+    def draft(self) -> Draft:
+        """The draft this document describes."""
+        return Draft(self.kind, self.payload, key=self.key)
+
+
+def receipts_json(receipts: Sequence[Receipt]) -> bytes:
+    """`{"receipts": […]}` of many receipts, as `receipt_document` would say each.
+
+    Those of one commit differ in little: what they have in common is written once.
+    """
+    topic, high, begin, id = "", -1, "", ""
+    said = []
+    for receipt in receipts:
+        if receipt.topic != topic:
+            topic = receipt.topic
+            begin = f'{{"topic":{_encode(topic).decode()},"seq":'
+        number = receipt._number
+        if number >> 48 != high:
+            high = number >> 48
+            id = format_id(number)[:24]
+        more = ""
+        if receipt.correlation_id is not None:
+            more = f',"correlation_id":{_encode(receipt.correlation_id).decode()}'
+        if receipt.duplicate:
+            more += ',"duplicate":true'
+        said.append(f'{begin}{receipt.seq},"id":"{id}{number & 0xFFFFFFFFFFFF:012x}"{more}}}')
+    return f'{{"receipts":[{",".join(said)}]}}'.encode()
+
+
+def receipt_document(receipt: Receipt) -> ReceiptDocument:
+    """The document of a receipt."""
+    return ReceiptDocument(receipt.topic, receipt.seq, receipt.id, receipt.correlation_id, receipt.duplicate)
+
+
+def decode_binary(text: object) -> bytes:
+    """The bytes behind a binary payload's base64 text."""
+    if not isinstance(text, str):
+        raise ConfigError("a binary payload is base64 text")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ConfigError(f"a binary payload is base64 text: {error}") from error
+
+
+_decode_draft = msgspec.json.Decoder(DraftDocument).decode
+
+
+def draft_from_json(line: bytes | str) -> Draft:
+    """The draft one line of JSON describes; ConfigError when it describes none."""
+    data = line.encode("utf-8", "surrogateescape") if isinstance(line, str) else line
+    return decoded(data, _decode_draft, DraftDocument, "this line").draft()

@@ -1,0 +1,8 @@
+"""Ordered key-value engines behind one small contract (`contract.Engine`).
+
+    memory    a sorted map in this process; for tests
+    sqlite    the default: apsw, write-ahead log, several processes
+
+The other engines are in `penstock.engines`. `url.open_engine` finds the engine that a URL names. Nothing here knows of
+topics, events or queues.
+"""

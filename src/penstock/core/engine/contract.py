@@ -1,0 +1,257 @@
+"""What every engine promises: an ordered map of bytes to bytes with one writer at a time and any number of readers.
+
+The whole of penstock is written once, against this. Keys sort as bytes. An empty value is a value. Keys and values
+handed out are `bytes`, never views into memory that a later call may reuse.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import ClassVar, Literal, Protocol, Self
+
+import msgspec
+
+from penstock.core.names import is_number
+from penstock.errors import ConfigError
+from penstock.limits import LEASE_SECONDS, LEASE_SECONDS_LEAST, STORE_TIMEOUT
+
+Durability = Literal["disk", "process"]
+
+MAX_KEY_BYTES = 500
+"""The longest key an engine takes."""
+
+
+class EngineView(Protocol):
+    """Rows that can be read by key and in order."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key, or None."""
+        ...
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """Keys with start ≤ key < stop and their values, ascending (descending with reverse), read as it goes.
+
+        Inside a write transaction the caller may change keys it has already passed, not those still ahead.
+        """
+        ...
+
+
+class Snapshot(EngineView, Protocol):
+    """One consistent state of the store, whatever is written meanwhile."""
+
+    begun: float
+    """`time.monotonic()` before it was taken: it has all that was committed until then. Infinite in a transaction."""
+
+
+class ReadTx(Snapshot, Protocol):
+    """A snapshot held open; leaving the block (or `close`) releases it. Any one thread at a time may use it."""
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Held(ABC):
+    """Holds something until `close`, until its block ends, or until it is dropped."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Releases it; a second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # interrupted before it was made
+            self.close()
+
+
+class WriteTx(Snapshot, Protocol):
+    """A serialisable transaction that reads its own writes: a clean exit commits, an exception rolls back.
+
+    `foreign` is True when another process (or another engine object) has committed since this engine's last commit or
+    since it was opened, so that a caller that caches parts of the store knows when to forget them. It is True for the
+    first transaction of every engine object. `writes` grows with every put and delete, also with one that fails: who
+    does several things in one transaction learns from it whether the one that failed had changed anything.
+    """
+
+    foreign: bool
+    writes: int
+
+    def put(self, key: bytes, value: bytes) -> None: ...
+
+    def delete(self, key: bytes) -> None:
+        """Removes a key; an absent key is no error."""
+        ...
+
+    def delete_range(self, start: bytes, stop: bytes) -> None:
+        """Removes every key with start ≤ key < stop."""
+        ...
+
+    def keep(self) -> None:
+        """Has this commit survive the death of the process, also under `sync=False`.
+
+        A caller is told of it and goes on elsewhere. Only a store whose unsynced commits are in the process's own
+        memory has anything to do: it syncs.
+        """
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
+
+
+class Engine(ABC):
+    """An ordered key-value store. Thread-safe: any thread may read or write, writers take turns.
+
+    `durability="disk"`: when a write block has ended without an exception, its changes are on disk. `"process"`: they
+    survive the death of the process, not that of the machine; the store is never left corrupt by either.
+    """
+
+    scheme: str
+    """The word before the colon in a url."""
+    shared: ClassVar[bool]
+    """Whether several processes may write one store at once; where not, a second writer gets `Locked`."""
+    linger: float = 0.0
+    """Seconds for which a commit waits for further callers first: where a commit costs, it is worth more."""
+
+    location: str | None
+    """Where the store lies, for people; None for memory."""
+    read_only: bool
+    durability: Durability
+
+    @abstractmethod
+    def __init__(self, path: str, *, read_only: bool = False, durability: Durability = "disk") -> None:
+        """Opens the store at `path`, making it when it is not there (read_only: ConfigError when it is not there)."""
+
+    @abstractmethod
+    def read(self) -> ReadTx:
+        """A snapshot of the newest committed state."""
+
+    @abstractmethod
+    def write(self, *, sync: bool = True) -> WriteTx:
+        """A write transaction; waits for its turn. `ReadOnly` on a store opened for reading.
+
+        `sync=False`: this commit need not be on disk when the block ends; a crash of the machine may lose it, and
+        never tears it. In an object store the death of the process may lose it too, unless `WriteTx.keep` was called.
+        """
+
+    @abstractmethod
+    def changes(self) -> int:
+        """A number that changes with every commit, in any process; it takes a few microseconds to ask."""
+
+    def catch_up(self) -> None:
+        """Makes the next read see everything that was durable when this was called; only a reader of a store that is
+        asked now and then whether it has grown has anything to do."""
+        return
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Puts everything committed so far on disk, also what `sync=False` and "process" left in memory."""
+
+    @abstractmethod
+    def reclaim(self) -> None:
+        """Gives space freed by deletions back, as far as the engine can while in use."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """Bytes on disk (of keys and values, in memory)."""
+
+    def writer(self) -> str | None:
+        """The process that writes the store, for people; None when none does, or the engine does not know."""
+        return None
+
+    def requests(self) -> dict[str, dict[str, int]]:
+        """Billed requests since the store was opened: cause → kind → number; empty for local files.
+
+        The kind `bytes` is what they brought into the store.
+        """
+        return {}
+
+    def objects(self) -> dict[str, int]:
+        """The number of objects in the object store, by purpose; empty for local files."""
+        return {}
+
+    def unstored_seconds(self) -> float:
+        """How long the oldest relaxed commit has been in this process's memory only; 0 when there is none."""
+        return 0.0
+
+    def usable(self) -> bool:
+        """Whether it can still be used: not once another writer has replaced it, or its files were deleted or
+        replaced. Asks no object store."""
+        return True
+
+    @abstractmethod
+    def backup(self, destination: str | os.PathLike[str]) -> None:
+        """Writes a consistent copy that the same engine can open; refuses to overwrite (ConfigError)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the store; a second call does nothing. Later calls raise `Closed`.
+
+        StorageError when something of it may be lost: it is closed all the same.
+        """
+
+
+# ── stores of objects ────────────────────────────────────────────────────────────────────────────────────────────────
+class ObjectOptions(msgspec.Struct, frozen=True):
+    """How an object store is used: `penstock.open` and the command line fill it."""
+
+    linger: float = 0.0
+    """Seconds for which a commit waits for further callers before its one PUT."""
+    timeout: float = STORE_TIMEOUT
+    """Seconds an operation waits for the store before it raises."""
+    lease: float = LEASE_SECONDS
+    """Seconds after which a writer that has not renewed its lease may be replaced."""
+    takeover: bool = False
+    """Takes the lease from a writer that still holds it."""
+    standby: bool = False
+    """Waits for as long as another writer holds the lease."""
+    hold: float = 0.0
+    """Seconds for which a checkpoint keeps the tables a reader has opened from collection; 0: none is made."""
+    store: Mapping[str, object] = {}
+    """The provider's settings (region, endpoint, access_key_id …) where the environment's will not do."""
+
+    def __post_init__(self) -> None:
+        seconds = (
+            ("linger", self.linger, 0.0),
+            ("hold", self.hold, 0.0),
+            ("timeout", self.timeout, 0.01),
+            ("lease", self.lease, LEASE_SECONDS_LEAST),
+        )
+        for name, value, least in seconds:
+            if not is_number(value) or not least <= value < math.inf:
+                raise ConfigError(f"{name} must be a number of seconds of at least {least:g}, not {value!r}")
+        if self.takeover and self.standby:
+            raise ConfigError("takeover=True takes the lease at once, standby=True waits for it: say one of them")
+        if not isinstance(self.store, Mapping):
+            raise ConfigError(f"store_options is a mapping of names to values, not {type(self.store).__name__}")
+
+
+class ObjectEngine(Engine):
+    """An engine whose store is objects: one writer under a lease, and readers on any machine."""
+
+    options: ObjectOptions
+
+    @abstractmethod
+    def __init__(
+        self,
+        path: str,
+        *,
+        read_only: bool = False,
+        durability: Durability = "disk",
+        options: ObjectOptions | None = None,
+        scheme: str = "",
+    ) -> None:
+        """Opens the store at `path`; `scheme` is the word before the colon in its url."""

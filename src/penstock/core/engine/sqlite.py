@@ -1,0 +1,848 @@
+"""The default engine: one SQLite database in write-ahead mode, through apsw.
+
+One table, `kv(k, v)`, with an index of the keys. One connection writes (threads take turns, processes wait for
+SQLite's own lock), a pool of connections reads, one more is asked for `changes`. A commit is one or two writes and one
+fdatasync of the write-ahead log, which is preallocated: fdatasync of bytes inside a file is cheaper than of bytes that
+grow it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import get_ident
+from typing import Any, ClassVar, Self
+
+import apsw
+
+from penstock.core.durable import like, sync_file, sync_folder
+from penstock.core.engine.base import BaseEngine, OpenFiles, backup_at, check_key, transaction_is_over
+from penstock.core.engine.contract import MAX_KEY_BYTES, Durability, Held
+from penstock.errors import Closed, ConfigError, Corrupt, NoStore, OutcomeUnknown, PenstockError, StorageError
+
+LOG_LIMIT_BYTES = 64 << 20
+"""A log that a long read made larger than this is cut back when it starts over."""
+CACHE_KIB = 8000
+"""Pages the writing connection keeps: the paths from the root to where keys of every kind are added."""
+VACUUM_PAGES = 1000
+"""Free pages given back in one transaction of `reclaim`."""
+IDLE_READERS = 8
+"""Read connections kept open for the next reader."""
+
+CONNECT = "PRAGMA wal_autocheckpoint=0"
+"""What every connection is told: the engine itself decides when the log is copied into the database."""
+COMMIT = "COMMIT"
+BEGIN_READ = "BEGIN; SELECT 1 FROM kv LIMIT 1"
+SYNC = "PRAGMA synchronous=FULL"
+NO_SYNC = "PRAGMA synchronous=NORMAL"
+DATA_VERSION = "PRAGMA data_version"
+
+
+class SqliteEngine(BaseEngine):
+    """A store in one SQLite database that several processes may read and write at once."""
+
+    scheme = "sqlite"
+    shared: ClassVar[bool] = True
+
+    def __init__(self, path: str, *, read_only: bool = False, durability: Durability = "disk", vfs: str = "") -> None:
+        self._path = Path(path).absolute()
+        self._file = str(self._path)
+        # Where SQLite has its log: beside the file, not beside a link to it.
+        beside = os.path.realpath(self._file) if self._path.is_symlink() else self._file
+        self._beside, self._log, self._index = beside, Path(beside + "-wal"), beside + "-shm"
+        super().__init__(self._file, read_only=read_only, durability=durability)
+        self._vfs = vfs
+        self._idle: list[apsw.Connection] = []
+        self._reading: set[apsw.Connection] = set()
+        self._watch = threading.Lock()
+        self._version = -1
+        self._immutable = False
+        if read_only:
+            self._open_to_read()
+        else:
+            self._open_to_write()
+
+    # opening
+
+    def _connect(self, more: int = 0) -> apsw.Connection:
+        name = self._file
+        flags = more | (apsw.SQLITE_OPEN_READONLY if self.read_only else apsw.SQLITE_OPEN_READWRITE)
+        if self._immutable:
+            name = self._path.as_uri() + "?immutable=1"
+            flags |= apsw.SQLITE_OPEN_URI
+        connection = apsw.Connection(name, flags=flags, vfs=self._vfs or None)
+        self._check_files()  # this one was opened by the name
+        connection.set_busy_handler(wait_a_little)
+        return connection
+
+    def _connect_reader(self) -> apsw.Connection:
+        connection = self._connect()
+        run_all(connection, f"{CONNECT}; PRAGMA query_only=ON")
+        return connection
+
+    def _open_to_read(self) -> None:
+        if not self._path.is_file():
+            raise NoStore(f"there is no store at {self._file}; open it for writing once to make it")
+        try:
+            try:
+                self._watcher = self._connect_reader()
+                made = is_made(self._watcher, self._file)
+            except (apsw.CantOpenError, apsw.ReadOnlyError):
+                # A folder that may not be written has no room for SQLite's shared memory. Without a log beside the
+                # database there is nothing in it either, so the file alone is the store.
+                if self._log.exists() or os.access(self._path.parent, os.W_OK):
+                    raise
+                self._immutable = True
+                self._watcher = self._connect_reader()
+                made = is_made(self._watcher, self._file)
+        except apsw.Error as error:
+            raise self._explain(error) from error
+        if not made:
+            self._watcher.close()
+            raise ConfigError(f"{self._file} is empty, not a store; open it for writing once to make it one")
+        self._files = OpenFiles(self._file)
+
+    def _open_to_write(self) -> None:
+        if self._path.is_dir():
+            raise ConfigError(f"{self._file} is a folder; a sqlite store is one file: name the file")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = self._connect(apsw.SQLITE_OPEN_CREATE)
+            try:
+                self._prepare_writer()
+                self._files = OpenFiles(self._file, str(self._log), self._index)
+                self._watcher = self._connect_reader()
+            except BaseException:
+                self._writer.close(True)
+                raise
+        except apsw.Error as error:
+            raise self._explain(error) from error
+        except OSError as error:
+            raise StorageError(f"cannot make the folder of {self._file}: {error}") from error
+
+    def _prepare_writer(self) -> None:
+        writer = self._writer
+        made = is_made(writer, self._file)
+        if not made:
+            run_all(writer, f"PRAGMA page_size={PAGE_BYTES}; PRAGMA auto_vacuum=INCREMENTAL")
+        switch_to_log(writer)
+        run_all(writer, f"{CONNECT}; PRAGMA journal_size_limit={LOG_LIMIT_BYTES}")
+        run_all(writer, f"PRAGMA cache_size=-{CACHE_KIB}; {SYNC}")
+        self._wal = WriteAheadLog(self._beside, writer)
+        writer.set_wal_hook(self._note_log_pages)
+        self._syncing = True
+        self._unsynced = self._logged = False
+        if not made:
+            run_all(writer, MAKE)
+        self._writer_execute = writer.cursor().execute
+        if self._wal.in_doubt:
+            self._wal.repair()
+        self._wal.allocate()
+        # The log is a new file whenever no process had the store open. SQLite goes on when its name cannot be synced.
+        sync_folder(self._path.parent)
+
+    # reading
+
+    def read(self) -> SqliteRead:
+        if self._closed or self._lost or os.getpid() != self._pid:
+            self._check_usable()
+        if self.read_only:
+            self._check_files()
+        begun = time.monotonic()
+        try:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = self._connect_reader()
+            self._reading.add(connection)
+            try:
+                connection.execute(BEGIN_READ).get  # noqa: B018 - the first read fixes the snapshot
+                reading = SqliteRead(self, begun, connection)
+            except BaseException:
+                self._reading.discard(connection)
+                connection.close(True)
+                raise
+        except apsw.Error as error:
+            raise self._explain(error) from error
+        if self._closed:
+            reading.close()
+            raise Closed(f"{self._name} is closed")
+        return reading
+
+    def _end_read(self, connection: apsw.Connection) -> None:
+        # No lock here, the collector may call this in the middle of anything: who removes it from the set ends it.
+        try:
+            self._reading.remove(connection)
+        except KeyError:
+            return
+        try:
+            if len(self._idle) >= IDLE_READERS:
+                connection.close(True)
+                return
+            connection.execute(COMMIT)
+        except apsw.Error:
+            # Broken, or in the middle of a call on another thread, which then closes it by dropping it.
+            with suppress(apsw.ThreadingViolationError):
+                connection.close(True)
+            return
+        self._idle.append(connection)
+        if self._closed:
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        for connections in (self._idle, self._reading):
+            while connections:
+                try:
+                    connection = connections.pop()
+                except (IndexError, KeyError):
+                    break
+                with suppress(apsw.ThreadingViolationError):  # busy on another thread, which closes it by dropping it
+                    connection.close(True)
+
+    # writing
+
+    # Every commit passes through `write`, `_begin` and `_commit`: what they check is written out, and the function that
+    # says what is wrong is called only where something is.
+
+    def write(self, *, sync: bool = True) -> SqliteWrite:
+        if self._closed or self._lost or self.read_only or os.getpid() != self._pid:
+            self._check_writable()
+        return SqliteWrite(self, sync)
+
+    def _begin(self, sync: bool) -> bool:
+        """Waits for this thread's turn, starts a transaction on the writing connection, and says whether another
+        process has committed meanwhile."""
+        if self._turn.acquire(False):
+            self._turn_owner = get_ident()
+        else:
+            self._take_turn()
+        try:
+            if self._closed:
+                self._check_usable()
+            execute = self._writer_execute
+            sync = sync and self.durability == "disk"
+            if self._wal.in_doubt:
+                self._wal.repair()
+            if sync is not self._syncing:
+                execute(SYNC if sync else NO_SYNC)
+                self._syncing = sync
+            execute(BEGIN_WRITE)
+            self._logged = False
+            if self._writer.data_version() != self._version:
+                self._foreign = True
+        except BaseException as error:
+            self._end_turn()
+            if isinstance(error, apsw.Error):
+                raise self._explain(error) from error
+            raise
+        return self._foreign
+
+    def _commit(self) -> None:
+        try:
+            self._writer_execute(COMMIT)
+        except BaseException as error:
+            if isinstance(error, apsw.IOError):
+                self._wal.raise_doubt()
+            self._rollback()
+            if isinstance(error, apsw.IOError) and not write_failed(error):
+                raise OutcomeUnknown(
+                    f"{self._file} could not be synced: {error}; whether the commit was kept shows when the store is "
+                    "next opened"
+                ) from error
+            if isinstance(error, apsw.Error):
+                raise self._explain(error) from error
+            raise
+        self._version = self._writer.data_version()
+        self._foreign = False
+        if not self._syncing:
+            self._unsynced = True
+        elif self._unsynced:
+            # SQLite syncs nothing when nothing changed, as when a relaxed commit wrote the very same before.
+            if not self._logged:
+                self._wal.sync()
+            self._unsynced = False
+        wal = self._wal
+        wal.unchecked_commits += 1
+        if wal.unchecked_commits >= CHECKPOINT_COMMITS or not (0 <= wal.pages - wal.checked_pages < CHECKPOINT_PAGES):
+            wal.checkpoint_in_passing(self._syncing)
+
+    def _note_log_pages(self, connection: apsw.Connection, name: str, pages: int) -> int:
+        self._wal.pages, self._logged = pages, True
+        return apsw.SQLITE_OK
+
+    def _rollback(self) -> None:
+        try:
+            if self._writer.in_transaction:
+                self._writer_execute(ROLLBACK)
+            self._version = self._writer.data_version()
+        except apsw.Error as error:
+            raise self._explain(error) from error
+
+    # the rest
+
+    def changes(self) -> int:
+        if self._closed or os.getpid() != self._pid:
+            self._check_usable()
+        if self._files is None or self._files.missing() is not None:
+            self._check_files()
+        try:
+            with self._watch:
+                return self._watcher.execute(DATA_VERSION).get  # type: ignore[no-any-return]
+        except apsw.Error as error:
+            raise self._explain(error) from error
+
+    def _flush(self) -> None:
+        """Syncs the log; what left the log for the database was synced on the way."""
+        self._wal.sync()
+
+    def reclaim(self) -> None:
+        """Moves pages from the end of the file into free ones, a few at a time, cuts the file and empties the log."""
+        self._check_writable()
+        try:
+            while self._vacuum_some():
+                pass
+            self._take_turn()
+            try:
+                self._wal.checkpoint_waiting(apsw.SQLITE_CHECKPOINT_TRUNCATE, milliseconds=500)
+                self._wal.allocate()
+            finally:
+                self._end_turn()
+        except apsw.Error as error:
+            raise self._explain(error) from error
+
+    def _vacuum_some(self) -> bool:
+        """One short transaction, so that other writers get their turns; False when there is nothing left to do."""
+        foreign = self._begin(True)
+        try:
+            try:
+                free: int = self._writer_execute("PRAGMA freelist_count").get
+                for _ in self._writer_execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})"):
+                    pass
+            except BaseException:
+                self._rollback()
+                raise
+            self._commit()
+            self._foreign = foreign  # the next writer has not heard of it yet
+            return free > VACUUM_PAGES
+        finally:
+            self._end_turn()
+
+    def size(self) -> int:
+        """Bytes of the database, with what is still in the log; the log's preallocated part is not counted."""
+        self._check_usable()
+        try:
+            with self._watch:
+                pages = self._watcher.execute("PRAGMA page_count").get
+                page_bytes = self._watcher.execute("PRAGMA page_size").get
+        except apsw.Error as error:
+            raise self._explain(error) from error
+        try:
+            log = self._log.stat().st_size
+        except FileNotFoundError:
+            log = 0
+        return int(pages * page_bytes + max(0, log - LOG_BYTES))
+
+    def backup(self, destination: str | os.PathLike[str]) -> None:
+        self._check_usable()
+        with backup_at(destination) as partial:
+            partial.touch()
+            like(self._path, partial)  # before there is anything in it
+            try:
+                connection = self._connect()
+                try:
+                    connection.execute("VACUUM INTO ?", (str(partial),))
+                finally:
+                    connection.close(True)
+            except apsw.Error as error:
+                raise self._explain(error) from error
+
+    def _close(self) -> None:
+        if not self._shut():  # a parent's connections are left alone: closing them could take its locks away
+            return
+        self._close_idle()
+        with self._watch:
+            self._watcher.close(True)
+        if not self.read_only:
+            self._wal.close()
+
+    def _explain(self, error: apsw.Error) -> PenstockError:
+        if self._closed:
+            return Closed(f"{self._name} is closed")
+        return explain(error, self._file)
+
+
+# ── Read and write transactions on a SQLite connection ──
+
+
+GET = "SELECT v FROM kv WHERE k=?"
+PUT = "INSERT INTO kv(k,v) VALUES(?,?) ON CONFLICT(k) DO UPDATE SET v=excluded.v"
+DELETE = "DELETE FROM kv WHERE k=?"
+DELETE_RANGE = "DELETE FROM kv WHERE k>=? AND k<?"
+SCAN = "SELECT k,v FROM kv WHERE k>=? AND k<? ORDER BY k"
+SCAN_REVERSE = "SELECT k,v FROM kv WHERE k>=? AND k<? ORDER BY k DESC"
+
+
+def _refuse(*_: object) -> object:
+    raise transaction_is_over()
+
+
+class _SqliteTransaction:
+    """Reading, which read and write transactions do alike."""
+
+    __slots__ = ("_connection", "_engine", "_execute", "_scans")
+
+    _engine: SqliteEngine
+    _connection: apsw.Connection | None
+    _execute: Callable[..., Any]
+    _scans: set[apsw.Cursor]
+
+    def get(self, key: bytes) -> bytes | None:
+        try:
+            found = self._execute(GET, (key,)).get
+            if found.__class__ is not bytes and found is not None:
+                raise damaged_row(key)
+            return found
+        except UnicodeDecodeError as error:
+            raise damaged_row(key) from error
+        except apsw.Error as error:
+            raise self._engine._explain(error) from error
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        if self._connection is None or self._engine._closed:
+            raise transaction_is_over()
+        cursor = self._connection.cursor()
+        self._scans.add(cursor)
+        try:
+            for row in cursor.execute(SCAN_REVERSE if reverse else SCAN, (start, stop)):
+                if row[1].__class__ is not bytes or row[0].__class__ is not bytes:
+                    raise damaged_row(row[0])
+                yield row
+        except UnicodeDecodeError as error:
+            raise damaged_row(start) from error
+        except (apsw.CursorClosedError, apsw.ConnectionClosedError) as error:
+            raise transaction_is_over() from error
+        except apsw.Error as error:
+            raise self._engine._explain(error) from error
+        finally:
+            self._scans.discard(cursor)
+            cursor.close(True)
+
+    def _end_scans(self) -> None:
+        """Ends every use of the connection: an unfinished scan would keep its snapshot alive after the commit."""
+        while self._scans:
+            with suppress(apsw.ThreadingViolationError):  # being read by another thread, which closes it at its end
+                self._scans.pop().close(True)
+
+
+class SqliteRead(_SqliteTransaction, Held):
+    """A read transaction on a connection of its own."""
+
+    __slots__ = ("begun",)
+
+    def __init__(self, engine: SqliteEngine, begun: float, connection: apsw.Connection) -> None:
+        self._engine = engine
+        self.begun = begun
+        self._connection = connection
+        self._execute = connection.execute
+        self._scans = set()
+
+    def close(self) -> None:
+        connection, self._connection, self._execute = self._connection, None, _refuse
+        if self._scans:
+            self._end_scans()
+        if connection is not None:
+            self._engine._end_read(connection)
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # interrupted before it was made
+            if self._connection is not None:  # nearly always it is closed: that costs no call
+                self.close()
+
+
+class SqliteWrite(_SqliteTransaction):
+    """A write transaction on the engine's one writing connection."""
+
+    begun: float = math.inf
+
+    __slots__ = ("_sync", "foreign", "writes")
+
+    def __init__(self, engine: SqliteEngine, sync: bool) -> None:
+        self._engine = engine
+        self._connection = None
+        self._execute = _refuse
+        self._scans = set()
+        self._sync = sync
+        self.foreign = False
+        self.writes = 0
+
+    def __enter__(self) -> Self:
+        engine = self._engine
+        self.foreign = engine._begin(self._sync)
+        self._connection = engine._writer
+        self._execute = engine._writer_execute
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        engine = self._engine
+        try:
+            self._connection, self._execute = None, _refuse
+            if self._scans:
+                self._end_scans()
+            if kind is None:
+                engine._commit()
+                if engine._files is None or engine._files.missing() is not None:
+                    engine._acknowledge()  # only when it has something to say: every commit pays for this call
+            else:
+                engine._rollback()
+        finally:
+            engine._turn_owner = 0
+            engine._turn.release()
+
+    def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        # Walking backwards, SQLite shows a row again that was replaced just after it was shown.
+        last = stop if reverse else b""
+        for row in super().scan(start, stop, reverse=reverse):
+            if row[0] < last if reverse else row[0] > last:
+                last = row[0]
+                yield row
+
+    def put(self, key: bytes, value: bytes) -> None:
+        if not 0 < len(key) <= MAX_KEY_BYTES:
+            check_key(key)
+        self.writes += 1
+        try:
+            self._execute(PUT, (key, value))
+        except apsw.Error as error:
+            raise self._engine._explain(error) from error
+        except OverflowError as error:
+            raise ConfigError(f"a value of {len(value)} bytes is too large: sqlite takes 1,000,000,000") from error
+
+    def delete(self, key: bytes) -> None:
+        self.writes += 1
+        try:
+            self._execute(DELETE, (key,))
+        except apsw.Error as error:
+            raise self._engine._explain(error) from error
+
+    def keep(self) -> None:
+        return  # the system has it when the block ends
+
+    def delete_range(self, start: bytes, stop: bytes) -> None:
+        self.writes += 1
+        try:
+            self._execute(DELETE_RANGE, (start, stop))
+        except apsw.Error as error:
+            raise self._engine._explain(error) from error
+
+
+# ── How a SQLite database is recognised as a store, and made one ──
+
+
+APPLICATION_ID = 0x50454E53
+"""Marks a database as penstock's in SQLite's header ("PENS")."""
+FORMAT = 1
+"""The layout of the tables, in SQLite's user_version."""
+WAIT_SECONDS = 60.0
+"""How long a connection waits for another process before it gives up."""
+
+MAKE = (
+    "BEGIN IMMEDIATE;"
+    # Not WITHOUT ROWID: SQLite then reads a large value as a whole to compare its key with another.
+    "CREATE TABLE IF NOT EXISTS kv(id INTEGER PRIMARY KEY, k BLOB NOT NULL UNIQUE, v BLOB NOT NULL) STRICT;"
+    f"PRAGMA application_id={APPLICATION_ID};"
+    f"PRAGMA user_version={FORMAT};"
+    "COMMIT"
+)
+
+
+def run_all(connection: apsw.Connection, sql: str) -> None:
+    """Runs every statement; apsw alone stops at the first one that gives a row, as many pragmas do."""
+    for _ in connection.execute(sql):
+        pass
+
+
+def is_made(connection: apsw.Connection, file: str) -> bool:
+    """Whether the database holds a store of this format; ConfigError when it holds something else."""
+    try:
+        application, version, tables = connection.execute(
+            "SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version),"
+            " (SELECT count(*) FROM sqlite_schema)"
+        ).fetchall()[0]
+    except apsw.NotADBError as error:
+        raise ConfigError(
+            f"{file} is not a SQLite database: another program made it, or its first page is damaged"
+        ) from error
+    if application == 0 and version == 0 and tables == 0:
+        return False
+    if application != APPLICATION_ID:
+        raise ConfigError(f"{file} is a SQLite database of another program; give the store a file of its own")
+    if version != FORMAT:
+        raise ConfigError(
+            f"{file} has sqlite store format {version}, this version of penstock reads format {FORMAT}; "
+            "use the version that made it, or copy its events over"
+        )
+    return True
+
+
+def switch_to_log(connection: apsw.Connection) -> None:
+    """Turns write-ahead mode on; SQLite does not call the busy handler for this, so two openers are sorted out here."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            mode = connection.execute("PRAGMA journal_mode=WAL").get
+            break
+        except (apsw.BusyError, apsw.LockedError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.002)
+    if mode != "wal":
+        raise ConfigError("this file system cannot hold SQLite's write-ahead log; keep the store on a local disk")
+
+
+# ── What SQLite's errors mean in penstock's words ──
+
+
+def damaged_row(key: object) -> Corrupt:
+    """A row that holds a number, a text or nothing where bytes were stored: SQLite types values, not columns."""
+    return Corrupt(f"a row of the database holds no bytes (key {key!r}): the file is damaged")
+
+
+def write_failed(error: apsw.IOError) -> bool:
+    """Whether a commit failed while its pages were written: without its last page it counts for nothing."""
+    # Errors that Python code raises inside SQLite do not have it.
+    return getattr(error, "extendedresult", None) == apsw.SQLITE_IOERR_WRITE
+
+
+def explain(error: apsw.Error, file: str) -> PenstockError:
+    """The penstock error that says what an apsw error means for the store in `file`."""
+    match error:
+        case apsw.CorruptError() | apsw.NotADBError():
+            return Corrupt(f"SQLite found the database damaged: {error}; restore a backup", file=file)
+        case apsw.FullError():
+            return StorageError(f"the disk of {file} is full; nothing of this transaction was kept", retryable=True)
+        case apsw.BusyError() | apsw.LockedError():
+            return StorageError(f"another process kept {file} locked for too long: {error}", retryable=True)
+        case apsw.TooBigError():
+            return ConfigError(f"a value is larger than SQLite stores in one (1,000,000,000 bytes): {error}")
+        case apsw.ConstraintError():
+            return ConfigError(f"keys and values are bytes, nothing else: {error}")
+        case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError():
+            return StorageError(f"{file} cannot be opened or written: {error}; look at its folder's permissions")
+        case apsw.IOError():
+            return StorageError(f"reading or writing {file} failed: {error}; nothing of this transaction was kept")
+    return StorageError(f"SQLite refused on {file}: {type(error).__name__}: {error}")
+
+
+# ── The write-ahead log of a store, as the writing connection has it: its size on disk, its syncs, its checkpoints ──
+
+
+PAGE_BYTES = 4096
+CHECKPOINT_PAGES, CHECKPOINT_COMMITS = 2000, 256
+"""The log is copied into the database after so many pages; after fewer when they came in this many small commits,
+because a log short enough to be written over again and again syncs faster than one that grows."""
+LONG_LOG_PAGES = 8 * CHECKPOINT_PAGES
+"""A log this long is kept so by readers that never leave a gap: writers then wait a moment for one."""
+LOG_BYTES = 32 + CHECKPOINT_PAGES * (PAGE_BYTES + 24)
+"""How much of the write-ahead log is allocated in advance: as much as is filled between two checkpoints."""
+BEGIN_WRITE = "BEGIN IMMEDIATE"
+ROLLBACK = "ROLLBACK"
+
+
+class WriteAheadLog:
+    """Syncs the log, copies it into the database so that it can start over, and makes it whole after a failed sync."""
+
+    def __init__(self, store: str, writer: apsw.Connection) -> None:
+        self._path = Path(store + "-wal")
+        self._mark = Path(store + "-suspect")
+        self.in_doubt = self._mark.exists()
+        """Whether the log may have a hole on disk."""
+        self._writer = writer
+        self.pages = 0
+        self.checked_pages = 0
+        self.unchecked_commits = 0
+
+    def allocate(self) -> None:
+        """Grows the log file to its working size; inside SQLite's write lock, so that no other process writes to it."""
+        if not hasattr(os, "posix_fallocate"):
+            return
+        self._writer.execute(BEGIN_WRITE)
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.posix_fallocate(descriptor, 0, LOG_BYTES)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            pass  # a full disk, or a file system without it: the log grows as it is written
+        finally:
+            self._writer.execute(ROLLBACK)
+
+    def checkpoint_in_passing(self, syncing: bool) -> None:
+        """Copies the log into the database now and then, so that it can start over."""
+        pages = self.pages
+        if pages < self.checked_pages:
+            self.checked_pages = 0
+        grown = pages - self.checked_pages
+        # A commit that is not synced gains nothing from a short log, and a checkpoint costs two syncs.
+        enough = CHECKPOINT_COMMITS if syncing else 8 * CHECKPOINT_COMMITS
+        if grown < CHECKPOINT_COMMITS or (grown < CHECKPOINT_PAGES and self.unchecked_commits < enough):
+            return
+        self.checked_pages, self.unchecked_commits = pages, 0
+        with suppress(apsw.Error):  # the commit is done; what hinders this will be met by the next write
+            if pages < LONG_LOG_PAGES:
+                self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
+            else:
+                self.checkpoint_waiting(apsw.SQLITE_CHECKPOINT_RESTART, milliseconds=50)
+
+    def checkpoint_waiting(self, mode: int, *, milliseconds: int) -> None:
+        self._writer.set_busy_timeout(milliseconds)
+        try:
+            with suppress(apsw.BusyError):
+                self._checkpoint(mode)
+        finally:
+            self._writer.set_busy_handler(wait_a_little)
+
+    def _checkpoint(self, mode: int) -> None:
+        try:
+            self._writer.wal_checkpoint(mode=mode)
+        except apsw.IOError:
+            self.raise_doubt()  # it syncs the log first
+            raise
+
+    def sync(self) -> None:
+        """Syncs the log; OutcomeUnknown when that fails."""
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                sync_file(descriptor)
+            except OSError:
+                self.raise_doubt()
+                raise
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise OutcomeUnknown(f"{self._path} could not be synced: {error}; it may be lost in a power cut") from error
+
+    # After a failed sync the system takes pages for written that are not, and the next sync says yes: commits would be
+    # acknowledged behind a hole, which a power cut shows. So before anything more is written the log is written once
+    # more, byte for byte, synced, and its checksums are followed to its end. Until that succeeds nothing is written. A
+    # file beside the store tells the next process, should this one die first; it need not be on disk itself, because
+    # after a power cut memory and disk are one again.
+
+    def raise_doubt(self) -> None:
+        """Notes that a sync failed."""
+        self.in_doubt = True
+        with suppress(OSError):  # a disk that takes no file either: this process still knows
+            self._mark.touch(0o600)
+
+    def repair(self) -> None:
+        """Makes the log whole after a sync of it failed, while no process writes to it; StorageError when it fails."""
+        frames = self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0]
+        self._writer.execute(BEGIN_WRITE)
+        try:
+            self._write_again()
+            if sound_frames(self._path) < frames:
+                raise StorageError(
+                    f"{self._path} lost commits that were not yet on disk when a sync of it failed; close the store in "
+                    "every process and open it again: it comes back with everything that was acknowledged"
+                )
+            self._mark.unlink(missing_ok=True)
+            self.in_doubt = False
+        except OSError as error:
+            raise StorageError(
+                f"{self._path} could not be synced before and still cannot be ({error}); nothing more is written to it",
+                retryable=True,
+            ) from error
+        finally:
+            self._writer.execute(ROLLBACK)
+
+    def _write_again(self) -> None:
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            at = 0
+            while piece := os.pread(descriptor, PIECE_BYTES, at):
+                if piece.strip(b"\0"):
+                    os.pwrite(descriptor, piece, at)
+                at += len(piece)
+            sync_file(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Closes the writing connection; the last one of a store copies the log into the database."""
+        if self.in_doubt:
+            try:
+                self.repair()
+            except (StorageError, apsw.Error):
+                self._writer.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # never from a log with a hole
+        self._writer.close(True)
+
+
+def wait_a_little(calls: int) -> bool:
+    """SQLite's busy handler: short sleeps first, because most commits of other processes take under a millisecond."""
+    pause = min(0.0002 * (calls + 1), 0.005)
+    if calls * 0.005 > WAIT_SECONDS:
+        return False
+    time.sleep(pause)
+    return True
+
+
+# ── Following the checksums of a write-ahead log ──
+
+
+HEADER = struct.Struct(">IIIIIIII")
+FRAME = struct.Struct(">IIIIII")
+PIECE_BYTES = 1 << 20
+LITTLE_ENDIAN, BIG_ENDIAN = 0x377F0682, 0x377F0683
+"""The first number of a log says how the words that are summed up are stored."""
+
+
+def sound_frames(path: Path) -> int:
+    """How many frames of a log have the checksums that follow from those before them."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return 0
+    with file:
+        header = file.read(HEADER.size)
+        if len(header) < HEADER.size:
+            return 0
+        magic, _, page_bytes, _, *salts, first, second = HEADER.unpack(header)
+        if magic not in (LITTLE_ENDIAN, BIG_ENDIAN):
+            return 0
+        sums = _add(header[:24], magic, (0, 0))
+        if sums != (first, second):
+            return 0
+        frames = 0
+        while len(frame := file.read(FRAME.size + page_bytes)) == FRAME.size + page_bytes:
+            _, _, *its_salts, first, second = FRAME.unpack_from(frame)
+            if its_salts != salts:
+                break
+            sums = _add(frame[FRAME.size :], magic, _add(frame[:8], magic, sums))
+            if sums != (first, second):
+                break
+            frames += 1
+        return frames
+
+
+def _add(data: bytes, magic: int, sums: tuple[int, int]) -> tuple[int, int]:
+    words = array("I", data)
+    if (magic == BIG_ENDIAN) == (array("I", b"\1\0\0\0")[0] == 1):
+        words.byteswap()
+    first, second = sums
+    for at in range(0, len(words), 2):
+        first = (first + words[at] + second) & 0xFFFFFFFF
+        second = (second + words[at + 1] + first) & 0xFFFFFFFF
+    return first, second

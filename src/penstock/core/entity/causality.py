@@ -1,0 +1,319 @@
+"""Causes, effects and correlations, across the topics of a journal.
+
+Every event may name the event that caused it and the correlation they share. Causes are found by id; effects and
+correlations through the index (see `penstock.core.journal.index.index`) of the topics that may have some. A causal walk
+sees one snapshot, or one for each page, and no event that is past its topic's `max_age`, removed or not.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heapreplace, merge, nsmallest
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.core.events import Event, Receipt, format_id, parse_id
+from penstock.core.journal.index.index import Lookup
+from penstock.core.journal.locating import find_event, topics_naming
+from penstock.core.journal.reading import TopicView
+from penstock.core.names import check_text
+from penstock.errors import ConfigError, PositionTrimmed
+
+if TYPE_CHECKING:
+    from penstock.core.engine.contract import Snapshot
+    from penstock.core.journal.core import JournalCore
+
+
+def ancestors(core: JournalCore, event: Event | Receipt | str) -> Iterator[Event]:
+    """The event, its cause, its cause's cause, … as far as they are stored."""
+    with core.engine.read() as snap:
+        yield from _chain(core, snap, event if isinstance(event, Event) else id_of(event))
+
+
+def _chain(core: JournalCore, snap: Snapshot, begin: Event | str) -> Iterator[Event]:
+    now = core.clock.now_ms()
+    found = find_event(snap, begin, now) if isinstance(begin, str) else begin
+    seen: set[str] = set()
+    while found is not None and found.id not in seen:
+        yield found
+        seen.add(found.id)
+        cause = found.causation_id
+        found = find_event(snap, cause, now) if cause is not None else None
+
+
+def effects(core: JournalCore, event: Event | Receipt | str) -> Iterator[Event]:
+    """What an event caused directly, in the order it was recorded."""
+    id = id_of(event)
+    with core.engine.read() as snap:
+        yield from merge(*_effects(core, snap, id), key=recorded)
+
+
+def _effects(core: JournalCore, snap: Snapshot, id: str, since: int = 0) -> list[Iterator[Event]]:
+    return [lookup.caused_by(id, since) for lookup in _opened(core, snap, id)]
+
+
+def correlated(core: JournalCore, correlation_id: str) -> Iterator[Event]:
+    """Every event of a correlation, the one that began it included: as recorded, causes before their effects."""
+    check_text(correlation_id, "correlation_id")
+    with core.engine.read() as snap:
+        yield from causes_first(merge(*_correlated(core, snap, correlation_id), key=recorded))
+
+
+def _correlated(core: JournalCore, snap: Snapshot, id: str, since: int = 0) -> list[Iterator[Event]]:
+    # The first event of a chain has no correlation id: its own id is that of all others.
+    first = find_event(snap, id, core.clock.now_ms())
+    begins = first is not None and first.correlation_id != id and recorded(first)[0] >= since
+    found = [lookup.correlated(id, since) for lookup in _opened(core, snap, id)]
+    return [iter([first]), *found] if first is not None and begins else found
+
+
+def causes_first(events: Iterable[Event]) -> list[Event]:
+    """Events in their order, but none before its cause: ids of one millisecond are in no order across topics."""
+    waiting = {event.id: event for event in events}
+    ordered: dict[str, Event] = {}
+    for event in waiting.values():
+        chain: dict[str, Event] = {}
+        step: Event | None = event
+        while step is not None and step.id not in ordered and step.id not in chain:
+            chain[step.id] = step
+            step = waiting.get(step.causation_id or "")
+        ordered.update(reversed(chain.items()))
+    return list(ordered.values())
+
+
+class WalkStep(NamedTuple):
+    """One event that a walk has come to."""
+
+    id: str
+    cause: str | None
+    """The event it was reached from; None where the walk began."""
+    at: int
+    """Which of its cause's effects it is, from 0,"""
+    of: int
+    """of how many."""
+
+
+def walk(causes: Mapping[str, str | None]) -> Iterator[WalkStep]:
+    """Goes from causes to effects, whole branches together: each event once, after the one it is reached from.
+
+    `causes` has the id of every event, in order, and that of its cause. A loop of causes has no beginning: it is
+    entered at its first event. Without recursion: chains may be long.
+    """
+    effects: dict[str, list[str]] = {}
+    beginnings = []
+    for id, cause in causes.items():
+        if cause is not None and cause in causes and cause != id:
+            effects.setdefault(cause, []).append(id)
+        else:
+            beginnings.append(id)
+    seen: set[str] = set()
+    for beginning in (*beginnings, *causes):
+        stack = [WalkStep(beginning, None, 0, 1)]
+        while stack:
+            step = stack.pop()
+            if step.id in seen:
+                continue
+            seen.add(step.id)
+            yield step
+            following = effects.get(step.id, ())
+            count = len(following)
+            stack.extend(WalkStep(following[at], step.id, at, count) for at in range(count - 1, -1, -1))
+
+
+def id_of(event: Event | Receipt | str) -> str:
+    """The id of an event, a receipt, or the id itself."""
+    if isinstance(event, Event | Receipt):
+        return event.id
+    if isinstance(event, str):
+        return check_text(event, "an event's id")
+    raise ConfigError(f"name an event by itself, its receipt or its id, not by {event!r:.80}")
+
+
+def _opened(core: JournalCore, snap: Snapshot, id: str) -> Iterator[Lookup]:
+    """Look-ups in the topics of a snapshot that may name an id, without what is too old for a reader."""
+    now = core.clock.now_ms()
+    for name in topics_naming(snap, id):
+        view = TopicView.open(snap, name, now)
+        if view is not None:
+            yield core.index.open(view)
+
+
+def recorded(event: Event) -> tuple[int, str]:
+    """What the events of several topics are ordered by."""
+    return event._identity(), event.topic
+
+
+# ── In pages, each from the newest snapshot ──
+# A page ends with the name of the event that comes next, so that what was read may be removed before the next page is
+# asked for. What is still to come may not: its absence would not be seen. So the name of the page says as well which
+# event comes next in each topic, and PositionTrimmed is raised when one of them has gone.
+
+
+_MOST_HEADS = 256
+"""Topics whose next event a page's end names: those that come next."""
+
+
+class CausesPage(NamedTuple):
+    """Some events of a walk."""
+
+    events: list[Event]
+    next: str | None
+    """What to go on with; None at the end."""
+
+
+class _Ahead(NamedTuple):
+    """Where a page in the order of recording begins."""
+
+    first: tuple[int, str]
+    """The event that comes next: its id and topic."""
+    heads: frozenset[int]
+    """The end of the id of the next event in each topic."""
+
+    def text(self) -> str:
+        packed = struct.pack(f"<{len(self.heads)}I", *sorted(self.heads))
+        return f"{format_id(self.first[0])}.{packed.hex()}.{self.first[1]}"
+
+
+_BEGIN = _Ahead((0, ""), frozenset())
+
+
+def _ahead(text: str | None) -> _Ahead:
+    if text is None:
+        return _BEGIN
+    number, heads, topic = _parts(text)
+    try:
+        packed = bytes.fromhex(heads)
+        return _Ahead((number, topic), frozenset(struct.unpack(f"<{len(packed) // 4}I", packed)))
+    except (ValueError, struct.error):
+        raise _no_end(text) from None
+
+
+def _parts(text: str) -> tuple[int, str, str]:
+    """The number of the event that comes next, and what else a page's end says."""
+    id, _, rest = text.partition(".")
+    number, (more, dot, last) = parse_id(id), rest.partition(".")
+    if number is None or not dot:
+        raise _no_end(text)
+    return number, more, last
+
+
+def _no_end(text: str) -> ConfigError:
+    return ConfigError(f"after must be the `next` of the page before, not {text!r:.80}")
+
+
+def _head(event: Event) -> int:
+    return event._identity() & 0xFFFFFFFF
+
+
+def effects_page(core: JournalCore, id: str, after: str | None, limit: int, most_bytes: int) -> CausesPage:
+    """The next of the events that an event caused."""
+    ahead = _ahead(after)
+    with core.engine.read() as snap:
+        return _page(_effects(core, snap, id_of(id), ahead.first[0]), ahead, limit, most_bytes)
+
+
+def correlated_page(core: JournalCore, id: str, after: str | None, limit: int, most_bytes: int) -> CausesPage:
+    """The next events of a correlation as recorded; those of one page with causes before their effects."""
+    ahead = _ahead(after)
+    with core.engine.read() as snap:
+        streams = _correlated(core, snap, check_text(id, "correlation_id"), ahead.first[0])
+        events, end = _page(streams, ahead, limit, most_bytes)
+    return CausesPage(causes_first(events), end)
+
+
+def _page(streams: Iterable[Iterator[Event]], ahead: _Ahead, limit: int, most_bytes: int) -> CausesPage:
+    waiting: list[tuple[tuple[int, str], int, Event, Iterator[Event]]] = []
+    for number, stream in enumerate(streams):
+        event = next((event for event in stream if recorded(event) >= ahead.first), None)
+        if event is not None:
+            waiting.append((recorded(event), number, event, stream))
+    if not ahead.heads <= {_head(event) for _, _, event, _ in waiting}:
+        raise _removed()
+    heapify(waiting)
+    found: list[Event] = []
+    while waiting and len(found) < limit and most_bytes > 0:
+        _, number, event, stream = waiting[0]
+        found.append(event)
+        most_bytes -= len(event.raw)
+        following = next(stream, None)
+        if following is None:
+            heappop(waiting)
+        else:
+            heapreplace(waiting, (recorded(following), number, following, stream))
+    if not waiting:
+        return CausesPage(found, None)
+    heads = frozenset(_head(event) for _, _, event, _ in nsmallest(_MOST_HEADS, waiting))
+    return CausesPage(found, _Ahead(waiting[0][0], heads).text())
+
+
+def ancestors_page(core: JournalCore, id: str, after: str | None, limit: int, most_bytes: int) -> CausesPage:
+    """The next of an event's causes.
+
+    A loop of causes ends where it comes to an event that an earlier page ended with: one whose number is a power of
+    two, so that a loop of any length is left.
+    """
+    begin, pages, ended = id_of(id), 0, ""
+    if after is not None:
+        number, text, ended = _parts(after)
+        if not text.isdecimal():
+            raise _no_end(after)
+        begin, pages = format_id(number), int(text[:9])
+    found: list[Event] = []
+    with core.engine.read() as snap:
+        for event in _chain(core, snap, begin):
+            if event.id == ended:
+                return CausesPage(found, None)
+            if len(found) >= limit or most_bytes <= 0:
+                pages += 1
+                if found and pages & (pages - 1) == 0:
+                    ended = found[-1].id
+                return CausesPage(found, f"{event.id}.{pages}.{ended}")
+            found.append(event)
+            most_bytes -= len(event.raw)
+    if after is not None and not found:
+        raise _removed()
+    return CausesPage(found, None)
+
+
+def _removed() -> PositionTrimmed:
+    return PositionTrimmed(
+        "events that come next in this walk were removed since the page before: walk again from the beginning", oldest=0
+    )
+
+
+# ── A correlation's events drawn: as a tree of lines for terminals and pages, or as Mermaid for Markdown ──
+
+
+def tree(events: Iterable[Event]) -> Iterator[tuple[str, Event]]:
+    """Each event below its cause, with the stems that lead to it."""
+    by_id = {event.id: event for event in events}
+    below: dict[str, str] = {}
+    for step in walk({event.id: event.causation_id for event in by_id.values()}):
+        if step.cause is None:
+            stem = below[step.id] = ""
+        else:
+            last, before = step.at == step.of - 1, below[step.cause]
+            stem = before + ("└─ " if last else "├─ ")
+            below[step.id] = before + ("   " if last else "│  ")
+        yield stem, by_id[step.id]
+
+
+def mermaid(events: Iterable[Event]) -> str:
+    """A Mermaid flowchart: a box for each event, an arrow from each cause to its effects."""
+    found = causes_first(events)
+    names = {event.id: f"e{number}" for number, event in enumerate(found, 1)}
+    lines = ["flowchart TD"]
+    for event in found:
+        place = f"{event.topic}#{event.seq}" + (f" · {event.key}" if event.key is not None else "")
+        texts = (event.kind, place, event.recorded_at.isoformat(timespec="milliseconds"))
+        lines.append(f'  {names[event.id]}["{"<br/>".join(map(_quoted, texts))}"]')
+    for event in found:
+        cause = event.causation_id
+        if cause in names and cause != event.id:
+            lines.append(f"  {names[cause]} --> {names[event.id]}")
+    return "\n".join([*lines, ""])
+
+
+def _quoted(text: str) -> str:
+    marked = text.replace("#", "#35;").replace("&", "#38;").replace('"', "#quot;")
+    return marked.replace("<", "#lt;").replace(">", "#gt;").replace("\n", " ")

@@ -1,0 +1,243 @@
+"""Roots and proofs as values: what a third party gets, and how it checks them without the journal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from penstock.core.events import format_id
+from penstock.core.journal.summaries import leaf_hash
+from penstock.core.names import check_path
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+    PrivateKey = Ed25519PrivateKey | bytes | str | os.PathLike[str]
+    PublicKey = Ed25519PublicKey | bytes | str | os.PathLike[str]
+
+
+class CheckReport(msgspec.Struct, frozen=True):
+    """What `Topic.check` or `check_proof` found. It is true when the event is the one that was promised."""
+
+    ok: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+class _JsonLine(msgspec.Struct, frozen=True):
+    """A value that third parties get as one line of JSON."""
+
+    def to_json(self) -> str:
+        """The value as one line of JSON."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Reads what `to_json` wrote; ConfigError when it is something else."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ConfigError(f"that is no {cls.__name__} in JSON: {error}") from error
+
+
+class TreeRoot(_JsonLine, frozen=True):
+    """A topic's history in one hash: publish it or sign it, and proofs can be checked against it."""
+
+    journal: str
+    """The id of the store."""
+    topic: str
+    through: int
+    """The position of the last event under it."""
+    hash: str
+    """The root of the Merkle tree, in hexadecimal."""
+    published_ms: int
+    signature: str | None = None
+    """Ed25519, over `statement()`, in hexadecimal."""
+
+    def statement(self) -> bytes:
+        """The bytes that are signed."""
+        lines = ("penstock root v1", self.journal, self.topic, self.through, self.hash, self.published_ms)
+        return "".join(f"{line}\n" for line in lines).encode()
+
+
+class InclusionProof(_JsonLine, frozen=True):
+    """Shows that an event is in a topic's history under a root; `penstock.check_proof` checks it."""
+
+    root: TreeRoot
+    seq: int
+    """The event's position."""
+    leaf: bytes
+    """Everything the event says, as it was hashed: see `event`."""
+    path: list[str]
+    """The hashes from the leaf to the root, in hexadecimal, the nearest first."""
+
+    @property
+    def event(self) -> dict[str, Any]:
+        """The event that is proven."""
+        try:
+            found = dict(zip(LEAF_FIELDS, msgspec.msgpack.decode(self.leaf, type=list[Any]), strict=True))
+            found["id"] = format_id(int.from_bytes(found["id"]))
+            found["headers"] = dict(found["headers"] or ())
+        except (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise ConfigError(f"the proof's leaf is no event: {error}") from error
+        return found
+
+
+LEAF_FIELDS = (
+    "seq", "id", "recorded_ms", "occurred_ms", "kind", "payload", "binary", "key", "scope", "headers",
+    "correlation_id", "causation_id",
+)  # fmt: skip
+"""What a leaf says of its event, in this order, as a MessagePack array."""
+
+
+def check_proof(
+    proof: InclusionProof, *, root: TreeRoot | None = None, public_key: PublicKey | None = None
+) -> CheckReport:
+    """Whether a proof holds: its event is in the history that its root stands for. It needs no journal.
+
+    Trust comes from the root: give the one that was published (`root`), or the key that signed it (`public_key`);
+    without either, only the proof itself is checked.
+    """
+    if not isinstance(proof, InclusionProof):
+        raise ConfigError(f"check_proof takes an InclusionProof, not {proof!r:.80}: read one with from_json")
+    claimed = proof.root
+    if root is not None and (root.statement() != claimed.statement()):
+        return CheckReport(False, f"it is under another root: {claimed.topic!r} through {claimed.through}")
+    if public_key is not None:
+        signed = claimed if claimed.signature is not None or root is None else root
+        if not check_root(signed, public_key):
+            return CheckReport(False, "its root is not signed with this key")
+    if not 1 <= proof.seq <= claimed.through:
+        return CheckReport(False, f"position {proof.seq} is not under the root, which ends at {claimed.through}")
+    try:
+        said = proof.event
+        path = [bytes.fromhex(step) for step in proof.path]
+    except (ConfigError, ValueError):
+        return CheckReport(False, "it does not decode")
+    if said["seq"] != proof.seq:
+        return CheckReport(False, f"its event says that it is at position {said['seq']}")
+    found = follow(leaf_hash(proof.leaf), proof.seq - 1, claimed.through, path)
+    if found is None or found.hex() != claimed.hash:
+        return CheckReport(False, "its path does not lead to the root")
+    return CheckReport(True, "the event is in the history that the root stands for")
+
+
+# ── signatures ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def sign_root(root: TreeRoot, private_key: PrivateKey) -> TreeRoot:
+    """The root with a signature: an Ed25519 key of `cryptography`, its PEM, or the file that holds it."""
+    key = _load(private_key, private=True)
+    return msgspec.structs.replace(root, signature=key.sign(root.statement()).hex())
+
+
+def check_root(root: TreeRoot, public_key: PublicKey) -> bool:
+    """Whether a root carries a signature that was made with the private half of a key."""
+    key = _load(public_key, private=False)
+    from cryptography.exceptions import InvalidSignature
+
+    if root.signature is None:
+        return False
+    try:
+        key.verify(bytes.fromhex(root.signature), root.statement())
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _load(key: object, *, private: bool) -> Any:
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError as error:
+        raise ConfigError('signed roots need the cryptography package: pip install "penstock[signing]"') from error
+    wanted = ed25519.Ed25519PrivateKey if private else ed25519.Ed25519PublicKey
+    if isinstance(key, str | os.PathLike):
+        try:
+            key = Path(check_path(key, "the key")).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"the key {os.fspath(key)!r} cannot be read: {error.strerror}") from error
+    if isinstance(key, bytes):
+        try:
+            if private:
+                key = serialization.load_pem_private_key(key, None)
+            else:
+                key = serialization.load_pem_public_key(key)
+        except (ValueError, TypeError) as error:
+            half = "private" if private else "public"
+            raise ConfigError(f"that is no {half} key in PEM without a password: {error}") from error
+    if not isinstance(key, wanted):
+        raise ConfigError(f"roots are signed with Ed25519 keys, not with {type(key).__name__}")
+    return key
+
+
+# ── The Merkle tree of RFC 6962 with SHA-256: leaves and nodes are hashed apart, so that neither passes for the other
+# Leaf `n` is the event at position `n + 1`. A position whose event was removed before it was ever published has `EMPTY`
+# in its place. Leaves come in segments of `SEGMENT`: a whole segment is one node of every later tree, so that its hash
+# alone is enough to prove events of other segments.
+
+
+SEGMENT = 4096
+"""Positions in a segment; a power of two."""
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """The hash of two neighbouring subtrees."""
+    return sha256(b"\x01" + left + right).digest()
+
+
+EMPTY = sha256(b"\x02").digest()
+"""Stands for a position without an event."""
+
+
+def root_of(nodes: Sequence[bytes]) -> bytes:
+    """The hash of a tree over nodes of one size, of which the last may be smaller."""
+    if not nodes:
+        return sha256(b"").digest()
+    level = nodes
+    while len(level) > 1:
+        level = _parents(level)
+    return level[0]
+
+
+def _parents(level: Sequence[bytes]) -> list[bytes]:
+    """The nodes above some nodes: one for every two, and a last one without a neighbour as it is."""
+    paired = [node_hash(level[at], level[at + 1]) for at in range(0, len(level) - 1, 2)]
+    return paired if len(level) % 2 == 0 else [*paired, level[-1]]
+
+
+def path_to(nodes: Sequence[bytes], index: int) -> list[bytes]:
+    """The hashes that lead from a node to the tree's root, the nearest first."""
+    path: list[bytes] = []
+    level = nodes
+    while len(level) > 1:
+        beside = index ^ 1
+        if beside < len(level):
+            path.append(level[beside])
+        level, index = _parents(level), index // 2
+    return path
+
+
+def follow(leaf: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes | None:
+    """The root that a leaf's path leads to in a tree of `size` leaves; None when the path has another length."""
+    at, last, found = index, size - 1, leaf
+    for beside in path:
+        if last == 0:
+            return None
+        if at % 2 or at == last:
+            found = node_hash(beside, found)
+            while at % 2 == 0:  # a node without a neighbour is its own parent
+                at, last = at // 2, last // 2
+        else:
+            found = node_hash(found, beside)
+        at, last = at // 2, last // 2
+    return found if last == 0 else None
+
+
+EMPTY_SEGMENT = root_of([EMPTY] * SEGMENT)

@@ -1,0 +1,1041 @@
+"""Blocks: the events of one commit (or of several merged ones) to one topic, column by column, under one checksum.
+
+A block is the msgpack array `Wire` followed by the CRC-32 of those bytes. Events are numbered `first`, `first`+1, …
+unless `seqs` lists their positions (compaction by key leaves holes). Events of one commit form a *run*: they share
+their recording time, and their ids count up from the run's id; so a run costs 10 bytes of id and a few of time,
+however many events it holds.
+
+An id is a UUIDv7: its time is the recording time, and within a topic ids increase with positions, which is why
+`find(id)` needs no index.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, chain, pairwise
+from operator import itemgetter, sub
+from types import MappingProxyType
+from typing import Annotated, Any, Generic, Self, TypeVar
+
+import msgspec
+from msgspec.structs import astuple
+
+from penstock.core.engine.base import PIECE_BYTES, crc32
+from penstock.core.engine.contract import Snapshot
+from penstock.core.events import Event
+from penstock.core.journal.keys import with_checksum, without_checksum
+from penstock.errors import Corrupt
+
+T = TypeVar("T")
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class lazy(Generic[T]):
+    """An attribute computed when first asked for. functools' own takes a lock that costs more than the work here."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self._name = compute.__name__
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, instance: object, owner: type[object]) -> T:
+        value = self._compute(instance)
+        instance.__dict__[self._name] = value
+        return value
+
+
+def build_block(columns: Columns, first: int, recorded_ms: int, base_id: int) -> bytes:
+    """The bytes of a block that holds one commit's events, at positions first, first+1, …"""
+    return seal(build_wire(columns, first, recorded_ms, base_id))
+
+
+def build_wire(columns: Columns, first: int, recorded_ms: int, base_id: int) -> Wire:
+    """A block of one commit's events, not yet sealed."""
+    kinds, payloads = columns.kinds, columns.payloads
+    count = len(kinds)
+    if count == 1:
+        distinct, codes, lengths, data = kinds, 0, len(payloads[0]), payloads[0]
+    else:
+        kind = kinds[0]
+        if kinds.count(kind) == count:
+            distinct, codes = [kind], 0
+        else:
+            code_of: dict[str, int] = {}
+            numbers = [code_of.setdefault(kind, len(code_of)) for kind in kinds]
+            distinct, codes = list(code_of), pack_ints(numbers)  # type: ignore[assignment]
+        lengths, data = pack_ints(list(map(len, payloads))), b"".join(payloads)  # type: ignore[assignment]
+    wire = Wire(
+        FORMAT,
+        count,
+        first,
+        count,
+        recorded_ms,
+        0,
+        (base_id & ID_MASK).to_bytes(ID_BYTES),
+        distinct,
+        codes,
+        lengths,
+        memoryview(data),
+    )
+    if columns.binary is not None and any(columns.binary):
+        wire.binary = bytes(map(bool, columns.binary))
+    if columns.occurred is not None:
+        wire.occurred = pack_signed([recorded_ms if ms is None else ms for ms in columns.occurred])
+    if columns.key is not None:
+        wire.key = pack_text(columns.key)
+    if columns.scope is not None:
+        wire.scope = pack_text(columns.scope)
+    if columns.headers is not None:
+        wire.headers = _pack_headers(columns.headers)
+    if columns.correlation is not None:
+        wire.correlation = pack_text(columns.correlation)
+    if columns.causation is not None:
+        wire.causation = pack_text(columns.causation)
+    return wire
+
+
+def build_copies(columns: Columns, seqs: Sequence[int], ids: Sequence[bytes], times: Sequence[int]) -> bytes:
+    """The bytes of a block whose events have their own positions, ids (the low bytes) and times, in any order."""
+    if columns.occurred is not None:
+        columns.occurred = [at if ms is None else ms for ms, at in zip(columns.occurred, times, strict=True)]
+    wire = build_wire(columns, seqs[0], 0, 0)
+    steps = list(map(sub, seqs[1:], seqs))
+    if 1 in steps and ids:
+        set_runs_of(wire, list(map(int.from_bytes, ids)), times)
+    else:
+        set_runs(wire, (1,), times or (0,), b"".join(ids))
+    if steps.count(1) < len(steps):
+        wire.seqs = pack_seqs(seqs)
+    return seal(wire)
+
+
+def build_joined(parts: Sequence[tuple[int, int, int, Columns]]) -> Wire:
+    """A block of several neighbouring commits: (first position, recording time, first id, events) each."""
+    first, started_ms, base_id, _ = parts[0]
+    joined = join_columns([columns for _, _, _, columns in parts])
+    if joined.occurred is not None:  # an event without a time of its own has its commit's
+        recorded = [recorded_ms for _, recorded_ms, _, columns in parts for _ in columns.kinds]
+        joined.occurred = [own if at is None else at for at, own in zip(joined.occurred, recorded, strict=True)]
+    wire = build_wire(joined, first, started_ms, base_id)
+    set_runs(
+        wire,
+        [len(columns.kinds) for _, _, _, columns in parts],
+        [recorded_ms for _, recorded_ms, _, _ in parts],
+        b"".join([low_bytes(base) for _, _, base, _ in parts]),
+    )
+    return wire
+
+
+def _pack_headers(headers: Sequence[Mapping[str, str] | None]) -> Headers:
+    names: list[str | None] = []
+    values: list[str | None] = []
+    counts = []
+    for one in headers:
+        counts.append(len(one) if one else 0)
+        if one:
+            names.extend(one)
+            values.extend(one.values())
+    if not names:
+        return NO_PACKED_HEADERS
+    return Headers(pack_ints(counts), len(names), pack_text(names), pack_text(values))
+
+
+def seal(wire: Wire) -> bytes:
+    """The stored form of a block: its bytes and their checksum."""
+    body = encode_wire(wire)
+    return body + (zlib.crc32(body) if len(body) <= PIECE_BYTES else crc32(body)).to_bytes(4)
+
+
+def read_block(value: bytes | memoryview, topic: str) -> Block:
+    """Opens a stored block; `Corrupt` when its checksum or its form is wrong."""
+    body = memoryview(value)[:-4]
+    found = zlib.crc32(body) if len(value) <= PIECE_BYTES else crc32(body)
+    if found != int.from_bytes(value[-4:]) or len(value) < 5:
+        raise Corrupt("a block fails its checksum", topic=topic)
+    try:
+        wire = decode_wire(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"a block does not decode: {error}", topic=topic) from error
+    if wire.format != FORMAT:
+        raise Corrupt(f"a block has format {wire.format}; this version reads {FORMAT}", topic=topic)
+    return Block(wire, topic)
+
+
+class Block:
+    """A stored block, opened for reading; columns are unpacked when first asked for."""
+
+    def __init__(self, wire: Wire, topic: str) -> None:
+        self.wire = wire
+        self.topic = topic
+        self.count = wire.count
+        self.first = wire.first
+        self.payload = memoryview(wire.payload)
+        self.last = wire.first + wire.count - 1 if wire.seqs is None else self.seqs[-1]
+        """The position of the newest event."""
+
+    # ── positions ────────────────────────────────────────────────────────────────────────────────────────────────────
+    @lazy
+    def seqs(self) -> Sequence[int]:
+        """The positions of the events, ascending."""
+        if self.wire.seqs is None:
+            return range(self.first, self.first + self.count)
+        return unpack_signed(self.wire.seqs, self.count)
+
+    def seq(self, row: int) -> int:
+        return self.seqs[row]
+
+    def row_after(self, seq: int) -> int:
+        """The first row whose position is above `seq`."""
+        return bisect_right(self.seqs, seq)
+
+    def row_of(self, seq: int) -> int | None:
+        """The row of a position, or None where compaction removed it."""
+        row = bisect_left(self.seqs, seq)
+        return row if row < self.count and self.seqs[row] == seq else None
+
+    def events(self, start: int = 0, stop: int | None = None) -> list[Event]:
+        """The events of rows start … stop-1."""
+        return [Event(self, row) for row in range(start, self.count if stop is None else stop)]
+
+    # ── runs: recording times and ids ────────────────────────────────────────────────────────────────────────────────
+    @lazy
+    def run_starts(self) -> list[int]:
+        """The first row of every run."""
+        counts = self.wire.run_counts
+        if counts == self.count:
+            return [0]
+        runs = len(self.wire.run_ids) // ID_BYTES
+        return list(accumulate(unpack_ints(counts, runs), initial=0))[:-1]
+
+    @lazy
+    def run_times(self) -> list[int]:
+        """When each run was recorded, in milliseconds."""
+        start = self.wire.run_time
+        return [start + delta for delta in unpack_ints(self.wire.run_times, len(self.run_starts))]
+
+    @lazy
+    def run_ids(self) -> list[int]:
+        """The id of the first event of every run."""
+        tails = self.wire.run_ids
+        return [
+            (ms << 80) | int.from_bytes(tails[at : at + ID_BYTES])
+            for ms, at in zip(self.run_times, range(0, len(tails), ID_BYTES), strict=True)
+        ]
+
+    def _run(self, row: int) -> int:
+        return bisect_right(self.run_starts, row) - 1 if len(self.run_starts) > 1 else 0
+
+    def recorded_ms(self, row: int) -> int:
+        return self.run_times[self._run(row)]
+
+    def id_number(self, row: int) -> int:
+        run = self._run(row)
+        return self.run_ids[run] + row - self.run_starts[run]
+
+    def row_of_id(self, number: int) -> int | None:
+        """The row that has an id, or None."""
+        run = bisect_right(self.run_ids, number) - 1
+        if run < 0:
+            return None
+        row = self.run_starts[run] + number - self.run_ids[run]
+        end = self.run_starts[run + 1] if run + 1 < len(self.run_starts) else self.count
+        return row if row < end else None
+
+    @property
+    def last_recorded_ms(self) -> int:
+        return self.run_times[-1]
+
+    @property
+    def last_id(self) -> int:
+        return self.id_number(self.count - 1)
+
+    # ── fields ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    @lazy
+    def kind_codes(self) -> Sequence[int]:
+        return unpack_ints(self.wire.kind_codes, self.count)
+
+    def kind(self, row: int) -> str:
+        return self.wire.kinds[self.kind_codes[row]]
+
+    @lazy
+    def payload_offsets(self) -> Sequence[int]:
+        found = offsets(self.wire.lengths, self.count)
+        if found[-1] != len(self.payload):
+            raise Corrupt("a block's payload does not fit its lengths", topic=self.topic, seq=self.first)
+        return found
+
+    def raw_payload(self, row: int) -> memoryview:
+        bounds = self.payload_offsets
+        return self.payload[bounds[row] : bounds[row + 1]]
+
+    def is_binary(self, row: int) -> bool:
+        return self.wire.binary is not None and bool(self.wire.binary[row])
+
+    @lazy
+    def occurred_times(self) -> Sequence[int]:
+        """The producers' times, in milliseconds."""
+        if self.wire.occurred is not None:
+            return unpack_signed(self.wire.occurred, self.count)
+        return spread(self)[1]
+
+    def occurred_ms(self, row: int) -> int:
+        return self.recorded_ms(row) if self.wire.occurred is None else self.occurred_times[row]
+
+    @lazy
+    def key(self) -> Callable[[int], str | None]:
+        return text_reader(self.wire.key, self.count)
+
+    @lazy
+    def scope(self) -> Callable[[int], str | None]:
+        return text_reader(self.wire.scope, self.count)
+
+    @lazy
+    def correlation(self) -> Callable[[int], str | None]:
+        return text_reader(self.wire.correlation, self.count)
+
+    @lazy
+    def causation(self) -> Callable[[int], str | None]:
+        return text_reader(self.wire.causation, self.count)
+
+    @lazy
+    def _headers(self) -> tuple[Sequence[int], Callable[[int], str | None], Callable[[int], str | None]] | None:
+        if self.wire.headers is None:
+            return None
+        packed = self.wire.headers
+        names, values = text_reader(packed.names, packed.total), text_reader(packed.values, packed.total)
+        return offsets(packed.counts, self.count), names, values
+
+    def may_have_header(self, name: str) -> bool:
+        """False: no event of the block has it, found without opening one."""
+        names = None if self.wire.headers is None else self.wire.headers.names
+        if names is None:
+            return False
+        return name in names.values if isinstance(names, CodedText) else name.encode() in names.data
+
+    def headers(self, row: int) -> Mapping[str, str]:
+        if self._headers is None:
+            return NO_HEADERS
+        starts, name, value = self._headers
+        found = {name(at): value(at) for at in range(starts[row], starts[row + 1])}
+        return MappingProxyType(found) if found else NO_HEADERS  # type: ignore[arg-type]
+
+    def check_columns(self) -> None:
+        """Corrupt when a column has more or less than the block has events."""
+        _ = self.payload_offsets, self.kind_codes, self.occurred_times, self._headers
+        _ = self.key, self.scope, self.correlation, self.causation
+
+    def extract(self, row: int) -> bytes:
+        """A block of this one event."""
+
+        return select(self, [row])
+
+
+def texts_of(block: Block) -> dict[str, list[str | None]]:
+    """The text columns that a block has, decoded."""
+    columns = ((name, getattr(block.wire, name)) for name in ("key", "scope", "correlation", "causation"))
+    return {name: text_values(column, block.count) for name, column in columns if column is not None}
+
+
+def columns_of(block: Block, rows: Sequence[int], texts: dict[str, list[str | None]] | None = None) -> Columns:
+    """Some events of a block as columns, to be written again; `texts`: its text columns, if already decoded."""
+    wire, bounds, codes = block.wire, block.payload_offsets, block.kind_codes
+    kinds = [wire.kinds[codes[row]] for row in rows] if len(wire.kinds) > 1 else wire.kinds * len(rows)
+    if isinstance(rows, range):
+        data = bytes(block.payload)  # slices of bytes are cheaper than views made into bytes
+        payloads = [data[start:stop] for start, stop in pairwise(bounds[rows.start : rows.stop + 1])]
+    else:
+        payloads = [bytes(block.payload[bounds[row] : bounds[row + 1]]) for row in rows]
+    columns = Columns(kinds, payloads)
+    if wire.binary is not None:
+        columns.binary = [bool(wire.binary[row]) for row in rows]
+    if wire.occurred is not None:
+        columns.occurred = [block.occurred_ms(row) for row in rows]
+    if wire.headers is not None:
+        columns.headers = [block.headers(row) for row in rows]
+    if texts is None and len(rows) * 8 <= block.count:  # not the whole block's texts for a few of its events
+        readers = {"key": block.key, "scope": block.scope}
+        readers |= {"correlation": block.correlation, "causation": block.causation}
+        for name, read in readers.items():
+            if getattr(wire, name) is not None:
+                setattr(columns, name, [read(row) for row in rows])
+        return columns
+    for name, values in (texts_of(block) if texts is None else texts).items():
+        some = values[rows.start : rows.stop] if isinstance(rows, range) else [values[row] for row in rows]
+        setattr(columns, name, some)
+    return columns
+
+
+def spread(block: Block) -> tuple[list[int], list[int], Sequence[int]]:
+    """The id, the time and the position of every event of a block."""
+    starts = block.run_starts
+    if len(starts) == block.count:
+        return block.run_ids, block.run_times, block.seqs
+    stops = [*starts[1:], block.count]
+    spans = list(zip(block.run_ids, block.run_times, starts, stops, strict=True))
+    ids = list(chain.from_iterable([range(id, id + stop - start) for id, _, start, stop in spans]))
+    times = list(chain.from_iterable([[ms] * (stop - start) for _, ms, start, stop in spans]))
+    return ids, times, block.seqs
+
+
+# ── Blocks made of blocks: some of one's events, or those of several neighbours ──
+
+
+def select(block: Block, rows: Sequence[int]) -> bytes:
+    """The bytes of a block that keeps only some events, with the positions, times and ids they have."""
+    ids = [low_bytes(block.id_number(row)) for row in rows]
+    times = [block.recorded_ms(row) for row in rows]
+    return build_copies(columns_of(block, rows), [block.seq(row) for row in rows], ids, times)
+
+
+def joined(blocks: Sequence[Block]) -> Wire:
+    """One block of the events of several, in order; Corrupt when one of them does not hold."""
+    for block in blocks:  # else one that cannot be read would take its neighbours with it
+        block.check_columns()
+    return join_blocks(blocks).wire
+
+
+def join_blocks(blocks: Sequence[Block]) -> Block:
+    """One block, in memory, of several neighbours. Work per block, not per event, where the columns allow it."""
+    wires = [block.wire for block in blocks]
+    run_counts: list[int] = []
+    run_times: list[int] = []
+    for block in blocks:
+        wire = block.wire
+        if wire.run_counts == wire.count:
+            run_counts.append(wire.count)
+            run_times.append(wire.run_time)
+            continue
+        starts = block.run_starts
+        run_counts.extend([stop - start for start, stop in zip(starts, [*starts[1:], block.count], strict=True)])
+        run_times.extend(block.run_times)
+    kinds, codes = join_codes([(wire.kinds, wire.kind_codes, wire.count) for wire in wires])
+    joined = Wire(
+        FORMAT,
+        sum([wire.count for wire in wires]),
+        wires[0].first,
+        0,
+        0,
+        0,
+        b"",
+        kinds,
+        codes,
+        join_ints([(wire.lengths, wire.count) for wire in wires]),
+        memoryview(b"".join([wire.payload for wire in wires])),
+    )
+    set_runs(joined, run_counts, run_times, b"".join([wire.run_ids for wire in wires]))
+    if blocks[-1].last - blocks[0].first != joined.count - 1:
+        joined.seqs = pack_seqs([seq for block in blocks for seq in block.seqs])
+    if any(wire.binary for wire in wires):
+        joined.binary = b"".join([wire.binary or bytes(wire.count) for wire in wires])
+    if any(wire.occurred is not None for wire in wires):
+        joined.occurred = pack_signed([ms for block in blocks for ms in block.occurred_times])
+    if any(wire.headers is not None for wire in wires):
+        joined.headers = _join_headers([(wire.headers or NO_PACKED_HEADERS, wire.count) for wire in wires])
+    for name in ("key", "scope", "correlation", "causation"):
+        parts = [(getattr(wire, name), wire.count) for wire in wires]
+        if any(part is not None for part, _ in parts):
+            setattr(joined, name, join_text(parts))
+    return Block(joined, blocks[0].topic)
+
+
+def _join_headers(parts: Sequence[tuple[Headers, int]]) -> Headers:
+    total = sum([headers.total for headers, _ in parts])
+    if not total:
+        return NO_PACKED_HEADERS
+    return Headers(
+        join_ints([(headers.counts, count) for headers, count in parts]),
+        total,
+        join_text([(headers.names, headers.total) for headers, _ in parts if headers.total]),
+        join_text([(headers.values, headers.total) for headers, _ in parts if headers.total]),
+    )
+
+
+# ── Blocks stored apart: a large one was written before its place in the topic was known ──
+# Under its block key then lies a reference: where the block is, and the positions, recording time and ids of its
+# events, which are filled in when it is read. A reference begins with a byte that no block begins with, and ends with
+# its checksum, as a block does.
+
+
+_REFERENCE_MARK = b"\xc1"
+"""msgpack never uses this byte."""
+
+
+class Reference(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where a block is that is stored apart, and what is filled in when it is read."""
+
+    key: bytes
+    size: int
+    count: int
+    first: int
+    recorded_ms: int
+    id: bytes
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count - 1
+
+
+_encode_reference = msgspec.msgpack.Encoder().encode
+_decode_reference = msgspec.msgpack.Decoder(Reference).decode
+
+
+def pack_reference(made: Reference) -> bytes:
+    """The stored form of a reference."""
+    return with_checksum(_REFERENCE_MARK + _encode_reference(made))
+
+
+def reference_in(value: bytes, topic: str) -> Reference | None:
+    """The reference that is stored in a block's place; None when the block itself is."""
+    if value[:1] != _REFERENCE_MARK:
+        return None
+    body = without_checksum(value)
+    if body is None:
+        raise Corrupt("a block's reference fails its checksum", topic=topic)
+    try:
+        return _decode_reference(body[1:])
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"a block's reference does not decode: {error}", topic=topic) from error
+
+
+def stored_size(value: bytes) -> int:
+    """How many bytes a block takes, wherever it is; what is damaged counts as what lies here."""
+    try:
+        found = reference_in(value, "")
+    except Corrupt:
+        return len(value)
+    return len(value) if found is None else found.size
+
+
+def resolve_reference(snap: Snapshot, found: Reference, topic: str) -> Block:
+    """The block that a reference means."""
+    value = snap.get(found.key)
+    if value is None:
+        raise Corrupt("a block that is stored apart is missing", topic=topic, seq=found.first)
+    wire = read_block(value, topic).wire
+    if wire.count != found.count:
+        raise Corrupt(f"a block stored apart has {wire.count} events, not {found.count}", topic=topic, seq=found.first)
+    stamp(wire, found.first, found.recorded_ms, int.from_bytes(found.id))
+    return Block(wire, topic)
+
+
+def whole_value(snap: Snapshot, value: bytes, topic: str) -> bytes:
+    """A block in its stored form, wherever it is."""
+    found = reference_in(value, topic)
+    return value if found is None else seal(resolve_reference(snap, found, topic).wire)
+
+
+def stamp(wire: Wire, first: int, recorded_ms: int, number: int) -> None:
+    """Makes a block's events one run: at positions from `first` on, recorded together, with ids counting up."""
+    wire.first = first
+    set_one_run(wire, recorded_ms, number)
+
+
+# ── Columns inside a block: integers in the narrowest width, text as lengths and bytes, or as a dictionary with codes
+# Every column can be a constant. Lengths rather than offsets are stored, because neighbouring blocks then merge by
+# joining bytes; the offsets that Arrow and readers want are one running sum away.
+
+
+V = TypeVar("V")
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Ints = Count | bytes
+"""A column of non-negative integers: one number for a constant, else packed little-endian, 1, 2, 4 or 8 bytes each."""
+
+SignedInts = int | bytes
+"""The same of signed integers: one number for a constant, else 8 bytes each."""
+
+
+class PlainText(msgspec.Struct, array_like=True, tag=0, gc=False):
+    """A column of optional strings, end to end."""
+
+    lengths: Ints
+    data: bytes
+    nulls: bytes | None = None
+    """A byte for each row, 1 where it has no string; None when all have one."""
+
+
+class CodedText(msgspec.Struct, array_like=True, tag=1, gc=False):
+    """A column of optional strings of which few are different."""
+
+    values: list[str | None]
+    codes: Ints
+
+
+Text = PlainText | CodedText
+
+
+class Headers(msgspec.Struct, array_like=True, gc=False):
+    """A column of headers."""
+
+    counts: Ints
+    """How many each row has."""
+    total: Count
+    names: Text | None
+    values: Text | None
+
+
+_WIDTHS = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_BIG_ENDIAN = sys.byteorder == "big"
+
+
+def pack_ints(values: Sequence[int]) -> Ints:
+    """Packs at least one integer."""
+    high = max(values)
+    if min(values) == high:
+        return high
+    return _pack(values, "B" if high < 1 << 8 else "H" if high < 1 << 16 else "I" if high < 1 << 32 else "Q")
+
+
+def pack_signed(values: Sequence[int]) -> SignedInts:
+    """Packs signed 64-bit integers (times may lie before 1970); `unpack_signed` reads them."""
+    first = values[0]
+    return first if values.count(first) == len(values) else _pack(values, "q")
+
+
+def pack_words(values: Sequence[int]) -> bytes:
+    """Packs integers below 2³², four bytes each whatever they are."""
+    return _pack(values, "I")
+
+
+def _pack(values: Sequence[int], code: str) -> bytes:
+    packed = array(code, values)
+    if _BIG_ENDIAN:
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_ints(column: Ints, count: int) -> Sequence[int]:
+    """The integers of a column, indexable."""
+    if isinstance(column, int):
+        return [column] * count
+    width, rest = divmod(len(column), count) if count else (0, 1)
+    code = _WIDTHS.get(width)
+    if rest or code is None:
+        raise Corrupt(f"an integer column of {len(column)} bytes cannot hold {count} values")
+    return _swapped(column, code) if _BIG_ENDIAN else memoryview(column).cast(code)  # type: ignore[call-overload]
+
+
+def unpack_signed(column: SignedInts, count: int) -> Sequence[int]:
+    if isinstance(column, int):
+        return [column] * count
+    if len(column) != 8 * count:
+        raise Corrupt(f"a time column of {len(column)} bytes cannot hold {count} values")
+    return _swapped(column, "q") if _BIG_ENDIAN else memoryview(column).cast("q")
+
+
+def _swapped(column: bytes, code: str) -> Sequence[int]:
+    values = array(code, column)
+    values.byteswap()
+    return values
+
+
+def offsets(lengths: Ints, count: int) -> Sequence[int]:
+    """Where each of `count` values begins, and, last, where they end."""
+    if isinstance(lengths, int):
+        return range(0, lengths * count + 1, lengths) if lengths else [0] * (count + 1)
+    return list(accumulate(unpack_ints(lengths, count), initial=0))
+
+
+def join_ints(parts: Iterable[tuple[Ints, int]]) -> Ints:
+    """The column of several columns end to end."""
+    whole = list(parts)
+    first = whole[0][0]
+    if isinstance(first, int) and all(part == first for part, _ in whole):
+        return first
+    values: list[int] = []
+    for part, count in whole:
+        values.extend(unpack_ints(part, count))
+    return pack_ints(values)
+
+
+def pack_text(values: Sequence[str | None]) -> Text:
+    """Packs optional strings; the dictionary form where each value stands four times or more on average."""
+    distinct = set(values)
+    if len(distinct) * 4 <= len(values) or len(distinct) == 1:
+        ordered = list(dict.fromkeys(values))
+        code_of = {value: code for code, value in enumerate(ordered)}
+        return CodedText(ordered, pack_ints(list(map(code_of.__getitem__, values))))
+    nulls = bytes(value is None for value in values) if None in distinct else None
+    encoded = [value.encode() if value is not None else b"" for value in values]
+    return PlainText(pack_ints(list(map(len, encoded))), b"".join(encoded), nulls)
+
+
+def text_reader(column: Text | None, count: int) -> Callable[[int], str | None]:
+    """A function from row to string."""
+    if column is None:
+        return _nothing
+    if isinstance(column, CodedText):
+        values, codes = column.values, column.codes
+        if isinstance(codes, int):
+            only = values[codes]
+            return lambda row: only
+        indexes = unpack_ints(codes, count)
+        return lambda row: values[indexes[row]]
+    data, nulls = column.data, column.nulls
+    starts = offsets(column.lengths, count)
+    if starts[-1] != len(data):
+        raise Corrupt(f"a text column of {len(data)} bytes should have {starts[-1]}")
+
+    def read(row: int) -> str | None:
+        if nulls is not None and nulls[row]:
+            return None
+        return data[starts[row] : starts[row + 1]].decode()
+
+    return read
+
+
+def may_hold(column: Text | None, begin: str) -> bool:
+    """False: no value of a column begins with a text, found without reading them one by one."""
+    if column is None:
+        return False
+    if isinstance(column, CodedText):
+        return any(value is not None and value.startswith(begin) for value in column.values)
+    return begin.encode() in column.data
+
+
+def text_values(column: Text | None, count: int) -> list[str | None]:
+    """All strings of a column."""
+    if column is None:
+        return [None] * count
+    if isinstance(column, CodedText):
+        values = column.values
+        return [values[code] for code in unpack_ints(column.codes, count)]
+    text = column.data.decode()
+    if column.nulls is not None or len(text) != len(
+        column.data
+    ):  # else a character is a byte, and the lengths are the text's own
+        return list(map(text_reader(column, count), range(count)))
+    starts = offsets(column.lengths, count)
+    if starts[-1] != len(text):
+        raise Corrupt(f"a text column of {len(text)} bytes should have {starts[-1]}")
+    return [text[start:stop] for start, stop in pairwise(starts)]
+
+
+def join_codes(parts: Sequence[tuple[Sequence[V], Ints, int]]) -> tuple[list[V], Ints]:
+    """One dictionary and its codes for several columns of (values, codes, count) end to end."""
+    code_of: dict[V, int] = {}
+    for values, _, _ in parts:
+        for value in values:
+            code_of.setdefault(value, len(code_of))
+    merged = list(code_of)
+    if len(merged) == 1:
+        return merged, 0
+    if len(merged) <= 256:  # one byte a code: the remapping is a translation of bytes
+        pieces = []
+        for values, codes, count in parts:
+            mapped = [code_of[value] for value in values]
+            if isinstance(codes, int):
+                pieces.append(bytes((mapped[codes],)) * count)
+            else:
+                pieces.append(codes.translate(bytes(mapped).ljust(256, b"\0")))
+        return merged, b"".join(pieces)
+    numbers: list[int] = []
+    for values, codes, count in parts:
+        mapped = [code_of[value] for value in values]
+        numbers.extend([mapped[code] for code in unpack_ints(codes, count)])
+    return merged, pack_ints(numbers)
+
+
+def join_text(parts: Sequence[tuple[Text | None, int]]) -> Text:
+    """The column of several columns end to end; without decoding a value where the forms allow it."""
+    plain = [(column, count) for column, count in parts if isinstance(column, PlainText)]
+    if not plain:
+        coded = [(column, count) for column, count in parts if not isinstance(column, PlainText)]
+        return CodedText(*join_codes([(*_codes_of(column), count) for column, count in coded]))
+    if len(plain) < len(parts):
+        return pack_text([value for column, count in parts for value in text_values(column, count)])
+    nulls = None
+    if any(column.nulls is not None for column, _ in plain):
+        nulls = b"".join([bytes(count) if column.nulls is None else column.nulls for column, count in plain])
+    lengths = join_ints([(column.lengths, count) for column, count in plain])
+    return PlainText(lengths, b"".join([column.data for column, _ in plain]), nulls)
+
+
+def _codes_of(column: CodedText | None) -> tuple[list[str | None], Ints]:
+    return ([None], 0) if column is None else (column.values, column.codes)
+
+
+def _nothing(row: int) -> None:
+    return None
+
+
+# ── What a block is made of: the columns of its events, as they come in and as they lie on disk, and its runs ──
+# A run is what one commit wrote: its events share their recording time, and their ids count up from the run's id.
+
+
+FORMAT = 1
+ID_BYTES = 10
+ID_MASK = (1 << 80) - 1
+
+
+class Wire(msgspec.Struct, array_like=True, gc=False):
+    """A block as it lies on disk."""
+
+    format: int
+    count: Count
+    first: int
+    run_counts: Ints
+    run_time: int
+    run_times: Ints
+    run_ids: bytes
+    kinds: list[str]
+    kind_codes: Ints
+    lengths: Ints
+    payload: memoryview
+    seqs: bytes | None = None
+    binary: bytes | None = None
+    occurred: SignedInts | None = None
+    key: Text | None = None
+    scope: Text | None = None
+    headers: Headers | None = None
+    correlation: Text | None = None
+    causation: Text | None = None
+
+
+encode_wire = msgspec.msgpack.Encoder().encode
+"""A block without its checksum, to be kept for a while or sent on."""
+decode_wire = msgspec.msgpack.Decoder(Wire).decode
+"""What `encode_wire` made; the payload is a view into it."""
+
+
+class Columns(msgspec.Struct, eq=False, weakref=False):
+    """Events on their way into a block, as columns; an optional column is None until an event needs it."""
+
+    kinds: list[str]
+    payloads: list[bytes]
+    binary: list[bool] | None = None
+    key: list[str | None] | None = None
+    scope: list[str | None] | None = None
+    headers: list[Mapping[str, str] | None] | None = None
+    occurred: list[int | None] | None = None
+    correlation: list[str | None] | None = None
+    causation: list[str | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def extend(self, other: Columns) -> None:
+        """Adds the events of `other` after these."""
+        before, more = len(self.kinds), len(other.kinds)
+        self.kinds.extend(other.kinds)
+        self.payloads.extend(other.payloads)
+        for name in OPTIONAL:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine is None and theirs is None:
+                continue
+            if mine is None:
+                mine = [None] * before
+                setattr(self, name, mine)
+            mine.extend([None] * more if theirs is None else theirs)
+
+    def weights(self) -> list[int]:
+        """The bytes each event brings along, nearly: its payload and its headers."""
+        sizes = list(map(len, self.payloads))
+        if self.headers is not None:
+            for row, headers in enumerate(self.headers):
+                if headers:
+                    sizes[row] += sum(map(len, headers)) + sum(map(len, headers.values()))
+        return sizes
+
+    def pick(self, rows: Sequence[int]) -> Columns:
+        """Some of the events, in columns of their own."""
+        pick = picker(rows)
+        picked = Columns(pick(self.kinds), pick(self.payloads))
+        for name in OPTIONAL:
+            column = getattr(self, name)
+            if column is not None:
+                setattr(picked, name, pick(column))
+        return picked
+
+    def slice(self, start: int, stop: int) -> Columns:
+        """The events start … stop-1."""
+        part = Columns(self.kinds[start:stop], self.payloads[start:stop])
+        for name in OPTIONAL:
+            column = getattr(self, name)
+            if column is not None:
+                setattr(part, name, column[start:stop])
+        return part
+
+
+def picker(rows: Sequence[int]) -> Callable[[Sequence[T]], list[T]]:
+    """Picks rows out of a column."""
+    if len(rows) < 2:
+        return lambda column: [column[row] for row in rows]
+    pick = itemgetter(*rows)
+    return lambda column: list(pick(column))
+
+
+def join_columns(parts: Sequence[Columns]) -> Columns:
+    """The events of several batches, in columns of their own."""
+    joined = Columns([kind for part in parts for kind in part.kinds], [one for part in parts for one in part.payloads])
+    for name in OPTIONAL:
+        columns = [getattr(part, name) for part in parts]
+        if columns.count(None) < len(columns):
+            whole: list[object] = []
+            for part, column in zip(parts, columns, strict=True):
+                whole += [None] * len(part.kinds) if column is None else column
+            setattr(joined, name, whole)
+    return joined
+
+
+OPTIONAL = ("binary", "key", "scope", "headers", "occurred", "correlation", "causation")
+
+
+class PlacedRows(msgspec.Struct, eq=False, weakref=False):
+    """Events with the positions, ids and times that they have, as columns: on their way into an index, or from another
+    store.
+
+    Lists of plain values, not an object for each event: sorting and picking them is C's work, and the garbage collector
+    has little to follow.
+    """
+
+    columns: Columns = msgspec.field(default_factory=lambda: Columns([], []))
+    seqs: list[int] = []
+    ids: list[bytes] = []
+    """The low bytes of the events' ids, of which the rest is the time; empty, as `times`, where only terms stand."""
+    times: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    def extend(self, other: PlacedRows) -> None:
+        """Adds other rows after these."""
+        self.columns.extend(other.columns)
+        self.seqs += other.seqs
+        self.ids += other.ids
+        self.times += other.times
+
+    def slice(self, start: int, stop: int) -> Self:
+        """The rows start … stop-1."""
+        ids, times = self.ids[start:stop], self.times[start:stop]
+        return type(self)(self.columns.slice(start, stop), self.seqs[start:stop], ids, times)
+
+    def pick(self, rows: Sequence[int]) -> Self:
+        """Some of the rows."""
+        columns, pick = self.columns.pick(rows), picker(rows)
+        if not self.ids:
+            return type(self)(columns, pick(self.seqs))
+        return type(self)(columns, pick(self.seqs), pick(self.ids), pick(self.times))
+
+    def id(self, row: int) -> int:
+        """The whole id of a row."""
+        return self.times[row] << 8 * ID_BYTES | int.from_bytes(self.ids[row])
+
+    def pack(self) -> bytes:
+        """The block of these rows, in their order."""
+        return build_copies(self.columns, self.seqs, self.ids, self.times)
+
+
+# ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def set_runs(wire: Wire, counts: Sequence[int], times: Sequence[int], ids: bytes) -> None:
+    """Says which runs a block's events form: how many each, when recorded, and the low bytes of their first ids."""
+    started_ms = min(times)
+    wire.run_counts = pack_ints(counts)
+    wire.run_time = started_ms
+    wire.run_times = pack_ints([ms - started_ms for ms in times])
+    wire.run_ids = ids
+
+
+def set_runs_of(wire: Wire, ids: Sequence[int], times: Sequence[int]) -> None:
+    """The same from the id and the recording time of every event."""
+    count = len(ids)
+    starts = [0] + [at for at in range(1, count) if ids[at] != ids[at - 1] + 1 or times[at] != times[at - 1]]
+    set_runs(
+        wire,
+        [stop - start for start, stop in pairwise([*starts, count])],
+        [times[at] for at in starts],
+        b"".join([low_bytes(ids[at]) for at in starts]),
+    )
+
+
+def low_bytes(id: int) -> bytes:
+    """What a run stores of an id: the rest is its time."""
+    return (id & ID_MASK).to_bytes(ID_BYTES)
+
+
+def set_one_run(wire: Wire, recorded_ms: int, first_id: int) -> None:
+    """Makes a block's events one run: recorded together, with ids counting up."""
+    wire.run_counts = wire.count
+    wire.run_time = recorded_ms
+    wire.run_times = 0
+    wire.run_ids = low_bytes(first_id)
+
+
+def pack_seqs(seqs: Sequence[int]) -> bytes:
+    """Positions that do not count up one by one."""
+    packed = pack_signed(seqs)
+    return packed if isinstance(packed, bytes) else packed.to_bytes(8, "little", signed=True)
+
+
+NO_PACKED_HEADERS = Headers(0, 0, None, None)
+
+
+# ── Blocks of events that are not appended yet, and what their events ask for besides being appended ──
+# On its way to the commit a block may carry a column for each option (`RowOptions`). It is never stored with them: a
+# block whose events ask for something is opened by the commit, event by event, as an append of many drafts would be.
+
+
+class RowOptions(msgspec.Struct, array_like=True):
+    """What the events of a block ask for; a column is None where none of them asks."""
+
+    dedup: list[str | None] | None = None
+    expect: list[int | None] | None = None
+    """The position of the newest event of the row's key."""
+    priority: list[int | None] | None = None
+    delay: list[int | None] | None = None
+    """Milliseconds from the commit on."""
+    not_before: list[int | None] | None = None
+    """Milliseconds since 1970."""
+    max_attempts: list[int | None] | None = None
+
+    @property
+    def delivery(self) -> bool:
+        """Whether any of them says how it is to be delivered, which only a queue understands."""
+        return any(one is not None for one in (self.priority, self.delay, self.not_before, self.max_attempts))
+
+    def lengths(self) -> set[int]:
+        """How many values the columns have."""
+        return {len(column) for column in astuple(self) if column is not None}
+
+
+class PendingWire(Wire):
+    """A block whose events ask for something."""
+
+    options: RowOptions | None = None
+
+
+_decode_options = msgspec.msgpack.Decoder(PendingWire).decode
+
+
+def with_options(wire: Wire, options: RowOptions) -> Wire:
+    """The block with what its events ask for; the block itself when they ask for nothing."""
+    if not options.lengths():
+        return wire
+    made = PendingWire(*astuple(wire))
+    made.options = options
+    return made
+
+
+def decode_pending(body: bytes | memoryview) -> Wire:
+    """What `encode_wire` made of a block, with or without options; Corrupt when it is something else."""
+    try:
+        found = _decode_options(body)
+        return found if found.options is not None else decode_wire(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(f"a staged block does not decode: {error}") from error
+
+
+def read_pending(value: bytes, topic: str) -> Wire:
+    """A block as it was staged."""
+    read_block(value, topic)  # its checksum
+    return decode_pending(memoryview(value)[:-4])
+
+
+def options_of(wire: Wire) -> RowOptions | None:
+    """What a block's events ask for."""
+    return wire.options if isinstance(wire, PendingWire) else None

@@ -1,0 +1,416 @@
+"""What the writer knows of each topic without asking the store: its id, its settings, where it ends.
+
+Only the thread that leads the writer touches a `Head`. When another process has committed, everything cached is
+forgotten and read again in the next transaction.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.core.engine.contract import Snapshot, WriteTx
+from penstock.core.journal import keys
+from penstock.core.journal.blocks import (
+    Block,
+    Columns,
+    Wire,
+    build_joined,
+    build_wire,
+    read_block,
+    reference_in,
+    resolve_reference,
+    seal,
+)
+from penstock.core.journal.keys import block_key
+from penstock.core.journal.summaries import range_rows, replace_range_rows, summarise
+from penstock.errors import Corrupt
+from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MERGE_FAN_IN, SMALL_BYTES, SUMMARY_EVENTS, TOPIC_DEDUP_WINDOW
+
+T = TypeVar("T")
+
+
+class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a topic keeps and for how long. Values: compare, print, store."""
+
+    max_age: float | None = None
+    """Events recorded longer ago than this many seconds are removed in passing."""
+    max_events: int | None = None
+    """Only about the newest this many events are kept."""
+    max_bytes: int | None = None
+    """The oldest events are removed when the topic's blocks take more than this; the newest block always stays."""
+    by_key: bool = False
+    """A state topic: settled history keeps only the newest event of every key."""
+    dedup_window: float | None = TOPIC_DEDUP_WINDOW
+    """Seconds for which a dedup key is remembered; None for ever."""
+    verified: bool = False
+    """Whether commits keep a hash of every event, so that `verify` finds each one that is changed later."""
+    indexed: bool = True
+    """Whether events are indexed by key, cause and correlation in passing; without, look-ups read the whole topic."""
+
+
+class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What a topic's name stands for."""
+
+    topic_id: keys.TopicId
+    settings: Settings = Settings()
+    check: bytes = b""
+    """CRC-32 of the name and of what comes before: another number would show another topic's events under this name."""
+
+
+class TopicState(msgspec.Struct, frozen=True, array_like=True):
+    """What compaction leaves behind so that nothing is forgotten with the events."""
+
+    trimmed: keys.StoredPosition = 0
+    """Every position up to this one was removed."""
+    removed: int = 0
+    """How many events were removed, ever."""
+    latest: keys.StoredPosition = 0
+    """The highest position assigned when the last block was removed; blocks, where there are any, know better."""
+    recorded_ms: int = 0
+    last_id: bytes = b""
+    compacted: keys.StoredPosition = 0
+    """Positions up to this one may have been compacted by key; it grows whenever events are taken out so."""
+    sealed: keys.StoredPosition = 0
+    """Positions up to this one lie in Parquet files of a lake; see `penstock.core.journal.sealed.files`."""
+    unreadable: str = ""
+    """Why housekeeping could not read the topic when it last tried; empty when it could."""
+    began: keys.StoredPosition = 0
+    """The topic began after this position: those up to it were of topics of this name that were dropped."""
+    unreadable_at: keys.StoredPosition = 0
+    """Where the block lies that `unreadable` speaks of; 0 when it speaks of something else."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_record = msgspec.msgpack.Decoder(TopicRecord).decode
+_decode_state = msgspec.msgpack.Decoder(TopicState).decode
+_decode_looks = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
+
+
+def topic_names(snap: Snapshot) -> Iterator[str]:
+    """The names of all topics, sorted."""
+    return (keys.stored_name(key[1:]) for key, _ in snap.scan(keys.TOPIC, keys.prefix_end(keys.TOPIC)))
+
+
+def load_record(snap: Snapshot, name: str) -> TopicRecord | None:
+    value = snap.get(keys.topic_key(name))
+    if value is None:
+        return None
+    record = _checked(_decode_record, value, name)
+    if record.check and record.check != _record_check(name, value):
+        raise Corrupt(f"the record of topic {name!r} fails its checksum", topic=name)
+    return record
+
+
+def save_record(tx: WriteTx, name: str, record: TopicRecord) -> None:
+    value: bytes = _encode(TopicRecord(record.topic_id, record.settings, bytes(4)))
+    tx.put(keys.topic_key(name), value[:-4] + _record_check(name, value))
+
+
+def _record_check(name: str, value: bytes) -> bytes:
+    return zlib.crc32(value[:-4], zlib.crc32(name.encode())).to_bytes(4)
+
+
+def mark_aged(tx: WriteTx, name: str, settings: Settings) -> None:
+    """Notes whether a topic has a `max_age`: such topics need a look also when no process appends to them. The row has
+    a value while the clock is behind the topic's recording time; see `retention_bound`."""
+    if settings.max_age is not None:
+        tx.put(keys.aged_key(name), b"")
+    else:
+        tx.delete(keys.aged_key(name))
+
+
+def load_looks(snap: Snapshot, name: str) -> list[tuple[int, int]]:
+    """When retention looked at a topic while the clock was behind its recording time, and the newest position then."""
+    value = snap.get(keys.aged_key(name))
+    return _checked(_decode_looks, value, name) if value else []
+
+
+def load_state(snap: Snapshot, topic_id: int, name: str) -> TopicState:
+    value = snap.get(keys.state_key(topic_id))
+    return TopicState() if value is None else _checked(_decode_state, value, name)
+
+
+def save_with_end(tx: WriteTx, head: Head, state: TopicState) -> None:
+    """Saves a topic's state with where the topic ends: its last block may be gone."""
+    ended = (head.latest, head.recorded_ms, head.last_id.to_bytes(16))
+    save_state(tx, head.topic_id, replace(state, latest=ended[0], recorded_ms=ended[1], last_id=ended[2]))
+
+
+def save_state(tx: WriteTx, topic_id: int, state: TopicState) -> None:
+    tx.put(keys.state_key(topic_id), _encode(state))
+
+
+def _checked(decode: Callable[[bytes], T], value: bytes, name: str) -> T:
+    try:
+        return decode(value)  # every commit and read does: a call less than `keys.stored`
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"the record of topic {name!r} does not decode: {error}", topic=name) from error
+
+
+def last_block(snap: Snapshot, topic_id: int, name: str) -> Block | None:
+    """The newest block of a topic."""
+    for key, value in snap.scan(*keys.block_range(topic_id), reverse=True):
+        return open_block(snap, key, value, name)
+    return None
+
+
+def first_block(snap: Snapshot, topic_id: int, name: str) -> Block | None:
+    """The oldest block of a topic."""
+    for key, value in snap.scan(*keys.block_range(topic_id)):
+        return open_block(snap, key, value, name)
+    return None
+
+
+def missing(topic: str, first: int, last: int) -> Corrupt:
+    """The error for positions that should be there."""
+    which = f"event {first} is" if first == last else f"events {first} to {last} are"
+    return Corrupt(f"{which} missing, and no compaction removed them", topic=topic, seq=first)
+
+
+def open_block(snap: Snapshot, key: bytes, value: bytes, topic: str) -> Block:
+    """A stored block, checked against the key it lies under; wherever it is stored."""
+    first = keys.block_first(key)
+    try:
+        found = reference_in(value, topic)
+        block = read_block(value, topic) if found is None else resolve_reference(snap, found, topic)
+    except Corrupt as error:
+        raise Corrupt(error.args[0].split(" (")[0], topic=topic, seq=first) from error
+    if block.first != first:
+        raise Corrupt(f"a block that begins at {block.first} lies where {first} should", topic=topic, seq=first)
+    return block
+
+
+class Head(msgspec.Struct, eq=False):
+    """Where a topic ends, as the writer knows it."""
+
+    name: str
+    topic_id: int
+    settings: Settings
+    latest: int
+    recorded_ms: int
+    last_id: int
+    newest: dict[str, int] | None = None
+    """After the first look-up: the newest position of entities that were asked for or written after `since`."""
+    since: int = 0
+    tail: RecentBlocks | None = None
+    """The newest small blocks, while the writer still knows what is in them."""
+    id_bits: int = 0
+    """What its events' ids have in common: see `keys.id_bits`."""
+    unfolded: bool = False
+    """Whether the store says already that causes and correlations of this topic are to be noted."""
+    slowest: tuple[str, int] | None = None
+    """The cursor that is behind all others and its position, while the writer knows it."""
+
+    def ended(self, latest: int, recorded_ms: int, last_id: int, *, unfolded: bool) -> Head:
+        """The head after more events."""
+        settings, bits = self.settings, self.id_bits
+        head = Head(self.name, self.topic_id, settings, latest, recorded_ms, last_id, id_bits=bits, unfolded=unfolded)
+        head.slowest = self.slowest
+        return head
+
+
+class Barrier:
+    """Keeps all callers but its owner from appending, for as long as it stands in the catalog."""
+
+    __slots__ = ("owner", "passing")
+
+    def __init__(self) -> None:
+        self.passing = False
+        """Whether the operation under way is its owner's."""
+        self.owner = ""
+        """Who has raised it, for people, where that is another process."""
+
+
+FindFence = Callable[[WriteTx], str]
+"""The process that has an exclusive fence open, for people; "" for none. It may remove what dead ones have left."""
+
+
+class Catalog:
+    """The heads of the topics this writer has touched."""
+
+    def __init__(self) -> None:
+        self.heads: dict[str, Head] = {}
+        self.last_id = 0
+        """The newest id that this process has given out: ids of one millisecond are in the order of the commits."""
+        self.barrier: Barrier | None = None
+        self.elsewhere = Barrier()
+        """Stands for the exclusive fences of other processes, while there are any."""
+        self.find_fence: FindFence | None = None
+        """Where other processes may write the store: says which of them keeps the others from appending."""
+        self.epoch = 0
+        """Another number after every `forget`: the layers above know by it when to drop what they cached."""
+        self.undone = 0
+        """Grows when a commit has failed: blocks that were read inside it may never have been written."""
+        self.reshaped = 0
+        """Grows whenever blocks may have been exchanged by others than the housekeeper."""
+        self.unfolded = 0
+        """How many topics commits have noted as unfolded."""
+        self.exchanged = 0
+        """Grows whenever blocks may have been exchanged by others than the writer itself."""
+
+    def refresh_barrier(self, tx: WriteTx) -> None:
+        """Another process has committed: perhaps that it has opened an exclusive fence, or has ended one."""
+        if self.find_fence is not None and (self.barrier is None or self.barrier is self.elsewhere):
+            self.elsewhere.owner = self.find_fence(tx)
+            self.barrier = self.elsewhere if self.elsewhere.owner else None
+
+    def forget(self, *, foreign: bool = False) -> None:
+        """Everything cached may be wrong: another process wrote (`foreign`), or a commit failed."""
+        self.heads.clear()
+        self.undone += not foreign
+        if self.find_fence is not None and self.barrier is None:
+            self.barrier = self.elsewhere  # so that the next append looks: the removal of a fence may have failed
+        self.epoch += 1
+        self.reshaped += 1
+        self.exchanged += 1
+
+    def load(self, tx: WriteTx, name: str) -> Head | None:
+        """Reads the head of a topic that is not in `heads`; None when the topic does not exist."""
+        record = load_record(tx, name)
+        if record is None:
+            return None
+        head = self.heads[name] = load_head(tx, name, record)
+        return head
+
+
+def load_head(tx: Snapshot, name: str, record: TopicRecord) -> Head:
+    state = load_state(tx, record.topic_id, name)
+    latest, recorded, last_id = state.latest, state.recorded_ms, int.from_bytes(state.last_id)
+    block = last_block(tx, record.topic_id, name)
+    if block is not None and block.last >= latest:
+        latest, recorded, last_id = block.last, block.last_recorded_ms, block.last_id
+    return Head(name, record.topic_id, record.settings, latest, recorded, last_id, id_bits=keys.id_bits(name))
+
+
+def create_topic(tx: WriteTx, name: str, settings: Settings | None = None) -> Head:
+    """Gives a new topic its id, and its beginning: after every position that its name has ever had.
+
+    So a position says by itself which event it means. One of a topic that was dropped is trimmed in the next one.
+    """
+    value = tx.get(keys.NEXT_TOPIC)
+    topic_id = keys.unpack_seq(value) if value else 1
+    tx.put(keys.NEXT_TOPIC, keys.pack_seq(topic_id + 1))
+    record = TopicRecord(topic_id, settings or Settings())
+    save_record(tx, name, record)
+    tx.put(keys.NAME + keys.hashed_topic(name, topic_id), name.encode())
+    if value is None:  # a new store: every topic will have such a row
+        tx.put(keys.NAME, b"")
+    bits = keys.id_bits(name)
+    ended = ended_topic(tx, name)
+    if ended is None:
+        return Head(name, topic_id, record.settings, 0, 0, 0, id_bits=bits)
+    tx.delete(keys.ended_key(name))
+    last, recorded_ms, last_id = ended.last, ended.recorded_ms, ended.last_id
+    save_state(tx, topic_id, TopicState(last, last, last, recorded_ms, last_id, began=last))
+    return Head(name, topic_id, record.settings, last, recorded_ms, int.from_bytes(last_id), id_bits=bits)
+
+
+class EndedTopic(msgspec.Struct, frozen=True, array_like=True):
+    """Where a topic ended that was dropped."""
+
+    last: keys.StoredPosition
+    recorded_ms: int
+    last_id: bytes
+
+
+_decode_ended = msgspec.msgpack.Decoder(EndedTopic).decode
+
+
+def ended_topic(snap: Snapshot, name: str) -> EndedTopic | None:
+    """Where a topic of this name ended that was dropped; None for a name that never had an event, or has a topic."""
+    value = snap.get(keys.ended_key(name))
+    return None if value is None else _checked(_decode_ended, value, name)
+
+
+def save_end(tx: WriteTx, head: Head) -> None:
+    """Keeps where a topic ends that is being dropped."""
+    if head.latest:
+        ended = EndedTopic(head.latest, head.recorded_ms, head.last_id.to_bytes(16))
+        tx.put(keys.ended_key(head.name), _encode(ended))
+
+
+# ── Writing a commit's events as blocks: a large batch as several, a small one beside its neighbours or with them ──
+# One-by-one appends leave one small block each. The writer keeps their columns; the commit that would write the last of
+# `MERGE_FAN_IN` small blocks writes one block for all of them instead, in the place of the others, in the same
+# transaction. What the writer does not remember (after a restart, or when other processes write too) the housekeeper
+# merges by reading it.
+
+
+RecentBlock = tuple[int, int, int, Columns]
+"""The events of one commit: their first position, their recording time, their first id, and their columns."""
+
+
+class RecentBlocks(msgspec.Struct, eq=False, weakref=False):
+    """Neighbouring small blocks at the end of a topic, each of one commit."""
+
+    stamp: int
+    """What the catalogue counted when this began: blocks exchanged by others since make it worthless."""
+    parts: list[RecentBlock]
+    size: int = 0
+    next: int = 0
+    """The position after the last one; 0: there is none."""
+
+
+def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> tuple[bytes, bytes, Wire | None]:
+    """Writes one commit's events: as a block of their own, or together with the small ones before them.
+
+    Returns the stored key and value, and the block itself where it holds nothing but these events.
+    """
+    first, recorded_ms, base_id, columns = part
+    tail = head.tail
+    if tail is None or tail.stamp != stamp:
+        tail = head.tail = RecentBlocks(stamp, [])
+    fits = tail.next in (first, 0)
+    parts = tail.parts
+    if fits and (len(parts) >= MERGE_FAN_IN - 1 or tail.size >= BLOCK_BYTES // 2):
+        joined = build_joined([*parts, part])
+        key, value = block_key(head.topic_id, parts[0][0]), seal(joined)
+        tx.delete_range(key + b"\0", block_key(head.topic_id, first))
+        tx.put(key, value)
+        last = joined.first + joined.count - 1
+        about = range_rows(joined, indexed=head.settings.indexed)
+        replace_range_rows(tx, head.topic_id, head.name, joined.first, last, about)
+        head.tail = None
+        return key, value, None
+    wire = build_wire(columns, first, recorded_ms, base_id)
+    key, value = block_key(head.topic_id, first), seal(wire)
+    tx.put(key, value)
+    if wire.count >= SUMMARY_EVENTS:
+        summarise(tx, head.topic_id, wire, indexed=head.settings.indexed, made_of=columns)
+    size = len(value)
+    if fits and size < SMALL_BYTES:
+        parts.append(part)
+        tail.size += size
+        tail.next = first + len(columns.kinds)
+    else:
+        head.tail = None
+    return key, value, wire
+
+
+def write_blocks(tx: WriteTx, head: Head, part: RecentBlock) -> tuple[bytes, bytes, list[Wire | None]]:
+    """Writes more events than make one block; returns the last block's key and value, and all of them."""
+    position, recorded_ms, base_id, columns = part
+    start, count, weights = 0, len(columns.kinds), columns.weights()
+    wires: list[Wire | None] = []
+    while start < count:
+        stop = start + _fitting(weights, start)
+        some = columns.slice(start, stop)
+        wire = build_wire(some, position + start, recorded_ms, base_id + start)
+        key, value = block_key(head.topic_id, position + start), seal(wire)
+        tx.put(key, value)
+        summarise(tx, head.topic_id, wire, indexed=head.settings.indexed, made_of=some)
+        wires.append(wire)
+        start = stop
+    return key, value, wires
+
+
+def _fitting(weights: Sequence[int], start: int) -> int:
+    """How many events from `start` on make a block of the usual size; at least one."""
+    return max(1, bisect_right(list(accumulate(weights[start : start + BLOCK_EVENTS])), BLOCK_BYTES))

@@ -1,0 +1,271 @@
+"""The core of an open journal: its store, its writer, and what works on them beside the callers.
+
+Every part of the package that needs the store is given the core: topics, queues and entities are parts over it, which
+`penstock.core.local` assembles into the journal that a user holds. The core knows none of them. They leave here what
+has to happen at their time: guards before an append, holds and trims at a compaction, rules for dropping a topic, and
+what is to end before the journal closes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from penstock.core.clock import Clock, check_clock
+from penstock.core.engine.contract import Engine, Snapshot
+from penstock.core.events import Draft, Event
+from penstock.core.journal import interrupts, keys
+from penstock.core.journal.catalog import topic_names
+from penstock.core.journal.commit import Commit, read_mark
+from penstock.core.journal.description import Description, Pressure
+from penstock.core.journal.index.index import EntityIndex
+from penstock.core.journal.index.indexer import Indexer
+from penstock.core.journal.locating import find_event, list_topics
+from penstock.core.journal.moving import check_finished
+from penstock.core.journal.upkeep.dropping import DropReport, drop_topic
+from penstock.core.journal.upkeep.housekeeper import Housekeeper
+from penstock.core.journal.upkeep.retention import Hold, Trim, cursor_holds
+from penstock.core.journal.waking import Hub
+from penstock.core.journal.writer import Writer, WriteRequest
+from penstock.core.names import check_name
+from penstock.core.observe.logs import Log
+from penstock.errors import Closed, ConfigError, Corrupt
+from penstock.limits import INDEX_RUN_EVENTS, UNFOLDED_TOPICS
+
+if TYPE_CHECKING:
+    from penstock.core.consuming.worker import Worker
+    from penstock.core.surface.journal import Journal
+
+log = Log("penstock.journal")
+
+FORMAT = 1
+"""The key layout and block format of this version; written into every store."""
+
+Guard = Callable[[str, Sequence[Draft]], None]
+"""Sees the drafts of an append, in the caller's thread, and may refuse them by raising."""
+
+T = TypeVar("T")
+
+
+class StoreRecord(msgspec.Struct, array_like=True, frozen=True):
+    """What a store says of itself."""
+
+    format: int
+    id: str
+    created_ms: int
+
+
+class JournalCore:
+    """What all parts of one open journal share. Thread-safe."""
+
+    def __init__(
+        self, journal: Journal, engine: Engine, *, clock: Clock | None = None, capacity: int, pressure: float
+    ) -> None:
+        self.journal = journal
+        """The journal that users hold: what handles name as theirs, and workers report to."""
+        self.engine = engine
+        self.clock: Clock = check_clock(clock)
+        # A memory store may be open a second time under its name, in this process.
+        watched = engine.shared or engine.read_only or engine.scheme == "memory"
+        self.hub = Hub(engine.changes if watched else None, engine.location)
+        self.index = EntityIndex(engine)
+        self.writer = Writer(
+            engine, self.clock, self.index, capacity=capacity, pressure=pressure, announce=self._announce
+        )
+        self.housekeeper = Housekeeper(self.writer)
+        self.indexer = Indexer(self.writer, self.index)
+        self.housekeeper.chores.append(self.indexer.consider)
+        self.guards: list[Guard] = []
+        """Replaced, never changed: a thread that goes through the list must not skip one."""
+        self.holds: list[Hold] = [cursor_holds]
+        self.trims: list[Trim] = []
+        self.owner_of_topic: Callable[[Snapshot, str], str | None] = lambda snap, name: None
+        """The queue that a topic is a part of, which readers of all topics do not ask for; set by the queues."""
+        self.before_close: list[Callable[[], None]] = []
+        """The last chance of parts to act on an open journal."""
+        self.workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+        self.closed = False
+        self._closing = threading.Lock()
+        self._close_begun = False
+        self._pid = os.getpid()
+        self.id = self._claim_store().id
+        """The store's own name: the same wherever, and under whatever address, the store is opened."""
+
+    def __repr__(self) -> str:
+        return f"<journal {self.engine.scheme}:{self.engine.location or ''}{' (closed)' if self.closed else ''}>"
+
+    def _claim_store(self) -> StoreRecord:
+        """Reads (or, in a new store, writes) the store's own record."""
+        with self.engine.read() as snap:
+            check_finished(snap, self.engine.location)
+            value = snap.get(keys.STORE)
+        if value is None and not self.engine.read_only:
+            with interrupts.Shield(interrupts.always), self.engine.write() as tx:
+                check_finished(tx, self.engine.location)  # again: a copy may have begun here meanwhile
+                value = tx.get(keys.STORE)
+                if value is None:
+                    value = msgspec.msgpack.encode(StoreRecord(FORMAT, str(uuid.uuid4()), self.clock.now_ms()))
+                    tx.put(keys.STORE, value)
+        if value is None:
+            return StoreRecord(FORMAT, "", 0)
+        try:
+            record = msgspec.msgpack.decode(value, type=StoreRecord)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self.engine.location} holds no penstock journal: {error}") from error
+        if record.format != FORMAT:
+            raise ConfigError(
+                f"{self.engine.location} was written in format {record.format}; this version of penstock reads format "
+                f"{FORMAT}: open it with the version that wrote it"
+            )
+        return record
+
+    def begin(self) -> None:
+        """Takes up what an earlier process has left undone."""
+        self.housekeeper.begin()
+        self.indexer.begin()
+
+    # ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────────
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        with self.engine.read() as snap:
+            return list(topic_names(snap))
+
+    def drop_topic(self, name: str, force: bool = False) -> DropReport:
+        """Removes a topic and, by the parts' rules, everything that belongs to it."""
+        check_name(name)
+        rules = self.housekeeper.drop_rules
+        report = self.run(lambda commit: drop_topic(commit, name, force, rules))
+        self.index.forget(name)
+        self.housekeeper.request_clearing()
+        return report
+
+    def mark(self, name: str) -> int | None:
+        """The newest committed value of a mark."""
+        with self.engine.read() as snap:
+            return read_mark(snap, name)
+
+    def find_cause(self, id: str) -> Event | None:
+        """The event with an id, in whichever topic it is."""
+        with self.engine.read() as snap:
+            return find_event(snap, id)
+
+    # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def run(self, apply: Callable[[Commit], T], *, relaxed: bool = False) -> T:
+        """Does something inside a group commit; see `WriteRequest`."""
+        return self.writer.run(WriteRequest(apply, relaxed=relaxed))
+
+    def pressure(self) -> Pressure:
+        """How many submissions wait for the writer."""
+        return Pressure(self.writer.pending(), self.writer.capacity)
+
+    def describe(self, queues: list[str], paused: list[str], gates: dict[str, list[str]]) -> Description:
+        """What this journal is: engine, location, size, durability, topics, and what the parts say of theirs."""
+        engine = self.engine
+        return Description(
+            engine.scheme,
+            _shown_location(engine),
+            engine.size(),
+            engine.durability,
+            engine.read_only,
+            self.topics(),
+            queues,
+            self.writer.capacity,
+            gates=gates,
+            requests=engine.requests(),
+            objects=engine.objects(),
+            unstored_seconds=engine.unstored_seconds(),
+            writer=engine.writer(),
+            paused=paused,
+        )
+
+    def flush(self) -> None:
+        """Returns when everything submitted so far is on disk, whatever the durability."""
+        if not self.engine.read_only:
+            self.writer.drain()
+        with interrupts.Shield(interrupts.always):
+            self.engine.flush()
+
+    def maintain(self) -> None:
+        """Does all housekeeping now: merges small blocks, applies retention, brings the index up to date."""
+        self.writer.check_idle_here()  # the housekeeper may be waiting for this thread's transaction to end
+        self.housekeeper.clear_dropped()
+        list_topics(self.writer)
+        unreadable: Corrupt | None = None
+        for name in self.topics():
+            try:
+                self.housekeeper.maintain(name, thorough=True, index=partial(self.indexer.index, thorough=True))
+            except Corrupt as error:
+                unreadable = unreadable or error
+        self.indexer.notes.fold()
+        if unreadable is not None:  # after all others have had their turn
+            raise unreadable
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise Closed("the journal is closed")
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def close(self) -> None:
+        """Stops workers, commits what is pending, lets go of the store. A second call does nothing."""
+        if os.getpid() != self._pid:  # a forked child: the store, the threads and what is pending are the parent's
+            self.closed = True
+            self.engine.close()
+            return
+        self.writer.check_idle_here()
+        with self._closing:
+            if self._close_begun:
+                return
+            self._close_begun = True
+        failures: list[BaseException] = []
+        for step in self._steps_to_close():
+            try:
+                step()
+            except BaseException as error:  # also an interrupt, or what a handler ended its worker with
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _steps_to_close(self) -> Iterator[Callable[[], None]]:
+        """In this order, and whatever happened to the one before: a failed step must not leave the store open."""
+        yield from self.before_close
+        for worker in list(self.workers):
+            yield worker.stop
+        yield self.housekeeper.close
+        yield self.indexer.close
+        self.closed = True
+        if not self.engine.read_only:
+            yield self.writer.close
+        yield self.hub.close
+        yield self.engine.close
+
+    def _announce(self, touched: dict[str, int]) -> None:
+        """After every commit: wakes those who follow its topics, and counts for the threads in the background."""
+        try:
+            self.indexer.commits += 1
+            signals = self.hub.signals
+            if self.hub.followers:
+                self.hub.tell_followers(touched)
+            for name, count in touched.items():
+                if (signal := signals.get(name)) is not None:
+                    signal.notify()
+                self.housekeeper.note(name, count)
+                if count >= INDEX_RUN_EVENTS // 8:
+                    self.indexer.request(name)
+            if self.writer.catalog.unfolded >= UNFOLDED_TOPICS:
+                self.writer.catalog.unfolded = 0
+                self.indexer.request_fold()
+        except Exception:
+            log.exception("a commit was kept, but not every waiter could be told of it")
+
+
+def _shown_location(engine: Engine) -> str | None:
+    """A path, or the whole url of a store in a bucket."""
+    location = engine.location
+    return f"{engine.scheme}:{location}" if location is not None and location.startswith("//") else location

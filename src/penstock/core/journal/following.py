@@ -1,0 +1,139 @@
+"""Subscriptions: a topic's history, then what comes, by reading the log whenever something new was signalled.
+
+A subscription keeps a position, not a channel, so nothing is lost between history and live, nothing comes twice, and a
+slow subscriber simply reads on from where it is. `on_lag` only matters to one that has caught up once. A topic that is
+dropped is waited for, as one that is not there yet: when it is made anew, a subscriber that had read all of it goes
+on, and one that was behind gets PositionTrimmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import TYPE_CHECKING, Literal
+
+from penstock.core.consuming.subscription import OnLag, Subscription
+from penstock.core.events import Event
+from penstock.core.journal.index.index import entity_events
+from penstock.core.journal.reading import TopicView
+from penstock.core.journal.waking import ReadingAhead
+from penstock.core.model.query import EVERYTHING, EventQuery
+from penstock.core.names import check_whole
+from penstock.errors import ConfigError, Lagged
+from penstock.limits import SUBSCRIPTION_BUFFER
+
+if TYPE_CHECKING:
+    from penstock.core.journal.log import TopicLog
+
+
+_READ_AHEAD = 1024
+
+
+class LocalSubscription(ReadingAhead, Subscription):
+    """Events after a position as they come: iterate it (also with `async for`), or ask for the `next` one."""
+
+    def __init__(
+        self,
+        log: TopicLog,
+        after: int | Literal["latest"] = 0,
+        *,
+        buffer: int = SUBSCRIPTION_BUFFER,
+        on_lag: OnLag = "catch_up",
+        wanted: EventQuery = EVERYTHING,
+    ) -> None:
+        if on_lag not in ("catch_up", "raise", "drop"):
+            raise ConfigError(f'on_lag is "catch_up", "raise" or "drop", not {on_lag!r}')
+        check_whole(buffer, "buffer")
+        self._log = log
+        super().__init__(log.core, log.core.hub.signal(log.name))
+        self._buffer = buffer
+        self._on_lag: OnLag = on_lag
+        self._live = after == "latest"
+        self._position = log.latest if after == "latest" else after
+        self._wanted = wanted
+        self._read_through = self._position
+        """How far the topic was read; events in between that were not chosen are behind."""
+        self.missed = 0
+        """Events skipped so far, with on_lag="drop"."""
+
+    @property
+    def position(self) -> int:
+        """The position of the last event handed out (or skipped): subscribe after it to go on elsewhere."""
+        return self._position
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _read_on(self) -> bool:
+        start = max(self._position, self._read_through)
+        found, through, ended = search(self._log, self._wanted, start, max(self._buffer, _READ_AHEAD), self._begin)
+        self._live = self._live or ended
+        if through == start:
+            return False
+        self._ahead.extend(found)
+        self._read_through = through
+        if not found:
+            self._position = through
+        return True
+
+    def _hand_out(self, event: Event) -> None:
+        self._position = event.seq
+
+    def _begin(self, view: TopicView | None) -> int:
+        """Where a search goes on: later when the subscriber may lag no further."""
+        if view is not None and self._on_lag != "catch_up" and self._live:
+            self._mind_the_lag(view)
+        return self._position
+
+    def _mind_the_lag(self, view: TopicView) -> None:
+        behind = view.latest() - max(self._position, view.began())
+        if behind <= self._buffer:
+            return
+        if self._on_lag == "drop":
+            self._skip_to(view, view.latest() - self._buffer)
+        else:
+            raise Lagged(
+                f"this subscriber of topic {self._log.name!r} is {behind} events behind (buffer {self._buffer}); "
+                f"subscribe again after {self._position} to go on without a gap",
+                last_seq=self._position,
+            )
+
+    def _skip_to(self, view: TopicView, position: int) -> None:
+        trimmed = view.trimmed()
+        if trimmed > self._position:  # compaction was faster still: these are gone for good
+            self.missed += trimmed - self._position
+            self._position = trimmed
+        if position > self._position:
+            self.missed += view.count_between(self._position, position)
+            self._position = position
+
+
+SEARCHED = 4096
+"""Fewer positions than this are read block by block also for one entity: its index would cost more."""
+STEP = 65_536
+"""Positions that one snapshot is searched through: none is held long, however few events are chosen."""
+
+
+def search(
+    log: TopicLog, wanted: EventQuery, after: int, limit: int, begin: Callable[[TopicView | None], int] | None = None
+) -> tuple[list[Event], int, bool]:
+    """The next wanted events after a position, how far that went, and whether to the topic's end: one step of a search.
+
+    `begin` may say, once the topic (or that there is none) is seen, that the search begins later.
+    """
+    core = log.core
+    with core.engine.read() as snap:
+        view = TopicView.open(snap, log.name, core.clock.now_ms())
+        if begin is not None:
+            after = max(after, begin(view))
+        latest = 0 if view is None else view.latest()
+        if view is None or after >= latest:
+            return [], after, True
+        view.check_not_trimmed(after)
+        after = max(after, view.trimmed())  # a step of positions that are all gone would end where nothing may begin
+        through = latest if wanted.key is not None else min(latest, after + STEP)
+        if wanted.key is not None and through - after > SEARCHED:
+            found = entity_events(core.index.open(view), wanted, after, None, through, reverse=False)
+        else:
+            found = view.events(after, through, limit if wanted.where is None else None, wanted)
+        events = list(islice(wanted.fulfilled(found), limit))
+    through = events[-1].seq if len(events) == limit else through
+    return events, through, through == latest

@@ -1,0 +1,345 @@
+"""A topic's newest events, indexed in memory: what the entity index's runs do not cover yet.
+
+A memtable is filled by commits, with the events they have in hand, and by look-ups, with the blocks that were committed
+elsewhere since the last one. Events never change and positions are never reused, so it stays right whatever is written
+meanwhile, except when compaction by key removes events in the middle: then the index's epoch changes and a new one
+begins.
+
+Events are added in the order of their positions, and only those after `covered`: whatever is read twice, because row
+groups of sealed files, blocks and ranges of hashes end at different positions, is there once.
+
+It consists of parts, so that forgetting what runs cover is dropping the first ones. What a part holds for a term is
+packed positions: neither the dictionary nor what is in it are followed by the garbage collector, which otherwise stops
+every thread for as long as it takes to walk over half a million events.
+
+Of larger commits a part holds hashes only (see `journal.summaries`): four bytes an event, which are searched as they
+are, and no block. What they find is read from the store.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from time import monotonic
+
+from penstock.core.journal.blocks import Block, Wire, text_values
+from penstock.core.journal.reading import TopicView
+from penstock.core.journal.summaries import TermHashes, hashes_of, rows_with
+from penstock.limits import INDEX_MEMORY_BYTES, INDEX_RUN_EVENTS, SUMMARY_EVENTS
+
+Piece = tuple[Block, Sequence[int]]
+"""A block and some of its rows, in order of their positions."""
+Positions = dict[str, bytearray]
+"""The positions of a term's events, ascending, packed as an array of "Q" would be."""
+Newest = tuple[bytes, int, bytes]
+"""A block's key, length and checksum: enough to see that it is still the newest one."""
+State = tuple[int, Newest | None, float]
+"""Through which position the tail is complete, its newest block, and when (`time.monotonic`) events were last added."""
+Epoch = tuple[int, int]
+"""The topic's id, and its index's epoch."""
+
+_KEPT_BYTES = 4 << 20
+"""Blocks that are kept for the next look-up."""
+_TERM_BYTES = 160
+"""What a term and its positions take, about."""
+_TOGETHER = 256
+"""Events handed out at once, at the most: who wants the newest one does not wait for a hundred thousand."""
+
+
+class MemtablePart:
+    """Some thousand events: where each term stands in them. `Memtable` adds to it."""
+
+    __slots__ = ("count", "last", "size", "terms")
+
+    def __init__(self) -> None:
+        self.last = 0
+        """The last position."""
+        self.count = 0
+        self.size = 0
+        self.terms: tuple[Positions, Positions, Positions] = ({}, {}, {})
+        """Of keys, causes and correlations."""
+
+
+class HashedPart:
+    """Some thousand neighbouring events by the hashes of their terms. `Memtable` adds to it."""
+
+    __slots__ = ("first", "last", "terms")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.last = first - 1
+        self.terms = (bytearray(), bytearray(), bytearray())
+        """Of keys, causes and correlations; empty: no event has one."""
+
+    @property
+    def count(self) -> int:
+        return self.last - self.first + 1
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.terms))
+
+    def add(self, hashes: TermHashes) -> None:
+        """Adds the events that follow."""
+        count, more = self.count, hashes.last - hashes.first + 1
+        for mine, theirs in zip(self.terms, (hashes.keys, hashes.causes, hashes.correlations), strict=True):
+            if mine or theirs:
+                mine += bytes(4 * count - len(mine)) + (theirs or bytes(4 * more))
+        self.last = hashes.last  # last: what has a position has a hash
+
+    def positions(self, column: int, term: str, after: int, through: int, *, reverse: bool = False) -> Iterator[int]:
+        """Where events in after < position ≤ through may have a term."""
+        first = self.first
+        start, stop = max(after + 1 - first, 0), max(min(through, self.last) + 1 - first, 0)
+        return (first + row for row in rows_with(self.terms[column], term, start, stop, reverse=reverse))
+
+
+KEYS, CAUSES, CORRELATIONS = range(3)
+"""The columns of a part."""
+_TERMS = ("key", "causation", "correlation")
+Part = MemtablePart | HashedPart
+
+
+class KeptBlocks:
+    """The last few megabytes of blocks that were committed here or read for a look-up. Thread-safe."""
+
+    __slots__ = ("_blocks", "_firsts", "_lock", "_size")
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, Block] = {}
+        self._firsts: list[int] = []
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def pieces(self, view: TopicView, positions: Iterable[int], committed: int) -> list[tuple[Block, list[int]]]:
+        """The rows of positions, by blocks that are here, else from the store; without those that compaction removed.
+
+        Through `committed`, the events of blocks are kept: others may be a transaction's, which is rolled back.
+        """
+        found: list[tuple[Block, list[int]]] = []
+        block: Block | None = None
+        for seq in positions:
+            if block is None or not block.first <= seq <= block.last:
+                with self._lock:
+                    at = bisect_right(self._firsts, seq)
+                    block = self._blocks[self._firsts[at - 1]] if at else None
+                if block is None or block.last < seq:
+                    block = view.block_holding(seq)
+                    if block is not None and block.last <= committed:
+                        self.keep(block, block_size(block))
+            row = None
+            if block is not None and block.first <= seq <= block.last:
+                row = seq - block.first if block.wire.seqs is None else block.row_of(seq)
+            if row is None or block is None:
+                view.check_gone(seq)
+            else:
+                if not found or found[-1][0] is not block:
+                    found.append((block, []))
+                found[-1][1].append(row)
+        return found
+
+    def keep(self, block: Block, size: int) -> None:
+        with self._lock:
+            before = self._blocks.pop(block.first, None)  # a merged one is larger
+            if before is None:
+                insort(self._firsts, block.first)
+            else:
+                self._size -= block_size(before)
+            self._blocks[block.first] = block
+            self._size += size
+            while self._size > _KEPT_BYTES and len(self._firsts) > 1:
+                first = next(iter(self._blocks))
+                self._size -= block_size(self._blocks.pop(first))
+                del self._firsts[bisect_left(self._firsts, first)]
+
+
+class Memtable:
+    """The events base < position ≤ covered, by key, cause and correlation."""
+
+    __slots__ = ("_kept", "_lock", "_over", "_parts", "base", "covered", "epoch", "size", "state")
+
+    def __init__(self, epoch: Epoch, base: int) -> None:
+        self.epoch = epoch
+        """What was found under another one is not to be used any more."""
+        self.base = base
+        self.covered = base
+        self.size = 0
+        self.state: State = (base, None, monotonic())
+        """What a look-up may rely on, exchanged as a whole: see `State`."""
+        self._lock = threading.Lock()
+        self._parts: tuple[Part, ...] = (MemtablePart(),)
+        """In order; events are added to the last one."""
+        self._kept = KeptBlocks()
+        self._over = False
+        """Another memtable has taken its parts over: nothing is added here any more."""
+
+    def __len__(self) -> int:
+        return self.covered - self.base
+
+    def extend(self, covered: int, blocks: Sequence[tuple[Block, int]], newest: Newest | None) -> bool:
+        """Adds blocks after what is covered, and notes the newest; False when another thread was faster."""
+        with self._lock:
+            if self.covered != covered or self._over:
+                return False
+            for block, size in blocks:
+                self.add(block, size)
+            self.state = (self.covered, newest, monotonic() if blocks else self.state[2])
+            return True
+
+    def add_committed(
+        self, topic: str, covered: int, wires: Sequence[Wire | None], keys: Sequence[str | None] | None, newest: Newest
+    ) -> bool:
+        """Adds what a commit of this process has just written after `covered`; unless something came in between.
+
+        So that a look-up during a bulk load has next to nothing to read: the writer has the events in hand. False when
+        it has become too large to be kept.
+        """
+        with self._lock:
+            if self.covered != covered or self._over:
+                return True
+            start = 0
+            for wire in wires:
+                if wire is not None and wire.count >= SUMMARY_EVENTS:
+                    self.add_hashes(hashes_of(wire))
+                    block = Block(wire, topic)
+                    self._kept.keep(block, block_size(block))  # often it is the next that is read
+                    start += wire.count
+                elif wire is not None:
+                    block = Block(wire, topic)
+                    stop = start + wire.count
+                    part = keys if keys is None or wire.count == len(keys) else keys[start:stop]
+                    self._add(block, 0, len(block.payload) + 64 * wire.count + 1024, part)  # a call less
+                    start = stop
+            self.state = (self.covered, newest, monotonic())
+            return self.size <= 2 * INDEX_MEMORY_BYTES
+
+    def add_hashes(self, hashes: TermHashes) -> None:
+        """Adds those of the events that come after `covered`."""
+        hashes = hashes.after(self.covered)
+        if hashes.first > hashes.last:
+            return
+        part = self._parts[-1]
+        if not isinstance(part, HashedPart) or part.count >= INDEX_RUN_EVENTS or part.last != hashes.first - 1:
+            part = HashedPart(hashes.first)
+            self._parts += (part,)
+        before = part.size
+        part.add(hashes)
+        self.size += part.size - before
+        self.covered = hashes.last
+
+    def add(self, block: Block, size: int) -> None:
+        """Adds what a block holds after `covered`."""
+        start = block.row_after(self.covered)
+        if block.count - start >= SUMMARY_EVENTS and block.wire.seqs is None:
+            self.add_hashes(hashes_of(block.wire))
+        elif start < block.count:
+            keys = None if block.wire.key is None else text_values(block.wire.key, block.count)[start:]
+            self._add(block, start, size, keys)
+
+    def _add(self, block: Block, start: int, size: int, keys: Sequence[str | None] | None) -> None:
+        """Adds the events of a block from a row on, the first after `covered`; these are their keys."""
+        part = self._parts[-1]
+        if isinstance(part, HashedPart) or part.count >= INDEX_RUN_EVENTS:
+            part = MemtablePart()
+            self._parts += (part,)
+        part.last = block.last
+        count = block.count - start
+        part.count += count
+        self._kept.keep(block, size)
+        seqs = range(block.first + start, block.last + 1) if block.wire.seqs is None else block.seqs[start:]
+        noted = 0
+        if keys is not None:
+            _note(part.terms[KEYS], keys, seqs)
+            noted += count
+        if block.wire.causation is not None:
+            _note(part.terms[CAUSES], text_values(block.wire.causation, block.count)[start:], seqs)
+            noted += count
+        if block.wire.correlation is not None:
+            _note(part.terms[CORRELATIONS], text_values(block.wire.correlation, block.count)[start:], seqs)
+            noted += count
+        part.size += _TERM_BYTES * noted
+        self.size += _TERM_BYTES * noted
+        self.covered = block.last
+
+    def pieces(
+        self, view: TopicView, column: int, term: str, after: int, through: int, *, reverse: bool = False
+    ) -> Iterator[Piece]:
+        """The rows with a key, cause or correlation in after < position ≤ through, in order, never none of a block."""
+        for part in self._parts[::-1] if reverse else self._parts:
+            if isinstance(part, HashedPart):
+                positions: Iterable[int] = part.positions(column, term, after, through, reverse=reverse)
+            elif (packed := part.terms[column].get(term)) is not None:
+                positions = reversed(_between(packed, after, through)) if reverse else _between(packed, after, through)
+            else:
+                continue
+            for block, rows in self.rows_at(view, positions):
+                if isinstance(part, HashedPart):  # another term may have the same hash
+                    term_of = getattr(block, _TERMS[column])
+                    rows = [row for row in rows if term_of(row) == term]
+                if rows:
+                    yield block, rows
+
+    def rows_at(self, view: TopicView, positions: Iterable[int]) -> Iterator[Piece]:
+        """The rows of positions, some at a time, never none of a block; blocks that were read lately are kept."""
+        positions = iter(positions)
+        while some := list(islice(positions, _TOGETHER)):
+            yield from self._kept.pieces(view, some, self.covered)
+
+    def entities(self, view: TopicView, after: int, through: int) -> list[str]:
+        """Every key that has events in after < position ≤ through."""
+        found: dict[str, None] = {}
+        for part in self._parts:
+            if isinstance(part, HashedPart):
+                low, high = max(after, part.first - 1), min(through, part.last)
+                for block in view.blocks(low, high) if part.terms[KEYS] else ():
+                    for key, seq in zip(text_values(block.wire.key, block.count), block.seqs, strict=True):
+                        if key is not None and low < seq <= high:
+                            found[key] = None
+            else:
+                by_key = part.terms[KEYS]
+                found |= dict.fromkeys(key for key in list(by_key) if _between(by_key[key], after, through))
+        return list(found)
+
+    def without(self, base: int, adopt: Callable[[Memtable], None]) -> None:
+        """Hands a memtable of what is left when runs cover everything through `base` to `adopt`.
+
+        It costs next to nothing. What begins before `base` and ends after it is kept as a whole.
+        """
+        with self._lock:
+            left = Memtable(self.epoch, base)
+            left._lock = self._lock  # they share parts
+            left._kept = self._kept
+            left._parts = tuple(part for part in self._parts if part.count and part.last > base)
+            left.size = sum(part.size for part in left._parts)
+            left.covered = max(self.covered, base)
+            left.state = (left.covered, self.state[1], monotonic())
+            if not left._parts or left._parts[-1].count * 4 >= len(left):
+                # So that it, too, can be dropped soon; not for a few events, because a look-up asks every part.
+                left._parts += (MemtablePart(),)
+            self._over = True
+            adopt(left)
+
+
+def block_size(block: Block) -> int:
+    """The bytes a block takes in memory, about."""
+    return len(block.payload) + 64 * block.count + 1024
+
+
+def _note(found: Positions, terms: Sequence[str | None], seqs: Sequence[int]) -> None:
+    packed = array("Q", seqs).tobytes()
+    for term, at in zip(terms, range(0, len(packed), 8), strict=True):
+        if term is not None:
+            positions = found.get(term)
+            if positions is None:
+                found[term] = bytearray(packed[at : at + 8])
+            else:
+                positions += packed[at : at + 8]
+
+
+def _between(packed: bytes | bytearray, after: int, through: int) -> array[int]:
+    """A copy: an array over the packed positions themselves would keep the writer from adding to them."""
+    positions = array("Q", packed)
+    return positions[bisect_right(positions, after) : bisect_right(positions, through)]

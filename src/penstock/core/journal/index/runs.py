@@ -1,0 +1,368 @@
+"""What the runs of the entity index are made of: rows sorted by a term, cut into chunks.
+
+A row has a term (the entity's key, the cause's id, the correlation id) and an event's position. An entity's rows carry
+the whole event, so that reading an entity needs nothing else; those of causes and correlations have nothing more. A
+chunk is a block whose rows are sorted by term and position; it lies under its *mark*, which is the term and position of
+its first row. Marks compare as bytes in the order of terms, and no term's mark begins another's.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate, chain, repeat
+from operator import sub
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.core.engine.contract import Snapshot, WriteTx
+from penstock.core.journal.blocks import (
+    ID_BYTES,
+    Block,
+    Columns,
+    PlacedRows,
+    columns_of,
+    read_block,
+    text_values,
+    texts_of,
+)
+from penstock.errors import Corrupt
+from penstock.limits import INDEX_CHUNK_BYTES, INDEX_LARGE_CHUNK_BYTES
+
+_ROW_BYTES = 48
+"""What a row takes besides its payload, about."""
+STEP_ROWS = 4096
+"""How many rows are worked on, and sorted, between two moments at which others may have the interpreter."""
+WINDOW_ROWS = 2 * STEP_ROWS
+"""How many of sorted sources together are merged at once, about: what is nearly sorted is sorted twice as fast."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+Chunk = tuple[bytes, bytes]
+"""The mark of a chunk's first row, and the chunk."""
+
+
+Breathe = Callable[[], None]
+"""Called between pieces of work, to let others have the interpreter."""
+
+
+def go_on() -> None:
+    """No thread is waiting."""
+
+
+def text_begin(text: str) -> bytes:
+    """What the marks of terms that begin with a text begin with."""
+    return text.encode().replace(b"\0", b"\0\xff")
+
+
+def prefix(term: str) -> bytes:
+    """What the marks of a term's rows begin with."""
+    return term.encode().replace(b"\0", b"\0\xff") + b"\0\0"
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+class IndexRows(PlacedRows):
+    """Events on their way into a run, or only where terms stand: `columns.key` is what they are sorted by."""
+
+    columns: Columns = msgspec.field(default_factory=lambda: Columns([], [], key=[]))
+
+    @property
+    def terms(self) -> list[str]:
+        return self.columns.key  # type: ignore[return-value]
+
+    def order(self) -> list[int]:
+        """The rows by term; those of one term as they stand."""
+        return sorted(range(len(self)), key=self.terms.__getitem__)
+
+    def before(self, bound: tuple[str, int] | None) -> int:
+        """How many of the rows, which are sorted, come up to a term and a position."""
+        if bound is None:
+            return len(self)
+        low, high = bisect_left(self.terms, bound[0]), bisect_right(self.terms, bound[0])
+        return bisect_right(self.seqs, bound[1], low, high)
+
+
+def event_rows(block: Block, after: int = 0, breathe: Breathe = go_on) -> Iterator[IndexRows]:
+    """The events of a block, or of a chunk, that have a key and come after a position, as they stand."""
+    if block.wire.key is None:
+        return
+    tails, times = block.wire.run_ids, block.run_times
+    ids = [tails[at : at + ID_BYTES] for at in range(0, len(tails), ID_BYTES)]
+    if len(ids) < block.count:
+        spans = list(map(sub, [*block.run_starts[1:], block.count], block.run_starts))
+        times = [ms for ms, count in zip(times, spans, strict=True) for _ in range(count)]
+        numbers = [range(first, first + count) for first, count in zip(map(int.from_bytes, ids), spans, strict=True)]
+        ids = list(map(int.to_bytes, chain.from_iterable(numbers), repeat(ID_BYTES)))
+    breathe()
+    texts = texts_of(block)
+    for start in range(0, block.count, STEP_ROWS):
+        stop = min(start + STEP_ROWS, block.count)
+        seqs = list(block.seqs[start:stop])
+        rows = IndexRows(columns_of(block, range(start, stop), texts), seqs, ids[start:stop], times[start:stop])
+        yield rows if min(seqs) > after and None not in rows.terms else _wanted(rows, after)
+        breathe()
+
+
+def term_rows(terms: Sequence[str | None], seqs: Sequence[int], after: int) -> IndexRows:
+    """Where terms stand, after a position."""
+    count = len(terms)
+    rows = IndexRows(Columns([""] * count, [b""] * count, key=list(terms)), list(seqs))
+    return rows if None not in terms and min(seqs, default=0) > after else _wanted(rows, after)
+
+
+def _wanted(rows: IndexRows, after: int) -> IndexRows:
+    return rows.pick([row for row, seq in enumerate(rows.seqs) if seq > after and rows.terms[row] is not None])
+
+
+def chunk_rows(block: Block, after: int, breathe: Breathe = go_on) -> Iterator[IndexRows]:
+    """The rows of a chunk after a position."""
+    if block.wire.run_ids:
+        return event_rows(block, after, breathe)
+    return iter((term_rows(text_values(block.wire.key, block.count), block.seqs, after),))
+
+
+def sorted_sources(rows: Iterable[IndexRows], breathe: Breathe = go_on) -> list[Iterator[IndexRows]]:
+    """Rows as sources of `merged`, of some thousand each: one sort of a hundred thousand could not be interrupted."""
+    parts = [IndexRows()]
+    orders: list[list[int]] = []
+    for some in rows:
+        parts[-1].extend(some)
+        if len(parts[-1]) >= STEP_ROWS:
+            orders.append(parts[-1].order())
+            parts.append(IndexRows())
+            breathe()
+    orders.append(parts[-1].order())
+    step = max(1, WINDOW_ROWS // len(parts))
+    return [_in_pieces(part, order, step) for part, order in zip(parts, orders, strict=True) if order]
+
+
+def _in_pieces(rows: IndexRows, order: list[int], step: int) -> Iterator[IndexRows]:
+    for at in range(0, len(order), step):
+        yield rows.pick(order[at : at + step])
+
+
+def merged(sources: Sequence[Iterator[IndexRows]], breathe: Breathe = go_on) -> Iterator[IndexRows]:
+    """The rows of sorted sources, sorted, some thousand at a time; of one term, an earlier source's come first."""
+    share = max(1, WINDOW_ROWS // max(1, len(sources)))
+    waiting = [(source, IndexRows()) for source in sources]
+    while waiting:
+        filled: list[tuple[Iterator[IndexRows], IndexRows]] = []
+        bound: tuple[str, int] | None = None
+        for source, rows in waiting:
+            more: IndexRows | None = rows
+            while len(rows) < share and (more := next(source, None)) is not None:
+                rows.extend(more)
+            if more is not None:  # the source may go on after its last row, and only there
+                last = (rows.terms[-1], rows.seqs[-1])
+                bound = last if bound is None else min(bound, last)
+            if rows:
+                filled.append((source, rows))
+        window = IndexRows()
+        waiting = []
+        for source, rows in filled:
+            count = rows.before(bound)
+            window.extend(rows.slice(0, count))
+            waiting.append((source, rows.slice(count, len(rows))))
+        if window:
+            yield window.pick(window.order()) if len(filled) > 1 else window
+        breathe()
+
+
+def chunks_of(windows: Iterable[IndexRows], breathe: Breathe = go_on) -> Iterator[Chunk]:
+    """Cuts sorted rows into chunks. An entity that fits is not torn apart, and a large one has chunks of its own."""
+    left = IndexRows()
+    for window in chain(windows, (None,)):
+        left.extend(window or IndexRows())
+        start = 0
+        for stop in _cuts(left, window is None):
+            chunk = left.slice(start, stop)
+            yield prefix(chunk.terms[0]) + chunk.seqs[0].to_bytes(8), chunk.pack()
+            start = stop
+            breathe()
+        left = left.slice(start, len(left))
+
+
+def _cuts(rows: IndexRows, whole: bool) -> Iterator[int]:
+    """Where each next chunk ends; without `whole`, the last rows wait until more have come."""
+    count, terms = len(rows), rows.terms
+    sizes = list(accumulate(map(_ROW_BYTES.__add__, rows.columns.weights()), initial=0))
+    start = 0
+    while start < count:
+        stop = bisect_right(sizes, sizes[start] + INDEX_CHUNK_BYTES) - 1
+        if stop >= count:
+            if whole:
+                yield count
+            return
+        begin = bisect_left(terms, terms[stop], start)
+        if begin > start:
+            stop = begin
+        else:
+            end = bisect_right(terms, terms[start], start)
+            stop = bisect_right(sizes, sizes[start] + INDEX_LARGE_CHUNK_BYTES) - 1
+            if min(stop, end) >= count and not whole:
+                return
+            stop = max(start + 1, min(stop, end))
+        yield stop
+        start = stop
+
+
+def read_chunk(value: bytes, topic: str) -> Block:
+    try:
+        return read_block(value, topic)
+    except Corrupt as error:
+        raise Corrupt(f"the entity index is damaged: {error.args[0]}; topic.reindex() builds it anew") from error
+
+
+def span_of(block: Block, term: str) -> tuple[int, int]:
+    """The rows of a chunk that belong to a term, which lie together: start and stop; 0 and 0 when it has none."""
+    terms = text_values(block.wire.key, block.count)
+    try:
+        start = terms.index(term)
+    except ValueError:
+        return 0, 0
+    return start, start + terms.count(term)
+
+
+# ── filters ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _masks() -> list[int]:
+    spread = [number * 0x9E3779B1 & 0xFFFFFFFF for number in range(4096)]
+    return [1 << (h >> 26) | 1 << (h >> 20 & 63) | 1 << (h >> 14 & 63) | 1 << (h >> 8 & 63) for h in spread]
+
+
+class BloomFilter:
+    """Says of a term that it is certainly not in a run, or that it may be: up to four bits a term, in one of its words.
+
+    A term's hash is its CRC-32: the low bits say which word, the highest twelve which bits.
+    """
+
+    __slots__ = ("_words",)
+    _MASKS = _masks()
+
+    def __init__(self, words: bytes) -> None:
+        self._words = words
+
+    @classmethod
+    def build(cls, hashes: array[int], breathe: Breathe) -> bytes:
+        """The filter of some hashes: eight to sixteen bits for each."""
+        words = [0] * (1 << (len(hashes) // 8).bit_length())
+        low, masks = len(words) - 1, cls._MASKS
+        for start in range(0, len(hashes), STEP_ROWS):
+            for hashed in hashes[start : start + STEP_ROWS]:
+                words[hashed & low] |= masks[hashed >> 20]
+            breathe()
+        return struct.pack(f"<{len(words)}Q", *words)
+
+    def __contains__(self, hashed: int) -> bool:
+        at = (hashed & (len(self._words) // 8 - 1)) * 8
+        mask = self._MASKS[hashed >> 20]
+        return int.from_bytes(self._words[at : at + 8], "little") & mask == mask
+
+
+def hashes_of_terms(terms: Iterable[str]) -> Iterator[int]:
+    """What a filter is made of."""
+    return map(zlib.crc32, map(str.encode, terms))
+
+
+# ── The directory of a topic's entity index: which runs there are, and through which position they are complete ──
+#     k topic 0                 the directory
+#     k topic run f             a run's filter: which terms are certainly not in it
+#     k topic run e mark        a chunk of entities' events
+#     k topic run c mark        a chunk of causes: which events an event caused
+#     k topic run r mark        a chunk of correlations
+#
+# A run covers a range of positions and never changes. Runs are written by and by, in commits that need not be on disk;
+# a run counts from the commit that lists it in the directory, and the rows of one that is not listed are rubbish.
+
+
+INDEX = b"k"
+FILTER, ENTITIES, CAUSES, CORRELATIONS = b"f", b"e", b"c", b"r"
+
+
+class Run(msgspec.Struct, array_like=True, frozen=True):
+    """A sorted part of the index."""
+
+    id: int
+    first: int
+    last: int
+    """The positions it covers: first … last."""
+    level: int
+    size: int
+    """Bytes of its chunks, about."""
+    entities: int
+    """How many terms its filter knows; 0 when it has none."""
+    sections: str
+    """Which kinds of chunks it has."""
+
+
+class Directory(msgspec.Struct, array_like=True, frozen=True):
+    """The index of one topic."""
+
+    epoch: int = 0
+    """Another number after the whole index was dropped."""
+    through: int = 0
+    """Every event up to this position is in a run, if it has anything to be found by."""
+    next: int = 1
+    """The number of the next run."""
+    runs: tuple[Run, ...] = ()
+    """In order of their positions, without gaps that matter."""
+    building: tuple[tuple[int, int], ...] = ()
+    """Runs being written, and since when (milliseconds)."""
+    rubbish: tuple[int, ...] = ()
+    """Runs whose chunks are still to be deleted."""
+    format: int = 0
+    """How chunks are built; those of another format are rubbish."""
+
+
+FORMAT = 1
+NOTHING = Directory(format=FORMAT)
+_decode = msgspec.msgpack.Decoder(Directory).decode
+
+
+directory_key: Callable[[int], bytes] = partial(struct.Struct(">cI4x").pack, INDEX)
+
+
+def run_key(topic: int, run: int, section: bytes = b"", mark: bytes = b"") -> bytes:
+    return INDEX + topic.to_bytes(4) + run.to_bytes(4) + section + mark
+
+
+def load_directory(snap: Snapshot, topic: int, name: str) -> Directory:
+    value = snap.get(directory_key(topic))
+    if value is None:
+        return NOTHING
+    try:
+        found = _decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"the directory of the entity index does not decode: {error}", topic=name) from error
+    return found if found.format == FORMAT else _emptied(found)
+
+
+def _emptied(old: Directory) -> Directory:
+    rubbish = (*old.rubbish, *(run.id for run in old.runs))
+    return replace(old, epoch=old.epoch + 1, through=0, runs=(), rubbish=rubbish, format=FORMAT)
+
+
+def save_directory(tx: WriteTx, topic: int, directory: Directory) -> None:
+    tx.put(directory_key(topic), _encode(directory))
+
+
+def drop_index(tx: WriteTx, topic: int, name: str) -> None:
+    """Forgets the whole index; whatever was read from it in memory is void, and it will be built anew.
+
+    The rows of its runs become rubbish, which the indexer deletes a little at a time.
+    """
+    save_directory(tx, topic, _emptied(load_directory(tx, topic, name)))
+
+
+def trim_index(tx: WriteTx, topic: int, name: str, through: int) -> None:
+    """Forgets the runs of positions that were removed."""
+    directory = load_directory(tx, topic, name)
+    gone = [run for run in directory.runs if run.last <= through]
+    if gone:
+        left = tuple(run for run in directory.runs if run.last > through)
+        rubbish = (*directory.rubbish, *(run.id for run in gone))
+        save_directory(tx, topic, replace(directory, runs=left, rubbish=rubbish))

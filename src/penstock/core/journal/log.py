@@ -1,0 +1,126 @@
+"""A topic's log, for the layers: what is appended is prepared here, and what is stored is asked for here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec.structs import replace
+
+from penstock.core.events import Draft, Event, Receipt
+from penstock.core.journal.catalog import load_record
+from penstock.core.journal.commit import Commit
+from penstock.core.journal.index.index import OpenIndex, entity_events, prefixed_events
+from penstock.core.journal.prepare import (
+    FindCause,
+    PreparedBatch,
+    make_draft,
+    plain_columns,
+    prepare,
+    prepare_one,
+    sized_batch,
+)
+from penstock.core.journal.reading import TopicView
+from penstock.core.journal.writer import WriteRequest
+from penstock.core.model.query import EVERYTHING, EventQuery
+from penstock.core.names import check_items
+from penstock.core.observe.tracing import trace_headers
+
+if TYPE_CHECKING:
+    from penstock.core.documents.events import PlainDraft
+    from penstock.core.journal.core import JournalCore
+
+T = TypeVar("T")
+
+
+class TopicLog:
+    """One topic of an open journal: the core and a name. What it is asked is not checked again."""
+
+    __slots__ = ("core", "name")
+
+    def __init__(self, core: JournalCore, name: str) -> None:
+        self.core = core
+        self.name = name
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def prepare(
+        self, kind: object, payload: object, draft: Mapping[str, object], find_cause: FindCause | None = None
+    ) -> PreparedBatch:
+        """Checks and encodes one event, and asks the gates and fences that may refuse it."""
+        core = self.core
+        if core.guards:
+            made = make_draft(kind, payload, draft)
+            for guard in core.guards:
+                guard(self.name, (made,))
+        if draft:
+            return prepare((make_draft(kind, payload, draft),), self.name, find_cause or core.find_cause)
+        return prepare_one(kind, payload)
+
+    def prepare_many(self, drafts: Iterable[Draft], find_cause: FindCause | None = None) -> PreparedBatch:
+        """The same for several events."""
+        core = self.core
+        if core.guards:
+            drafts = check_items(drafts, "drafts")
+            for guard in core.guards:
+                guard(self.name, drafts)
+        return prepare(drafts, self.name, find_cause or core.find_cause)
+
+    def prepare_plain(self, drafts: Sequence[PlainDraft]) -> PreparedBatch:
+        """The same for several events that say no more than most do, with less work for each."""
+        if self.core.guards or trace_headers() is not None:
+            return self.prepare_many(one.draft() for one in drafts)
+        kinds, payloads = [one.kind for one in drafts], [one.payload for one in drafts]
+        return sized_batch(plain_columns(kinds, payloads, [one.key for one in drafts]))
+
+    def appending(self, batch: PreparedBatch) -> WriteRequest[list[Receipt]]:
+        """The append of a batch, for the writer."""
+        return WriteRequest(Commit.append, batch.size, (self.name, batch))
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def ask(self, question: Callable[[TopicView], T], otherwise: T) -> T:
+        """Asks the newest committed state; a topic that was never written to answers `otherwise`."""
+        with self.core.engine.read() as snap:
+            record = load_record(snap, self.name)
+            if record is None:
+                return otherwise
+            aged = record.settings.max_age is not None
+            now_ms = self.core.clock.now_ms() if aged else None
+            return question(TopicView(snap, self.name, record, now_ms))
+
+    @property
+    def latest(self) -> int:
+        """The highest position ever assigned; 0 for none."""
+        return self.ask(TopicView.latest, 0)
+
+    @property
+    def oldest(self) -> int:
+        """The first position still stored; 0 for none."""
+        return self.ask(TopicView.oldest, 0)
+
+    def get(self, seq: int) -> Event | None:
+        """The event at a position, or None."""
+        return self.ask(lambda view: view.get(seq), None)
+
+    def read(self, query: EventQuery = EVERYTHING) -> Iterator[Event]:
+        """Streams the wanted events of one snapshot, which is taken when the first is asked for."""
+        with self.core.engine.read() as snap:
+            view = TopicView.open(snap, self.name, self.core.clock.now_ms())
+            if view is not None:
+                yield from read_view(view, query, self.core.index.open)
+
+
+def read_view(view: TopicView, query: EventQuery, open_index: OpenIndex) -> Iterator[Event]:
+    """The wanted events of one view of a topic; those of one entity through its index."""
+    after, limit = query.after, query.rows_wanted
+    view.check_not_trimmed(after)
+    if query.since_ms is not None:
+        after = max(after, view.position_before(query.since_ms))
+    if query.until_ms is not None:
+        query = replace(query, through=min(query.through, view.position_before(query.until_ms)))
+    if query.key is not None:
+        found = entity_events(open_index(view), query, after, limit, query.through, reverse=query.reverse)
+    elif query.key_prefix:
+        found = prefixed_events(view, query, after, limit)
+    else:
+        found = view.events(after, query.through, limit, query, reverse=query.reverse)
+    return query.fulfilled(found)

@@ -1,0 +1,176 @@
+"""Copying a whole journal into another store, whatever the engines: row by row, so that nothing is translated.
+
+Positions, ids, cursors, queues, snapshots and marks are rows, so a copy has them all. A first pass copies what is there
+while the journal is in use, a second what was written meanwhile; then every row is compared. Until that is done the
+target says that it is unfinished, and cannot be opened as a journal. A copy that was interrupted goes on: rows that are
+there already are only compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+
+import msgspec
+
+from penstock.core.engine.base import END
+from penstock.core.engine.contract import Engine, Snapshot
+from penstock.core.journal import keys
+from penstock.core.units import Progress
+from penstock.errors import ConfigError, Corrupt
+
+BATCH_BYTES = 4 << 20
+"""What one commit of a copy holds."""
+
+Row = tuple[bytes, bytes]
+
+
+class CopyReport(msgspec.Struct, frozen=True):
+    """What a copy found to do: rows and bytes in all, and how many of the rows had to be written."""
+
+    rows: int
+    size_bytes: int
+    written: int
+
+
+def copy_store(source: Engine, store_id: str, target: Engine, progress: Progress | None = None) -> CopyReport:
+    """Makes `target` hold what `source` holds; ConfigError when it holds something else already."""
+    claim = _Claim(target, store_id)
+    claim.begin()
+    tell = _Teller(0 if progress is None else source.size(), progress)  # of a bucket it takes many requests
+    written = 0
+    for _ in range(2):  # the second pass is short: what was written during the first
+        source.catch_up()  # a reader of a bucket may be behind what its writer has acknowledged
+        with source.read() as wanted:
+            written += _bring(wanted, claim, tell)
+            tell.rest()
+            target.flush()
+            rows, size = _compare(wanted, claim)
+    with target.write() as tx:
+        claim.check(tx)
+        tx.delete(keys.COPYING)
+    return CopyReport(rows, size, written)
+
+
+def check_finished(snapshot: Snapshot, location: str | None) -> None:
+    """ConfigError when a store is a copy that was not finished."""
+    if snapshot.get(keys.COPYING) is not None:
+        raise ConfigError(
+            f"{location} is an unfinished copy of another journal: run the same `penstock copy` again to finish it"
+        )
+
+
+class _Claim:
+    """A target that is unfinished, and of one journal: only as long as it says so may a copy change it."""
+
+    def __init__(self, target: Engine, store_id: str) -> None:
+        self.target = target
+        self._mark = store_id.encode()
+
+    def begin(self) -> None:
+        """Marks an empty store; in the transaction that finds it empty, because another process may make a journal."""
+        where = self.target.location
+        with self.target.write() as tx:
+            claimed = tx.get(keys.COPYING)
+            if claimed is None:
+                if next(tx.scan(b"", END), None) is not None:
+                    raise ConfigError(f"{where} holds a journal already: copy into a new place")
+                tx.put(keys.COPYING, self._mark)
+            elif claimed != self._mark:
+                raise ConfigError(f"{where} is an unfinished copy of another journal than this one")
+
+    def check(self, snapshot: Snapshot) -> None:
+        """ConfigError when another copy has finished it: it may be in use since, and hold more than its source."""
+        if snapshot.get(keys.COPYING) != self._mark:
+            raise ConfigError(
+                f"{self.target.location} was finished by another copy of this journal while this one was under way; "
+                "it is a journal now, and this copy leaves it as it is"
+            )
+
+
+class _Teller:
+    """Tells how many bytes are done, of an estimate that is corrected when it proves wrong."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._done, self._total, self._progress = 0, max(1, total), progress
+
+    def add(self, size: int) -> None:
+        self._done += size
+        self._total = max(self._total, self._done)
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def rest(self) -> None:
+        """Everything is there: the estimate was the size on disk, which is not that of the rows."""
+        self._total = max(1, self._done)
+        self.add(0)
+
+
+def _bring(wanted: Snapshot, claim: _Claim, tell: _Teller) -> int:
+    """Writes what the target lacks or has otherwise, and removes what it should not have."""
+    written = 0
+    changes: list[tuple[bytes, bytes | None]] = []
+    waiting = seen = 0
+    with claim.target.read() as present:
+        for key, value in _differences(_rows(wanted), _rows(present)):
+            if value is _SAME:  # the very object: a row may hold the same bytes
+                seen += len(key)
+                continue
+            changes.append((key, value))
+            waiting += len(key) + len(value or b"")
+            if waiting >= BATCH_BYTES:
+                written += _write(claim, changes)
+                tell.add(waiting + seen)
+                changes, waiting, seen = [], 0, 0
+    written += _write(claim, changes)
+    tell.add(waiting + seen)
+    return written
+
+
+_SAME = b"\0same"
+
+
+def _differences(wanted: Iterator[Row], present: Iterator[Row]) -> Iterator[tuple[bytes, bytes | None]]:
+    """Every key of either: with the value it should have, None when it should go, `_SAME` when it is right."""
+    want, have = next(wanted, None), next(present, None)
+    while want is not None or have is not None:
+        if have is None or (want is not None and want[0] < have[0]):
+            assert want is not None
+            yield want
+            want = next(wanted, None)
+        elif want is None or have[0] < want[0]:
+            yield have[0], None
+            have = next(present, None)
+        else:
+            yield (want[0], _SAME) if want[1] == have[1] else want
+            want, have = next(wanted, None), next(present, None)
+
+
+def _rows(snapshot: Snapshot) -> Iterator[Row]:
+    return (row for row in snapshot.scan(b"", END) if row[0] != keys.COPYING)
+
+
+def _write(claim: _Claim, changes: list[tuple[bytes, bytes | None]]) -> int:
+    if changes:
+        with claim.target.write(sync=False) as tx:
+            claim.check(tx)
+            for key, value in changes:
+                if value is None:
+                    tx.delete(key)
+                else:
+                    tx.put(key, value)
+    return len(changes)
+
+
+def _compare(wanted: Snapshot, claim: _Claim) -> tuple[int, int]:
+    """Reads both again and compares every row; Corrupt when they differ."""
+    rows = size = 0
+    with claim.target.read() as present:
+        claim.check(present)
+        for row, found in zip_longest(_rows(wanted), _rows(present)):
+            key, value = row or found
+            if row != found:
+                raise Corrupt(f"the copy at {claim.target.location} differs from its source at key {key[:40]!r}")
+            rows += 1
+            size += len(key) + len(value)
+    return rows, size

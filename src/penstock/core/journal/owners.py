@@ -1,0 +1,69 @@
+"""Who holds what lasts "until the process ends" (a lease, an exclusive fence), and whether that process is still there.
+
+An owner is one open journal, or one fence, of one process: `token:pid:start`, with the process's start time, because
+pids are reused.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+from penstock.core.engine.base import process_stat
+
+_open: set[str] = set()
+# What a child inherits are its parent's journals, which may be gone while it lives on.
+os.register_at_fork(after_in_child=_open.clear)
+
+
+def new_owner() -> str:
+    """A name for what is being opened."""
+    pid = os.getpid()
+    owner = f"{os.urandom(6).hex()}:{pid}:{_started(pid)}"
+    _open.add(owner)
+    return owner
+
+
+@cache
+def this_host() -> str:
+    """The name of this machine."""
+    return os.uname().nodename
+
+
+def this_process() -> str:
+    """The name of a worker that was given none: machine and process."""
+    return f"{this_host()}:{os.getpid()}"
+
+
+def retire_owner(owner: str) -> None:
+    """It is closed: what it held endlessly is free."""
+    _open.discard(owner)
+
+
+def is_alive(owner: str) -> bool:
+    """Whether what has this name is still open, as far as this machine can tell."""
+    if owner in _open:
+        return True
+    try:
+        _, pid_text, started = owner.split(":")
+        pid = int(pid_text)
+    except ValueError:
+        return False
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return _started(pid) == started
+
+
+def _started(pid: int) -> str:
+    """When a process started, in the kernel's own ticks; empty where the system does not say, or when it has ended.
+
+    One that has ended is listed until its parent asks for its result.
+    """
+    found = process_stat(pid)
+    return "" if not found or found[0] in "ZX" else found[19]

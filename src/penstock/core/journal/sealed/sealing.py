@@ -1,0 +1,415 @@
+"""`seal_topic`: settled history becomes Parquet in a lake, verified, before the journal lets go of it.
+
+    lake/orders/_penstock.json                                    whose history this is
+    lake/orders/date=2026-03-01/<first>-<last>-<seal>.parquet
+    lake/orders/date=2026-03-01/region=eu/<first>-<last>-<seal>.parquet       where a column parts them
+
+For every file, or all files of a range where a column parts them: write it under a name that readers skip, read it back
+and compare it with the journal, give it its name, and then, in one commit of the journal, record it as a segment and
+drop its hot blocks. Killed before the commit, a file is an orphan that the next `seal` removes; killed after it, the
+file is the history. Reads see either, never neither.
+
+A seal begins with a commit that makes its token the topic's; an older seal that is still at work cannot record
+anything any more. Files carry the token in their names, and no process removes a file unless the journal says that its
+seal is over and it is no segment: neither a copy of the journal nor a second seal can take away what another relies on.
+
+A lake may be a Delta or Iceberg table as well (`tables`). It is brought up to date before the seal is over, and before
+a file that it lists is deleted.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from penstock.core.clock import to_ms
+from penstock.core.durable import as_storage_error
+from penstock.core.engine.contract import Snapshot
+from penstock.core.journal.catalog import Head, load_state, save_with_end
+from penstock.core.journal.commit import Commit
+from penstock.core.journal.core import JournalCore
+from penstock.core.journal.reading import TopicView
+from penstock.core.journal.sealed.segments import (
+    FILE_EVENTS,
+    SealReport,
+    Seals,
+    Segment,
+    TableSettings,
+    load_seals,
+    load_segments,
+    replace_segments,
+    save_seals,
+    save_segment,
+    sealed_files,
+)
+from penstock.core.journal.sealed.tables import Owner, TableRequest, bring_up_to_date
+from penstock.core.journal.sealed.writing import (
+    MARKER,
+    LakeFolder,
+    SealMarker,
+    SealTarget,
+    compacted,
+    day_of,
+    dropped,
+    topic_to_seal,
+    write_segment,
+)
+from penstock.core.journal.upkeep.retention import held_back, remove_blocks
+from penstock.core.names import check_name, check_position, check_whole, shown_url
+from penstock.core.units import Progress
+from penstock.errors import ConfigError, StorageError
+from penstock.limits import MAX_PARTITION_VALUES
+
+WriteSegments: TypeAlias = "Callable[[SealTarget, list[Range]], Iterator[Segment]]"
+"""Writes the files of a topic's ranges, and hands them over in order."""
+
+
+def seal_topic(
+    core: JournalCore,
+    topic: str,
+    *,
+    lake: str,
+    through: int | None = None,
+    file_events: int = FILE_EVENTS,
+    table: TableRequest | None = None,
+    compact: bool = False,
+    most: int | None = None,
+    progress: Progress | None = None,
+    write: WriteSegments | None = None,
+) -> SealReport:
+    """Moves a topic's settled history into Parquet under `lake` (a folder, s3://bucket/prefix, …).
+
+    Without `through`, everything but the newest block is settled. `table` says what else the files are; what it leaves
+    open stays as the last seal to this lake left it. With `compact`, small files of one day become one. With `most`, a
+    call seals so many events at the most, and reports how many are left. `write` makes the files; without it, threads
+    of this process do.
+    """
+    check_name(topic)
+    if through is not None:
+        check_position(through, "through")
+    check_whole(file_events, "file_events")
+    if most is not None:
+        check_whole(most, "most")
+    if not lake:
+        raise ConfigError("lake is empty: name a folder, or a url like s3://bucket/prefix")
+    lake = lake.rstrip("/") if "://" in lake else os.path.abspath(lake)  # noqa: PTH100
+    with as_storage_error(f"seal {topic!r} to {shown_url(lake)}"):
+        sealing = _Sealing(core, topic, lake, file_events, table or TableRequest(), write)
+        return sealing.run(through, most, progress, compact)
+
+
+class _Sealing:
+    def __init__(
+        self,
+        core: JournalCore,
+        topic: str,
+        lake: str,
+        file_events: int,
+        request: TableRequest,
+        write: WriteSegments | None,
+    ) -> None:
+        self.core = core
+        self.write = write or self._write
+        self.topic = topic
+        self.lake = lake
+        self.file_events = file_events
+        self.request = request
+        self.token = uuid.uuid4().hex[:12]
+        self.folder = LakeFolder(lake, topic)
+        self._recorded: set[tuple[str, str]] = set()
+        """Lakes and paths of the files that this seal made segments."""
+
+    def run(self, through: int | None, most: int | None, progress: Progress | None, compact: bool) -> SealReport:
+        if self.topic in self.core.journal.queues():
+            raise ConfigError(f"{self.topic!r} is a queue: its messages go when they are settled, and are not sealed")
+        with self.core.engine.read() as snap:
+            view = TopicView.open(snap, self.topic)
+            if view is None:
+                raise ConfigError(f"there is no topic {self.topic!r} to seal")
+            if view.record.settings.by_key:
+                raise ConfigError(
+                    f"topic {self.topic!r} keeps only the newest event of every key, so its history is never settled"
+                )
+            state = view.state()
+            seals = load_seals(snap, view.topic_id)
+            ranges = plan_ranges(view, max(state.sealed, state.trimmed), through, self.file_events)
+            left = 0
+            if most is not None and ranges:
+                ranges, left = first_step(ranges, most)
+            merges: list[list[Segment]] = []
+            if compact and not left:
+                merges = plan_merges(snap, view.topic_id, state.trimmed, self.lake, self.file_events)
+        before = TableSettings() if self.lake in seals.markers else None
+        self.settings = self.request.applied(seals.tables.get(self.lake, before), self.lake)
+        changed = self.settings != seals.tables.get(self.lake, TableSettings())
+        sealed = max(state.sealed, state.trimmed)
+        total = sum(stop - after for after, stop in ranges)
+        written: list[Segment] = []
+        if ranges or merges or changed or seals.gone or any(lake == self.lake for lake, _ in seals.unfinished):
+            self._begin()
+            with self._in_turn():
+                with closing(self._segments(ranges)) as segments:
+                    for segment in segments:
+                        self._record(segment)
+                        written.append(segment)
+                        sealed = segment.last
+                        if progress is not None:
+                            progress(sealed - ranges[0][0], total)
+                for old in merges:
+                    self._merge(old)
+                self._register()
+            self.core.run(self._finish)
+        if written:
+            self.core.writer.reclaim()
+        return SealReport(
+            self.topic,
+            shown_url(self.lake),
+            sum(segment.count for segment in written),
+            sum(len(segment.files) for segment in written),
+            sum(segment.size for segment in written),
+            sealed,
+            self.settings.format,
+            sum(segment.unfit for segment in written),
+            left,
+        )
+
+    def _head(self, commit: Commit) -> Head:
+        head = commit.head(self.topic)
+        if head is None:
+            raise dropped(self.topic)
+        return head
+
+    # ── whose turn it is ─────────────────────────────────────────────────────────────────────────────────────────────
+    def _begin(self) -> None:
+        """Makes this the topic's seal, signs the folder, and removes what earlier seals and compaction have left."""
+        marker = self.folder.marker(self.core.id)
+        before, known = self.core.run(partial(self._take_turn, marker))
+        unfinished = [one for one in before.unfinished if one[0] == self.lake]
+        try:
+            self.folder.sign(self.core.id, self.token)
+            for _, token in unfinished:
+                self.folder.remove_orphans(token, known)
+            if any(lake == self.lake for lake, _ in before.gone):
+                self._register()  # a table must not list a file that is not there
+            gone = [one for one in before.gone if self.folder.remove(*one)]
+        except OSError as error:
+            raise StorageError(f"sealing to {shown_url(self.lake)} failed: {error}", retryable=True) from error
+        self._cleaned = replace(before, unfinished=tuple(unfinished), gone=tuple(gone))
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Removes what a failed seal has written in vain, and says so when a newer one took over.
+
+        Whatever the error: a task of Spark has others than ours, and no later seal removes files of a dropped topic.
+        """
+        try:
+            yield
+        except Exception as error:
+            with self.core.engine.read() as snap:
+                view = TopicView.open(snap, self.topic)
+                known = frozenset() if view is None else sealed_files(snap, view.topic_id)
+                newest = "" if view is None else load_seals(snap, view.topic_id).token
+            with suppress(OSError):
+                self.folder.remove_orphans(self.token, known | self._recorded)
+            if newest not in ("", self.token):
+                raise ConfigError(
+                    f"another process has begun to seal topic {self.topic!r}: what this call had recorded is sealed, "
+                    "the rest is theirs"
+                ) from error
+            if isinstance(error, OSError):
+                raise StorageError(f"sealing to {shown_url(self.lake)} failed: {error}", retryable=True) from error
+            raise
+
+    def _take_turn(self, marker: SealMarker | None, commit: Commit) -> tuple[Seals, frozenset[tuple[str, str]]]:
+        head = self._head(commit)
+        seals = load_seals(commit.tx, head.topic_id)
+        known = sealed_files(commit.tx, head.topic_id)
+        if marker is None and any(lake == self.lake for lake, _ in known):
+            raise StorageError(
+                f"{self.folder} should hold sealed history, and its {MARKER} is not there: is the right folder mounted?"
+            )
+        if marker is not None and marker.seal not in self._own_tokens(seals):
+            raise ConfigError(
+                f"{self.folder} was sealed to by a copy of this journal or by a topic of this "
+                "name that was dropped since, or this journal was restored from a backup older than that: use another "
+                "lake"
+            )
+        markers = seals.markers if marker is None else {**seals.markers, self.lake: marker.seal}
+        unfinished = (*seals.unfinished, (self.lake, self.token))
+        tables = {**seals.tables, self.lake: self.settings}
+        save_seals(
+            commit.tx,
+            head.topic_id,
+            replace(seals, token=self.token, markers=markers, unfinished=unfinished, tables=tables),
+        )
+        return seals, known
+
+    def _own_tokens(self, seals: Seals) -> set[str | None]:
+        """The seals of this journal that may have been the last to sign the lake: its last one, and any cut off."""
+        cut_off = {token for lake, token in seals.unfinished if lake == self.lake}
+        return {seals.markers.get(self.lake), seals.token, *cut_off}
+
+    def _finish(self, commit: Commit) -> None:
+        """Every file of this seal is a segment, and what earlier ones had left in this lake is gone."""
+        head = self._head(commit)
+        seals = load_seals(commit.tx, head.topic_id)
+        if seals.token != self.token:
+            return  # a newer one has taken over, or the topic was made anew
+        done = {*self._cleaned.unfinished, (self.lake, self.token)}
+        gone = set(self._cleaned.gone)
+        seals = replace(
+            seals,
+            markers={**seals.markers, self.lake: self.token},
+            unfinished=tuple(one for one in seals.unfinished if one not in done),
+            gone=tuple(one for one in seals.gone if one not in gone),
+        )
+        save_seals(commit.tx, head.topic_id, seals)
+
+    # ── the work ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _segments(self, ranges: list[Range]) -> Generator[Segment]:
+        yield from self.write(self._target(), ranges)
+
+    def _target(self) -> SealTarget:
+        columns, partition_by = self.settings.columns, self.settings.partition_by
+        return SealTarget(self.topic, self.lake, self.token, columns, partition_by)
+
+    def _write(self, target: SealTarget, ranges: list[Range]) -> Iterator[Segment]:
+        """Writes the files, several at once, and hands them over in order."""
+        engine = self.core.engine
+        workers = min(os.cpu_count() or 1, 4)
+        with ThreadPoolExecutor(workers, thread_name_prefix="penstock-seal") as pool:
+            waiting: deque[Future[Segment]] = deque()
+            try:
+                for after, stop in ranges:
+                    waiting.append(pool.submit(write_segment, engine, target, after, stop))
+                    if len(waiting) > workers:  # more would only fill the disk before anything is dropped
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for one in waiting:
+                    one.cancel()
+
+    def _record(self, segment: Segment) -> None:
+        """From now on the file is the history."""
+        for file in segment.files:
+            if self.folder.size(file.path) != file.size:
+                raise StorageError(
+                    f"{segment.shown(file.path)} was there a moment ago, and is not any more: seal again"
+                )
+        self.core.run(partial(self._adopt, segment))
+        self._recorded.update((segment.lake, file.path) for file in segment.files)
+
+    def _adopt(self, segment: Segment, commit: Commit) -> None:
+        head = self._head(commit)
+        state = load_state(commit.tx, head.topic_id, self.topic)
+        mine = load_seals(commit.tx, head.topic_id).token == self.token
+        if not mine or segment.first != max(state.sealed, state.trimmed) + 1:
+            raise compacted(self.topic)
+        if segment.count != topic_to_seal(commit.tx, self.topic).count_between(segment.first - 1, segment.last):
+            raise compacted(self.topic)  # by key, after the file was written: what went would be there again
+        if held_back(commit, self.topic, segment.last, self.core.housekeeper.holds)[0] < segment.last:
+            raise ConfigError(f"{self.topic!r} became a queue meanwhile: its messages are not sealed")
+        save_segment(commit.tx, head.topic_id, segment)
+        remove_blocks(commit, self.topic, head.topic_id, state, segment.last)
+        save_with_end(commit.tx, head, replace(state, sealed=segment.last))
+
+    # ── small files, and the table ───────────────────────────────────────────────────────────────────────────────────
+    def _merge(self, old: list[Segment]) -> None:
+        """Puts one file in the place of several; theirs go with the next seal, so that readers can finish with them."""
+        with self.core.engine.read() as snap:
+            view = topic_to_seal(snap, self.topic)
+            trimmed = view.state().trimmed
+        if trimmed >= old[0].last:
+            return  # compacted meanwhile: the rest waits for the next seal
+        new = write_segment(self.core.engine, self._target(), max(old[0].first - 1, trimmed), old[-1].last)
+        self.core.run(partial(self._swap, old, new))
+
+    def _swap(self, old: list[Segment], new: Segment, commit: Commit) -> None:
+        head = self._head(commit)
+        there = [one for one in load_segments(commit.tx, head.topic_id, 0, new.last) if one.last >= old[0].last]
+        if load_seals(commit.tx, head.topic_id).token != self.token or there != old:
+            raise compacted(self.topic)
+        replace_segments(commit.tx, head.topic_id, old, new)
+
+    def _register(self) -> None:
+        """The table, if there is one, lists what the journal knows as sealed."""
+        if self.settings.format == "parquet":
+            return
+        with self.core.engine.read() as snap:
+            view = topic_to_seal(snap, self.topic)
+            if load_seals(snap, view.topic_id).token != self.token:
+                raise compacted(self.topic)
+            state = view.state()
+            segments = list(load_segments(snap, view.topic_id, state.trimmed))
+        owner = Owner(self.core.id, self.topic, self.lake)
+        bring_up_to_date(owner, self.settings, segments, max(state.sealed, state.trimmed))
+
+
+# ── Which positions a seal puts into which file, and which small files it makes one ──
+
+
+Range = tuple[int, int]
+"""Positions after the first, through the second."""
+
+
+def plan_ranges(view: TopicView, after: int, through: int | None, file_events: int) -> list[Range]:
+    """Ranges of positions, one per file: of at most so many events, and of one day each.
+
+    Each has events. Positions that compaction by key has emptied belong to the range of the next event.
+    """
+    latest = view.latest()
+    if through is None:
+        block = view.block_holding(latest) if latest > after else None
+        through = block.first - 1 if block else latest
+    through = min(through, latest)
+    ranges: list[Range] = []
+    begin = after
+    while after < through:
+        stop = min(after + file_events, through)
+        for end in _ends_of_days(view, after, stop):
+            ranges.append((begin, end))
+            begin = end
+        after = stop
+    return ranges
+
+
+def _ends_of_days(view: TopicView, after: int, through: int) -> Iterator[int]:
+    while after < through and (day := day_of(view, after + 1, through)) is not None:
+        stop = min(through, max(view.position_before(to_ms(day + timedelta(days=1), "date")), after))
+        if stop == after:
+            stop = through
+        yield stop
+        after = stop
+
+
+def first_step(ranges: list[Range], most: int) -> tuple[list[Range], int]:
+    """The ranges that hold so many events together at the most, but one at least; and how many positions are left."""
+    start, end = ranges[0][0], ranges[-1][1]
+    taken = [one for one in ranges if one[1] - start <= most] or ranges[:1]
+    return taken, end - taken[-1][1]
+
+
+def plan_merges(snap: Snapshot, topic_id: int, trimmed: int, lake: str, file_events: int) -> list[list[Segment]]:
+    """Neighbours of one day that fit into one file together."""
+    found: list[list[Segment]] = []
+    run: list[Segment] = []
+    for segment in load_segments(snap, topic_id, trimmed):
+        fits = run and run[-1].day == segment.day and run[-1].lake == segment.lake
+        values = {part.folder for one in [*run, segment] for part in one.parts}
+        many = sum(one.count for one in run) + segment.count > file_events
+        if not fits or many or len(values) > MAX_PARTITION_VALUES:
+            found.append(run)
+            run = []
+        if segment.lake == lake:
+            run.append(segment)
+    return [run for run in [*found, run] if len(run) > 1]

@@ -1,0 +1,288 @@
+"""The journal's record of sealed history: which Parquet files hold which events, and who is sealing.
+
+    z topic last        a segment: a Parquet file with the events first … last, or one for each value of a column
+    y topic             the topic's seals: whose turn it is, and which files await their removal
+
+Segments follow one another without a gap from the topic's beginning; `TopicState.sealed` is where they end and hot
+blocks go on. A segment and the dropping of its blocks are one commit, made after the file was written and verified.
+Every seal has a token, which is part of its files' names: two seals never write the same file, and only the newest one
+may record segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from penstock.core.engine.contract import Snapshot, WriteTx
+from penstock.core.journal import keys
+from penstock.core.journal.catalog import load_record, load_state
+from penstock.core.names import shown_url
+
+Pieces = tuple[tuple[int, int], ...]
+"""Where each piece of a file ends, and the CRC-32 of its bytes. Readers check them.
+
+A piece is a column of a row group, or several small ones, or a whole row group in older files; the last one is the
+footer. Parquet's own checksums leave out the headers of pages and the footer.
+"""
+
+
+class SegmentPart(msgspec.Struct, frozen=True, array_like=True):
+    """One of the files of a segment whose events are parted by a column."""
+
+    folder: str
+    """`region=eu`: the folder below the day's in which the file has the segment's name."""
+    count: int
+    size: int
+    crc: int
+    pieces: Pieces = ()
+
+
+class SegmentFile(msgspec.Struct, frozen=True):
+    """One Parquet file of sealed events."""
+
+    path: str
+    """Its path in the lake."""
+    count: int
+    size: int
+    crc: int
+    """CRC-32 of the file's bytes."""
+    pieces: Pieces
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """Sealed events that follow one another: a Parquet file, or one for each value of the lake's partition column."""
+
+    first: int
+    last: int
+    count: int
+    lake: str
+    """The url or folder under which it lies."""
+    path: str
+    """Its path there; with parts, each has this path with its folder before the name."""
+    size: int
+    crc: int
+    """CRC-32 of the file's bytes; each part has its own."""
+    binary: int = 0
+    """How many of its payloads are bytes."""
+    unfit: int = 0
+    """How many of its payloads did not fit the typed columns, which are empty in their rows."""
+    parts: tuple[SegmentPart, ...] = ()
+    """Its files, when they are parted by a column."""
+    pieces: Pieces = ()
+    """Those of the file; each part has its own."""
+
+    @property
+    def day(self) -> str:
+        """The folder of its day."""
+        return self.path.rpartition("/")[0]
+
+    @property
+    def files(self) -> tuple[SegmentFile, ...]:
+        """Its Parquet files."""
+        if not self.parts:
+            return (SegmentFile(self.path, self.count, self.size, self.crc, self.pieces),)
+        name = self.path.rpartition("/")[2]
+        return tuple(
+            SegmentFile(f"{self.day}/{one.folder}/{name}", one.count, one.size, one.crc, one.pieces)
+            for one in self.parts
+        )
+
+    def shown(self, path: str) -> str:
+        """Where one of its files lies, for people."""
+        return f"{shown_url(self.lake)}/{path}"
+
+
+class TableSettings(msgspec.Struct, frozen=True, array_like=True):
+    """What a topic's files in one lake are for other programs."""
+
+    format: str = "parquet"
+    """"parquet" for plain files, "delta" or "iceberg" for files that a table lists as well."""
+    columns: str = ""
+    """Typed columns beside the JSON text, `customer STRING, total DOUBLE`."""
+    catalog: str = ""
+    """The Iceberg catalog; empty for the one beside the lake."""
+    partition_by: str = ""
+    """The column by whose values files are parted within their day; empty for one file per range."""
+
+
+class Seals(msgspec.Struct, frozen=True, array_like=True):
+    """What a topic's seals leave for one another."""
+
+    token: str = ""
+    """The newest seal's."""
+    markers: dict[str, str] = {}
+    """By lake: the token of the last seal known to have signed the topic's folder there."""
+    unfinished: tuple[tuple[str, str], ...] = ()
+    """Lakes and tokens of seals that may have left files which are no segments."""
+    gone: tuple[tuple[str, str], ...] = ()
+    """Lakes and paths of files that are no segments any more: removed from the topic, or merged into others."""
+    tables: dict[str, TableSettings] = {}
+    """By lake: the table that its files are registered in, and their typed columns."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_segment = msgspec.msgpack.Decoder(Segment).decode
+_decode_seals = msgspec.msgpack.Decoder(Seals).decode
+
+
+def save_segment(tx: WriteTx, topic: int, segment: Segment) -> None:
+    tx.put(keys.segment_key(topic, segment.last), _encode(segment))
+
+
+def load_segments(snap: Snapshot, topic: int, after: int = 0, through: int = keys.MAX_SEQ) -> Iterator[Segment]:
+    """The segments with events in after < position ≤ through, in order."""
+    low, high = keys.segment_key(topic, after + 1), keys.topic_range(keys.SEGMENT, topic)[1]
+    for _, value in snap.scan(low, high):
+        segment = keys.stored(_decode_segment, value, "the record of a sealed file")
+        if segment.first > through:
+            return
+        yield segment
+
+
+def load_segments_back(snap: Snapshot, topic: int, after: int, through: int) -> Iterator[Segment]:
+    """The same from the newest back, each when it is asked for."""
+    if after < through:
+        yield from load_segments(snap, topic, through - 1, through)
+        for _, value in snap.scan(keys.segment_key(topic, after + 1), keys.segment_key(topic, through), reverse=True):
+            yield keys.stored(_decode_segment, value, "the record of a sealed file")
+
+
+def sealed_files(snap: Snapshot, topic: int) -> frozenset[tuple[str, str]]:
+    """The lakes and paths of all files that hold sealed history."""
+    return frozenset((one.lake, file.path) for one in load_segments(snap, topic) for file in one.files)
+
+
+def load_seals(snap: Snapshot, topic: int) -> Seals:
+    value = snap.get(keys.seals_key(topic))
+    return Seals() if value is None else keys.stored(_decode_seals, value, "the record of a topic's seals")
+
+
+def save_seals(tx: WriteTx, topic: int, seals: Seals) -> None:
+    tx.put(keys.seals_key(topic), _encode(seals))
+
+
+def replace_segments(tx: WriteTx, topic: int, old: list[Segment], new: Segment) -> None:
+    """Puts one file in the place of several that follow one another; the next seal deletes theirs."""
+    for segment in old:
+        tx.delete(keys.segment_key(topic, segment.last))
+    save_segment(tx, topic, new)
+    _let_go(tx, topic, old)
+
+
+def drop_segments(tx: WriteTx, topic: int, through: int) -> None:
+    """Forgets the segments whose events are all removed; their files wait for the next seal, which deletes them."""
+    dropped = [segment for segment in load_segments(tx, topic, 0, through) if segment.last <= through]
+    if not dropped:
+        return
+    tx.delete_range(keys.topic_range(keys.SEGMENT, topic)[0], keys.segment_key(topic, through + 1))
+    _let_go(tx, topic, dropped)
+
+
+def _let_go(tx: WriteTx, topic: int, segments: list[Segment]) -> None:
+    seals = load_seals(tx, topic)
+    gone = (*seals.gone, *((segment.lake, file.path) for segment in segments for file in segment.files))
+    save_seals(tx, topic, msgspec.structs.replace(seals, gone=gone))
+
+
+# ── What a seal did, and what lies in a lake, with the line with which other programs read it ──
+
+
+FILE_EVENTS = 1_000_000
+"""Events in one file, at the most."""
+
+
+class SealReport(msgspec.Struct, frozen=True):
+    """What a seal did."""
+
+    topic: str
+    lake: str
+    """Where the files are; without the options and credentials that its url may have."""
+    events: int
+    """Events sealed by this call."""
+    files: int
+    bytes: int
+    through: int
+    """Everything at or before this position is sealed now."""
+    format: str = "parquet"
+    """What the files are registered as."""
+    unfit: int = 0
+    """Payloads sealed by this call that do not fit the typed columns; their JSON text is whole."""
+    left: int = 0
+    """Positions that were to be sealed and were not yet: a server seals in steps."""
+
+
+class LakeSummary(msgspec.Struct, frozen=True):
+    """A topic's sealed history in one lake."""
+
+    topic: str
+    lake: str
+    """Where it lies; without the options and credentials that its url may have."""
+    format: str
+    columns: str
+    """The typed columns beside the JSON text."""
+    files: int
+    events: int
+    bytes: int
+    through: int
+    """The last position that is sealed there."""
+    catalog: str = ""
+    partition_by: str = ""
+    """The column by whose values files are parted within their day."""
+
+    def readers(self) -> dict[str, str]:
+        """By program: the line that reads it. DuckDB needs its extension `delta` for a Delta table."""
+        folder = f"{self.lake}/{self.topic}"
+        files = f"{folder}/date=*/*/*.parquet" if self.partition_by else f"{folder}/date=*/*.parquet"
+        if self.format == "delta":
+            duckdb, polars = f"SELECT count(*) FROM delta_scan('{folder}')", f'polars.scan_delta("{folder}")'
+        else:
+            duckdb = f"SELECT count(*) FROM read_parquet('{files}', hive_partitioning=true)"
+            polars = f'polars.scan_parquet("{files}", hive_partitioning=True)'
+        return {"DuckDB": duckdb, "Polars": polars, "Spark": f'spark.read.parquet("{folder}")'}
+
+
+class SealedFiles(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Sealed events that follow one another, and the Parquet files that hold them, for other readers of the lake."""
+
+    first: int
+    last: int
+    count: int
+    scheme: str
+    """What the lake's url begins with (`s3`); `file` for a folder."""
+    paths: list[str]
+    """Where the files lie: their bucket, if any, and the path in it."""
+    settings: list[str] = []
+    """What the lake's url says beside the place, and a reader has to know for itself: `endpoint`, `access key`."""
+    binary: bool = False
+    """Whether some payloads are bytes: those are in the column `payload_bytes`."""
+    columns: dict[str, str] = {}
+    """The typed columns, with Arrow's names of their types; none when a payload did not fit all of them."""
+
+
+def lake_summaries(snap: Snapshot, topic: str) -> Iterator[LakeSummary]:
+    """The lakes that a topic is sealed in, in the order in which its history begins there."""
+    record = load_record(snap, topic)
+    if record is None:
+        return
+    seals = load_seals(snap, record.topic_id)
+    found: dict[str, list[int]] = {lake: [0, 0, 0, 0] for lake in seals.tables}
+    for segment in load_segments(snap, record.topic_id, load_state(snap, record.topic_id, topic).trimmed):
+        numbers = found.setdefault(segment.lake, [0, 0, 0, 0])
+        numbers[:3] = numbers[0] + len(segment.files), numbers[1] + segment.count, numbers[2] + segment.size
+        numbers[3] = segment.last
+    for lake, (files, events, size, through) in found.items():
+        settings = seals.tables.get(lake, TableSettings())
+        yield LakeSummary(
+            topic,
+            shown_url(lake),
+            settings.format,
+            settings.columns,
+            files,
+            events,
+            size,
+            through,
+            settings.catalog,
+            settings.partition_by,
+        )

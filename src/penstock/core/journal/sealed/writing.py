@@ -1,0 +1,410 @@
+"""The files of sealed history: written under names that readers skip, read back, compared, and given their names."""
+
+from __future__ import annotations
+
+import inspect
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import NamedTuple, Self
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from penstock.core.clock import from_ms
+from penstock.core.durable import like, make_folder, move_into_place
+from penstock.core.engine.contract import Engine, Snapshot
+from penstock.core.journal.blocks import Block
+from penstock.core.journal.reading import TopicView
+from penstock.core.journal.sealed.columns import Partition, TypedColumns, text_and_bytes
+from penstock.core.journal.sealed.files import column_ends, open_lake
+from penstock.core.journal.sealed.segments import Pieces, Segment, SegmentPart
+from penstock.core.journal.to_arrow import arrow_schema, joined, record_batch
+from penstock.core.names import shown_url
+from penstock.errors import ConfigError, Corrupt, StorageError, UnknownTopic
+
+_GROUP_ROWS = 65_536
+"""Rows in a row group at the most, unless a block has more: what a look-up of one event has to decode."""
+_PIECE_BYTES = 16_384
+"""What has a checksum of its own in the journal: a column of a row group, or several small ones."""
+_TEXTS = ["topic", "kind", "key", "scope", "correlation_id", "causation_id"]
+
+
+def sealed_schema() -> pa.Schema:
+    """The columns of every sealed file: a topic's, with payloads that are bytes beside them."""
+    return arrow_schema().append(pa.field("payload_bytes", pa.binary()))
+
+
+class SealTarget(NamedTuple):
+    """Where a seal's files go, and how they look."""
+
+    topic: str
+    lake: str
+    token: str
+    """The seal's; part of its files' names."""
+    columns: str = ""
+    """Typed columns beside the JSON text."""
+    partition_by: str = ""
+    """The column by whose values files are parted."""
+
+
+def topic_to_seal(snap: Snapshot, topic: str) -> TopicView:
+    """The topic that is being sealed; of one made anew meanwhile, all that was to be sealed is trimmed."""
+    view = TopicView.open(snap, topic)
+    if view is None:
+        raise dropped(topic)
+    return view
+
+
+def dropped(topic: str) -> UnknownTopic:
+    return UnknownTopic(f"topic {topic!r} was dropped while it was sealed")
+
+
+def compacted(topic: str) -> ConfigError:
+    """What was to be sealed is not there any more, or not all of it: the next seal begins with what is."""
+    return ConfigError(f"topic {topic!r} was compacted meanwhile, or dropped and made anew: seal it again")
+
+
+def write_segment(engine: Engine, target: SealTarget, after: int, through: int) -> Segment:
+    """Writes the events of a range into one file or one per value, reads them back, and gives them their names."""
+    topic = target.topic
+    with engine.read() as snap:
+        view = topic_to_seal(snap, topic)
+        state = view.state()
+        day = None if state.trimmed > after else day_of(view, after + 1, through)
+        if day is None:
+            raise compacted(topic)
+        folder = f"{topic}/date={day:%Y-%m-%d}"
+        file = f"{after + 1:020d}-{through:020d}-{target.token}.parquet"
+        typed = TypedColumns(target.columns)
+        partition = Partition(target.partition_by, topic, target.lake) if target.partition_by else None
+        with _SegmentWriter(target.lake, folder, file, pa.schema([*sealed_schema(), *typed.schema])) as writer:
+            for group in _grouped(_batches(view, after, through, typed, partition)):
+                writer.add(pa.Table.from_batches(group), partition)
+    tally = writer.total
+    if state.compacted <= after and (tally.count, tally.first, tally.last) != (through - after, after + 1, through):
+        raise Corrupt("events are missing that were to be sealed", topic=topic, seq=after + 1)
+    parts = writer.finish(engine.location, topic)
+    size, crc = sum(one.size for one in parts), 0 if partition else parts[0].crc
+    kept = tuple(parts) if partition else ()
+    path = f"{folder}/{file}"
+    pieces = () if partition else parts[0].pieces
+    return Segment(
+        after + 1, through, tally.count, target.lake, path, size, crc, tally.binary, typed.unfit, kept, pieces
+    )
+
+
+class _SegmentWriter:
+    """The files of one segment while they are written: one, or one for each value of a column."""
+
+    def __init__(self, lake: str, folder: str, file: str, schema: pa.Schema) -> None:
+        self._filesystem, root = open_lake(lake)
+        self._local = isinstance(self._filesystem, fs.LocalFileSystem)
+        self._root = f"{root}/{folder}"
+        self._name = file
+        self._schema = schema
+        self._files: dict[str, _OpenFile] = {}
+        self.total = _Tally()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def add(self, table: pa.Table, partition: Partition | None) -> None:
+        """Writes the rows of a row group."""
+        for batch in table.to_batches():
+            self.total.add(batch)
+        for folder, rows in [("", table)] if partition is None else partition.parted(table):
+            self._file(folder, rows).add(rows)
+
+    def _file(self, folder: str, rows: pa.Table) -> _OpenFile:
+        file = self._files.get(folder)
+        if file is None:
+            path = f"{self._root}/{folder}" if folder else self._root
+            if self._local:
+                make_folder(path)
+            target = f"{path}/{self._name}"
+            # elsewhere than on a disk a file is not there before it is whole
+            written = f"{path}/_{self._name}" if self._local else target
+            file = self._files[folder] = _OpenFile(self._filesystem, written, target, rows)
+        return file
+
+    def finish(self, store: str | None, topic: str) -> list[SegmentPart]:
+        """Reads the files back, and gives them their names; `store`: whose permissions they get."""
+        parts = []
+        for folder, file in sorted(self._files.items()):
+            crc, pieces = _verify(self._filesystem, file.path, file.tally, topic)
+            parts.append(SegmentPart(folder, file.tally.count, pieces[-1][0], crc, pieces))
+        if self._local:
+            for file in self._files.values():
+                like(store, file.path)
+                move_into_place(file.path, file.target)
+        return parts
+
+
+class _OpenFile:
+    """One file while it is written; `rows`: those of its first row group."""
+
+    def __init__(self, filesystem: fs.FileSystem, path: str, target: str, rows: pa.Table) -> None:
+        self.path = path
+        self.target = target
+        self.tally = _Tally()
+        self._out = filesystem.open_output_stream(path)
+        self._writer = pq.ParquetWriter(self._out, rows.schema, **_PARQUET, **_key_filter(rows))
+
+    def add(self, table: pa.Table) -> None:
+        for batch in table.to_batches():
+            self.tally.add(batch)
+        self._writer.write_table(table, row_group_size=table.num_rows)
+
+    def close(self) -> None:
+        self._writer.close()
+        self._out.close()
+
+
+_PARQUET: dict[str, object] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": _TEXTS,
+    "column_encoding": {
+        "seq": "DELTA_BINARY_PACKED",
+        "id": "DELTA_BYTE_ARRAY",
+        "occurred_at": "DELTA_BINARY_PACKED",
+        "recorded_at": "DELTA_BINARY_PACKED",
+    },
+    "write_page_checksum": True,
+    "sorting_columns": [pq.SortingColumn(0)],
+}
+"""Encodings that Spark's vectorised reader, DuckDB and Arrow all read; ids and times differ little from row to row."""
+_HAS_FILTERS = "bloom_filter_options" in inspect.signature(pq.ParquetWriter.__init__).parameters
+"""Not every pyarrow that we take writes them."""
+
+
+def _key_filter(rows: pa.Table) -> dict[str, object]:
+    """Bloom filters for about as many keys as some rows have: readers that look for one pass over row groups."""
+    keys = pc.count_distinct(rows["key"]).as_py() if _HAS_FILTERS else 0
+    return {"bloom_filter_options": {"key": {"ndv": keys, "fpp": 0.05}}} if keys else {}
+
+
+def _batches(
+    view: TopicView, after: int, through: int, typed: TypedColumns, partition: Partition | None
+) -> Iterator[pa.RecordBatch]:
+    for block in joined(view.blocks(after, through), _GROUP_ROWS):
+        start = block.row_after(after) if block.first <= after else 0
+        stop = block.row_after(through) if block.last > through else block.count
+        if stop > start:
+            yield _sealed_batch(block, start, stop, typed, partition)
+
+
+def _sealed_batch(
+    block: Block, start: int, stop: int, typed: TypedColumns, partition: Partition | None
+) -> pa.RecordBatch:
+    whole = record_batch(block, "binary")
+    payload = whole.column("payload")
+    binary = None if block.wire.binary is None else np.frombuffer(block.wire.binary, dtype=np.uint8) != 0
+    text, raw = text_and_bytes(payload, binary)
+    columns = [text if name == "payload" else whole.column(name) for name in whole.schema.names]
+    batch = pa.RecordBatch.from_arrays([*columns, raw], schema=sealed_schema()).slice(start, stop - start)
+    if not len(typed.schema):
+        return batch
+    fields = typed.of(payload.slice(start, stop - start), None if binary is None else binary[start:stop])
+    if partition is not None and partition.column in typed.schema.names:
+        at = typed.schema.names.index(partition.column)
+        fields[at], unfit = partition.fitting(fields[at])
+        typed.unfit += unfit
+    schema = pa.schema([*sealed_schema(), *typed.schema])
+    return pa.RecordBatch.from_arrays([*batch.columns, *fields], schema=schema)
+
+
+def _grouped(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """The batches of a row group each: one per block would be many small ones."""
+    held: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        if held and rows + batch.num_rows > _GROUP_ROWS:
+            yield held
+            held, rows = [], 0
+        held.append(batch)
+        rows += batch.num_rows
+    if held:
+        yield held
+
+
+class _Tally:
+    """What goes into a file, in numbers: enough to know it again."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seqs = 0
+        self.first = self.last = 0
+        self.binary = 0
+        self.crcs = {"payload": 0, "payload_bytes": 0, "id": 0}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        seqs = np.asarray(batch.column("seq"))
+        self.first = self.first or int(seqs[0])
+        self.last = int(seqs[-1])
+        self.count += len(seqs)
+        self.binary += len(seqs) - batch.column("payload_bytes").null_count
+        self.seqs = (self.seqs + int(seqs.sum())) & 0xFFFFFFFFFFFFFFFF
+        for name, crc in self.crcs.items():
+            self.crcs[name] = zlib.crc32(_text_bytes(batch.column(name)), crc)
+
+    def same(self, other: _Tally) -> bool:
+        return vars(self) == vars(other)
+
+
+def _text_bytes(column: pa.Array) -> memoryview:
+    if column.null_count:  # where there is null, there may be any bytes
+        column = column.drop_null()
+    bounds = np.frombuffer(column.buffers()[1], dtype=np.int32)
+    data = column.buffers()[2]
+    if data is None:
+        return memoryview(b"")
+    return memoryview(data)[int(bounds[column.offset]) : int(bounds[column.offset + len(column)])]
+
+
+def _verify(filesystem: fs.FileSystem, path: str, tally: _Tally, topic: str) -> tuple[int, Pieces]:
+    """Reads the file back: page checksums, counts, positions and contents must be those of the journal.
+
+    Returns the CRC-32 of the file, and of each of its pieces.
+    """
+    found = _Tally()
+    damaged = Corrupt("a sealed file does not hold what was written to it", topic=topic, seq=tally.first, file=path)
+    try:
+        with filesystem.open_input_file(path) as file:
+            parquet = pq.ParquetFile(file, page_checksum_verification=True)
+            for group in range(parquet.num_row_groups):
+                for batch in parquet.read_row_group(group, columns=["seq", *found.crcs]).to_batches():
+                    found.add(batch)
+            ends = _piece_ends(parquet.metadata, file.size())
+    except pa.ArrowException as error:
+        raise damaged from error
+    if not found.same(tally):
+        raise damaged
+    crc = at = 0
+    pieces = []
+    with filesystem.open_input_stream(path) as stream:
+        for end in ends:
+            own = 0
+            while at < end and (part := stream.read(min(1 << 20, end - at))):
+                crc, own = zlib.crc32(part, crc), zlib.crc32(part, own)
+                at += len(part)
+            pieces.append((end, own))
+    return crc, tuple(pieces)
+
+
+def _piece_ends(metadata: pq.FileMetaData, size: int) -> list[int]:
+    """Where pieces end: with a column that makes them large enough, with a row group, with the file."""
+    ends = [0]
+    for columns in column_ends(metadata):
+        for end in columns:
+            if end == columns[-1] or end - ends[-1] >= _PIECE_BYTES:
+                ends.append(end)
+    return [*ends[1:], size]
+
+
+def day_of(view: TopicView, seq: int, through: int) -> datetime | None:
+    """The day (its midnight, UTC) of the first event of a range of positions; None when compaction has left none."""
+    for block in view.blocks(seq - 1, through):
+        row = block.row_after(seq - 1)
+        if block.seq(row) > through:  # a block may begin before the range and go on behind it
+            return None
+        recorded = from_ms(block.recorded_ms(row))
+        return datetime(recorded.year, recorded.month, recorded.day, tzinfo=UTC)
+    return None
+
+
+# ── A topic's folder in a lake: its marker says whose history it holds, and files that became no segment are removed ──
+
+
+MARKER = "_penstock.json"
+
+
+class SealMarker(msgspec.Struct, frozen=True):
+    """Whose history a folder holds, and which seal was the last to work on it."""
+
+    journal: str
+    topic: str
+    seal: str
+
+
+class LakeFolder:
+    """The folder that one seal of a topic writes to."""
+
+    def __init__(self, lake: str, topic: str) -> None:
+        self.lake = lake
+        self.topic = topic
+        self._filesystem, self._root = open_lake(lake)
+
+    def __str__(self) -> str:
+        return f"{shown_url(self.lake)}/{self.topic}"
+
+    def size(self, path: str) -> int | None:
+        """Bytes of a file of this lake; None when it is not there."""
+        size: int | None = self._filesystem.get_file_info(f"{self._root}/{path}").size
+        return size
+
+    def marker(self, journal: str) -> SealMarker | None:
+        """The folder's marker, which has to be this journal's; None when no seal has signed the folder yet."""
+        try:
+            with self._filesystem.open_input_file(f"{self._root}/{self.topic}/{MARKER}") as file:
+                found = msgspec.json.decode(file.read(), type=SealMarker)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise StorageError(f"{self}/{MARKER} cannot be read: {error}") from error
+        if (found.journal, found.topic) != (journal, self.topic):
+            raise ConfigError(f"{self} holds the sealed history of another journal: use another lake")
+        return found
+
+    def sign(self, journal: str, seal: str) -> None:
+        """Writes the marker: from now on this seal was the last to work on the folder."""
+        text = msgspec.json.encode(SealMarker(journal, self.topic, seal))
+        folder = f"{self._root}/{self.topic}"
+        target = f"{folder}/{MARKER}"
+        if not isinstance(self._filesystem, pyarrow.fs.LocalFileSystem):
+            with self._filesystem.open_output_stream(target) as out:
+                out.write(text)
+            return
+        make_folder(folder)
+        path = f"{target}.{seal}"
+        with self._filesystem.open_output_stream(path) as out:
+            out.write(text)
+        move_into_place(path, target)
+
+    def remove(self, lake: str, path: str) -> bool:
+        """Removes a file whose events are gone; False when it is in another lake that cannot be reached now.
+
+        A lake that was given up must not stand in the way of the one that is used.
+        """
+        try:
+            filesystem, root = open_lake(lake)
+            with suppress(FileNotFoundError):
+                filesystem.delete_file(f"{root}/{path}")
+        except (OSError, ConfigError):
+            if lake == self.lake:
+                raise
+            return False
+        return True
+
+    def remove_orphans(self, seal: str, known: frozenset[tuple[str, str]]) -> None:
+        """Deletes the files of a seal that is over which did not become segments.
+
+        One that is still at work may give a file its name meanwhile; it finds out, and removes what it has written.
+        """
+        selector = pyarrow.fs.FileSelector(f"{self._root}/{self.topic}", allow_not_found=True, recursive=True)
+        for info in self._filesystem.get_file_info(selector):
+            path = info.path.removeprefix(f"{self._root}/")
+            if info.type == pyarrow.fs.FileType.File and seal in info.base_name and (self.lake, path) not in known:
+                with suppress(FileNotFoundError):
+                    self._filesystem.delete_file(info.path)

@@ -1,0 +1,306 @@
+"""What ranges of positions hold, so that a reader opens only blocks that may have what it wants.
+
+    o topic first             kinds, scopes and times of neighbouring ranges, from there on    (msgpack, CRC-32)
+    j topic first             hashes of the keys, causes and correlations of one range         (msgpack, CRC-32)
+
+A commit of many events writes both beside its block, and so does merging small blocks. Events never change and
+positions are never reused: the rows about a range stay right for as long as its topic lives, whatever becomes of the
+blocks. Positions without such rows are read. Housekeeping puts neighbouring summaries into one row; the hashes
+go when a run of the index covers their range.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from penstock.core.engine.contract import Snapshot, WriteTx
+from penstock.core.journal import keys
+from penstock.core.journal.blocks import (
+    Block,
+    CodedText,
+    Columns,
+    Text,
+    Wire,
+    columns_of,
+    pack_words,
+    spread,
+    text_values,
+    unpack_ints,
+    unpack_signed,
+)
+from penstock.errors import Corrupt
+from penstock.limits import SUMMARY_EVENTS, SUMMARY_VALUES
+
+T = TypeVar("T")
+
+
+class Summary(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What the events first … last are like. None: that is not known."""
+
+    first: int
+    last: int
+    kinds: tuple[str, ...] | None
+    scopes: tuple[str, ...] | None
+    occurred: tuple[int, int]
+    """The producers' earliest and latest time, in milliseconds."""
+
+
+class TermHashes(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Four bytes for each of the events first … last: the CRC-32 of a term, or of nothing. Empty: none has one."""
+
+    first: int
+    last: int
+    keys: bytes
+    causes: bytes
+    correlations: bytes
+
+    def after(self, position: int) -> TermHashes:
+        """Those of the events after a position."""
+        if position < self.first:
+            return self
+        start = 4 * (position + 1 - self.first)
+        return TermHashes(position + 1, self.last, self.keys[start:], self.causes[start:], self.correlations[start:])
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[Summary]).decode
+_decode_hashes = msgspec.msgpack.Decoder(TermHashes).decode
+
+
+def summary_of(block: Block) -> Summary:
+    """What the events of a block are like."""
+    wire, times = block.wire, block.run_times
+    if wire.occurred is not None:
+        times = list(unpack_signed(wire.occurred, wire.count))
+    return Summary(
+        block.first,
+        block.last,
+        tuple(wire.kinds) if len(wire.kinds) <= SUMMARY_VALUES else None,
+        _distinct(wire.scope, wire.count),
+        (min(times), max(times)),
+    )
+
+
+def _distinct(column: Text | None, count: int) -> tuple[str, ...] | None:
+    """The values of a column; None when they are many."""
+    if column is None:
+        return ()
+    if isinstance(column, CodedText):
+        values = set(column.values)
+    elif count > 4 * SUMMARY_VALUES:  # else it would be coded
+        return None
+    else:
+        values = set(text_values(column, count))
+    return tuple(value for value in values if value is not None) if len(values) <= SUMMARY_VALUES else None
+
+
+def hashes_of(wire: Wire, made_of: Columns | None = None) -> TermHashes:
+    """The hashes of what the events of a block without holes are found by; `made_of`: its columns, if at hand."""
+    given = (None,) * 3 if made_of is None else (made_of.key, made_of.causation, made_of.correlation)
+    columns = zip((wire.key, wire.causation, wire.correlation), given, strict=True)
+    return TermHashes(wire.first, wire.first + wire.count - 1, *(_hashes(*one, wire.count) for one in columns))
+
+
+def _hashes(column: Text | None, given: Sequence[str | None] | None, count: int) -> bytes:
+    if column is None:
+        return b""
+    if isinstance(column, CodedText):
+        coded = [zlib.crc32((value or "").encode()) for value in column.values]
+        return pack_words([coded[code] for code in unpack_ints(column.codes, count)])
+    values = text_values(column, count) if given is None else given
+    if column.nulls is not None:
+        values = [value or "" for value in values]
+    return pack_words(list(map(zlib.crc32, map(str.encode, values))))  # type: ignore[arg-type]
+
+
+def rows_with(hashes: bytes | bytearray, term: str, start: int, stop: int, *, reverse: bool = False) -> Iterator[int]:
+    """The rows among start … stop-1 whose term may be this one, each when it is asked for."""
+    wanted = zlib.crc32(term.encode()).to_bytes(4, "little")
+    low, high = 4 * start, 4 * stop
+    while (at := hashes.rfind(wanted, low, high) if reverse else hashes.find(wanted, low, high)) >= 0:
+        if at % 4 == 0:
+            yield at // 4
+        low, high = (low, at + 3) if reverse else (at + 1, high)
+
+
+# ── stored ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+RangeRows = tuple[bytes, bytes | None]
+"""The rows that are stored about one range of positions: its summary, and the hashes of its terms if it has any."""
+
+
+def range_rows(wire: Wire, *, indexed: bool, made_of: Columns | None = None) -> RangeRows | None:
+    """What is to be stored of a new block, if it is worth it; `indexed`: also by which terms its events are found."""
+    if wire.count < SUMMARY_EVENTS:
+        return None
+    summary = pack_summaries([summary_of(Block(wire, ""))])
+    termed = wire.key is not None or wire.causation is not None or wire.correlation is not None
+    return summary, keys.with_checksum(_encode(hashes_of(wire, made_of))) if indexed and termed else None
+
+
+def summarise(tx: WriteTx, topic: int, wire: Wire, *, indexed: bool, made_of: Columns | None = None) -> None:
+    """Stores what a new block holds."""
+    put_range_rows(tx, topic, wire.first, range_rows(wire, indexed=indexed, made_of=made_of))
+
+
+def put_range_rows(tx: WriteTx, topic: int, first: int, rows: RangeRows | None) -> None:
+    """Stores the rows about the range that begins at a position, if there are any."""
+    if rows is not None:
+        tx.put(keys.summary_key(topic, first), rows[0])
+        if rows[1] is not None:
+            tx.put(keys.hashes_key(topic, first), rows[1])
+
+
+def replace_range_rows(tx: WriteTx, topic: int, name: str, first: int, last: int, rows: RangeRows | None) -> None:
+    """Stores the rows about a block without holes that has taken the place of several; those about these go."""
+    stop = keys.summary_key(topic, last + 1)
+    for key, value in list(tx.scan(keys.summary_key(topic, first), stop)):
+        if read_summaries(value, name)[-1].last > last:
+            return  # it says so already
+        tx.delete(key)
+    tx.delete_range(keys.hashes_key(topic, first), keys.hashes_key(topic, last + 1))
+    put_range_rows(tx, topic, first, rows)
+
+
+def forget_hashes(tx: WriteTx, topic: int, through: int) -> None:
+    """Removes the hashes of events that a run of the index covers."""
+    tx.delete_range(keys.hashes_key(topic, 0), keys.hashes_key(topic, through + 1))
+
+
+def trim_summaries(tx: WriteTx, topic: int, through: int) -> None:
+    """Removes the rows about ranges that lie before a position through which events were removed."""
+    forget_hashes(tx, topic, through)
+    low, _ = keys.topic_range(keys.SUMMARY, topic)
+    for key, _ in tx.scan(low, keys.summary_key(topic, through + 2), reverse=True):
+        tx.delete_range(low, key)
+        break
+
+
+def pack_summaries(summaries: Sequence[Summary]) -> bytes:
+    """Neighbouring summaries as one row."""
+    return keys.with_checksum(_encode(summaries))
+
+
+def _opened(decode: Callable[[memoryview], T], value: bytes, topic: str) -> T:
+    body = keys.without_checksum(value)
+    if body is None:
+        raise Corrupt("a summary fails its checksum; topic.reindex() makes them anew", topic=topic)
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Corrupt(f"a summary does not decode: {error}; topic.reindex() makes them anew", topic=topic) from error
+
+
+def read_summaries(value: bytes, topic: str) -> list[Summary]:
+    return _opened(_decode, value, topic)
+
+
+def stored_summaries(
+    snap: Snapshot, topic: int, name: str, after: int, through: int, *, reverse: bool = False
+) -> Iterator[list[Summary]]:
+    """The summaries of positions after < position ≤ through, and some before, a row at a time."""
+    low, _ = keys.topic_range(keys.SUMMARY, topic)
+    start = keys.summary_key(topic, after + 1)
+    for key, _ in snap.scan(low, start, reverse=True):
+        start = key
+        break
+    for _, value in snap.scan(start, keys.summary_key(topic, min(through, keys.MAX_SEQ - 1) + 1), reverse=reverse):
+        yield read_summaries(value, name)
+
+
+def stored_hashes(snap: Snapshot, topic: int, name: str, after: int) -> Iterator[TermHashes]:
+    """The hashes of ranges that begin after a position, in order."""
+    for _, value in snap.scan(keys.hashes_key(topic, after + 1), keys.topic_range(keys.HASHES, topic)[1]):
+        yield _opened(_decode_hashes, value, name)
+
+
+# ── What each event says, as the bytes that are hashed, and the hashes that a verified topic keeps of its events ──
+#     l topic first             the hashes of the events first …, written with them by the commit that appended them
+#
+# A hash is the event's leaf in the topic's Merkle tree, see `penstock.core.entity.receipts`.
+
+
+HASH_BYTES = 32
+
+
+def leaf_hash(said: bytes) -> bytes:
+    """The hash of a leaf."""
+    from hashlib import sha256  # OpenSSL takes 3 ms to load, and most programs hash nothing
+
+    return sha256(b"\x00" + said).digest()
+
+
+def leaves(columns: Columns, seqs: Iterable[int], ids: Iterable[int], recorded: Sequence[int]) -> Iterator[bytes]:
+    """Everything each event says, as bytes: position, id, times, kind, payload, and the optional columns in order."""
+    nothing: list[None] = [None] * len(columns)
+    for seq, id, ms, occurred, kind, payload, binary, key, scope, headers, correlation, causation in zip(
+        seqs,
+        ids,
+        recorded,
+        columns.occurred or nothing,
+        columns.kinds,
+        columns.payloads,
+        columns.binary or nothing,
+        columns.key or nothing,
+        columns.scope or nothing,
+        columns.headers or nothing,
+        columns.correlation or nothing,
+        columns.causation or nothing,
+        strict=True,
+    ):
+        times = ms, ms if occurred is None else occurred
+        pairs = sorted(headers.items()) if headers else None
+        yield _encode(
+            (seq, id.to_bytes(16), *times, kind, payload, bool(binary), key, scope, pairs, correlation, causation)
+        )
+
+
+def leaves_of(block: Block) -> Iterator[bytes]:
+    """What each event of a block says."""
+    ids, recorded, seqs = spread(block)
+    return leaves(columns_of(block, range(block.count)), seqs, ids, recorded)
+
+
+def leaf_of(block: Block, row: int) -> bytes:
+    """What one event of a block says."""
+    (said,) = leaves(columns_of(block, [row]), [block.seq(row)], [block.id_number(row)], [block.recorded_ms(row)])
+    return said
+
+
+# ── the hashes of a verified topic ───────────────────────────────────────────────────────────────────────────────────
+def keep_hashes(tx: WriteTx, topic: int, seqs: Sequence[int], said: Iterable[bytes]) -> None:
+    """Writes down the hashes of events that are being appended; a row for each run of positions without a hole."""
+    hashes = list(map(leaf_hash, said))
+    start = 0
+    for stop in range(1, len(seqs) + 1):
+        if stop == len(seqs) or seqs[stop] != seqs[stop - 1] + 1:
+            tx.put(keys.leaves_key(topic, seqs[start]), b"".join(hashes[start:stop]))
+            start = stop
+
+
+def kept_hashes(snap: Snapshot, topic: int) -> Iterator[tuple[int, bytes]]:
+    """The positions and hashes of the events that were appended since the topic is verified, in order."""
+    for key, value in snap.scan(*keys.topic_range(keys.LEAVES, topic)):
+        first = keys.block_first(key)
+        for at in range(0, len(value), HASH_BYTES):
+            yield first + at // HASH_BYTES, value[at : at + HASH_BYTES]
+
+
+def kept_hash(snap: Snapshot, topic: int, seq: int) -> bytes | None:
+    """The hash of the event that was appended at a position; None where none was kept."""
+    for key, value in snap.scan(keys.leaves_key(topic, 0), keys.leaves_key(topic, seq + 1), reverse=True):
+        at = (seq - keys.block_first(key)) * HASH_BYTES
+        return value[at : at + HASH_BYTES] or None
+    return None
+
+
+def trim_hashes(tx: WriteTx, topic: int, through: int) -> None:
+    """Removes the hashes of events that compaction has removed; a row that goes on after them stays whole."""
+    low, high = keys.leaves_key(topic, 0), keys.leaves_key(topic, through + 1)
+    for key, value in tx.scan(low, high, reverse=True):
+        ends = keys.block_first(key) + len(value) // HASH_BYTES - 1 <= through
+        tx.delete_range(low, high if ends else key)
+        return

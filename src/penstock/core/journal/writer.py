@@ -1,0 +1,645 @@
+"""Group commit: the caller that finds the writer idle commits all pending work itself.
+
+The *lead* is a lock that says who has it. A caller that gets it at once commits alone: one fsync, no thread hop. A
+caller that does not leaves its operation in `pending` and parks; the leader, when done, wakes the first parked caller
+to lead the next commit, which then carries everything that gathered meanwhile. Submissions without a waiter are led by
+a pump thread. A transaction waits in the same line: its place there is `refuse_turn`, and no group goes past it.
+
+No wake-up is lost: an operation is enqueued before its caller tries the lead, and a leader looks at `pending` after it
+has let go of the lead; one of the two must see the other.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import get_ident
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
+
+import msgspec
+
+from penstock.core.clock import Clock
+from penstock.core.engine.contract import Engine, WriteTx
+from penstock.core.journal import interrupts
+from penstock.core.journal.catalog import Catalog
+from penstock.core.journal.commit import Commit
+from penstock.core.observe.logs import Log
+from penstock.core.observe.metrics import DURATION_BUCKETS, REGISTRY, Reading
+from penstock.core.ticket import Ticket, wake
+from penstock.errors import Backpressure, Closed, ConfigError, OutcomeUnknown, PenstockError, ReadOnly, StorageError
+from penstock.limits import BACKPRESSURE_RETRY, GROUP_BYTES, GROUP_SUBMISSIONS
+
+if TYPE_CHECKING:
+    from penstock.core.journal.index.index import EntityIndex
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+log = Log("penstock.writer")
+
+LEADER = "leader"
+"""Under which the lead holds the id of the thread that has it."""
+
+
+class Writer:
+    """Commits operations to one engine, as few fsyncs as the callers' timing allows."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        entities: EntityIndex,
+        *,
+        capacity: int,
+        pressure: float,
+        announce: Callable[[dict[str, int]], None],
+    ) -> None:
+        self.engine = engine
+        self.clock = clock
+        self.catalog = Catalog()
+        self.capacity = capacity
+        self.threshold = max(1, math.ceil(capacity * pressure))
+        self._entities = entities
+        self.announce = announce
+        """Tells those who follow topics what a commit has added; never raises: nothing there can undo the commit."""
+        self._pending: deque[WriteRequest[Any]] = deque()
+        # `setdefault` takes the lead and says who has it in one step, so that a thread that is interrupted right after
+        # it can be made to let go; and any thread can release it, as the owner of a transaction may be gone.
+        self._lead: dict[str, int] = {}
+        self.steps = threading.RLock()
+        """Held during each step of a transaction, so that another thread ends it between two of them."""
+        self.pid = os.getpid()
+        self.shield = interrupts.Shield(lambda frame: self._lead.get(LEADER) == get_ident())
+        self._local = threading.local()
+        self._room = threading.Condition()
+        self._pump: threading.Thread | None = None
+        self._pump_wanted = threading.Event()
+        self._closed = False
+        self.measures = ROLL.enter()
+        """How many transactions were committed, with how many operations, how fast."""
+
+    # ── callers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def run(self, operation: WriteRequest[T]) -> T:
+        """Does an operation and returns when it is as durable as the engine makes it."""
+        me = get_ident()
+        if self._lead.get(LEADER) == me:
+            raise self._nested()
+        if self._closed:
+            raise Closed("the journal is closed")
+        try:
+            if me == interrupts.main_thread:
+                with self.shield:
+                    self._do(operation, me)
+            else:
+                self._do(operation, me)
+        except BaseException:
+            self._abandon(operation)
+            raise
+        if operation.error is not None:
+            raise operation.error
+        return operation.value  # type: ignore[return-value]
+
+    def _do(self, operation: WriteRequest[Any], me: int) -> None:
+        if self._lead.setdefault(LEADER, me) != me:
+            self._wait_for(operation)
+        elif self._pending or self.engine.linger:
+            self._pending.append(operation)
+            self._lead_from_queue(operation)
+        else:
+            try:
+                self._commit((operation,))
+            finally:
+                del self._lead[LEADER]
+                if self._pending:
+                    self._pass_on()
+
+    async def run_async(self, operation: WriteRequest[T], patience: float = math.inf) -> T:
+        """`run` for an event loop, which it never holds up; Backpressure when there is no room for `patience` seconds.
+
+        The commit is the pump's. It is woken when the loop has done what else it can do now: so a commit takes more
+        along, and does not share the interpreter with the loop that is still filling it.
+        """
+        import asyncio  # a quarter of the time `import penstock` would take, for those who await nothing
+
+        given_up = time.monotonic() + patience
+        while True:
+            try:
+                ticket = self._enqueue(operation, patient=False)
+            except Backpressure as error:
+                if time.monotonic() + error.retry_after > given_up:
+                    raise
+                await asyncio.sleep(error.retry_after)
+                continue
+            asyncio.get_running_loop().call_soon(self._wake_pump)
+            return await ticket
+
+    def run_relaxed(self, apply: Callable[[Commit, *Args], T], *args: *Args) -> T:
+        """Does something that need not be on disk when this returns: the next commit that is synced takes it along."""
+        return self.run(WriteRequest(apply, 0, args, True))
+
+    def submit(self, operation: WriteRequest[T], *, patient: bool = True, nested: bool = False) -> Ticket[T]:
+        """Hands an operation over and returns at once; waits (impatient: raises Backpressure) when too many wait.
+
+        `nested`: also from inside a transaction, after which it is done; its ticket must not be waited for there.
+        """
+        ticket = self._enqueue(operation, patient=patient, nested=nested)
+        self._wake_pump()
+        return ticket
+
+    def _enqueue(self, operation: WriteRequest[T], *, patient: bool, nested: bool = False) -> Ticket[T]:
+        """Puts an operation where the next leader finds it; the caller wakes the pump."""
+        if self._closed:
+            raise Closed("the journal is closed")
+        if self.engine.read_only:
+            raise ReadOnly("the journal was opened with read_only=True")
+        if self._lead.get(LEADER) == get_ident() and not nested:
+            raise self._nested()
+        waiting = len(self._pending)
+        if not patient and waiting >= self.threshold:
+            raise Backpressure(
+                f"{waiting} submissions wait for the writer (limit {self.threshold} of {self.capacity}); "
+                f"try again in {BACKPRESSURE_RETRY * 1000:g} ms",
+                retry_after=BACKPRESSURE_RETRY,
+            )
+        if waiting >= self.capacity and not nested:
+            with self._room:
+                self._room.wait_for(lambda: len(self._pending) < self.capacity or self._closed)
+        ticket: Ticket[T] = Ticket()
+        operation.ticket = ticket
+        self._pending.append(operation)
+        if self._came_too_late(operation):
+            raise Closed("the journal is closed")
+        return ticket
+
+    def _wake_pump(self) -> None:
+        if self._pending and not self._pump_wanted.is_set():
+            self._start_pump()
+            self._pump_wanted.set()
+
+    def pending(self) -> int:
+        return len(self._pending)
+
+    def hold_lead(self) -> None:
+        """Takes the lead for a user's transaction: no other caller commits until `let_go`."""
+        try:
+            self.check_process()
+            self._wait_to_lead()
+            if self._closed:
+                raise Closed("the journal is closed")
+        except BaseException:
+            self.release_lead()
+            raise
+
+    def _wait_to_lead(self) -> None:
+        """Takes the lead; a thread that has to wait for it stands in the line of the operations."""
+        me = get_ident()
+        if self._lead.setdefault(LEADER, me) == me:
+            return
+        turn = WriteRequest(refuse_turn)
+        turn.parked = parked = self._own_lock()
+        self._pending.append(turn)
+        try:
+            while self._lead.setdefault(LEADER, me) != me:
+                parked.acquire()
+                if turn.error is not None:
+                    raise turn.error
+        except BaseException:
+            self._abandon(turn)
+            raise
+        self._withdraw(turn)
+
+    def let_go(self) -> None:
+        """Releases the lead, which the caller holds for a transaction, in whichever thread it began."""
+        self._lead.pop(LEADER, None)
+        if self._pending:
+            self._pass_on()
+
+    def begin(self, tx: WriteTx) -> Commit:
+        """A commit in a transaction of the engine that has begun."""
+        return Commit(self.catalog, tx, self.clock.now_ms(), self._entities)
+
+    def drain(self) -> None:
+        """Returns when everything submitted so far is committed."""
+        self.run(WriteRequest(lambda commit: None))
+
+    def reclaim(self) -> None:
+        """Gives freed space back to the disk, uninterrupted; what freed it is done, and does not fail with this."""
+        with interrupts.Shield(interrupts.always):
+            try:
+                self.engine.reclaim()
+            except StorageError as error:
+                log.warning("freed space is given back to the disk another time: %s", error)
+
+    def check_idle_here(self) -> None:
+        """ConfigError when this thread is inside a transaction."""
+        if self._lead.get(LEADER) == get_ident():
+            raise self._nested()
+
+    def close(self) -> None:
+        """Commits what is pending and refuses everything after."""
+        self.check_idle_here()
+        try:
+            with self.shield:
+                self._wait_to_lead()
+                self._closed = True
+                self.let_go()
+                while self._pending:  # an operation behind the others is done when they are
+                    self._do(WriteRequest(lambda commit: None), get_ident())
+        except BaseException:
+            self.release_lead()
+            raise
+        finally:
+            self._pump_wanted.set()
+            with self._room:
+                self._room.notify_all()
+            ROLL.leave(self.measures)
+        if self._pump is not None and self._pump is not threading.current_thread():
+            self._pump.join()
+
+    # ── leading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _lead_once(self) -> None:
+        batch: list[WriteRequest[object]] = []
+        try:
+            self._gather(batch)
+            if batch:
+                self._commit(batch)
+        except BaseException as error:
+            # An interrupt, maybe in the middle of gathering: no caller may be left waiting for an answer.
+            for operation in batch:
+                self._withdraw(operation)
+            fail_all(batch, error)
+            raise
+        finally:
+            wake_all(batch)  # as the leader, whom no signal keeps from it
+            self.let_go()
+
+    def _gather(self, batch: list[WriteRequest[object]]) -> None:
+        if self.engine.linger and self._pending:
+            time.sleep(self.engine.linger)
+        pending, size = self._pending, 0
+        while pending and len(batch) < GROUP_SUBMISSIONS and size < GROUP_BYTES:
+            operation = pending[0]  # only then removed: an interrupt in between must not lose it
+            if operation.apply is refuse_turn and not self._closed:
+                break
+            batch.append(operation)
+            pending.popleft()
+            size += operation.size
+        if len(pending) + len(batch) >= self.capacity:
+            with self._room:
+                self._room.notify_all()
+
+    def _pass_on(self) -> None:
+        """Makes sure that a thread commits what is pending."""
+        for operation in tuple(self._pending):
+            parked = operation.parked
+            if parked is not None:
+                operation.lead = True
+                wake_thread(parked)
+                return
+        self._start_pump()
+        self._pump_wanted.set()
+
+    # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _wait_for(self, operation: WriteRequest[object]) -> None:
+        self.check_process()
+        operation.parked = self._own_lock()
+        self._pending.append(operation)
+        if self._try_to_lead():
+            self._lead_from_queue(operation)
+        else:
+            self._park(operation)
+
+    def _try_to_lead(self) -> bool:
+        """Takes the lead if no thread has it; this one must not have it already."""
+        me = get_ident()
+        return self._lead.setdefault(LEADER, me) == me
+
+    def _own_lock(self) -> threading.Lock:
+        """The lock this thread parks on; it is held until another thread releases it to wake this one."""
+        try:
+            return self._local.parked  # type: ignore[no-any-return]
+        except AttributeError:
+            parked = self._local.parked = threading.Lock()
+            parked.acquire()
+            return parked
+
+    def _park(self, operation: WriteRequest[object]) -> None:
+        if operation.parked is None:
+            operation.parked = self._own_lock()
+            if self._try_to_lead():  # the leader may have looked for parked callers before we were one
+                self._lead_from_queue(operation)
+                return
+        while not operation.done:
+            operation.parked.acquire()
+            if operation.lead and not operation.done:
+                operation.lead = False
+                if self._try_to_lead():
+                    self._lead_from_queue(operation)
+
+    def _lead_from_queue(self, operation: WriteRequest[object]) -> None:
+        """Leads once; callers that still wait afterwards park again."""
+        if operation.done:
+            self.let_go()
+            return
+        self._lead_once()
+        if not operation.done:
+            self._park(operation)
+
+    def _abandon(self, operation: WriteRequest[Any]) -> None:
+        """The caller was interrupted: its turn to lead, if it had one, goes to a caller that is still there."""
+        operation.parked = None
+        self._withdraw(operation)
+        self.release_lead()
+        if self._pending:
+            self._pass_on()
+
+    def release_lead(self) -> None:
+        """Releases the lead if this thread has it, however it came to have it."""
+        if self._lead.get(LEADER) == get_ident():
+            self.let_go()
+
+    def _came_too_late(self, operation: WriteRequest[Any]) -> bool:
+        """Whether the writer was closed while an operation was handed over, and no leader will take it any more."""
+        return self._closed and self._withdraw(operation)
+
+    def _withdraw(self, operation: WriteRequest[object]) -> bool:
+        """Takes an operation back that no leader has begun with; False when it is too late."""
+        with suppress(ValueError), self._room:  # where a submitter may wait for just this place
+            self._pending.remove(operation)
+            self._room.notify_all()
+            return True
+        return False
+
+    def check_process(self) -> None:
+        """Closed in a process that was forked from the one that opened the journal."""
+        if os.getpid() != self.pid:
+            raise Closed(
+                f"the journal was opened by process {self.pid} and this one was forked from it; "
+                "open the store again in the child"
+            )
+
+    def _nested(self) -> ConfigError:
+        self.check_process()  # the transaction that a forked child is inside of is its parent's
+        return ConfigError(
+            "this thread is inside a transaction of this journal, which would wait for itself: "
+            "use the transaction's own methods"
+        )
+
+    # ── committing ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def _commit(self, batch: Sequence[WriteRequest[object]]) -> None:
+        """Does operations in one transaction; every one has its value or its error afterwards, and is done."""
+        try:
+            # Said in advance: SQLite fixes at its start how a transaction syncs.
+            relaxed = batch[0].relaxed and (len(batch) == 1 or all(operation.relaxed for operation in batch))
+            begun = perf_counter()
+            with self.engine.write(sync=not relaxed) as tx:
+                commit = Commit(self.catalog, tx, self.clock.now_ms(), self._entities)  # a call less than `begin`
+                before = 0
+                for operation in batch:
+                    try:
+                        operation.value = operation.apply(commit, *operation.args)
+                    except Exception as error:
+                        if tx.writes + commit.gathered != before:  # what `Commit.changes` says
+                            if len(batch) == 1:
+                                raise
+                            raise Spoiled from error
+                        operation.error = error
+                    before = tx.writes + commit.gathered
+                commit.flush()
+            commit.publish()
+            synced = not relaxed and self.engine.durability == "disk"
+            touched = commit.touched
+            self.measures.committed(len(batch), perf_counter() - begun, synced, touched)
+        except Spoiled:
+            self._one_by_one(batch)
+            return
+        except BaseException as error:
+            self.catalog.forget()
+            fail_all(batch, error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for operation in batch:
+            if operation.ticket is not None:
+                operation.ticket.set_outcome(operation.value, operation.error)
+            operation.done = True
+        if touched:
+            self.announce(touched)
+
+    def _one_by_one(self, batch: Sequence[WriteRequest[object]]) -> None:
+        self.catalog.forget()
+        for operation in batch:
+            operation.error = None
+            self._commit((operation,))
+
+    # ── the pump ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _start_pump(self) -> None:
+        if self._pump is None:
+            with self._room:
+                if self._pump is None:
+                    pump = threading.Thread(target=self._pump_loop, name="penstock-writer", daemon=True)
+                    pump.start()
+                    self._pump = pump
+
+    def _pump_loop(self) -> None:
+        while True:
+            self._pump_wanted.wait()
+            self._pump_wanted.clear()
+            if self._pending and self._try_to_lead():  # else its leader looks at what is pending when it lets go
+                try:
+                    self._lead_once()
+                except BaseException:  # those it concerned were told; the next caller still needs a pump
+                    log.exception("a commit was interrupted")
+            if self._closed:
+                return
+
+
+# ── What is asked of the writer, and how those who asked are told: values, errors, wake-ups ──
+
+
+Answer = TypeVar("Answer", covariant=True)
+
+
+class WriteRequest(msgspec.Struct, Generic[Answer], eq=False, weakref=False):
+    """Something to be done inside a commit: `apply` checks first, then changes; raising before any change is free."""
+
+    apply: Callable[..., Answer]
+    """Called with the commit and `args`."""
+    size: int = 0
+    args: tuple[object, ...] = ()
+    relaxed: bool = False
+    value: Answer | None = None
+    error: BaseException | None = None
+    done: bool = False
+    lead: bool = False
+    parked: threading.Lock | None = None
+    ticket: Ticket[Answer] | None = None
+
+
+def refuse_turn(commit: object) -> None:
+    """Stands in the line for a thread that waits for the lead itself. Leaders stop before it, until the writer is
+    closed: then it is done like the others, by being refused."""
+    raise Closed("the journal is closed")
+
+
+class Spoiled(Exception):
+    """An operation failed after it had changed something: the transaction must be rolled back and redone one by one."""
+
+
+def wake_all(batch: Sequence[WriteRequest[object]]) -> None:
+    """Wakes the callers of operations that are done."""
+    tickets = []
+    for operation in batch:
+        parked = operation.parked
+        if parked is not None:
+            wake_thread(parked)
+        elif operation.ticket is not None:
+            tickets.append(operation.ticket)
+    if tickets:
+        wake(tickets)
+
+
+def wake_thread(lock: threading.Lock) -> None:
+    """Releases the lock that a caller parks on."""
+    with suppress(RuntimeError):  # woken already
+        lock.release()
+
+
+def fail_all(batch: Sequence[WriteRequest[object]], error: BaseException) -> None:
+    """Nothing of this transaction was kept; those who failed by themselves keep their own reason."""
+    for operation in batch:
+        if operation.done:
+            continue
+        if operation.error is None:
+            operation.error = error if len(batch) == 1 else _error_for_others(error)
+        if operation.ticket is not None:
+            operation.ticket.set_outcome(operation.value, operation.error)
+        operation.done = True
+
+
+def _error_for_others(error: BaseException) -> BaseException:
+    """What a group's other members are told: an error of their own, since each raises it in a thread of its own."""
+    if isinstance(error, PenstockError):
+        import copy
+
+        own = copy.copy(error)
+    elif isinstance(error, Exception):
+        own = StorageError(f"the commit failed: {error!r}")
+    else:
+        own = OutcomeUnknown("the thread that was committing was interrupted; whether the commit was kept is not known")
+    own.__cause__ = error
+    return own
+
+
+# ── What a writer counts: commits and how long they took, how many callers shared one, syncs, events by topic ──
+# Only the leader counts, so that plain numbers do and a commit pays a fraction of a microsecond; the registry adds up
+# all writers of the process when they are read.
+
+
+GROUP_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+"""Operations that share a commit, doubling."""
+
+
+class WriterCounters:
+    """One writer's numbers."""
+
+    __slots__ = ("appended", "commits", "groups", "latencies", "operations", "seconds", "syncs")
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self.operations = 0
+        self.seconds = 0.0
+        self.syncs = 0
+        self.latencies = [0] * (len(DURATION_BUCKETS) + 1)
+        self.groups = [0] * (len(GROUP_BUCKETS) + 1)
+        self.appended: dict[str, int] = {}
+
+    def committed(self, operations: int, seconds: float, synced: bool, touched: dict[str, int]) -> None:
+        """Counts one commit; the caller leads."""
+        self.commits += 1
+        self.operations += operations
+        self.seconds += seconds
+        if synced:
+            self.syncs += 1
+        self.latencies[bisect_left(DURATION_BUCKETS, seconds)] += 1
+        self.groups[0 if operations == 1 else bisect_left(GROUP_BUCKETS, operations)] += 1
+        appended = self.appended
+        for topic, count in touched.items():
+            appended[topic] = appended.get(topic, 0) + count
+
+    def add(self, other: WriterCounters) -> None:
+        """Takes another writer's numbers in."""
+        self.commits += other.commits
+        self.operations += other.operations
+        self.seconds += other.seconds
+        self.syncs += other.syncs
+        self.latencies = [mine + theirs for mine, theirs in zip(self.latencies, other.latencies, strict=True)]
+        self.groups = [mine + theirs for mine, theirs in zip(self.groups, other.groups, strict=True)]
+        for topic, count in list(other.appended.items()):
+            self.appended[topic] = self.appended.get(topic, 0) + count
+
+
+class TopicCounters:
+    """Every writer of the process, those that were closed included."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._closed = WriterCounters()
+        self._open: dict[int, WriterCounters] = {}
+
+    def enter(self) -> WriterCounters:
+        """The numbers of a new writer."""
+        measures = WriterCounters()
+        with self._lock:
+            self._open[id(measures)] = measures
+        return measures
+
+    def leave(self, measures: WriterCounters) -> None:
+        """A writer was closed; what it counted stays counted. A second call does nothing."""
+        with self._lock:
+            if self._open.pop(id(measures), None) is not None:
+                self._closed.add(measures)
+
+    def total(self) -> WriterCounters:
+        """All writers together."""
+        total = WriterCounters()
+        with self._lock:
+            for measures in (self._closed, *self._open.values()):
+                total.add(measures)
+        return total
+
+
+ROLL = TopicCounters()
+
+
+def _commit_seconds() -> list[tuple[tuple[str, ...], Reading]]:
+    total = ROLL.total()
+    return [((), Reading(DURATION_BUCKETS, total.latencies, total.seconds))]
+
+
+def _group_sizes() -> list[tuple[tuple[str, ...], Reading]]:
+    total = ROLL.total()
+    return [((), Reading(GROUP_BUCKETS, total.groups, float(total.operations)))]
+
+
+def _appended() -> list[tuple[tuple[str, ...], float]]:
+    return [((topic,), float(count)) for topic, count in ROLL.total().appended.items()]
+
+
+REGISTRY.watch("counter", "topic.appended", "events appended by this process", ("topic",), _appended)
+REGISTRY.watch("histogram", "writer.commit_seconds", "how long commits took, sync included", (), _commit_seconds)
+REGISTRY.watch("histogram", "writer.group_size", "operations that shared a commit", (), _group_sizes)
+REGISTRY.watch(
+    "counter",
+    "writer.syncs",
+    "commits that were on disk before a caller was told; the others were relaxed or durability is process",
+    (),
+    lambda: [((), float(ROLL.total().syncs))],
+)

@@ -1,0 +1,332 @@
+"""A journal's store in this process: what its handles stand on.
+
+An operation of the protocol is a function here, found by the operation's name (`local.topics`, `local.queues`);
+those who ask over HTTP run the same one. What is hot, streams or waits are methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from sys import modules
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from penstock.core.clock import Clock
+from penstock.core.engine.contract import Engine
+from penstock.core.entity.outbox import Staged, append_staged, submit_staged
+from penstock.core.entity.projection import Projection
+from penstock.core.entity.registry import EntityRegistry
+from penstock.core.entity.states import Freshness, newest_position, project, project_if_changed
+from penstock.core.events import Draft, Event, Receipt, parse_id
+from penstock.core.journal import keys
+from penstock.core.journal.catalog import Settings
+from penstock.core.journal.commit import Commit
+from penstock.core.journal.core import JournalCore
+from penstock.core.journal.log import TopicLog
+from penstock.core.journal.owners import this_process
+from penstock.core.journal.prepare import prepare_one
+from penstock.core.journal.reading import TopicView
+from penstock.core.journal.writer import WriteRequest
+from penstock.core.model.query import EventQuery
+from penstock.core.names import AUDIT, check_items, check_name
+from penstock.core.observe.tracing import sending
+from penstock.core.protocol.operation import Caller, Operation
+from penstock.core.queue.registry import QueueRegistry
+from penstock.core.surface.journal import Journal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock import Description, Pressure, Queue, RebuildReport, Ticket, Topic
+    from penstock.core.consuming.subscription import OnLag
+    from penstock.core.journal.across import AcrossQuery, LocalJournalSubscription
+    from penstock.core.journal.following import LocalSubscription
+    from penstock.core.journal.worker import TopicWorker
+    from penstock.core.model.arguments import DraftArguments
+    from penstock.core.model.plan import BatchPlan
+    from penstock.core.observe.sample import Sample
+    from penstock.core.queue.queue import LocalQueue
+    from penstock.core.surface.backend import TopicScan
+    from penstock.core.units import Progress
+
+
+A = TypeVar("A")
+P = TypeVar("P", bound=Projection)
+
+THIS_PROGRAM = Caller()
+
+
+def implementation(name: str) -> Callable[..., Any]:
+    """The function that does an operation and has its name; it takes the backend, the names in the path, the request.
+
+    Operations on queues, and in bulk, are imported when the first of them is asked for: most commands need none.
+    """
+    from penstock.core.local import topics
+
+    known: dict[str, Callable[..., Any]] = vars(topics)
+    if name not in known:
+        from penstock.core.local import queues
+
+        known = vars(queues)
+    if name not in known:
+        from penstock.core.local import bulk
+
+        known = vars(bulk)
+    return known[name]
+
+
+class PendingCommit(msgspec.Struct, Generic[A], frozen=True):
+    """What an operation wants committed; its implementation neither waits nor looks at the store to say so."""
+
+    prepare: Callable[[], WriteRequest[A]]
+    """Checks and encodes what the commit is given."""
+    at_once: bool
+    """Whether preparing neither runs a program's own checks nor looks at the store: it may run in an event loop."""
+    done: Callable[[A], object] | None = None
+    """Notes that it was committed."""
+
+
+def can_prepare_at_once(at: LocalBackend, drafts: Iterable[Draft]) -> bool:
+    """Whether drafts can be prepared without waiting: no gate or fence sees them, and no cause is looked up."""
+    return not at.core.guards and not any(isinstance(draft.cause, str) for draft in drafts)
+
+
+class LocalBackend:
+    """Runs operations on the store itself."""
+
+    def __init__(self, journal: LocalJournal, core: JournalCore) -> None:
+        self.journal = journal
+        self.core = core
+        self.engine = core.engine
+        self.clock = core.clock
+        self.workers = core.workers
+        self.entities = EntityRegistry(core)
+        self.queues = QueueRegistry(core, self._handle_on)
+
+    def __repr__(self) -> str:
+        return repr(self.core)
+
+    @property
+    def id(self) -> str:
+        return self.core.id
+
+    @property
+    def closed(self) -> bool:
+        return self.core.closed
+
+    def call(self, operation: Operation[A], *names: str, request: object = None) -> A:
+        """An operation's answer; `names` are those in its path."""
+        asked: list[object] = [THIS_PROGRAM] if operation.told_caller else []
+        asked += names if request is None else (*names, request)
+        found = implementation(operation.name)(self, *asked)
+        if operation.commits:
+            found = self.commit(found)
+        answer: A = found
+        return answer
+
+    def commit(self, change: PendingCommit[A]) -> A:
+        """The answer to a change, committed."""
+        answer = self.core.writer.run(change.prepare())
+        if change.done is not None:
+            change.done(answer)
+        return answer
+
+    def find(self, operation: Operation[A], *names: str) -> A | None:
+        """The answer to a look-up; None when there is no such thing."""
+        return self.call(operation, *names)
+
+    def store(self, what: str, instead: str) -> LocalBackend:
+        return self
+
+    def open_core(self) -> JournalCore:
+        """The core, which must not be closed."""
+        self.core.check_open()
+        return self.core
+
+    # ── topics and queues ────────────────────────────────────────────────────────────────────────────────────────────
+    def topic(self, name: str) -> LocalTopic:
+        return LocalTopic(self, name)
+
+    def log(self, name: str) -> TopicLog:
+        """A topic's log."""
+        return TopicLog(self.core, check_name(name))
+
+    def open_queue(self, journal: Journal, name: str, policy: Mapping[str, object], create: bool) -> Queue:
+        self.core.check_open()
+        return self.queues.queue(name, policy, create=create).handle
+
+    def _handle_on(self, queue: LocalQueue) -> Queue:
+        from penstock.core.surface.queue import Queue
+
+        return Queue(self.journal, queue)
+
+    def queue(self, name: str) -> LocalQueue:
+        """A queue that must be there."""
+        return self.queues.existing(name)
+
+    # ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def append_staged(self, staged: list[Staged]) -> list[Receipt]:
+        return append_staged(self.core, staged)
+
+    def submit_staged(self, staged: list[Staged]) -> Ticket[list[Receipt]]:
+        return submit_staged(self.core, staged)
+
+    def read(self, query: AcrossQuery) -> Iterator[Event]:
+        from penstock.core.journal.across import read_across
+
+        return read_across(self.core, query)
+
+    def subscribe(self, query: AcrossQuery, buffer: int, *, latest: bool) -> LocalJournalSubscription:
+        from penstock.core.journal.across import LocalJournalSubscription, topic_ends
+
+        if latest:
+            query = msgspec.structs.replace(query, after=topic_ends(self.core, query))
+        return LocalJournalSubscription(self.core, query, buffer)
+
+    def correlated(self, correlation_id: str) -> Iterator[Event]:
+        from penstock.core.entity.causality import correlated
+
+        return correlated(self.core, correlation_id)
+
+    def scans(self, names: Iterable[str]) -> AbstractContextManager[dict[str, TopicScan]]:
+        from penstock.core.local.scanning import open_scans
+
+        return open_scans(self.open_core(), names)
+
+    # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def pressure(self) -> Pressure:
+        return self.core.pressure()
+
+    def describe(self) -> Description:
+        return self.core.describe(self.queues.names(), self.queues.paused(), self.entities.gates.describe())
+
+    def stats(self) -> Sample:
+        from penstock.core.sampling.collect import take_sample
+
+        return take_sample(self.journal)
+
+    def flush(self) -> None:
+        self.core.flush()
+
+    def audit(self, kind: str, subject: str, record: dict[str, object]) -> None:
+        self.journal.topic(AUDIT).append(kind, {"who": this_process(), **record}, key=subject)
+
+    def close(self) -> None:
+        self.core.close()
+
+
+class LocalTopic(TopicLog):
+    """What a `Topic` of a journal in this process stands on: the topic's log, and what event sourcing makes of it."""
+
+    __slots__ = ("_states", "_writer")
+
+    def __init__(self, backend: LocalBackend, name: str) -> None:
+        super().__init__(backend.core, name)
+        self._writer = backend.core.writer
+        self._states = backend.entities.states
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def append(self, kind: object, payload: object, draft: DraftArguments) -> Receipt:
+        span = sending(self.name, "append", None, draft.get("headers")) if "opentelemetry.trace" in modules else None
+        try:
+            if draft or self.core.guards:
+                batch = self.prepare(kind, payload, draft)
+            else:
+                batch = prepare_one(kind, payload)
+            return self._writer.run(WriteRequest(Commit.append, batch.size, (self.name, batch)))[0]
+        finally:
+            if span is not None:
+                span.end()
+
+    def append_many(self, drafts: Iterable[Draft]) -> list[Receipt]:
+        rows = check_items(drafts, "drafts")
+        span = sending(self.name, "append", len(rows)) if "opentelemetry.trace" in modules else None
+        try:
+            batch = self.prepare_many(rows)
+            self.core.indexer.make_room(self.name)
+            return self._writer.run(self.appending(batch))
+        finally:
+            if span is not None:
+                span.end()
+
+    def submit(self, kind: object, payload: object, draft: DraftArguments, *, patient: bool) -> Ticket[Receipt]:
+        batch = self.prepare(kind, payload, draft)
+        return self._writer.submit(WriteRequest(Commit.append_one, batch.size, (self.name, batch)), patient=patient)
+
+    def submit_many(self, drafts: Iterable[Draft], *, patient: bool) -> Ticket[list[Receipt]]:
+        return self._writer.submit(self.appending(self.prepare_many(drafts)), patient=patient)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def length(self) -> int:
+        return self.ask(TopicView.count, 0)
+
+    def settings(self) -> Settings:
+        return self.ask(lambda view: view.record.settings, Settings())
+
+    def read_arrow(
+        self, after: int, limit: int | None, through: int | None, rows: int, payload: Literal["string", "binary"]
+    ) -> Iterator[pa.RecordBatch]:
+        from penstock.core.journal.to_arrow import read_batches
+
+        end = keys.MAX_SEQ if through is None else through
+        core = self.core
+        return read_batches(core.engine, self.name, after, limit, end, rows, payload, core.clock.now_ms())
+
+    def find(self, id: str) -> Event | None:
+        number = parse_id(id)
+        return None if number is None else self.ask(lambda view: view.find(number), None)
+
+    def subscribe(
+        self, after: int | Literal["latest"], buffer: int, on_lag: OnLag, wanted: EventQuery
+    ) -> LocalSubscription:
+        from penstock.core.journal.following import LocalSubscription
+
+        return LocalSubscription(self, after, buffer=buffer, on_lag=on_lag, wanted=wanted)
+
+    def worker(self, topic: Topic, plan: BatchPlan) -> TopicWorker:
+        from penstock.core.journal.worker import TopicWorker
+
+        return TopicWorker(self, plan)
+
+    # ── event sourcing ───────────────────────────────────────────────────────────────────────────────────────────────
+    def position_of(self, key: str) -> int:
+        return newest_position(self, key)
+
+    def project(self, projection: type[P], key: str | None, freshness: Freshness) -> P | None:
+        return project(self, self._states, projection, key, freshness)[1]
+
+    def project_if_changed(self, projection: type[P], key: str | None, position: int) -> tuple[int, P | None] | None:
+        return project_if_changed(self, self._states, projection, key, position)
+
+    def rebuild(self, projection: type[P], *, whole: bool, progress: Progress | None) -> RebuildReport:
+        from penstock.core.entity.states import rebuild
+
+        return rebuild(self, self._states, projection, whole=whole, progress=progress)
+
+    def ancestors(self, event: Event | Receipt | str) -> Iterator[Event]:
+        from penstock.core.entity.causality import ancestors
+
+        return ancestors(self.core, event)
+
+    def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
+        from penstock.core.entity.causality import effects
+
+        return effects(self.core, event)
+
+
+class LocalJournal(Journal):
+    """A journal in this process, for the parts of penstock that need its store."""
+
+    _backend: LocalBackend
+    backend: LocalBackend
+    """What every part of penstock asks for that needs more than the handles: the core, the engine, the registries."""
+
+    def __init__(self, engine: Engine, *, clock: Clock | None = None, capacity: int, pressure: float) -> None:
+        self._core = JournalCore(self, engine, clock=clock, capacity=capacity, pressure=pressure)
+        super().__init__(LocalBackend(self, self._core))
+        self.backend = self._backend
+        self._engine = engine
+        self._entities = self._backend.entities
+        self._registry = self._backend.queues

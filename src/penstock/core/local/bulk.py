@@ -1,0 +1,432 @@
+"""What programs ask that read very many events, as Spark's tasks do: stored blocks, how large ranges are and where they
+are best parted, where wanted events are, correlation ids and states of many entities at once.
+
+Operations are done here for Spark's planners on this machine and for servers alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, islice
+from typing import TypeVar
+
+import msgspec
+
+from penstock.core.engine.contract import Snapshot
+from penstock.core.entity import states
+from penstock.core.entity.projection import Declared
+from penstock.core.events import Event, parse_id
+from penstock.core.journal import keys
+from penstock.core.journal.blocks import (
+    Block,
+    Columns,
+    build_wire,
+    pack_seqs,
+    seal,
+    set_runs_of,
+    stored_size,
+    unpack_signed,
+    whole_value,
+)
+from penstock.core.journal.catalog import open_block, topic_names
+from penstock.core.journal.index.index import EntityIndex, prefixed_in_runs
+from penstock.core.journal.index.runs import load_directory
+from penstock.core.journal.reading import Bounds, TopicView
+from penstock.core.journal.sealed.files import list_segments, sealed_blocks, sealed_start
+from penstock.core.journal.sealed.segments import LakeSummary, SealedFiles, lake_summaries, load_segments
+from penstock.core.local.backend import LocalBackend
+from penstock.core.model.query import EventQuery
+from penstock.core.names import check_name
+from penstock.core.protocol import bulk as wire
+from penstock.core.protocol.bulk import SpansDocument, TopicEnds, Wanted, message_of
+from penstock.core.protocol.operation import PAGE_BYTES
+from penstock.errors import ConfigError, Corrupt, UnknownTopic
+from penstock.limits import MAX_KEY_BYTES
+
+T = TypeVar("T")
+
+
+@contextmanager
+def _topic(at: LocalBackend, name: str) -> Iterator[TopicView]:
+    """A topic in a snapshot of its own; UnknownTopic when it was never written to."""
+    with at.core.engine.read() as snap:
+        view = TopicView.open(snap, check_name(name), at.clock.now_ms())
+        if view is None:
+            raise UnknownTopic(f"there is no topic {name!r}")
+        yield view
+
+
+# ── stored blocks, as they are ───────────────────────────────────────────────────────────────────────────────────────
+class StoredBlock(msgspec.Struct, gc=False):
+    """A block's bytes, and the positions of its first and last event."""
+
+    first: int
+    last: int
+    value: bytes
+
+
+class _Edges(msgspec.Struct, array_like=True, gc=False):
+    """What of a `Wire` says which positions it holds; the rest is passed over."""
+
+    format: int
+    count: int
+    first: int
+    run_counts: msgspec.Raw
+    run_time: msgspec.Raw
+    run_times: msgspec.Raw
+    run_ids: msgspec.Raw
+    kinds: msgspec.Raw
+    kind_codes: msgspec.Raw
+    lengths: msgspec.Raw
+    payload: msgspec.Raw
+    seqs: bytes | None = None
+
+
+_edges = msgspec.msgpack.Decoder(_Edges).decode
+
+
+def stored_blocks(view: TopicView, after: int, through: int) -> Iterator[StoredBlock]:
+    """The blocks with events in after < position ≤ through, ascending. Sealed ones are made of their row groups."""
+    if after >= through:
+        return
+    state = view.state()
+    if state.sealed > after:
+        high = min(through, state.sealed)
+        for block in sealed_blocks(view.snap, view.topic_id, view.name, after, high, state.trimmed):
+            yield StoredBlock(block.first, block.last, seal(block.wire))
+        after = high
+        if after >= through:
+            return
+    yield from view.hot_blocks(after, through, _stored)
+
+
+def _stored(snap: Snapshot, key: bytes, value: bytes, topic: str) -> StoredBlock:
+    value = whole_value(snap, value, topic)
+    try:
+        found = _edges(memoryview(value)[:-4])
+        last = found.first + found.count - 1 if found.seqs is None else unpack_signed(found.seqs, found.count)[-1]
+    except (msgspec.DecodeError, Corrupt, IndexError) as error:
+        raise Corrupt(f"a block does not decode: {error}", topic=topic) from error
+    return StoredBlock(found.first, last, value)
+
+
+def list_lakes(at: LocalBackend, query: wire.TopicsQuery) -> list[LakeSummary]:
+    with at.core.engine.read() as snap:
+        names = [check_name(name) for name in query.topic] or list(topic_names(snap))
+        return [one for name in names for one in lake_summaries(snap, name)]
+
+
+def list_sealed(at: LocalBackend, name: str, query: wire.SealedQuery) -> list[SealedFiles]:
+    with _topic(at, name) as view:
+        low, high = max(query.after, view.trimmed()), query.through
+        return list(list_segments(view.snap, view.topic_id, view.name, low, high, columns=query.columns))
+
+
+# ── ranges ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def read_ends(at: LocalBackend, query: wire.TopicsQuery) -> wire.EndsDocument:
+    with at.core.engine.read() as snap:
+        now, names = at.clock.now_ms(), map(check_name, query.topic or list(topic_names(snap)))
+        views = (TopicView.open(snap, name, now) for name in names)
+        return wire.EndsDocument(at.core.id, {view.name: _ends_of(view) for view in views if view is not None})
+
+
+def _ends_of(view: TopicView) -> TopicEnds:
+    trimmed, state = view.trimmed(), view.state()
+    return TopicEnds(trimmed, view.latest(), state.began, max(trimmed, state.began, state.compacted))
+
+
+_UNPACKED = 3
+"""How many bytes one of a Parquet file stands for, about."""
+
+
+def read_sizes(at: LocalBackend, ranges: Sequence[wire.RangeRequest]) -> list[int]:
+    if len(ranges) > wire.MOST_RANGES:
+        raise ConfigError(f"{len(ranges):,} ranges are too many at once; at most {wire.MOST_RANGES:,}")
+    with at.core.engine.read() as snap:
+        return [_range_size(snap, check_name(one.topic), one.after, one.through) for one in ranges]
+
+
+def _range_size(snap: Snapshot, topic: str, after: int, through: int) -> int:
+    """About how many bytes a range has: as if all its hot blocks were like the one in their middle."""
+    view = TopicView.open(snap, topic)
+    if view is None or after >= (through := min(through, view.latest())):
+        return 0
+    sealed = min(view.state().sealed, through)
+    size = 0
+    if sealed > after:
+        for segment in load_segments(view.snap, view.topic_id, after, sealed):
+            share = min(segment.last, sealed) - max(segment.first - 1, after)
+            size += _UNPACKED * segment.size * share // (segment.last - segment.first + 1)
+    after = max(after, sealed)
+    low, _ = keys.block_range(view.topic_id)
+    middle = (after + through + 1) // 2
+    for key, value in view.snap.scan(low, keys.block_key(view.topic_id, middle + 1), reverse=True):
+        count = open_block(view.snap, key, value, view.name).count
+        return size + (through - after) * stored_size(value) // count
+    return size
+
+
+def read_cuts(at: LocalBackend, name: str, query: wire.CutsQuery) -> list[int]:
+    if query.after >= query.through:
+        return []
+    with _topic(at, name) as view:
+        through = min(query.through, view.latest())
+        return _range_cuts(view, query.after, through, query.pieces, exactly=query.exactly)
+
+
+def _range_cuts(view: TopicView, after: int, through: int, pieces: int, *, exactly: bool) -> list[int]:
+    """The bounds of about equal pieces of a range, `after` and `through` among them; parted between blocks.
+
+    Where a block has no end near enough there are fewer pieces, unless they are wanted `exactly`.
+    """
+    span = through - after
+    pieces = min(pieces, span)
+    bounds = [after]
+    for piece in range(1, pieces):
+        at = after + span * piece // pieces
+        first = _start_near(view, at + 1)
+        if first is not None and bounds[-1] < first - 1 <= at:
+            at = first - 1
+        elif not exactly:
+            continue
+        if at > bounds[-1]:
+            bounds.append(at)
+    return [*bounds, through]
+
+
+def _start_near(view: TopicView, seq: int) -> int | None:
+    """Where the block begins that holds a position; the row group, when it is sealed."""
+    if seq <= view.state().sealed:
+        return sealed_start(view.snap, view.topic_id, view.name, seq)
+    block = view.block_holding(seq)
+    return None if block is None else block.first
+
+
+# ── wanted events ────────────────────────────────────────────────────────────────────────────────────────────────────
+FOUND_BYTES = 512 << 10
+"""Events found while a read is planned, up to this size, go with the plan: nothing is read for them again."""
+FOUND_EVENTS = 4_096
+LOOKED_UP = 65_536
+"""Events that are looked up; of more, all blocks that may hold one are read."""
+MOST_TERMS = 1_000
+"""The same of keys, ids, correlations or positions."""
+_NEAR = 8_192
+"""Positions between two events that are read along: a block is read as a whole."""
+
+
+def read_spans(at: LocalBackend, name: str, asked: wire.SpansRequest) -> SpansDocument:
+    """Where, in after < position ≤ through, wanted events may be: some that were found, and bounds of all others.
+
+    What an index finds may be more than is wanted: one field is looked up in it.
+    """
+    wanted = asked.wanted
+    with _topic(at, name) as view:
+        kinds = None if wanted.kinds is None else frozenset(wanted.kinds)
+        scope = wanted.scopes[0] if wanted.scopes is not None and len(wanted.scopes) == 1 else None
+        low, high = max(asked.after, view.trimmed()), min(asked.through, view.latest())
+        query = EventQuery(kinds=kinds, scope=scope)
+        spans = _joined(view.spans(low, high, query, occurred=wanted.occurred)) if low < high else []
+        found, known = _looked_up(at.core.index, view, low, high, wanted) if spans else (None, low)
+        events = [] if found is None else list(islice(found, LOOKED_UP + 1))
+        if found is None or len(events) > LOOKED_UP:
+            return SpansDocument(spans)
+        rest = both(spans, [(known, high)]) if known < high else []
+        by_seq = {event.seq: event for event in events}
+        seqs = sorted(by_seq)
+        if len(seqs) <= FOUND_EVENTS and sum(len(event.raw) for event in by_seq.values()) <= FOUND_BYTES:
+            return SpansDocument(rest, message_of([_block_of([by_seq[seq] for seq in seqs])] if seqs else []))
+        return SpansDocument(_joined([*both(spans, _near_together(seqs)), *rest]))
+
+
+def _looked_up(
+    entities: EntityIndex, view: TopicView, after: int, through: int, wanted: Wanted
+) -> tuple[Iterable[Event] | None, int]:
+    """All events through a position that one field of what is wanted finds; None: none of them is looked up."""
+    if seqs := _terms(wanted.seqs):
+        return _at(view, [seq for seq in seqs if after < seq <= through]), through
+    if ids := _terms(wanted.ids):
+        numbers = [number for id in ids if (number := parse_id(id)) is not None]
+        events = [event for number in numbers if (event := view.find(number)) is not None]
+        return [event for event in events if after < event.seq <= through], through
+    if terms := _terms(wanted.keys):
+        index = entities.open(view)
+        known = min(through, index.known)
+        return (event for key in terms for some in index.events(key, after, known) for event in some), known
+    if terms := _terms(wanted.correlations):
+        index = entities.open(view)
+        known = min(through, index.known)
+        found = chain.from_iterable(map(index.correlated, terms))
+        return (event for event in found if after < event.seq <= known), known
+    if wanted.key_prefix:
+        directory = load_directory(view.snap, view.topic_id, view.name)
+        query = EventQuery(key_prefix=wanted.key_prefix, through=through)
+        known = max(after, min(through, directory.through))
+        return prefixed_in_runs(view, directory, query, after, LOOKED_UP), known
+    return None, after
+
+
+def _terms(terms: tuple[T, ...] | None) -> tuple[T, ...]:
+    """Those that are worth looking up."""
+    return () if terms is None or len(terms) > MOST_TERMS else terms
+
+
+def _block_of(events: Sequence[Event]) -> bytes:
+    """A block of some events, in order of their positions, with the positions, times and ids that they have."""
+    rows = [(event._rows, event._row) for event in events]
+    columns = Columns([event.kind for event in events], [bytes(some.raw_payload(row)) for some, row in rows])
+    columns.binary = [event.binary for event in events]
+    columns.key, columns.scope = [event.key for event in events], [event.scope for event in events]
+    columns.headers = [event.headers for event in events]
+    columns.occurred = [some.occurred_ms(row) for some, row in rows]
+    columns.correlation = [event.correlation_id for event in events]
+    columns.causation = [event.causation_id for event in events]
+    wire = build_wire(columns, events[0].seq, 0, 0)
+    set_runs_of(wire, [some.id_number(row) for some, row in rows], [some.recorded_ms(row) for some, row in rows])
+    wire.seqs = pack_seqs([event.seq for event in events])
+    return seal(wire)
+
+
+def _at(view: TopicView, seqs: Iterable[int]) -> Iterator[Event]:
+    """The events at ascending positions."""
+    block: Block | None = None
+    for seq in seqs:
+        if block is None or seq > block.last:
+            block = view.block_holding(seq)
+        row = None if block is None else block.row_of(seq)
+        if block is not None and row is not None:
+            yield Event(block, row)
+
+
+def _near_together(positions: Iterable[int]) -> list[Bounds]:
+    """Bounds around ascending positions."""
+    return _joined(((seq - 1, seq) for seq in positions), _NEAR)
+
+
+def _joined(spans: Iterable[Bounds], near: int = 0) -> list[Bounds]:
+    """Ascending bounds, of which those that touch, or are near, are one."""
+    found: list[Bounds] = []
+    for low, high in spans:
+        if found and low - found[-1][1] <= near:
+            found[-1] = found[-1][0], max(high, found[-1][1])
+        else:
+            found.append((low, high))
+    return found
+
+
+def both(some: Sequence[Bounds], others: Sequence[Bounds]) -> list[Bounds]:
+    """What is in both of two lists of bounds, each in order and without overlaps."""
+    found: list[Bounds] = []
+    at = other = 0
+    while at < len(some) and other < len(others):
+        low, high = max(some[at][0], others[other][0]), min(some[at][1], others[other][1])
+        if low < high:
+            found.append((low, high))
+        if some[at][1] < others[other][1]:
+            at += 1
+        else:
+            other += 1
+    return found
+
+
+# ── causes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def find_correlations(at: LocalBackend, ids: Sequence[str]) -> dict[str, str | None]:
+    """By event id, its correlation id, None where it has none; ids that no event has are left out.
+
+    Ids increase with positions, so that events taken in the order of their ids lie in few blocks, and each block is
+    opened once however many of them it holds.
+    """
+    if len(ids) > wire.MOST_IDS:
+        raise ConfigError(f"{len(ids):,} ids are too many at once; at most {wire.MOST_IDS:,}")
+    wanted = sorted((number, id) for id in ids if (number := parse_id(id)) is not None)
+    found: dict[str, str | None] = {}
+    at_hand: dict[str, Block] = {}
+    with at.core.engine.read() as snap:
+        views = [view for name in list(topic_names(snap)) if (view := TopicView.open(snap, name)) is not None]
+        for number, id in wanted:
+            block, row = _locate(views, at_hand, number)
+            if block is not None and row is not None:
+                found[id] = block.correlation(row)
+    return found
+
+
+def _locate(views: list[TopicView], at_hand: dict[str, Block], number: int) -> tuple[Block | None, int | None]:
+    """The block and row of an id; blocks found before are asked first."""
+    for block in at_hand.values():
+        row = block.row_of_id(number)
+        if row is not None:
+            return block, row
+    for view in views:
+        event = view.find(number)
+        if event is not None:
+            rows = event._rows
+            assert isinstance(rows, Block)  # views read blocks
+            at_hand[view.name] = rows
+            return rows, event._row
+    return None, None
+
+
+# ── what projected streams remember between batches, and states that were folded anew elsewhere ───────────────────────
+# A request that is repeated changes nothing: a state says which position it has reached, and an older one never takes
+# the place of a newer one.
+def find_states(at: LocalBackend, topic: str, asked: wire.StatesRequest) -> wire.StatesDocument:
+    wanted = states.StreamedStates(check_name(topic), asked.name, asked.version, asked.query)
+    found: list[states.StreamedState] = []
+    size = done = 0
+    with at.core.engine.read() as snap:
+        topic_id = states.states_topic(snap, wanted.topic)
+        filed = states.filed_states(snap, topic_id, wanted)
+        for key in asked.keys:
+            done += 1
+            one = states.load_streamed(snap, topic_id, wanted, key)
+            if one is None:
+                continue
+            found.append(one)
+            size += len(one.state)
+            if size >= PAGE_BYTES:
+                break
+    return wire.StatesDocument(at.core.id, done, found, filed)
+
+
+def save_states(at: LocalBackend, topic: str, asked: wire.SaveStatesRequest) -> int:
+    _check_journal(asked.journal, at.core.id)
+    wanted = states.StreamedStates(check_name(topic), asked.name, asked.version, asked.query)
+    for one in asked.states:
+        _check_state(one)
+    at.core.run(lambda commit: states.save_streamed(commit, wanted, asked.states, whole=asked.whole))
+    return len(asked.states)
+
+
+def fold_topic(at: LocalBackend, topic: str) -> wire.FoldedTopic:
+    with at.core.engine.read() as snap:
+        of = states.rebuilt(snap, check_name(topic))
+    return wire.FoldedTopic(at.core.id, of.through, of.events, of.compacted)
+
+
+def replace_states(at: LocalBackend, topic: str, asked: wire.RebuiltStatesRequest) -> int:
+    _check_journal(asked.journal, at.core.id)
+    if len(asked.name.encode()) > states.MAX_FILED_BYTES:
+        raise ConfigError(f"the name of projection {asked.name!r} is longer than {states.MAX_FILED_BYTES} bytes")
+    saved = []
+    for one in asked.states:
+        if one.key:
+            _check_state(one)
+        found = one.fingerprint, one.generation, one.first, asked.compacted, one.state
+        saved.append((one.key, states.Saved(*found, states.FOLD)))
+    declared = Declared(asked.name, asked.version, [])
+    at.core.run(partial(states.replace_states, check_name(topic), declared, saved, begin=asked.begin))
+    at.entities.states.clear()
+    return len(saved)
+
+
+def _check_journal(asked: str, id: str) -> None:
+    if asked != id:
+        raise ConfigError("another journal is served here than where these states were loaded: none was saved")
+
+
+def _check_state(one: states.StreamedState) -> None:
+    if not one.key or len(one.key.encode()) > MAX_KEY_BYTES:
+        raise ConfigError(f"a key is text of 1 to {MAX_KEY_BYTES:,} bytes, not {one.key[:40]!r}")
+    if not 1 <= one.first <= one.generation:
+        raise ConfigError(f"the state of {one.key[:40]!r} begins at {one.first} and ends at {one.generation}")

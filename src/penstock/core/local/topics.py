@@ -1,0 +1,399 @@
+"""What the operations on topics, and on the journal as a whole, do: each in one commit or from one snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from penstock.core.clock import from_ms, to_ms
+from penstock.core.documents.events import DraftDocument, PlainDraft
+from penstock.core.entity.causality import CausesPage, ancestors_page, correlated_page, effects_page
+from penstock.core.entity.outbox import Staged, appending_staged
+from penstock.core.events import Draft, Event, Receipt
+from penstock.core.journal import cursors
+from penstock.core.journal.across import across_query, check_positions, read_page
+from penstock.core.journal.catalog import Settings, load_record, topic_names
+from penstock.core.journal.commit import Commit, change_settings, checked_settings
+from penstock.core.journal.core import JournalCore
+from penstock.core.journal.log import TopicLog, read_view
+from penstock.core.journal.reading import TopicView
+from penstock.core.journal.upkeep.by_key import compact_by_key
+from penstock.core.journal.upkeep.dropping import DropReport
+from penstock.core.journal.upkeep.retention import CompactReport, compact_some
+from penstock.core.journal.writer import WriteRequest
+from penstock.core.local.backend import LocalBackend, PendingCommit, can_prepare_at_once
+from penstock.core.model.query import EventQuery
+from penstock.core.names import check_consumer, check_name
+from penstock.core.observe import pipelines, workers
+from penstock.core.protocol import topics as wire
+from penstock.core.protocol.fields import SettingsFields, given
+from penstock.core.protocol.operation import PAGE_BYTES, PAGE_EVENTS, READ_TOPICS, Caller
+from penstock.core.units import parse_moment
+from penstock.errors import ConfigError, PositionTrimmed
+
+T = TypeVar("T")
+
+REPORTS = frozenset((pipelines.TOPIC, workers.TOPIC))
+"""Topics of penstock's own in which programs say how they do, from wherever they run."""
+
+
+# ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def flush_journal(at: LocalBackend) -> bool:
+    at.core.flush()
+    return True
+
+
+def maintain_journal(at: LocalBackend) -> bool:
+    at.core.maintain()
+    return True
+
+
+def read_correlated(at: LocalBackend, correlation: str, query: wire.CausesQuery) -> wire.EventList[Event]:
+    return _page(correlated_page, at, correlation, query)
+
+
+def read_ancestors(at: LocalBackend, event: str, query: wire.CausesQuery) -> wire.EventList[Event]:
+    return _page(ancestors_page, at, event, query)
+
+
+def read_effects(at: LocalBackend, event: str, query: wire.CausesQuery) -> wire.EventList[Event]:
+    return _page(effects_page, at, event, query)
+
+
+def _page(
+    page: Callable[[JournalCore, str, str | None, int, int], CausesPage],
+    at: LocalBackend,
+    id: str,
+    query: wire.CausesQuery,
+) -> wire.EventList[Event]:
+    return wire.EventList(
+        *page(at.core, id, query.after, PAGE_EVENTS if query.limit is None else query.limit, PAGE_BYTES)
+    )
+
+
+# ── several topics ───────────────────────────────────────────────────────────────────────────────────────────────────
+def read_across(at: LocalBackend, wanted: wire.AcrossRequest) -> wire.AcrossPage[Event]:
+    now = from_ms(at.clock.now_ms())
+    times = {name: parse_moment(text, now) for name, text in (("since", wanted.since), ("until", wanted.until)) if text}
+    events = requested_events(wanted, reverse=wanted.reverse, **times)
+    query = across_query(wanted.topics or None, wanted.after, wanted.through, events, READ_TOPICS)
+    limit = PAGE_EVENTS if wanted.limit is None else wanted.limit
+    step, ends = read_page(at.core, query, limit, PAGE_BYTES)
+    return wire.AcrossPage(step.events, None if step.done else step.reached, ends)
+
+
+def requested_events(query: wire.FilterQuery, **further: Any) -> EventQuery:
+    """Which events a request wants, beyond positions; `further` arguments are those of `EventQuery`."""
+    return EventQuery(
+        key=query.key,
+        key_prefix=query.key_prefix,
+        kinds=query.kind or None,
+        scope=query.scope,
+        where=query.where if query.where and query.where.strip() else None,
+        **further,
+    )
+
+
+def read_cursors(at: LocalBackend, consumer: str) -> dict[str, int]:
+    check_consumer(consumer)
+    found: dict[str, int] = {}
+    with at.core.engine.read() as snap:
+        for name in topic_names(snap):
+            record = load_record(snap, name)
+            position = None if record is None else cursors.read_cursor(snap, record.topic_id, consumer)
+            if position is not None:
+                found[name] = position
+    return found
+
+
+def move_cursors(at: LocalBackend, consumer: str, to: wire.PositionsDocument) -> dict[str, int]:
+    check_consumer(consumer)
+    positions = check_positions(to.positions, "positions")
+
+    def apply(commit: Commit) -> dict[str, int]:
+        there = {name: seq for name, seq in positions.items() if commit.head(name) is not None}
+        for name, seq in there.items():
+            cursors.move_cursor(commit, name, consumer, seq)
+        return there
+
+    return at.core.run(apply)
+
+
+# ── appending ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def append_events(
+    at: LocalBackend, caller: Caller, name: str, drafts: Draft | Sequence[Draft] | Sequence[PlainDraft]
+) -> PendingCommit[Receipt] | PendingCommit[list[Receipt]]:
+    """One draft has one receipt, several have a list."""
+    log = at.log(name)
+    caller.check_append(name)
+    if isinstance(drafts, Draft):
+        one = _for_caller(drafts, caller)
+        if one.dedup is None:
+            one.dedup = caller.dedup
+
+        def prepare_single() -> WriteRequest[Receipt]:
+            batch = _ready_log(at, log).prepare_many((one,))
+            return WriteRequest(Commit.append_one, batch.size, (name, batch))
+
+        return PendingCommit(prepare_single, _at_once(at, log, (one,)))
+    plain = [one for one in drafts if isinstance(one, PlainDraft)]
+    if plain and not caller.headers:
+        return PendingCommit(lambda: log.appending(_ready_log(at, log).prepare_plain(plain)), _at_once(at, log, ()))
+    rows = [_for_caller(one.draft() if isinstance(one, PlainDraft) else one, caller) for one in drafts]
+    return PendingCommit(lambda: log.appending(_ready_log(at, log).prepare_many(rows)), _at_once(at, log, rows))
+
+
+def append_several(at: LocalBackend, caller: Caller, drafts: list[DraftDocument]) -> PendingCommit[list[Receipt]]:
+    """One atomic batch over several topics: every draft names its own."""
+    staged: list[Staged] = []
+    for number, document in enumerate(drafts):
+        if document.topic is None:
+            raise ConfigError(f"draft {number} names no topic")
+        caller.check_append(document.topic)
+        staged.append((check_name(document.topic), document.draft()))
+    at_once = can_prepare_at_once(at, (draft for _, draft in staged))
+    return PendingCommit(lambda: appending_staged(at.core, staged), at_once)
+
+
+def _for_caller(draft: Draft, caller: Caller) -> Draft:
+    if caller.headers:
+        draft.headers = {**caller.headers, **(draft.headers or {})}
+    return draft
+
+
+def _at_once(at: LocalBackend, log: TopicLog, drafts: Iterable[Draft]) -> bool:
+    return log.name not in REPORTS and can_prepare_at_once(at, drafts)
+
+
+def _ready_log(at: LocalBackend, log: TopicLog) -> TopicLog:
+    """The log; a new one of reports keeps only what is newest, as it does where the store is."""
+    if log.name in REPORTS and not log.latest:
+        workers.keep_newest(at.journal.topic(log.name))
+    return log
+
+
+# ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def list_topics(at: LocalBackend) -> list[str]:
+    return at.core.topics()
+
+
+def read_topic(at: LocalBackend, name: str) -> wire.TopicDocument:
+    """A topic that nothing was appended to is empty rather than missing: it exists from its first append."""
+
+    def described(view: TopicView) -> wire.TopicDocument:
+        moved = cursors.read_cursors(view.snap, view.topic_id)
+        return wire.TopicDocument(name, view.count(), view.oldest(), view.latest(), moved, view.record.settings)
+
+    return at.log(name).ask(described, wire.TopicDocument(name, 0, 0, 0, {}, Settings()))
+
+
+def configure_topic(at: LocalBackend, name: str, fields: SettingsFields) -> Settings:
+    log, wanted = at.log(name), checked_settings(given(fields))
+    settings = at.core.run(lambda commit: change_settings(commit, log.name, wanted))
+    at.core.housekeeper.request(log.name)
+    return settings
+
+
+def drop_topic(at: LocalBackend, name: str, query: wire.DropTopicQuery) -> DropReport:
+    report = at.core.drop_topic(name, query.force)
+    at.entities.states.clear()
+    return report
+
+
+def compact_topic(at: LocalBackend, name: str, wanted: wire.CompactRequest) -> CompactReport:
+    if not wanted.keys and wanted.through is None:
+        raise ConfigError('say what may go: "through" or "keys"')
+    log = at.log(name)
+    report = _compact_keys(log) if wanted.through is None else _compact(log, wanted.through, wanted.force)
+    if report.removed > report.remaining // 16:
+        at.core.writer.reclaim()
+    elif report.removed:  # what is free in the file may be much more than this has freed
+        at.core.housekeeper.request_reclaim()
+    return report
+
+
+def _compact(log: TopicLog, through: int, force: bool) -> CompactReport:
+    """Removes events in small commits; the last of them, or all that there is, is on disk when this returns."""
+    core, name = log.core, log.name
+    holds, trims = ((), core.trims) if force else (core.holds, ())
+    report, more = core.run(lambda commit: compact_some(commit, name, through, holds, trims))
+    if not more:
+        return report
+    through, removed = min(through, report.latest), report.removed  # what is appended meanwhile stays
+    while more:
+        report, more = core.run(lambda commit: compact_some(commit, name, through, holds, trims), relaxed=True)
+        removed += report.removed
+    core.flush()
+    return replace(report, removed=removed)
+
+
+def _compact_keys(log: TopicLog) -> CompactReport:
+    """Keeps the newest event of every key; messages of a queue that are not settled stay, whatever their key."""
+    core = log.core
+    core.writer.check_idle_here()
+    removed = compact_by_key(core.writer, log.name, core.housekeeper.holds)
+    count, latest = log.ask(lambda view: (view.count(), view.latest()), (0, 0))
+    return CompactReport(removed, count, latest)
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+SCANNED: Final = 200_000
+"""Events a page looks at for a condition that few fulfil, before it says how far it came."""
+
+
+def read_event(at: LocalBackend, name: str, event: str) -> Event | None:
+    """By its position, or by its id."""
+    topic = at.topic(name)
+    check_name(name)
+    numeric = event.isascii() and event.isdigit() and len(event) <= 18
+    return topic.get(int(event)) if numeric else topic.find(event)
+
+
+def read_events(at: LocalBackend, name: str, query: wire.ReadQuery) -> wire.EventPage[Event]:
+    return WantedEvents(at.log(name), query).page(PAGE_EVENTS if query.limit is None else query.limit)
+
+
+class ReadRange(NamedTuple):
+    """The positions a request asks for: after (exclusive), through (inclusive); and where the topic ends."""
+
+    after: int
+    through: int
+    latest: int
+
+
+class WantedEvents:
+    """What a request asks of a topic."""
+
+    def __init__(self, log: TopicLog, query: wire.ReadQuery) -> None:
+        self.log = log
+        self.query = query
+        self.filter = requested_events(query)
+        self._since = _ms(query.since, "since")
+        self._until = _ms(query.until, "until")
+
+    def range(self) -> ReadRange:
+        """The positions it asks for, as the topic is now."""
+        return self.log.ask(self._range, ReadRange(self.query.after, 0, 0))
+
+    def _range(self, view: TopicView) -> ReadRange:
+        latest, after = view.latest(), self.query.after
+        through = latest if self.query.through is None else min(self.query.through, latest)
+        view.check_not_trimmed(after)
+        if self._since is not None:
+            after = max(after, view.position_before(self._since))
+        if self._until is not None:
+            through = min(through, view.position_before(self._until))
+        return ReadRange(after, through, latest)
+
+    def rows(self, start: int, end: int, read: Callable[[Iterator[Event]], T]) -> T | None:
+        """What `read` makes of the events between two positions; a condition is still to be asked of them.
+
+        None when there is no topic; PositionTrimmed when it was dropped since `start` was reached.
+        """
+        query = replace(self.filter, where=None, after=start, through=end)
+        found = self.log.ask(lambda view: read(read_view(view, query, self.log.core.index.open)), None)
+        if found is None and start:
+            raise dropped(self.log.name, start)
+        return found
+
+    def page(self, limit: int) -> wire.EventPage[Event]:
+        """A page of them, bounded in events and bytes, from one snapshot."""
+
+        def read(view: TopicView) -> wire.EventPage[Event]:
+            after, through, latest = self._range(view)
+            rows = replace(self.filter, where=None, after=after, through=through, reverse=self.query.reverse)
+            if not limit or through <= after:
+                return wire.EventPage([], None, latest)
+            return wire.EventPage(*self._bounded(read_view(view, rows, self.log.core.index.open), limit), latest)
+
+        return self.log.ask(read, wire.EventPage([], None, 0))
+
+    def _bounded(self, rows: Iterator[Event], limit: int) -> tuple[list[Event], int | None]:
+        """As many as fit, and the position after which there are more."""
+        events: list[Event] = []
+        size = scanned = 0
+        last: Event | None = None
+        where = self.filter.where
+        for event in rows:
+            if last is not None and (len(events) >= limit or size >= PAGE_BYTES or scanned >= limit + SCANNED):
+                return events, last.seq - 1 if self.query.reverse else last.seq
+            last = event
+            scanned += 1  # noqa: SIM113 - asked before it is counted
+            if where is None or where.matches(event):
+                events.append(event)
+                size += len(event.raw)
+        return events, None
+
+
+def _ms(text: str | None, what: str) -> int | None:
+    """A time (ISO, or how long ago) in milliseconds."""
+    return to_ms(parse_moment(text, datetime.now(UTC)), what) if text else None
+
+
+def dropped(topic: str, after: int) -> PositionTrimmed:
+    return PositionTrimmed(f"topic {topic!r} was dropped while it was read", oldest=after + 1)
+
+
+def find_position(at: LocalBackend, name: str, query: wire.PositionQuery) -> int:
+    if not query.time:
+        raise ConfigError("time is missing: /position?time=2024-05-01T12:00:00Z")
+    return _position_at(at, at.log(name), query.time)
+
+
+def _position_at(at: LocalBackend, log: TopicLog, time: str) -> int:
+    """The last position recorded before a time: ISO, or how long ago."""
+    ms = to_ms(parse_moment(time, from_ms(at.clock.now_ms())), "time")
+    return log.ask(lambda view: view.position_before(ms), 0)
+
+
+# ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def list_cursors(at: LocalBackend, name: str) -> wire.CursorList:
+    def listed(view: TopicView) -> wire.CursorList:
+        found = cursors.read_consumers(view)
+        return wire.CursorList([_document(one) for one in found], view.latest())
+
+    return at.log(name).ask(listed, wire.CursorList([], 0))
+
+
+def read_cursor(at: LocalBackend, name: str, consumer: str) -> wire.CursorDocument:
+    check_consumer(consumer)
+
+    def found(view: TopicView) -> wire.CursorDocument:
+        one = cursors.read_consumer(view, consumer)
+        return wire.CursorDocument(consumer, None, view.lag(0)) if one is None else _document(one)
+
+    return at.log(name).ask(found, wire.CursorDocument(consumer, None, 0))
+
+
+def _document(one: cursors.TopicConsumer) -> wire.CursorDocument:
+    return wire.CursorDocument(one.name, one.position, one.lag, one.moved_at)
+
+
+def read_left(at: LocalBackend, name: str, query: wire.LeftQuery) -> int:
+    return at.log(name).ask(lambda view: view.lag(query.after), 0)
+
+
+def move_cursor(at: LocalBackend, name: str, consumer: str, change: wire.CursorChange) -> wire.CursorDocument:
+    if sum(value is not None for value in (change.position, change.time, change.to)) != 1:
+        raise ConfigError('say where to: one of "position", "time", "to"')
+    log, seek = at.log(name), change.seek
+    check_consumer(consumer)
+    position = 0 if change.to == "start" else change.position
+    if change.time is not None:
+        position = _position_at(at, log, change.time)
+
+    def apply(commit: Commit) -> wire.CursorDocument:
+        latest = commit.latest(log.name)
+        to = latest if position is None else position
+        return _document(cursors.move_cursor(commit, log.name, consumer, to, seek))
+
+    return at.core.run(apply)
+
+
+def forget_cursor(at: LocalBackend, name: str, consumer: str) -> bool:
+    log = at.log(name)
+    check_consumer(consumer)
+    return at.core.run(lambda commit: cursors.drop_cursor(commit, log.name, consumer))

@@ -1,0 +1,124 @@
+"""The keyword arguments that several calls share, each with its type: a misspelt one fails the type checker.
+
+A method takes them as `**options: Unpack[…]`; `shows` lets `help`, `inspect.signature` and IPython show each of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from penstock.core.clock import Seconds
+    from penstock.core.consuming.delivery import Delivery
+    from penstock.core.events import Event, Receipt
+    from penstock.core.queue.policy import Retry
+    from penstock.core.surface.queue import Queue
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def shows(arguments: type, value: type[msgspec.Struct] | None = None) -> Callable[[F], F]:
+    """Lets a function's signature show arguments one by one, with the defaults that the fields of a value have.
+
+    Without a value the default is `...`: what is left out stays as it is.
+    """
+    given = () if value is None else value.__struct_defaults__
+    defaults = {} if value is None else dict(zip(value.__struct_fields__[-len(given) :], given, strict=True))
+
+    def show(function: F) -> F:
+        signature, kind = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
+        own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        shown = [
+            inspect.Parameter(name, kind, default=defaults.get(name, ...), annotation=hint.__forward_arg__)
+            for name, hint in arguments.__annotations__.items()
+        ]
+        vars(function)["__signature__"] = signature.replace(parameters=[*own, *shown])
+        return function
+
+    return show
+
+
+class DraftArguments(TypedDict, total=False):
+    """What an event may be appended with; see `Draft`."""
+
+    key: str | None
+    scope: str | None
+    headers: Mapping[str, str] | None
+    occurred_at: datetime | None
+    dedup: str | None
+    cause: Event | Receipt | str | int | None
+    correlation: str | None
+    expect: int | None
+
+
+class SettingsArguments(TypedDict, total=False):
+    """What a topic may be configured with; see `Settings`."""
+
+    max_age: Seconds | None
+    max_events: int | None
+    max_bytes: int | None
+    by_key: bool
+    dedup_window: Seconds | None
+    verified: bool
+    indexed: bool
+
+
+class PushArguments(TypedDict, total=False):
+    """What a message may be pushed with; see `Queue.push`."""
+
+    kind: str
+    key: str | None
+    priority: int | Literal["front"]
+    delay: Seconds
+    not_before: datetime | None
+    dedup: str | None
+    max_attempts: int | None
+    headers: Mapping[str, str] | None
+    cause: Event | Receipt | Delivery | str | int | None
+
+
+class TakeManyArguments(TypedDict, total=False):
+    """For whom messages are taken, and for how long; see `Queue.take_many`."""
+
+    group: str
+    consumer: str | None
+    lease: Seconds | None
+    newest: bool
+
+
+class TakeArguments(TakeManyArguments, total=False):
+    """The same for one message, which may be named; see `Queue.take`."""
+
+    seq: int | None
+    key: str | None
+
+
+class PolicyArguments(TypedDict, total=False):
+    """What a queue may be made or configured with; see `QueuePolicy`."""
+
+    mode: Literal["work", "fanout"]
+    lease: Seconds
+    max_attempts: int
+    dead_letter: str | Queue | None
+    retry: Retry | Seconds | None
+    max_size: int | None
+    max_in_flight: int | None
+    max_in_flight_per_key: int
+    rate: str | None
+    rate_per_key: str | None
+    fair_by: str | None
+    throttle: Seconds | None
+    debounce: Seconds | None
+    debounce_limit: Seconds | None
+    breaker: str | None
+    breaker_pause: Seconds
+    ttl: Seconds | None
+    retention: Literal["hold", "dead_letter"]
+    priority: bool
+    feed: bool
+    dedup_window: Seconds | None

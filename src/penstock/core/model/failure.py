@@ -1,0 +1,108 @@
+"""A failed attempt in words: the error's type and message, and its traceback, as dead letters and logs keep them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final, Literal
+
+import msgspec
+
+from penstock.core.clock import Seconds, seconds
+from penstock.errors import ConfigError
+from penstock.limits import MAX_ERROR_BYTES, MAX_TRACEBACK_BYTES
+
+DEAD_QUEUE: Final = "dead-queue"
+"""The header of a dead letter that names the queue it comes from."""
+
+
+class FailureText(msgspec.Struct, frozen=True):
+    """What is kept of a failed attempt."""
+
+    error: str | None = None
+    """The exception's type and message, or the text that `nack` was given."""
+    traceback: str | None = None
+    """The exception's traceback, with its causes."""
+
+
+class NackRequest(FailureText, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """When the message is offered again, and why it was given back; `dead` gives it up."""
+
+    delay: float | None = None
+    """Seconds to wait, whatever the policy says."""
+    default_delay: float = 0.0
+    """Seconds to wait when there is no `delay` and the queue's policy has no `retry`: what a worker's failures wait."""
+    dead: bool = False
+
+
+AttemptEnd = Literal["failed", "rejected", "lapsed", "claimed"]
+"""How an attempt ended that did not succeed: given back, given up, its lease ended, or another consumer claimed it."""
+
+
+class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An attempt at a message that did not succeed."""
+
+    number: int
+    """Which delivery of the message it was, from 1."""
+    delivered_at: datetime
+    ended_at: datetime
+    ended: AttemptEnd
+    consumer: str | None = None
+    """Who had it, if it gave its name; workers do."""
+    host: str | None = None
+    """The consumer's machine."""
+    error: str | None = None
+    """The exception's type and message, or the text it was given back with; long ones lose their middle."""
+
+
+def check_nack(
+    error: str | BaseException | None,
+    traceback: str | None = None,
+    delay: Seconds | None = None,
+    default_delay: float = 0.0,
+    dead: bool = False,
+) -> NackRequest:
+    """A nack's arguments, checked."""
+    failure, wait = failure_text(error, traceback), None if delay is None else seconds(delay, "delay")
+    return NackRequest(failure.error, failure.traceback, wait, seconds(default_delay, "default_delay"), dead)
+
+
+def failure_text(error: str | BaseException | None, traceback: str | None = None) -> FailureText:
+    """An exception, or an error's text, as it is kept: bounded, and text that every encoder takes."""
+    if isinstance(error, BaseException):
+        import traceback as formatting
+
+        traceback = "".join(formatting.format_exception(error))
+        error = describe(error)
+    for name, value in (("error", error), ("traceback", traceback)):
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"{name} must be text{' or an exception' if name == 'error' else ''}, not {value!r:.80}")
+    return FailureText(
+        None if error is None else cut_middle(error, MAX_ERROR_BYTES),
+        None if traceback is None else cut_middle(traceback, MAX_TRACEBACK_BYTES),
+    )
+
+
+def describe(error: BaseException) -> str:
+    """An exception's type and message in one line of text."""
+    try:
+        text = str(error)
+    except Exception:  # an exception's own __str__ may fail, which must not hide it
+        text = "its message cannot be shown"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def cut_middle(text: str, limit: int) -> str:
+    """Text of at most `limit` bytes in UTF-8: its beginning and its end, and between them how much was cut."""
+    stored = text.encode("utf-8", "backslashreplace")
+    if len(stored) <= limit:
+        return stored.decode()
+    mark = f"\n… {len(stored) - limit:,} bytes cut …\n".encode()
+    # The end of a traceback says what happened, its beginning only where it began.
+    head = (limit - len(mark)) // 3
+    tail = limit - len(mark) - head
+    return b"".join((_whole(stored[:head]), mark, _whole(stored[-tail:]))).decode()
+
+
+def _whole(part: bytes) -> bytes:
+    """Bytes without the characters that a cut went through."""
+    return part.decode("utf-8", "ignore").encode()

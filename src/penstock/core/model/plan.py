@@ -1,0 +1,21 @@
+"""What a worker over a topic is to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.core.clock import Seconds
+from penstock.core.model.query import EventQuery
+
+
+class BatchPlan(msgspec.Struct, frozen=True):
+    """What a worker over a topic does: for whom, with which events, how many at a time."""
+
+    consumer: str
+    handler: Callable[..., object]
+    batch: int
+    idle: Seconds
+    restarts: int
+    wanted: EventQuery

@@ -1,0 +1,26 @@
+"""What a push says of its messages: the one value that handles, the wire, schedules and moves say it with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from penstock.core.clock import Seconds
+
+
+class PushOptions(msgspec.Struct):
+    """What a push says of its messages; see `Queue.push`."""
+
+    kind: str = "message"
+    key: str | None = None
+    priority: int | Literal["front"] = 0
+    """In a queue that has priorities; "front" in any: before all that wait."""
+    delay: Seconds = 0
+    not_before: datetime | None = None
+    dedup: str | None = None
+    max_attempts: int | None = None
+    headers: Mapping[str, str] | None = None
+    cause: object = None

@@ -1,0 +1,181 @@
+"""Which events are wanted: the one value that every read, subscription, worker, page and task of Spark says it with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from penstock.core.clock import to_ms
+from penstock.core.events import Event
+from penstock.core.names import check_limit, check_position, check_unicode
+from penstock.errors import ConfigError
+from penstock.limits import MAX_POSITION
+
+if TYPE_CHECKING:
+    from penstock.core.documents.conditions import Where
+else:
+    Where = (
+        object  # `inspect.signature` needs a name here; few queries have a condition, and its module is slow to import
+    )
+
+
+class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which events are wanted: `EventQuery(kinds={"paid"}, where="payload.total > 10")`; all of it must hold."""
+
+    key: str | None = None
+    """Only events of this entity."""
+    key_prefix: str | None = None
+    """Only events whose key begins so."""
+    kinds: frozenset[str] | None = None
+    """Only events of these kinds; any collection of texts, or one text, may be given."""
+    scope: str | None = None
+    """Only events of this scope."""
+    where: Where | None = None
+    """Only events for which this condition holds; its text may be given."""
+    after: int = 0
+    """Only events at later positions."""
+    through: int = MAX_POSITION
+    """The last position wanted; None may be given for no end."""
+    limit: int | None = None
+    """How many events at the most."""
+    since: datetime | None = None
+    """Only events recorded since this time."""
+    until: datetime | None = None
+    """Only events recorded before this time."""
+    reverse: bool = False
+    """The newest events first."""
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            key: str | None = None,
+            key_prefix: str | None = None,
+            kinds: Collection[str] | None = None,
+            scope: str | None = None,
+            where: Where | str | None = None,
+            after: int = 0,
+            through: int | None = None,
+            limit: int | None = None,
+            since: datetime | None = None,
+            until: datetime | None = None,
+            reverse: bool = False,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        """Checks what was given, and takes from the condition what an index or a summary can look up."""
+        check_position(self.after, "after")
+        check_limit(self.limit)
+        force_setattr(self, "through", _end(self.through))
+        for text, what in ((self.key, "key"), (self.scope, "scope"), (self.key_prefix, "key_prefix")):
+            if text is not None:
+                check_unicode(text, what)
+        if self.key is not None and self.key_prefix is not None:
+            raise ConfigError("give key= for one entity or key_prefix= for those whose key begins so, not both")
+        if self.kinds is not None:
+            force_setattr(self, "kinds", _kinds(self.kinds))
+        if self.key_prefix == "":
+            force_setattr(self, "key_prefix", None)
+        for time, what in ((self.since, "since"), (self.until, "until")):
+            if time is not None:
+                to_ms(time, what)
+        if self.where is not None:
+            from penstock.core.documents.conditions import Where
+
+            condition = self.where if isinstance(self.where, Where) else Where(self.where)
+            force_setattr(self, "where", condition)
+            for field, value in _implied(self, condition).items():
+                force_setattr(self, field, value)
+
+    @property
+    def since_ms(self) -> int | None:
+        """The time of recording from which events are wanted, in milliseconds."""
+        return None if self.since is None else to_ms(self.since, "since")
+
+    @property
+    def until_ms(self) -> int | None:
+        """The time of recording before which events are wanted, in milliseconds."""
+        return None if self.until is None else to_ms(self.until, "until")
+
+    @property
+    def everything(self) -> bool:
+        """Whether all events between its positions are wanted."""
+        return (
+            self.key is None
+            and self.key_prefix is None
+            and self.kinds is None
+            and self.scope is None
+            and self.where is None
+        )
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no event could be meant, whatever the topic holds."""
+        return self.limit == 0 or self.kinds == frozenset()
+
+    def matches(self, event: Event) -> bool:
+        """Whether an event is wanted, wherever it stands."""
+        return (
+            (self.kinds is None or event.kind in self.kinds)
+            and (self.key is None or event.key == self.key)
+            and (self.key_prefix is None or (event.key or "").startswith(self.key_prefix))
+            and (self.scope is None or event.scope == self.scope)
+            and (self.where is None or self.where.matches(event))
+        )
+
+    def fulfilled(self, found: Iterator[Event]) -> Iterator[Event]:
+        """Those of the events in wanted rows for which the condition holds; as many as are wanted."""
+        return found if self.where is None else islice(filter(self.where, found), self.limit)
+
+    @property
+    def rows_wanted(self) -> int | None:
+        """How many wanted rows to look for: all of them where a condition is to be asked."""
+        return self.limit if self.where is None else None
+
+
+def check_follower(wanted: EventQuery) -> EventQuery:
+    """The query of a follower; ConfigError when no event that comes could be meant."""
+    if wanted.nothing:
+        raise ConfigError("a follower of no kind would never get an event: leave kind= out for all of them")
+    return wanted
+
+
+def _end(through: int | None) -> int:
+    return MAX_POSITION if through is None else check_position(through, "through")
+
+
+def _kinds(kinds: Iterable[str]) -> frozenset[str]:
+    given = (kinds,) if isinstance(kinds, str) or not isinstance(kinds, Iterable) else tuple(kinds)
+    for one in given:
+        if not isinstance(one, str):
+            raise ConfigError(f"kind must be text or several texts, not {kinds!r:.80}")
+    return frozenset(given)
+
+
+def _implied(wanted: EventQuery, condition: Where) -> dict[str, object]:
+    """What a condition says of fields that the query says nothing of. The condition is asked all the same."""
+    found: dict[str, object] = {}
+    by_key = wanted.key is None and wanted.key_prefix is None
+    for part in condition.parts:
+        match part:
+            case "key", "==", str(value) if by_key and value:
+                found |= {"key": value, "key_prefix": None}
+            case "key", "startswith", str(value) if by_key and found.get("key") is None and value:
+                found["key_prefix"] = value
+            case "kind", "==", str(value) if wanted.kinds is None and "kinds" not in found:
+                found["kinds"] = frozenset({value})
+            case "kind", "in", [*values] if wanted.kinds is None and "kinds" not in found:
+                if kinds := frozenset(value for value in values if isinstance(value, str)):
+                    found["kinds"] = kinds
+            case "scope", "==", str(value) if wanted.scope is None and "scope" not in found:
+                found["scope"] = value
+    return found
+
+
+EVERYTHING = EventQuery()

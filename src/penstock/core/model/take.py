@@ -1,0 +1,66 @@
+"""What a take asks for, checked, and what becomes of a message whose attempt failed."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from penstock.core.clock import Seconds, seconds
+from penstock.core.names import check_consumer, check_limit
+from penstock.errors import ConfigError
+
+DEFAULT_GROUP = "default"
+
+Outcome = Literal["requeued", "dead", "failed", "dropped"]
+"""What became of a message whose attempt failed."""
+
+
+class TakeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Which messages to take, for whom and for how long."""
+
+    limit: int = 1
+    group: str = DEFAULT_GROUP
+    consumer: str | None = None
+    wait: float = 0
+    lease: float | None = None
+    newest: bool = False
+    seq: int | None = None
+    """Only the message at this position."""
+    key: str | None = None
+    """Only the next message of this ordering key."""
+    host: str | None = None
+    """The consumer's machine, for those who look; the address that the request comes from, if not said."""
+    since: datetime | None = None
+    """When the consumer began."""
+
+
+def check_taker(group: str, consumer: str | None) -> None:
+    check_consumer(group, "group")
+    if consumer is not None:
+        check_consumer(consumer)
+
+
+def take_request(
+    limit: int,
+    what: str,
+    wait: Seconds = 0,
+    group: str = DEFAULT_GROUP,
+    consumer: str | None = None,
+    lease: Seconds | None = None,
+    newest: bool = False,
+    seq: int | None = None,
+    key: str | None = None,
+) -> TakeRequest:
+    """A take's arguments, checked; `what` asks for it."""
+    check_taking(limit, group, consumer, what)
+    hold = None if lease is None else seconds(lease, "lease")
+    return TakeRequest(limit, group, consumer, seconds(wait, "wait"), hold, newest, seq, key)
+
+
+def check_taking(limit: int, group: str, consumer: str | None, what: str) -> None:
+    """Refuses what no take could do; `what` asks for it."""
+    if check_limit(limit) is None:
+        raise ConfigError(f"{what} needs a limit: how many messages you can work on within one lease")
+    check_taker(group, consumer)

@@ -1,0 +1,136 @@
+"""What is seen of a journal from outside, as values: how its topics and queues do, and what was given up and why."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+
+import msgspec
+
+from penstock.core.events import Event
+from penstock.core.model.failure import Attempt
+from penstock.core.observe.pipelines import FlowStatus
+from penstock.core.observe.workers import WorkerFailure
+from penstock.core.units import counted
+
+if TYPE_CHECKING:
+    from penstock.core.surface.queue import Queue
+
+E = TypeVar("E")
+
+
+class TopicSample(msgspec.Struct):
+    """A topic at one time."""
+
+    name: str
+    latest: int
+    events: int
+    rate: float = 0.0
+    lags: dict[str, int] = {}
+    """How many events each consumer has left to read."""
+    positions: dict[str, int] = {}
+    """How far each consumer has come."""
+    moved: dict[str, float] = {}
+    """When each consumer's cursor last moved, in seconds of the epoch: one that is behind and stands still is dead."""
+    event_bytes: int = 0
+    """Stored bytes of an event: the average of the newest block."""
+
+
+class QueueSample(msgspec.Struct):
+    """One group of a queue at one time."""
+
+    name: str
+    group: str
+    ready: int
+    in_flight: int
+    delayed: int
+    failed: int
+    oldest_age: float | None
+    rate: float = 0.0
+    dead: int = 0
+    """Dead letters that came from this group and were neither sent back nor removed."""
+    letters: int | None = None
+    """Of a dead-letter queue: how many messages wait in it. They are dead, not ready: `ready` and `oldest_age` leave
+    them out."""
+    settled: int = 0
+    """Messages that were settled (acknowledged, given up or removed) since the queue began."""
+    ttl: float | None = None
+    """The queue's time to live for its messages, in seconds."""
+    settle_times: dict[int, int] = {}
+    """How many messages took how long from delivery to acknowledgement, since ever: under n those that took less than
+    2**n milliseconds, and at least half of that."""
+    paused: bool = False
+    """Whether nothing is handed out for now."""
+
+
+FindingKind = Literal["disk", "unreadable", "pipeline", "worker", "dead", "failed", "paused", "oldest", "lag"]
+"""What a finding is about, gravest first."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that is wrong, in words."""
+
+    kind: FindingKind
+    subject: str
+    """The queue, topic or flow it is about; empty when it is about all of them."""
+    says: str
+    count: int
+    """How many messages, events or seconds."""
+    detail: str = ""
+    """The group or consumer."""
+
+
+class Sample(msgspec.Struct):
+    """The journal at one time."""
+
+    at: float
+    topics: dict[str, TopicSample]
+    queues: dict[str, list[QueueSample]]
+    pressure: float
+    queued: int
+    commits: int
+    operations: int
+    rate: float = 0.0
+    """Events a second, over all topics."""
+    findings: list[Finding] = []
+    """What is wrong, gravest first."""
+    disk_free: int | None = None
+    """Bytes that are free where the journal lies; None when it lies in no file system."""
+    disk_total: int | None = None
+    requests: dict[str, dict[str, int]] = {}
+    """Requests to an object store since the journal was opened, by cause and kind."""
+    unstored_seconds: float = 0.0
+    """For how long a commit that no caller waited for is in the writer's memory only."""
+    flows: list[FlowStatus] = []
+    """How the flows of pipelines stand."""
+    workers: list[WorkerFailure] = []
+    """Workers that gave up and have not been started again."""
+    unreadable: dict[str, str] = {}
+    """Topics that cannot be read, wholly or in part, and why."""
+
+
+def held_messages(queue: Queue) -> str:
+    """How many messages a queue holds, failed ones too, in words; in fanout, for the group that has most left."""
+    numbers = [queue.stats(group) for group in queue.groups()]
+    most = max((one.ready + one.in_flight + one.delayed + one.failed for one in numbers), default=0)
+    return counted(max(most, len(queue)), "message")
+
+
+class GivenUpMessage(msgspec.Struct, Generic[E], frozen=True):
+    """A message that was given up, and why; with its event, or with a document of it."""
+
+    event: E
+    queue: str
+    attempts: int
+    reason: str
+    error: str | None
+    """The exception's type and message, or the text it was given up with."""
+    at: datetime | None
+    traceback: str | None = None
+    """Where it failed, when an exception was the reason."""
+    failed_attempts: list[Attempt] = []
+    """The newest ten, the oldest of them first."""
+
+
+class FailedMessage(GivenUpMessage[Event], frozen=True):
+    """A message that was given up, and why."""

@@ -1,0 +1,374 @@
+"""Events by the block over the wire, for programs that read or write very many: Spark's tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from penstock.core.entity.states import FiledStates, StreamedState
+from penstock.core.journal.blocks import Block, read_block
+from penstock.core.journal.sealed.segments import FILE_EVENTS, LakeSummary, SealedFiles, SealReport
+from penstock.core.names import TableFormat
+from penstock.core.protocol.operation import BLOCKS, STAGED, After, Count, Operation, declared
+from penstock.errors import Conflict, Corrupt, FenceActive, PositionTrimmed, QueueFull, UnknownTopic
+from penstock.limits import MAX_KEY_BYTES
+
+JOURNAL_HEADER = "X-Penstock-Journal"
+"""On an answer of blocks: the id of the journal they are from."""
+REACHED_HEADER = "X-Penstock-Reached"
+"""On an answer of blocks: the position they reach; ask again with after=… set to it."""
+MOST_IDS = 10_000
+"""Ids that may be asked about at once."""
+MOST_RANGES = 10_000
+"""Ranges of which the sizes may be asked for at once."""
+MOST_STATES = 10_000
+"""States that may be asked for, or saved, at once."""
+
+
+class TopicsQuery(msgspec.Struct, omit_defaults=True):
+    topic: Annotated[list[str], Meta(description="a topic; may be given several times; without, all of them")] = []
+
+
+class TopicEnds(msgspec.Struct):
+    """Through which position a topic's events were removed, and the highest position ever assigned."""
+
+    trimmed: int
+    latest: int
+    began: int
+    """Positions up to this one were of topics of this name that were dropped."""
+    whole: int
+    """After this one, an event is at every position."""
+
+
+class EndsDocument(msgspec.Struct):
+    """The ends of the topics that are there, in one state of the journal, and the journal's id."""
+
+    journal: str
+    ends: dict[str, TopicEnds]
+
+
+class CutsQuery(msgspec.Struct, omit_defaults=True):
+    after: After = 0
+    through: Annotated[Count, Meta(description="the last position wanted")] = 0
+    pieces: Annotated[int, Meta(ge=1, le=100_000, description="how many pieces are wanted")] = 1
+    exactly: Annotated[bool, Meta(description="cut inside blocks too, to have as many")] = False
+
+
+class RangeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The events of a topic after a position and through another."""
+
+    topic: str
+    after: After
+    through: Annotated[Count, Meta(description="the last position wanted")]
+
+
+class BlocksQuery(msgspec.Struct, omit_defaults=True):
+    after: After = 0
+    through: Annotated[Count, Meta(description="the last position wanted")] = 0
+    strict: Annotated[bool, Meta(description="refuse when some of the events were removed; false: send the rest")] = (
+        True
+    )
+
+
+class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of wanted events: the values that a field may have, where that is known."""
+
+    keys: tuple[str, ...] | None = None
+    key_prefix: str | None = None
+    kinds: tuple[str, ...] | None = None
+    scopes: tuple[str, ...] | None = None
+    ids: tuple[str, ...] | None = None
+    correlations: tuple[str, ...] | None = None
+    seqs: Annotated[tuple[int, ...] | None, Meta(description="positions, ascending")] = None
+    occurred: Annotated[tuple[int, int] | None, Meta(description="from a time through another, in milliseconds")] = None
+
+
+class SpansRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Events that are looked for after a position and through another."""
+
+    wanted: Wanted
+    through: Annotated[Count, Meta(description="the last position wanted")]
+    after: After = 0
+
+
+class SpansDocument(msgspec.Struct, omit_defaults=True):
+    """Where wanted events may be: after the first position of each pair, and through the second.
+
+    `found` are events that need not be looked for: stored blocks, as `read_blocks` sends them.
+    """
+
+    spans: list[tuple[int, int]]
+    found: bytes = b""
+
+
+class SealedQuery(msgspec.Struct, omit_defaults=True):
+    after: After = 0
+    through: Annotated[Count, Meta(description="the last position wanted")] = 0
+    columns: Annotated[bool, Meta(description="name the typed columns, which takes a look into each file")] = False
+
+
+class StageQuery(msgspec.Struct, omit_defaults=True):
+    job: Annotated[str, Meta(max_length=200, description="what the batch belongs to, for dropping it")] = ""
+
+
+class ObjectRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """An object that holds a piece: where it lies, and how many bytes it has."""
+
+    area: Annotated[str, Meta(description="one of those that the journal's description lists as `staging`")]
+    path: Annotated[str, Meta(max_length=1_000, description="the object's, inside the area")]
+    size: Annotated[int, Meta(ge=1)]
+
+
+class StagedDocument(msgspec.Struct):
+    """What was staged."""
+
+    events: int
+    size: int
+
+
+class CommitRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What is published together: batches in order. A mark and its version make a repeat harmless.
+
+    `journal` is the id of the journal they were made for; `queue` says that they are pushed to it. A repeat with
+    another `content`, a hash of all rows, is refused.
+    """
+
+    journal: str
+    batches: list[str]
+    mark: Annotated[str, Meta(min_length=1, max_length=MAX_KEY_BYTES)] | None = None
+    version: Count = 0
+    queue: str | None = None
+    content: Annotated[int, Meta(ge=0, lt=1 << 53)] | None = None
+
+
+class DropQuery(msgspec.Struct, omit_defaults=True):
+    job: Annotated[str, Meta(description="drop everything that was staged with it, by this token")] = ""
+
+
+class SealRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What to seal, and where to: as `seal` says it. Without `through`, everything but the newest block."""
+
+    lake: Annotated[str, Meta(description="one of those that the journal's description lists as `lakes`")]
+    through: Count | None = None
+    format: TableFormat | None = None
+    columns: str | None = None
+    catalog: Annotated[str | None, Meta(description="the name of an Iceberg catalog that the server knows")] = None
+    partition_by: str | None = None
+    compact: bool = False
+    file_events: Annotated[int, Meta(ge=1, le=FILE_EVENTS)] = FILE_EVENTS
+
+
+ProjectionName = Annotated[str, Meta(min_length=1, max_length=200, description="the projection's name")]
+ProjectionVersion = Annotated[int, Meta(ge=1, lt=1 << 31)]
+QueryName = Annotated[str, Meta(min_length=1, max_length=100, description="the id of the streaming query")]
+
+
+class StatesRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Whose states are asked for: a projection's in a streaming query, of these entities."""
+
+    name: ProjectionName
+    version: ProjectionVersion
+    query: QueryName
+    keys: Annotated[list[str], Meta(max_length=MOST_STATES)]
+
+
+class StatesDocument(msgspec.Struct):
+    """States as the query's last batch left them; entities that have none are left out.
+
+    `found` says of how many keys, from the first on: ask again for the others. `filed` says of which version of the
+    projection the query's states are.
+    """
+
+    journal: str
+    found: int
+    states: list[StreamedState]
+    filed: FiledStates | None = None
+
+
+class SaveStatesRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """States to keep. `journal` says what they were loaded from; `whole`: they were folded from the whole topic, and
+    are the projection's own as well."""
+
+    journal: str
+    name: ProjectionName
+    version: ProjectionVersion
+    query: QueryName
+    states: Annotated[list[StreamedState], Meta(max_length=MOST_STATES)]
+    whole: bool = False
+
+
+class FoldedTopic(msgspec.Struct):
+    """What of a topic a rebuild folds, and the journal it is in: send `journal` and `compacted` back with the states.
+    Of a topic that is not there it is nothing."""
+
+    journal: str
+    through: int
+    events: int
+    compacted: int
+
+
+class RebuiltStatesRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """States that were folded from a whole topic, some of them; an empty key is the state of all its events.
+
+    `begin`: first all goes that is saved of the projection, of whatever version.
+    """
+
+    journal: str
+    compacted: Count
+    name: ProjectionName
+    version: ProjectionVersion
+    states: Annotated[list[StreamedState], Meta(max_length=MOST_STATES)]
+    begin: bool = False
+
+
+READ_ENDS = Operation("GET /ends", "read", TopicsQuery, EndsDocument, "Where topics begin and end")
+READ_SIZES = Operation(
+    "POST /sizes -> sizes",
+    "read",
+    list[RangeRequest],
+    list[int],
+    "About how many bytes ranges of positions have, in their order; 0 where there is nothing",
+)
+READ_CUTS = Operation(
+    "GET /topics/{topic}/cuts -> bounds",
+    "read",
+    CutsQuery,
+    list[int],
+    "Where a range of positions is best cut for several readers",
+)
+READ_SPANS = Operation(
+    "POST /topics/{topic}/spans",
+    "read",
+    SpansRequest,
+    SpansDocument,
+    "Where in a range of positions wanted events may be",
+)
+READ_BLOCKS = Operation(
+    "GET /topics/{topic}/blocks",
+    "read",
+    BlocksQuery,
+    bytes,
+    "Stored blocks as they are, some MiB at a time; with `Accept-Encoding: gzip` compressed",
+    media=(BLOCKS,),
+    errors=(PositionTrimmed,),
+)
+FIND_CORRELATIONS = Operation(
+    "POST /correlations -> correlations",
+    "read",
+    list[str],
+    dict[str, str | None],
+    "The correlation ids of many events, by their ids",
+)
+STAGE_BLOCKS = Operation(
+    "PUT /staging/{batch}/{piece}",
+    "write",
+    bytes,
+    StagedDocument,
+    "Keeps blocks of new events until a commit publishes them; a piece that is sent again takes the place of the first",
+    query=StageQuery,
+    takes=STAGED,
+    errors=(Conflict,),
+)
+STAGE_OBJECT = Operation(
+    "POST /staging/{batch}/{piece}/object",
+    "write",
+    ObjectRequest,
+    StagedDocument,
+    "Fetches blocks of new events from an object store and keeps them until a commit publishes them",
+    query=StageQuery,
+    errors=(Conflict,),
+)
+COMMIT_STAGED = Operation(
+    "POST /commits -> committed",
+    "write",
+    CommitRequest,
+    bool,
+    "Publishes staged batches, all at once, in one transaction",
+    errors=(Conflict, FenceActive, QueueFull),
+)
+DROP_STAGED = Operation(
+    "DELETE /staging -> bytes", "write", DropQuery, int, "Drops what a job has staged and not published"
+)
+SEAL_TOPIC = Operation(
+    "POST /topics/{topic}/seal",
+    "write",
+    SealRequest,
+    SealReport,
+    f"Moves settled history into a lake, {FILE_EVENTS:,} events at the most; ask again while some are `left`",
+)
+LIST_SEALED = Operation(
+    "GET /topics/{topic}/sealed -> sealed",
+    "read",
+    SealedQuery,
+    list[SealedFiles],
+    "The Parquet files in which sealed events of a range of positions lie, for programs that read the lake themselves",
+)
+LIST_LAKES = Operation("GET /lakes -> lakes", "read", TopicsQuery, list[LakeSummary], "Where sealed history lies")
+FIND_STATES = Operation(
+    "POST /topics/{topic}/states/find",
+    "read",
+    StatesRequest,
+    StatesDocument,
+    "The states that a projected stream keeps between its batches, some MiB at a time",
+)
+SAVE_STATES = Operation(
+    "POST /topics/{topic}/states -> saved",
+    "admin",
+    SaveStatesRequest,
+    int,
+    "Keeps states of a projected stream, all at once; newer ones that are there stay",
+    errors=(PositionTrimmed, UnknownTopic),
+)
+FOLD_TOPIC = Operation(
+    "GET /topics/{topic}/states",
+    "admin",
+    None,
+    FoldedTopic,
+    "What of a topic is there to be folded, for who may save the states",
+)
+REPLACE_STATES = Operation(
+    "PUT /topics/{topic}/states -> saved",
+    "admin",
+    RebuiltStatesRequest,
+    int,
+    "Saves states of a projection that was folded anew, all at once, in the place of those that were there",
+    errors=(PositionTrimmed, UnknownTopic),
+)
+
+OPERATIONS = declared(globals())
+
+
+# ── Blocks as one message: one after the other, each with its length (4 bytes, big-endian) before it ──
+#
+# The reader of a block checks its checksum, so that the sender need not.
+
+_LENGTH = 4
+
+
+def message_of(values: Iterable[bytes]) -> bytes:
+    """Blocks as one message."""
+    return b"".join(chain.from_iterable((len(value).to_bytes(_LENGTH), value) for value in values))
+
+
+def values_of(message: bytes | memoryview) -> Iterator[memoryview]:
+    """The blocks in a message; ValueError when it ends in the middle of one."""
+    view = memoryview(message)
+    at = 0
+    while at < len(view):
+        start = at + _LENGTH
+        at = start + int.from_bytes(view[at:start])
+        if start > len(view) or at > len(view):
+            raise ValueError(f"a message of {len(view)} bytes ends in the middle of a block")
+        yield view[start:at]
+
+
+def blocks_of(message: bytes, topic: str) -> list[Block]:
+    """The blocks in a message, opened; Corrupt when one was damaged on its way, or before."""
+    try:
+        return [read_block(value, topic) for value in values_of(message)]
+    except ValueError as error:
+        raise Corrupt(str(error), topic=topic) from error

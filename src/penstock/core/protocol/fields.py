@@ -1,0 +1,90 @@
+"""Structs made from structs: every field may be left out, none may be misspelt. For changes to stored values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.core.documents.events import base64_json, decode_binary
+from penstock.core.journal.catalog import Settings
+from penstock.core.journal.prepare import encode_payload, is_binary
+from penstock.core.queue.policy import QueuePolicy, Retry
+
+
+def fields_of(kind: type[msgspec.Struct], name: str, **other: object) -> type[msgspec.Struct]:
+    """A struct with the fields of another, all optional; `other` types for some of them."""
+    return msgspec.defstruct(
+        name,
+        [
+            (field.name, other.get(field.name, field.type) | msgspec.UnsetType, msgspec.UNSET)
+            for field in msgspec.structs.fields(kind)
+        ],
+        forbid_unknown_fields=True,
+        kw_only=True,
+        module=__name__,
+    )
+
+
+if TYPE_CHECKING:
+
+    class _Fields(msgspec.Struct):
+        def __init__(self, **fields: object) -> None: ...
+
+    class RetryFields(_Fields): ...
+
+    class PolicyFields(_Fields): ...
+
+    class SettingsFields(_Fields): ...
+
+else:
+    RetryFields = fields_of(Retry, "RetryFields")
+    PolicyFields = fields_of(QueuePolicy, "PolicyFields", retry=RetryFields | float | None)
+    SettingsFields = fields_of(Settings, "SettingsFields")
+
+
+def given(fields: msgspec.Struct) -> dict[str, Any]:
+    """The fields that were given, by name."""
+    return {name: value for name, value in msgspec.structs.asdict(fields).items() if value is not msgspec.UNSET}
+
+
+def policy_document(policy: QueuePolicy) -> PolicyFields:
+    """A policy with every field, its retry as an object."""
+    values = msgspec.structs.asdict(policy)
+    retry = None if policy.retry is None else RetryFields(**msgspec.structs.asdict(policy.retry))
+    return PolicyFields(**{**values, "retry": retry})
+
+
+def policy_changes(fields: PolicyFields) -> dict[str, Any]:
+    """What a policy's fields say, as the arguments of `journal.queue` and `queue.configure`."""
+    changes = given(fields)
+    if isinstance(changes.get("retry"), msgspec.Struct):
+        changes["retry"] = Retry(**given(changes["retry"]))
+    return changes
+
+
+def policy_of(fields: PolicyFields) -> QueuePolicy:
+    """The policy that a document says."""
+    return QueuePolicy(**policy_changes(fields))
+
+
+def policy_fields(changes: dict[str, Any]) -> PolicyFields:
+    """Checked arguments of `journal.queue` as fields to send."""
+    if isinstance(changes.get("retry"), Retry):
+        changes = {**changes, "retry": RetryFields(**msgspec.structs.asdict(changes["retry"]))}
+    return PolicyFields(**changes)
+
+
+def payload_fields(payload: object) -> dict[str, Any]:
+    """A payload as a request says it."""
+    encoded = encode_payload(payload)  # what cannot be written as JSON is refused here, as an append would
+    if is_binary(payload):
+        return {"payload": base64_json(encoded), "binary": True}
+    return {"payload": msgspec.Raw(encoded)}
+
+
+def payload_of(payload: object, binary: bool) -> object:
+    """The payload that a request says."""
+    if isinstance(payload, msgspec.Raw):
+        payload = msgspec.json.decode(payload)
+    return decode_binary(payload) if binary else payload

@@ -1,0 +1,641 @@
+"""What a queue holds, without taking it: every message and how it is, who holds what, what was given up and why.
+
+`View.walk` goes through the messages of a queue in one snapshot; everything else here chooses among what it finds.
+Counts come from the groups' counters, whatever the queue holds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar, get_args
+
+import msgspec
+
+from penstock.core.clock import from_ms
+from penstock.core.consuming.delivery import Delivery
+from penstock.core.engine.base import OverlayWrite
+from penstock.core.engine.contract import Snapshot
+from penstock.core.events import Event
+from penstock.core.journal.catalog import Catalog
+from penstock.core.journal.commit import Commit
+from penstock.core.journal.index.index import EntityIndex
+from penstock.core.model.failure import Attempt
+from penstock.core.model.take import TakeRequest
+from penstock.core.observe.sample import FailedMessage
+from penstock.core.queue import metrics
+from penstock.core.queue.dead_letters import DeadLetterCursor, letter, origin
+from penstock.core.queue.flow import BreakerState, breaker_state
+from penstock.core.queue.operations.settle import EXHAUSTED, REJECTED, LeaseHandle, held_by_token, lapsed_message, stale
+from penstock.core.queue.operations.take import STEP, TakeOperation, keyed_positions
+from penstock.core.queue.state import keys
+from penstock.core.queue.state.cache import WORK, QueueState, presences, unknown_queue
+from penstock.core.queue.state.group import Group
+from penstock.core.queue.state.leases import HeldMessage
+from penstock.core.queue.state.records import (
+    FAILED,
+    HELD,
+    NEVER,
+    READY,
+    UNTOUCHED,
+    WAITING,
+    GroupRecord,
+    MessageRow,
+    SpecialRow,
+    make_token,
+    read_special,
+    read_token,
+)  # fmt: skip
+from penstock.errors import ConfigError, StaleDelivery
+
+if TYPE_CHECKING:
+    from penstock.core.queue.queue import LocalQueue
+
+E = TypeVar("E")
+MessageState = Literal["ready", "delayed", "in_flight", "failed"]
+STATES: Final[tuple[MessageState, ...]] = get_args(MessageState)
+PRESENT = 30.0
+"""Seconds after its last take for which a consumer counts as active; twice that and it is gone."""
+HOLDS = 10
+
+
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+class ListedMessage(msgspec.Struct, Generic[E], frozen=True):
+    """A message that is not settled, as one group has it, with its event or with a document of it."""
+
+    event: E
+    state: MessageState
+    group: str | None
+    """In work mode the group in whose name it was taken, else "default". In fanout None for what no group wanted."""
+    attempts: int = 0
+    """Deliveries so far, the one in flight included."""
+    max_attempts: int = 0
+    """The budget: its own, or the policy's."""
+    priority: int = 0
+    due: datetime | None = None
+    """When a delayed message becomes ready."""
+    blocked: bool = False
+    """Whether an earlier message of its ordering key must be settled first."""
+    error: str | None = None
+    """Why its last attempt failed: type and text."""
+    traceback: str | None = None
+    first_delivered: datetime | None = None
+    last_delivered: datetime | None = None
+    consumer: str | None = None
+    """Who holds it."""
+    deadline: datetime | None = None
+    """Until when, unless extended; None for a lease that lasts as long as its owner's process."""
+    failed_attempts: list[Attempt] = []
+    """The newest ten, the oldest of them first."""
+
+
+class QueueMessage(ListedMessage[Event], frozen=True):
+    """A message that is not settled, as one group has it."""
+
+    @property
+    def seq(self) -> int:
+        """Its position."""
+        return self.event.seq
+
+    @property
+    def key(self) -> str | None:
+        """Its ordering key."""
+        return self.event.key
+
+
+class PendingDelivery(msgspec.Struct, frozen=True):
+    """A delivery in flight."""
+
+    token: str
+    seq: int
+    group: str
+    consumer: str | None
+    attempt: int
+    delivered_at: datetime
+    deadline: datetime
+    key: str | None = None
+
+
+class QueueConsumer(msgspec.Struct, frozen=True):
+    """A worker, or another consumer that gave its name when it took something."""
+
+    name: str
+    group: str
+    last_seen: datetime
+    state: str
+    """active (seen within 30 s), stale (within a minute), or gone."""
+    host: str | None = None
+    """Its machine; over HTTP the one it names, else the address it asks from."""
+    since: datetime | None = None
+    """When it first took something, or, a worker over HTTP, began."""
+    in_hand: int = 0
+    """How many messages it holds."""
+    holds: list[int] = []
+    """The positions of the first ten of them."""
+
+
+class QueueStats(msgspec.Struct, frozen=True):
+    """How many messages of a group are in which state."""
+
+    ready: int
+    """Could be taken now (or as soon as their ordering key is free)."""
+    in_flight: int
+    """Held by a lease that has not ended."""
+    delayed: int
+    """Wait for their time, or for their retry."""
+    failed: int
+    """Given up, with no dead-letter queue to go to, or not there before the next take."""
+    oldest_age: float | None
+    """Seconds since the oldest ready message was pushed."""
+    groups: tuple[str, ...] = ()
+    """The queue's groups."""
+    paused: bool = False
+    """Whether nothing is handed out for now, because the queue or this group is paused."""
+    breaker: BreakerState | None = None
+    """The group's circuit breaker: closed, open or half-open; None where the policy has none."""
+
+
+_PLAIN: Final = MessageRow(0, UNTOUCHED)
+"""What is known of an untouched message that was pushed without a delay or a priority."""
+
+
+# ── the walk ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+class Entry(msgspec.Struct, eq=False, gc=False):
+    """A message that one group has not settled, and how it is."""
+
+    seq: int
+    state: MessageState
+    group: Group
+    label: str | None
+    """The group's name; in work mode the one in whose name it was taken, else "default"."""
+    message: MessageRow
+    event: Event | None = None
+    """Where the walk came by it; see `View.event`."""
+    held: HeldMessage[Group] | None = None
+    """Under its lease, when it is in flight."""
+
+
+class View:
+    """A queue in one snapshot."""
+
+    def __init__(self, snap: Snapshot, state: QueueState, now: int) -> None:
+        self.snap = snap
+        self.state = state
+        self.now = now
+
+    @cached_property
+    def latest(self) -> int:
+        """The newest position of the queue's topic."""
+        return self.state.view(self.snap).latest()
+
+    @property
+    def length(self) -> int:
+        """How many messages are ready, in flight or delayed; in fanout, for the group that has most left."""
+        return self.state.count_unsettled(self.snap, self.latest, self.overdue, self._lost)
+
+    def is_lost(self, group: Group, seq: int) -> bool:
+        """Whether a message is given up, or gone, because its lease has ended: its key waits for it no more."""
+        held = group.lease_of(self.snap, seq) if self._has_lapsed(group) else None
+        entry = None if held is None else self._at(held)
+        return held is not None and (entry is None or entry.state == "failed")
+
+    def _lost(self, group: Group) -> int:
+        """How many messages that a group counts as in flight are given up, or gone: their leases have ended."""
+        return sum(entry is None or entry.state == "failed" for entry in self.lapsed(group))
+
+    @cached_property
+    def overdue(self) -> int:
+        """Messages up to here have outlived their ttl: they are gone, unless they are in flight or have failed."""
+        return self.state.overdue_through(self.snap, self.now)
+
+    def walk(self, *states: MessageState, after: int = 0, groups: Iterable[Group] | None = None) -> Iterator[Entry]:
+        """The messages beyond a position that are not settled, by position, then group; those in some states, or
+        all."""
+        wanted = states or STATES
+        chosen = self.state.all_groups(self.snap) if groups is None else groups
+        walks = [self._walk_group(group, wanted, after) for group in chosen]
+        return heapq.merge(*walks, key=lambda one: (one.seq, one.label or "")) if len(walks) > 1 else walks[0]
+
+    def of_key(
+        self, index: EntityIndex, key: str, *states: MessageState, after: int, groups: list[Group]
+    ) -> Iterator[Entry]:
+        """The same, of one ordering key."""
+        after = max(after, min(group.floor(self.snap) for group in groups))
+        for seq in keyed_positions(self.state.view(self.snap), index.open, key, after):
+            found = [self._entry(group, seq) for group in groups]
+            yield from (entry for entry in found if entry is not None and entry.state in (states or STATES))
+
+    def _entry(self, group: Group, seq: int) -> Entry | None:
+        """The message at a position, unless a group has settled it."""
+        message = group.find(self.snap, seq)
+        if message is None:
+            held = group.lease_of(self.snap, seq)
+            return None if held is None else self._at(held)
+        if message.state == UNTOUCHED and (special := self.state.special(self.snap, group, seq)) is not None:
+            message = special.row(seq)
+        return next(self._shown(group, [(seq, message, None)]), None)
+
+    def _shown(self, group: Group, found: Iterable[tuple[int, MessageRow, Event | None]]) -> Iterator[Entry]:
+        """Messages that no lease holds, as they are now: what has outlived its ttl is gone, unless it has failed."""
+        label = group.name if group.group_id else None if self.state.fanout else "default"
+        for seq, message, event in found:
+            if message.state == FAILED:
+                yield Entry(seq, "failed", group, label, message, event)
+            elif seq > self.overdue:
+                yield Entry(seq, "delayed" if message.due > self.now else "ready", group, label, message, event)
+
+    def _at(self, held: HeldMessage[Group]) -> Entry | None:
+        """A message with a lease as it is now: in flight, unless the lease has ended, which a take need not know."""
+        if held.ended(self.now):
+            return next(self._shown(held.group, [(held.seq, lapsed_message(self.snap, held), None)]), None)
+        message = held.lease.message(held.index)
+        return Entry(held.seq, "in_flight", held.group, held.lease.label, message, None, held)
+
+    def lapsed(self, group: Group) -> list[Entry | None]:
+        """The messages of a group whose leases have ended, though no take has noticed; None for one that is gone."""
+        if not self._has_lapsed(group):
+            return []
+        return [self._at(held) for held in group.in_flight(self.snap) if held.ended(self.now)]
+
+    def _has_lapsed(self, group: Group) -> bool:
+        return 0 < group.record.next_deadline <= self.now
+
+    def held(self, label: str | None) -> Iterator[HeldMessage[Group]]:
+        """The messages in flight, by position; those taken in the name of one group, or all."""
+        return (held for held in self.leased(label) if not held.ended(self.now))
+
+    def leased(self, label: str | None) -> Iterator[HeldMessage[Group]]:
+        """The same, and those whose leases have ended, though no take has noticed."""
+        held = [group.in_flight(self.snap) for group in self.named(label)]
+        every = heapq.merge(*held, key=lambda one: one.seq) if len(held) != 1 else held[0]
+        return every if label is None else (one for one in every if one.lease.label == label)
+
+    def named(self, label: str | None) -> list[Group]:
+        """The group of a name, which in work mode all share; all of them without one."""
+        if label is None or not self.state.fanout:
+            return self.state.all_groups(self.snap)
+        group_id = self.state.record.groups.get(label)
+        return [] if group_id is None else [self.state.group(self.snap, group_id, label)]
+
+    def event(self, entry: Entry) -> Event | None:
+        """The event of a message; None when it was removed."""
+        return entry.event or self.state.blocks.event(self.snap, entry.seq)
+
+    def has(self, group: Group, seq: int) -> bool:
+        """Whether a group has not settled the message at a position."""
+        return self._entry(group, seq) is not None
+
+    def events(self, entries: Iterable[Entry]) -> Iterator[Event]:
+        """The events of messages in order of position, each once."""
+        previous = 0
+        for entry in entries:
+            if entry.seq != previous:
+                previous = entry.seq
+                event = self.event(entry)
+                if event is not None:
+                    yield event
+
+    def available(self) -> Iterator[Event]:
+        """The messages that no group has in flight or has given up."""
+        for event in self.events(self.walk("ready", "delayed")):
+            if not self.state.fanout or self.is_free(event.seq):
+                yield event
+
+    def is_free(self, seq: int) -> bool:
+        """Whether a message is neither settled nor in flight, and no group has given it up."""
+        found = {entry.state for group in self.state.all_groups(self.snap) if (entry := self._entry(group, seq))}
+        return bool(found) and found.isdisjoint(("in_flight", "failed"))
+
+    def letters(self, of: str | None, after: int = 0) -> Iterator[Event]:
+        """The dead letters beyond a position that came from a queue, or all, by position."""
+        if not self.state.record.over_log:  # letters that were events of a log have no rows
+            topic = self.state.topic
+            rows = self.snap.scan(keys.letter_key(topic, of or "", after + 1), keys.letter_key(topic, of or "", NEVER))
+            seqs = (keys.tail_seq(key) for key, _ in rows)
+            groups = self.state.all_groups(self.snap)
+            unsettled = (seq for seq in seqs if any(self.has(group, seq) for group in groups))
+            found = (self.state.blocks.event(self.snap, seq) for seq in unsettled)
+            events: Iterator[Event] = (event for event in found if event is not None)
+        else:
+            events = self.events(self.walk(after=after))
+        return (event for event in events if origin(event) and of in (None, origin(event)))
+
+    def _walk_group(self, group: Group, wanted: Collection[str], after: int) -> Iterator[Entry]:
+        live, snap = max(after, self.overdue), self.snap
+        states = [READY, HELD] if "ready" in wanted else []
+        if "delayed" in wanted or (states and 0 < group.record.next_due <= self.now):
+            states.append(WAITING)
+        rows = [group.parked(snap, None, after, [FAILED])] if "failed" in wanted else []
+        rows += [group.parked(snap, None, live, states)] if states else []
+        sources = [self._shown(group, ((one.seq, one, None) for one in some)) for some in rows]
+        if states:
+            sources.append(self._shown(group, self._untouched(group, wanted, live)))
+        if "in_flight" in wanted or self._has_lapsed(group):
+            sources.append(one for held in group.in_flight(snap, after) if (one := self._at(held)) is not None)
+        return (one for one in heapq.merge(*sources, key=lambda one: one.seq) if one.state in wanted)
+
+    def _untouched(
+        self, group: Group, wanted: Collection[str], after: int
+    ) -> Iterator[tuple[int, MessageRow, Event | None]]:
+        """Messages above the frontier; where one has a delay or a priority that is not sorted in, a row says so."""
+        snap, state = self.snap, self.state
+        if "ready" not in wanted:
+            for seq, special in self.unabsorbed(group, self.latest):
+                event = state.blocks.event(snap, seq) if seq > after and special.due > self.now else None
+                if event is not None:
+                    yield seq, special.row(seq), event
+            return
+        plain = state.traits.special <= group.record.absorbed
+        for start, end in group.untouched(snap, self.latest, after):
+            for block, at in state.blocks.between(snap, start, end):
+                seq = block.seq(at)
+                found = None if plain else state.special(snap, group, seq)
+                yield seq, _PLAIN if found is None else found.row(seq), Event(block, at)
+
+    def unabsorbed(self, group: Group, through: int) -> Iterator[tuple[int, SpecialRow]]:
+        """Delays and priorities that the group's next take will sort in."""
+        if self.state.traits.special > group.record.absorbed:
+            start = keys.special_key(group.topic, group.record.absorbed + 1)
+            for key, value in self.snap.scan(start, keys.special_key(group.topic, through + 1)):
+                if group.is_untouched(self.snap, keys.tail_seq(key)):
+                    yield keys.tail_seq(key), read_special(value, self.state.name)
+
+    def group(self, name: str) -> Group:
+        """A group by its name; of one that is not added yet, what it would find."""
+        snap, state = self.snap, self.state
+        if not state.fanout:
+            return state.group(snap, WORK)
+        group_id = state.record.groups.get(name)
+        if group_id is not None:
+            return state.group(snap, group_id, name)
+        if state.record.groups:
+            # What it will find, the others' progress decides: the one furthest behind says the most.
+            furthest = max(state.named_groups(snap), key=lambda group: group.unsettled(self.latest))
+            record = msgspec.structs.replace(furthest.record, in_flight=0, leases=0, failed=0)
+            record.ready += furthest.record.in_flight + furthest.record.failed
+            record.ready += state.group(snap, WORK).kept()
+            return Group(state, furthest.group_id, name, record)
+        record = msgspec.structs.replace(state.group(snap, WORK).record)
+        record.frontier = max(record.frontier, state.view(snap).trimmed())
+        return Group(state, WORK, name, record)
+
+
+@contextmanager
+def viewing(queue: LocalQueue) -> Iterator[View]:
+    """A queue as it is now."""
+    queue.core.check_open()
+    with queue.core.engine.read() as snap, queue.cache.beside(snap, queue.name) as state:
+        if state is None:
+            raise unknown_queue(queue.name)
+        yield View(snap, state, queue.journal.clock.now_ms())
+
+
+def _moment(ms: int) -> datetime | None:
+    """A stored time; None where there is none."""
+    return from_ms(ms) if 0 < ms < NEVER else None
+
+
+# ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def get(queue: LocalQueue, seq: int) -> Event | None:
+    """The message at a position; None when it is settled or never was."""
+    with viewing(queue) as view:
+        has = 0 < seq <= view.latest and any(view.has(group, seq) for group in view.state.each_group(view.snap))
+        return view.state.blocks.event(view.snap, seq) if has else None
+
+
+def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
+    """What would be taken next for a group, were there no rates and limits: takes it, in changes that are not kept."""
+    left, found = NEVER if limit is None else limit, list[Event]()
+    with viewing(queue) as view:
+        state, group = view.state, view.group(name)
+        state.record.policy = msgspec.structs.replace(
+            state.policy, rate=None, rate_per_key=None, breaker=None, max_in_flight=None, dead_letter=None
+        )
+        state.feed, state.traits.replies = None, False
+        group.record.endless = 0  # whose process has ended, a take finds out
+        commit = Commit(Catalog(), OverlayWrite(None, False, view.snap), view.now, queue.core.index)
+        if 0 < group.record.next_due <= view.now and state.policy.fair_by is None and state.policy.ttl is None:
+            _wake_first(commit, group, left)
+        more = left > 0
+        while more:
+            taking = TakeOperation(commit, group, TakeRequest(left, name, lease=1), queue)
+            more = taking.catch_up()
+            if not more:
+                taking.oldest(left - len(found))
+                found += [delivery.event for delivery in taking.deliveries]
+                more = len(found) < left and (
+                    bool(taking.deliveries) or taking.walked >= STEP or _wake_first(commit, group, left - len(found))
+                )
+    return found
+
+
+def _wake_first(commit: Commit, group: Group, most: int) -> bool:
+    """Makes so many due messages ready, those that a take would give first; False when none is due. It looks at all
+    that are due, and moves only those."""
+    rows = commit.tx.scan(*group.due_rows(commit.now_ms))
+    due = [message for key, _ in rows if (message := group.placed(commit.tx, WAITING, keys.tail_seq(key))) is not None]
+    before, group.record.next_due = group.record.ready, 0
+    for message in sorted(due, key=lambda one: (-one.priority, one.seq)):
+        if group.record.ready - before >= most:
+            break
+        group.requeue(commit, message)
+    return bool(due)
+
+
+def check_state(state: str | None) -> MessageState | None:
+    for known in (None, *STATES):
+        if state == known:
+            return known
+    raise ConfigError(f"a message is {', '.join(STATES)}, not {state!r:.40}")
+
+
+def messages(
+    queue: LocalQueue, state: MessageState | None, group: str | None, after: int, key: str | None = None
+) -> Iterator[QueueMessage]:
+    """Entries in order of position, then group, from one snapshot; those of one ordering key, or all."""
+    with viewing(queue) as view:
+        fanout, named = view.state.fanout, view.state.record.groups
+        if fanout and named and group is not None and group not in named:
+            raise ConfigError(f"queue {queue.name!r} has no group {group!r}; there are: {', '.join(sorted(named))}")
+        groups = view.named(group if named else None)
+        states = () if state is None else (state,)
+        if key is None:
+            found = view.walk(*states, after=after, groups=groups)
+        else:
+            found = view.of_key(queue.core.index, key, *states, after=after, groups=groups)
+        for entry in found:
+            event = view.event(entry)
+            if event is not None and (entry.held is None or group in (None, entry.label)):
+                yield _listed(view, entry, event)
+
+
+def _listed(view: View, entry: Entry, event: Event) -> QueueMessage:
+    message, group, held, snap = entry.message, entry.group, entry.held, view.snap
+    trail = group.trail(snap, message)
+    blocked = False
+    if event.key is not None and message.state in (HELD, UNTOUCHED):
+        occupants = group.under_way(snap, event.key, view.overdue)
+        under_way = [seq for seq in occupants if not view.is_lost(group, seq)]
+        room = view.state.policy.max_in_flight_per_key - len(under_way)
+        is_full = room <= 0 or (message.state == HELD and len(under_way) == len(occupants))
+        blocked = is_full and entry.seq not in under_way
+    deadline = 0 if held is None else held.lease.deadline_of(held.index)
+    return QueueMessage(
+        event,
+        entry.state,
+        entry.label,
+        message.attempts,
+        view.state.budget(snap, entry.seq),
+        message.priority,
+        from_ms(message.due) if entry.state == "delayed" else None,
+        blocked,
+        message.error,
+        trail.traceback,
+        _moment(message.first_ms),
+        _moment(message.last_ms),
+        None if held is None else held.lease.consumer,
+        _moment(deadline),
+        trail.shown(),
+    )
+
+
+# ── deliveries and consumers ─────────────────────────────────────────────────────────────────────────────────────────
+def pending(queue: LocalQueue, name: str | None) -> Iterator[PendingDelivery]:
+    """The deliveries in flight, of one group or of all, in order of position."""
+    with viewing(queue) as view:
+        for held in view.held(name):
+            lease, message = held.lease, held.lease.message(held.index)
+            token = make_token(view.state.topic, held.group.group_id, held.lease_id, held.index, lease.secret)
+            deadline = _moment(lease.deadline_of(held.index)) or datetime.max.replace(tzinfo=UTC)
+            times = from_ms(lease.delivered_ms), deadline
+            yield PendingDelivery(token, held.seq, lease.label, lease.consumer, message.attempts, *times, message.key)
+
+
+def find_delivery(queue: LocalQueue, token: str) -> Delivery:
+    """The delivery a token names, as its holder would have it; StaleDelivery when its lease is gone."""
+    if read_token(token) is None:
+        raise StaleDelivery(f"{token[:40]!r} is no delivery's token", token=token[:40])
+    with viewing(queue) as view:
+        held = held_by_token(view.snap, view.state, token)
+        event = None if held is None else view.state.blocks.event(view.snap, held.seq)
+        if held is None or event is None:
+            raise stale(token, queue.name)
+        lease, index = held.lease, held.index
+        hold = LeaseHandle.of(queue, held.group, held.lease_id, lease)
+        return Delivery(hold, index, event, lease.message(index).attempts, lease.deadline_of(index))
+
+
+def group_names(state: QueueState) -> list[str]:
+    names = set(state.record.groups)
+    return sorted(names if state.fanout else names | {"default"})
+
+
+def delivered_groups(state: QueueState) -> list[str]:
+    """The groups that messages are delivered to, by name: in work mode one."""
+    return (group_names(state) if state.fanout else []) or ["default"]
+
+
+def consumers(queue: LocalQueue) -> list[QueueConsumer]:
+    """The consumers that gave their name, and what each holds."""
+    found = []
+    with viewing(queue) as view:
+        labels = {group_id: name for name, group_id in view.state.record.groups.items()}
+        held: dict[tuple[str, str | None], list[int]] = {}
+        for one in view.held(None):
+            held.setdefault((one.lease.label, one.lease.consumer), []).append(one.seq)
+        for key, _, row in presences(view.snap, view.state.topic):
+            group_id, name = keys.split_presence(key)
+            age, label = (view.now - row.seen_ms) / 1000, labels.get(group_id, "default")
+            seqs = held.get((label, name), [])
+            state = "active" if age <= PRESENT else "stale" if age <= 2 * PRESENT else "gone"
+            seen, since = from_ms(row.seen_ms), _moment(row.since_ms)
+            found.append(QueueConsumer(name, label, seen, state, row.host or None, since, len(seqs), seqs[:HOLDS]))
+    return found
+
+
+# ── counts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def stats(queue: LocalQueue, name: str) -> QueueStats:
+    """How many messages of a group are in which state."""
+    with viewing(queue) as view:
+        return _stats(view, view.group(name), name)
+
+
+def stats_of_groups(view: View) -> list[tuple[str, QueueStats, GroupRecord]]:
+    """The same of every group that messages are delivered to, with its record."""
+    groups = [(name, view.group(name)) for name in delivered_groups(view.state)]
+    return [(name, _stats(view, group, name), group.record) for name, group in groups]
+
+
+def _stats(view: View, group: Group, name: str) -> QueueStats:
+    snap, now, overdue, record = view.snap, view.now, view.overdue, group.record
+    delayed, ready = record.waiting, record.ready + record.held + view.latest - record.frontier - record.taken
+    if record.next_due and record.next_due <= now:
+        due = sum(1 for _ in snap.scan(*group.due_rows(now)))
+        delayed, ready = delayed - due, ready + due
+    later = sum(special.due > now for _, special in view.unabsorbed(group, view.latest))
+    delayed, ready = delayed + later, ready - later
+    if overdue:
+        rows = snap.scan(group.due_rows(now)[1], group.rows(keys.WAITING)[1])
+        late = sum(keys.tail_seq(key) <= overdue for key, _ in rows)
+        late += sum(special.due > now for _, special in view.unabsorbed(group, min(view.latest, overdue)))
+        delayed, ready = delayed - late, ready - (group.overdue(snap, overdue) - late)
+    lapsed = view.lapsed(group)
+    states = Counter(entry.state for entry in lapsed if entry is not None)
+    ready, delayed, in_flight = ready + states["ready"], delayed + states["delayed"], record.in_flight - len(lapsed)
+    metrics.in_flight.labels(queue=view.state.name).set(in_flight)
+    breaker = breaker_state(snap, group, now)
+    if breaker is not None:
+        level = {"closed": 0, "half-open": 0.5, "open": 1}[breaker]
+        metrics.breaker_open.labels(queue=view.state.name, group=name).set(level)
+    seqs = [entry.seq for entry in lapsed if entry is not None and entry.state == "ready"]
+    oldest = _oldest_ready(view, group, seqs) if ready else None
+    return QueueStats(
+        ready,
+        in_flight,
+        delayed,
+        record.failed + states["failed"],
+        None if oldest is None else max(0.0, (now - oldest) / 1000),
+        tuple(group_names(view.state)),
+        view.state.record.is_paused(name),
+        breaker,
+    )
+
+
+def _oldest_ready(view: View, group: Group, lapsed: list[int]) -> int | None:
+    """When the oldest ready message was recorded; `lapsed`: those that are ready since their leases have ended."""
+    seq = min(filter(None, [group.oldest(view.snap, view.latest, view.overdue, [READY]), *lapsed]), default=0)
+    event = view.state.blocks.event(view.snap, seq) if seq else None
+    return None if event is None else int(event._rows.recorded_ms(event._row))
+
+
+# ── what was given up ────────────────────────────────────────────────────────────────────────────────────────────────
+def failures(queue: LocalQueue, group: str = "default", after: int = 0) -> Iterator[FailedMessage]:
+    """The messages beyond a position that a group has given up, in order, with the reason for each."""
+    with viewing(queue) as view:
+        for entry in view.walk("failed", after=after, groups=[view.group(group)]):
+            event, message = view.event(entry), entry.message
+            if event is not None:
+                at, trail = _moment(message.last_ms), entry.group.trail(view.snap, message)
+                attempts = trail.shown()
+                reason = REJECTED if attempts and attempts[-1].ended == "rejected" else EXHAUSTED
+                why = reason, message.error, at, trail.traceback, attempts
+                yield FailedMessage(event, queue.name, message.attempts, *why)
+
+
+def dead_letters(queue: LocalQueue, after: DeadLetterCursor | None = None) -> Iterator[FailedMessage]:
+    """The dead letters of a queue: those in its dead-letter queue that come from it, or, of such a queue, all. What
+    lies before a cursor costs nothing."""
+    registry = queue.registry
+    target = queue.policy().dead_letter
+    cursor = after or DeadLetterCursor("", 0)
+    own = cursor.queue == queue.name != target
+    if target is not None and not own and registry.record(target) is not None:
+        with viewing(registry.existing(target)) as view:
+            yield from map(letter, view.letters(queue.name, cursor.seq if cursor.queue == target else 0))
+    if queue.name != target:
+        with viewing(queue) as view:
+            yield from map(letter, view.letters(None, cursor.seq if own else 0))

@@ -1,0 +1,329 @@
+"""A queue's policy: a value, stored with the queue, checked before it is stored; when a message is tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, ClassVar, Final, Literal
+
+import msgspec
+
+from penstock.core.clock import Seconds, seconds
+from penstock.core.documents.decoding import nearest
+from penstock.core.names import check_limit, check_name, check_whole, is_number, refuse_system
+from penstock.core.queue.flow import check_flow, check_flow_together
+from penstock.core.units import parse_duration, write_duration
+from penstock.errors import ConfigError, PolicyMismatch
+from penstock.limits import WORKER_RETRY_FACTOR, WORKER_RETRY_FIRST, WORKER_RETRY_JITTER, WORKER_RETRY_LONGEST
+
+# ── retries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+Curve = Literal["immediate", "fixed", "linear", "exponential", "schedule"]
+
+LONGEST = 10 * 365 * 24 * 3600.0
+"""No delay is longer than ten years, whatever an uncapped curve says: time on disk is a 64-bit number."""
+
+
+class Retry(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
+    """The delay before a message's next attempt. Make one with `immediate`, `fixed`, `linear`, `exponential` or
+    `schedule`; compare it, print it, store it.
+
+    >>> Retry.exponential(1, cap=60).delay(3)
+    4.0
+    """
+
+    curve: Curve = "immediate"
+    delays: tuple[float, ...] = ()
+    factor: float = 2.0
+    cap: float | None = None
+    jitter: float = 0.0
+
+    SVIX: ClassVar[Retry]
+    """Svix's webhook schedule: 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, then every 10 h."""
+    WORKER: ClassVar[Retry]
+    """What a worker's failures wait when the queue's policy says nothing: about 5 s, 30 s, 3 min, then 10 min."""
+
+    @staticmethod
+    def immediate() -> Retry:
+        """At once."""
+        return Retry()
+
+    @staticmethod
+    def fixed(delay: Seconds) -> Retry:
+        """The same delay every time."""
+        return Retry("fixed", (seconds(delay, "delay"),))
+
+    @staticmethod
+    def linear(step: Seconds, *, cap: Seconds | None = None) -> Retry:
+        """`step`, twice `step`, three times `step`, … up to `cap`."""
+        return Retry("linear", (seconds(step, "step"),), cap=_cap(cap))
+
+    @staticmethod
+    def exponential(base: Seconds, *, factor: float = 2, cap: Seconds | None = None, jitter: float = 0.0) -> Retry:
+        """`base`, `base`·`factor`, `base`·`factor`², … up to `cap`; `jitter` takes up to that share off, at random."""
+        if not is_number(factor) or not 1 <= factor < float("inf"):
+            raise ConfigError(f"factor must be a number of at least 1, not {factor!r}")
+        if not is_number(jitter) or not 0 <= jitter <= 1:
+            raise ConfigError(f"jitter is a share between 0 and 1, not {jitter!r}")
+        return Retry("exponential", (seconds(base, "base"),), float(factor), _cap(cap), float(jitter))
+
+    @staticmethod
+    def schedule(*delays: Seconds) -> Retry:
+        """These delays in turn; the last repeats."""
+        if not delays:
+            raise ConfigError("a schedule needs at least one delay; Retry.immediate() is the one without")
+        return Retry("schedule", tuple(seconds(delay, "delay") for delay in delays))
+
+    def delay(self, failures: int, chance: Callable[[], float] | None = None) -> float:
+        """Seconds to wait after this many failed attempts, the first being 1."""
+        if self.curve == "immediate":
+            return 0.0
+        if self.curve == "schedule":
+            return min(self.delays[min(failures, len(self.delays)) - 1], LONGEST)
+        first = self.delays[0]
+        if self.curve == "linear":
+            first *= failures
+        elif self.curve == "exponential":
+            try:
+                first *= self.factor ** (failures - 1)
+            except OverflowError:
+                first = LONGEST
+        limited = min(first, LONGEST if self.cap is None else self.cap, LONGEST)
+        if not self.jitter:
+            return limited
+        if chance is None:
+            import random
+
+            chance = random.random
+        return limited * (1 - self.jitter * chance())
+
+    def __str__(self) -> str:
+        given = [f"{delay:g}" for delay in self.delays]
+        if self.curve == "exponential":
+            given.append(f"factor={self.factor:g}")
+        if self.cap is not None:
+            given.append(f"cap={self.cap:g}")
+        if self.jitter:
+            given.append(f"jitter={self.jitter:g}")
+        return f"{self.curve}({', '.join(given)})"
+
+
+def _cap(cap: Seconds | None) -> float | None:
+    return None if cap is None else seconds(cap, "cap")
+
+
+Retry.SVIX = Retry.schedule(5, 300, 1800, 7200, 18_000, 36_000)
+Retry.WORKER = Retry.exponential(
+    WORKER_RETRY_FIRST, factor=WORKER_RETRY_FACTOR, cap=WORKER_RETRY_LONGEST, jitter=WORKER_RETRY_JITTER
+)
+
+
+# ── as people write it ───────────────────────────────────────────────────────────────────────────────────────────────
+def parse_retry(text: str) -> Retry | None:
+    """The retry behind immediate, svix, fixed:5s, linear:10s:5m, exponential:1s:60s or schedule:5s,5m,30m; None behind
+    default."""
+    curve, _, given = text.strip().lower().partition(":")
+    delays = [parse_duration(part) for part in given.replace(",", ":").split(":") if part.strip()]
+    cap = delays[1] if len(delays) > 1 else None
+    makers: dict[str, tuple[bool, Callable[[], Retry | None]]] = {
+        "default": (not delays, lambda: None),
+        "immediate": (not delays, Retry.immediate),
+        "svix": (not delays, lambda: Retry.SVIX),
+        "fixed": (len(delays) == 1, lambda: Retry.fixed(delays[0])),
+        "linear": (bool(delays), lambda: Retry.linear(delays[0], cap=cap)),
+        "exponential": (bool(delays), lambda: Retry.exponential(delays[0], cap=cap)),
+        "schedule": (bool(delays), lambda: Retry.schedule(*delays)),
+    }
+    fits, make = makers.get(curve, (False, Retry.immediate))
+    if not fits:
+        raise ConfigError(
+            f"{text[:60]!r} is no retry: write default, immediate, fixed:5s, linear:10s:5m, exponential:1s:60s,"
+            " schedule:5s,5m,30m or svix"
+        )
+    return make()
+
+
+def write_retry(retry: Retry | None) -> str:
+    """A retry as `parse_retry` reads it; empty when that has no words for it (a factor other than 2, or jitter)."""
+    if retry is None:
+        return "default"
+    given = [write_duration(delay) for delay in (*retry.delays, *([] if retry.cap is None else [retry.cap]))]
+    text = f"{retry.curve}:{(',' if retry.curve == 'schedule' else ':').join(given)}".rstrip(":")
+    return text if parse_retry(text) == retry else ""
+
+
+# ── policies ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+Mode = Literal["work", "fanout"]
+
+LEASE = 30.0
+MAX_ATTEMPTS = 3
+MOST_ATTEMPTS = 1_000_000_000
+DEDUP_WINDOW = 300.0
+FEED: Final = ".feed"
+"""What the name of a queue's feed ends with."""
+
+
+class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a queue delivers. Durations are seconds (timedelta where you set them). Values: compare, print, store."""
+
+    mode: Mode = "work"
+    """work: each message to one consumer, an ack removes it. fanout: every group gets every message. A queue keeps the
+    mode it was made with."""
+    lease: float = LEASE
+    """How long a consumer may hold a message before it is offered again; 0: until the process that took it ends."""
+    max_attempts: int = MAX_ATTEMPTS
+    """How often a message is delivered before it is given up."""
+    dead_letter: str | None = None
+    """The queue that messages given up go to; without one they stay, in state "failed"."""
+    retry: Retry | None = None
+    """The delay before the next attempt. None: a worker's failures wait about 5 s, then 30 s, growing to 10 min
+    (`Retry.WORKER`); what is given back by hand, or lost with its lease, is ready at once."""
+    max_size: int | None = None
+    """How many unsettled messages the queue may hold; a push above it raises QueueFull."""
+    max_in_flight: int | None = None
+    """How many messages a group may have in flight at once; takes find nothing above it."""
+    max_in_flight_per_key: int = 1
+    """How many messages of one ordering key a group may have in flight. 1 keeps their order; with more they begin in
+    order, and may overtake each other."""
+    rate: str | None = None
+    """How many messages a group is given in any period of that length: "100/s", "10/m", "5/30s"."""
+    rate_per_key: str | None = None
+    """The same for the messages of one ordering key; those of other keys pass them."""
+    fair_by: str | None = None
+    """What messages are told apart by so that all get their share: a header ("tenant"), the key ("key"), or the part
+    of the key before a text ("key:/"). None waits because another has a million messages."""
+    throttle: float | None = None
+    """Of pushes with one key within so many seconds the first becomes a message; the others get its receipt."""
+    debounce: float | None = None
+    """A push with a key waits so many seconds for others of its key: the newest takes the place of those before it."""
+    debounce_limit: float | None = None
+    """How long pushes may go on taking each other's place before the newest is delivered all the same."""
+    breaker: str | None = None
+    """How many failures within which time open the circuit breaker of a group ("5/1m"): then it gets nothing, until
+    after `breaker_pause` one message is tried, and has succeeded."""
+    breaker_pause: float = 30.0
+    """How long a circuit breaker stays open before one message is tried."""
+    ttl: float | None = None
+    """Messages older than this are not delivered any more: they go to the dead letters, or, without those, away."""
+    retention: Literal["hold", "dead_letter"] = "hold"
+    """What becomes of unsettled messages that the topic's retention (`max_age`, `max_events`, `max_bytes`) passes:
+    "hold" keeps them until they are settled, "dead_letter" sends them to the dead letters with that reason."""
+    priority: bool = False
+    """Whether messages have priorities (and no ordering keys): higher ones first, then by position."""
+    feed: bool = False
+    """Whether all that becomes of messages is written down, as events of the topic `<queue>.feed`."""
+    dedup_window: float | None = DEDUP_WINDOW
+    """How long a dedup key is remembered; None for ever. A queue made over a topic that is there keeps the topic's."""
+
+
+FIELDS = QueuePolicy.__struct_fields__
+DEFAULT = QueuePolicy()
+WORDS: Mapping[str, tuple[str, str]] = {
+    "mode": ("work", "of a new queue: each message to one consumer, or to every group"),
+    "lease": ("30s", "how long a consumer may hold a message (0s: until the process that took it ends)"),
+    "max_attempts": ("3", "deliveries before a message is given up"),
+    "dead_letter": ("emails.dead", "the queue that messages given up go to (none: they stay, failed)"),
+    "retry": ("default", "when a message is tried again, like exponential:1s:60s, fixed:5s, schedule:5s,5m,30m"),
+    "max_size": ("none", "unsettled messages it may hold (none: any)"),
+    "max_in_flight": ("none", "messages a group may have in flight (none: any)"),
+    "max_in_flight_per_key": ("1", "messages of one key a group may have in flight; 1 keeps their order"),
+    "rate": ("100/s", "messages a group is given, like 100/s (none: any)"),
+    "rate_per_key": ("10/m", "the same for each key (none: any)"),
+    "fair_by": ("tenant", "what takes turns: a HEADER, key, or key:/ (none: nothing)"),
+    "throttle": ("10s", "the first push of a key within this wins (none: all do)"),
+    "debounce": ("10s", "the newest push of a key within this wins (none: all do)"),
+    "debounce_limit": ("1m", "how long the newest push may be put off (none: any time)"),
+    "breaker": ("5/1m", "failures that stop deliveries, like 5/1m (none: any)"),
+    "breaker_pause": ("30s", "how long they stop before one message is tried"),
+    "ttl": ("7d", "messages older than this are not delivered (none: all are)"),
+    "retention": ("hold", "what becomes of unsettled messages that the topic's retention passes"),
+    "priority": ("no", "whether messages have priorities"),
+    "feed": ("no", "whether the topic QUEUE.feed says what becomes of messages"),
+    "dedup_window": ("5m", "how long dedup keys are remembered (none: for ever)"),
+}
+"""Of each field an example and its meaning, as the command line's help and the console's form say them."""
+
+
+def checked(given: Mapping[str, Any], queue: str) -> dict[str, Any]:
+    """The fields of a policy as a caller gave them, in their stored form; ConfigError names the first bad one."""
+    unknown = sorted(set(given) - set(FIELDS))
+    if unknown:
+        raise ConfigError(f"a queue has no policy {unknown[0]!r}{nearest(unknown[0], FIELDS)}")
+    fields = dict(given)
+    if "mode" in fields and fields["mode"] not in ("work", "fanout"):
+        raise ConfigError(f'mode is "work" or "fanout", not {fields["mode"]!r}')
+    if "lease" in fields:
+        fields["lease"] = seconds(fields["lease"], "lease")
+    if fields.get("dedup_window") is not None:
+        fields["dedup_window"] = seconds(fields["dedup_window"], "dedup_window")
+    if fields.get("ttl") is not None:
+        fields["ttl"] = seconds(fields["ttl"], "ttl", minimum=0.001)
+    if "max_attempts" in fields:
+        check_attempts(fields["max_attempts"])
+    for name in ("max_size", "max_in_flight"):
+        check_limit(fields.get(name), name, 1)
+    check_flow(fields)
+    if "retention" in fields and fields["retention"] not in ("hold", "dead_letter"):
+        raise ConfigError(f'retention is "hold" or "dead_letter", not {fields["retention"]!r}')
+    for name in ("priority", "feed"):
+        if name in fields and not isinstance(fields[name], bool):
+            raise ConfigError(f"{name} must be True or False, not {fields[name]!r}")
+    if fields.get("feed"):
+        check_name(queue + FEED, "topic")
+    if fields.get("dead_letter") is not None:
+        fields["dead_letter"] = _dead_letter(fields["dead_letter"], queue)
+    if "retry" in fields:
+        fields["retry"] = _retry(fields["retry"])
+    return fields
+
+
+def check_together(policy: QueuePolicy, queue: str) -> None:
+    """Refuses settings that need another one which is not there."""
+    check_flow_together(policy, queue)
+    if policy.retention == "dead_letter" and policy.dead_letter is None:
+        raise ConfigError(f'queue {queue!r} needs a dead-letter queue for retention="dead_letter": give dead_letter=')
+
+
+def duration_ms(value: Seconds, name: str) -> int:
+    return round(seconds(value, name) * 1000)
+
+
+def check_attempts(value: Any) -> int:
+    if check_whole(value, "max_attempts") > MOST_ATTEMPTS:
+        raise ConfigError(f"max_attempts must be at most {MOST_ATTEMPTS:,}, not {value!r}")
+    return int(value)
+
+
+def _dead_letter(target: str, queue: str) -> str:
+    name = check_name(target, "queue")
+    if name == queue:
+        raise ConfigError(f"queue {queue!r} cannot be its own dead-letter queue: name another one")
+    return refuse_system(name)
+
+
+def _retry(value: object) -> Retry | None:
+    if value is None or isinstance(value, Retry):
+        return value
+    if isinstance(value, timedelta) or is_number(value):
+        return Retry.fixed(value)
+    raise ConfigError(f"retry must be a Retry (or a fixed delay in seconds, or None for the default), not {value!r}")
+
+
+def refuse_other_mode(name: str, stored: QueuePolicy, mode: object) -> None:
+    """PolicyMismatch when a queue would have to change its mode, which it keeps for as long as it is there."""
+    if mode != stored.mode:
+        raise PolicyMismatch(
+            f"queue {name!r} has mode={stored.mode}, and a queue keeps its mode: make another queue with mode={mode}, "
+            "and move the messages there with queue.move(other)"
+        )
+
+
+def refuse_mismatch(name: str, stored: QueuePolicy, given: dict[str, object]) -> None:
+    """PolicyMismatch when a caller asks for another policy than the stored one."""
+    refuse_other_mode(name, stored, given.get("mode", stored.mode))
+    for field, value in given.items():
+        kept = getattr(stored, field)
+        if kept != value:
+            raise PolicyMismatch(
+                f"queue {name!r} has {field}={kept}, not {value}: open it without {field}=, "
+                f'or change it: journal.queue({name!r}, policy="update", {field}=…), or queue.configure({field}=…)'
+            )

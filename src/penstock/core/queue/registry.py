@@ -1,0 +1,186 @@
+"""A journal's queues: their handles, their cached states, and the threads that belong to them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.core.journal.catalog import load_record
+from penstock.core.journal.commit import Commit
+from penstock.core.journal.keys import prefix_end, stored_name
+from penstock.core.journal.owners import new_owner, retire_owner
+from penstock.core.names import check_name
+from penstock.core.queue.policy import FEED, QueuePolicy, checked, refuse_mismatch
+from penstock.core.queue.state import keys
+from penstock.core.queue.state.cache import QueueCache, unknown_queue
+from penstock.core.queue.state.keys import flow_of_queue
+from penstock.core.queue.state.records import QueueRecord, read_queue
+from penstock.core.queue.upkeep import QueueUpkeep
+
+if TYPE_CHECKING:
+    from penstock.core.engine.contract import Snapshot
+    from penstock.core.journal.core import JournalCore
+    from penstock.core.queue.queue import LocalQueue
+    from penstock.core.queue.schedule import Scheduler
+    from penstock.core.surface.queue import Queue
+
+# What only a queue in use needs is imported where it is used: a program that opens a journal for its topics, as most
+# commands do, starts sooner.
+
+
+def _rows_of(topic: int) -> list[tuple[bytes, bytes]]:
+    """Everywhere rows of a queue may be."""
+    return [keys.groups_range(topic), keys.shared_range(topic), flow_of_queue(topic)]
+
+
+def _owner_of_topic(snap: Snapshot, name: str) -> str | None:
+    """The queue whose results, or whose feed, a topic has."""
+    from penstock.core.queue.results import SUFFIX
+
+    owners = (name.removesuffix(suffix) for suffix in (SUFFIX, FEED) if name.endswith(suffix))
+    return next((queue for queue in owners if queue and snap.get(keys.queue_key(queue)) is not None), None)
+
+
+def with_topics_window(snap: Snapshot, name: str, record: QueueRecord) -> QueueRecord:
+    """A queue's record with the dedup window of its topic, which may have been given another one since."""
+    topic = load_record(snap, name)
+    if topic is not None and topic.settings.dedup_window != record.policy.dedup_window:
+        record.policy = msgspec.structs.replace(record.policy, dedup_window=topic.settings.dedup_window)
+    return record
+
+
+class QueueRegistry:
+    """Everything about queues that one open journal has one of."""
+
+    def __init__(self, core: JournalCore, make_handle: Callable[[LocalQueue], Queue]) -> None:
+        self.core = core
+        self.make_handle = make_handle
+        self.cache = QueueCache()
+        self.owner = new_owner()
+        self.upkeep = QueueUpkeep(core, self.cache)
+        self._handles: dict[str, LocalQueue] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        core.holds.append(self.upkeep.holds)
+        core.trims.append(self.upkeep.trimmed)
+        core.housekeeper.holds.append(self.upkeep.holds)
+        core.housekeeper.before_retention.append(self.upkeep.give_way)
+        core.housekeeper.chores.append(self.upkeep.maintain)
+        rules = core.housekeeper.drop_rules
+        rules.users.append(self._users)
+        rules.hooks.append(self._drop)
+        rules.rows.append(_rows_of)
+        core.before_close.append(self.close)
+        core.owner_of_topic = _owner_of_topic
+
+    def names(self) -> list[str]:
+        """The names of all queues, sorted."""
+        return [name for name, _ in self._stored()]
+
+    def paused(self) -> list[str]:
+        """The names of queues that are paused, and QUEUE/GROUP where only a group is; sorted."""
+        paused = [(name, group) for name, value in self._stored() for group in read_queue(value, name).paused]
+        return sorted(f"{name}/{group}" if group else name for name, group in paused)
+
+    def _stored(self) -> list[tuple[str, bytes]]:
+        with self.core.engine.read() as snap:
+            found = snap.scan(keys.QUEUE, prefix_end(keys.QUEUE))
+            return [(stored_name(key[len(keys.QUEUE) :]), value) for key, value in found]
+
+    def queue(self, name: str, policy: Mapping[str, object], *, create: bool = True) -> LocalQueue:
+        """A queue; it is made when it is not there."""
+        check_name(name, "queue")
+        wanted = checked(policy, name)
+        record = self.record(name)
+        if record is None:
+            if not create or self.core.engine.read_only:
+                raise unknown_queue(name, self.names())
+            record = self.core.run(lambda commit: self._make(commit, name, wanted))
+        refuse_mismatch(name, record.policy, wanted)
+        return self.handle(name)
+
+    def existing(self, name: str) -> LocalQueue:
+        """A queue that must be there."""
+        record = self.record(check_name(name, "queue"))
+        if record is None:
+            raise unknown_queue(name, self.names())
+        return self.handle(name)
+
+    def known(self, name: str) -> LocalQueue | None:
+        """A queue that was asked for before; that it is still there is for the commit to say."""
+        return self._handles.get(name)
+
+    def record(self, name: str) -> QueueRecord | None:
+        """What is stored of a queue, or None when there is none."""
+        with self.core.engine.read() as snap:
+            value = snap.get(keys.queue_key(name))
+            return None if value is None else with_topics_window(snap, name, read_queue(value, name))
+
+    def policy(self, name: str) -> QueuePolicy:
+        """How a queue delivers, as stored."""
+        record = self.record(name)
+        if record is None:
+            raise unknown_queue(name)
+        return record.policy
+
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        """What runs the queues' periodic messages."""
+        from penstock.core.queue.schedule import Scheduler
+
+        return Scheduler(self)
+
+    def handle(self, name: str) -> LocalQueue:
+        """What the one handle of a queue stands on."""
+        from penstock.core.queue.queue import LocalQueue
+
+        with self._lock:
+            handle = self._handles.get(name)
+            if handle is None:
+                handle = self._handles[name] = LocalQueue(self, name)
+                if not self._closed:
+                    self.scheduler.watch(name)
+        return handle
+
+    # ── a topic that is dropped ──────────────────────────────────────────────────────────────────────────────────────
+    def _users(self, commit: Commit, topic: str) -> list[str]:
+        state = self.cache.find(commit, topic)
+        if state is None:
+            return []
+        return [f"the queue {topic!r} with {state.unsettled(commit)} messages that are not settled"]
+
+    def _drop(self, commit: Commit, topic: str, topic_id: int) -> None:
+        """The queue goes with its topic; its groups, leases and schedules are rows of the topic."""
+        state = self.cache.find(commit, topic)
+        if state is not None:
+            from penstock.core.queue.results import answer_removed
+
+            answer_removed(commit, state, state.latest(commit))
+            state.tell_purged(commit, state.latest(commit), "dropped")
+        commit.tx.delete(keys.queue_key(topic))
+        self.cache.forget_topic(topic_id)
+
+    def _make(self, commit: Commit, name: str, fields: dict[str, object]) -> QueueRecord:
+        state = self.cache.find(commit, name)  # another process may have been faster
+        return (state or self.cache.create(commit, name, fields)).record
+
+    def close(self) -> None:
+        """Ends what queues do in the background, while the journal is still open."""
+        with self._lock:
+            self._closed = True
+            used = bool(self._handles)
+        if used:
+            self.scheduler.close()
+        failures: list[BaseException] = []
+        for worker in list(self.core.workers):  # what they hold endlessly is free only when no handler has it any more
+            try:
+                worker.stop()
+            except BaseException as error:
+                failures.append(error)
+        retire_owner(self.owner)
+        if failures:
+            raise failures[0]

@@ -1,0 +1,380 @@
+"""Outcomes of messages: what a handler returned, or why a message was given up, for those who pushed with `reply=True`.
+
+A message that wants a reply has a header (`reply-to`) that names the topic `<queue>.results` and a token. The outcome
+is an event of that topic, with the token as its key and the message as its cause, in the commit that settles it. The
+pusher waits with a ticket; one thread follows the topic for all of a journal, while any waits. No outcome is missed: a
+ticket enlists, and only then reads what is there already; what comes later, the thread sees.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from penstock.core.clock import Seconds, seconds
+from penstock.core.consuming.delivery import Delivery
+from penstock.core.consuming.handover import hand_over
+from penstock.core.events import Event, Receipt
+from penstock.core.journal.blocks import Columns
+from penstock.core.journal.catalog import TopicRecord, save_record
+from penstock.core.journal.commit import Commit
+from penstock.core.journal.prepare import PreparedBatch, encode_payload, is_binary
+from penstock.core.model.failure import DEAD_QUEUE, FailureText
+from penstock.core.names import check_mapping, check_name
+from penstock.core.queue.state.cache import QueueState
+from penstock.core.queue.state.records import FAILED
+from penstock.core.ticket import Ticket, wake
+from penstock.errors import Closed, ConfigError, PenstockError, PositionTrimmed, ReplyFailed
+from penstock.limits import RESULT_TTL
+
+if TYPE_CHECKING:
+    from penstock.core.consuming.subscription import Subscription
+    from penstock.core.surface.journal import Journal
+    from penstock.core.surface.queue import Queue
+    from penstock.core.surface.topic import Topic
+
+REPLY: Final = "reply-to"
+SUFFIX: Final = ".results"
+RESULT: Final = "result"
+FAILURE: Final = "failure"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class StoredResult(msgspec.Struct, frozen=True):
+    """What a handler returned, as it is stored."""
+
+    payload: bytes = b"null"
+    binary: bool = False
+
+
+class FailureReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a message was given up, as it is stored."""
+
+    reason: str
+    error: str | None = None
+    traceback: str | None = None
+
+
+NOTHING: Final = StoredResult()
+
+
+def answer_of(result: object) -> StoredResult:
+    """A handler's return value; ConfigError when it has no stored form."""
+    return NOTHING if result is None else StoredResult(encode_payload(result), is_binary(result))
+
+
+# ── asking for a reply ───────────────────────────────────────────────────────────────────────────────────────────────
+def with_reply(queue: str, headers: Mapping[str, str] | None) -> tuple[dict[str, str], str]:
+    """The headers of a message of a queue that wants a reply, and the token of the reply."""
+    token = uuid4().hex
+    topic = check_name(queue + SUFFIX, "topic")
+    return {**check_mapping(headers, "headers"), REPLY: f"{topic}#{token}"}, token
+
+
+def read_reply(headers: Mapping[str, str]) -> tuple[str, str] | None:
+    """Topic and token of the reply a message wants; None: it wants none. Any producer may have written the header."""
+    topic, found, token = headers.get(REPLY, "").rpartition("#")
+    return (topic, token) if found and topic.endswith(SUFFIX) and topic != SUFFIX and token else None
+
+
+def note_replies(
+    commit: Commit, queue: QueueState, headers: Sequence[Mapping[str, str] | None], *, moved: bool
+) -> None:
+    """Notes that some of a queue's messages want replies, when the first of them is pushed."""
+    if not any(one and REPLY in one for one in headers):
+        return
+    if queue.fanout and not moved:
+        raise ConfigError(
+            f"queue {queue.name!r} is in fanout mode, where every group has an outcome of its own: "
+            'reply=True needs mode="work"'
+        )
+    queue.traits.replies = True
+    queue.save_traits(commit)
+
+
+# ── answering ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def answer(commit: Commit, queue: QueueState, seq: int, given: StoredResult) -> None:
+    """A message was handled: says what came of it, if it wants a reply."""
+    _append(commit, queue, seq, RESULT, given)
+
+
+def answer_failure(commit: Commit, queue: QueueState, seq: int, reason: str, failure: FailureText) -> None:
+    """A message was given up: says why, if it wants a reply."""
+    _append(commit, queue, seq, FAILURE, StoredResult(_encode(FailureReply(reason, failure.error, failure.traceback))))
+
+
+def _append(commit: Commit, queue: QueueState, seq: int, kind: str, given: StoredResult) -> None:
+    event = queue.blocks.event(commit.tx, seq)
+    # A dead letter has had its answer: what becomes of it here is no outcome of the message it was.
+    wanted = None if event is None or DEAD_QUEUE in event.headers else read_reply(event.headers)
+    if event is None or wanted is None:
+        return
+    topic, token = wanted
+    if commit.head(topic) is None:
+        head = commit.ensure(topic)
+        head.settings = msgspec.structs.replace(head.settings, max_age=RESULT_TTL)
+        save_record(commit.tx, topic, TopicRecord(head.topic_id, head.settings))
+    columns = Columns([kind], [given.payload], [True] if given.binary else None, [token])
+    columns.causation = [event.id]
+    columns.correlation = [event.correlation_id or event.id]
+    commit.append(topic, PreparedBatch(columns, len(given.payload)))
+
+
+def ack_with(delivery: Delivery, result: object) -> None:
+    """Settles a message that a worker's handler is done with; a reply that cannot be stored gives the message up."""
+    if read_reply(delivery.headers) is None:
+        delivery.ack()
+        return
+    try:
+        delivery.ack(result=result)
+    except ConfigError as error:
+        delivery.nack(dead=True, error=ConfigError(f"the handler's return value is no reply: {error}"))
+
+
+# ── messages that go unhandled ────────────────────────────────────────────────────────────────────────────────────────
+Taken = Literal["removed", "discarded"]
+REMOVED: Final[Taken] = "removed"
+DISCARDED: Final[Taken] = "discarded"
+_WHY: Final = FailureText("it was taken away before it was handled")
+_EXPIRED: Final = "expired"
+
+
+def answer_removed(commit: Commit, queue: QueueState, through: int) -> None:
+    """Answers for the messages up to a position, in flight or not, before they are removed."""
+    if queue.traits.replies:
+        tx = commit.tx
+        flying = queue.in_flight(tx)
+        waiting = [seq for seq in _wanting(commit, queue, through) if seq in flying or queue.find(tx, seq)]
+        answer_taken(commit, queue, waiting, REMOVED, held=flying)
+
+
+def answer_taken(
+    commit: Commit, queue: QueueState, seqs: Iterable[int], why: Taken, held: frozenset[int] | set[int] = frozenset()
+) -> None:
+    """Answers for unsettled messages before they are removed. A failed one was answered when it failed; one past its
+    ttl is told that it has expired, unless it is in flight."""
+    if not queue.traits.replies:
+        return
+    queue.blocks.refresh(commit)
+    overdue = queue.overdue_through(commit.tx, commit.now_ms)
+    for seq in seqs:
+        if all(message.state != FAILED for _, message in queue.find(commit.tx, seq)):
+            late = seq <= overdue and seq not in held
+            answer_failure(commit, queue, seq, _EXPIRED if late else why, FailureText() if late else _WHY)
+
+
+def _wanting(commit: Commit, queue: QueueState, through: int) -> Iterator[int]:
+    """Messages up to a position that want replies, settled or not."""
+    commit.flush()
+    view = queue.view(commit.tx)
+    for block in view.blocks(0, through):
+        if block.may_have_header(REPLY):
+            for row, seq in enumerate(block.seqs):
+                if seq <= through and REPLY in block.headers(row):
+                    yield seq
+
+
+# ── waiting for outcomes ─────────────────────────────────────────────────────────────────────────────────────────────
+IDLE = 5.0
+"""Seconds without a waiter after which the thread ends."""
+
+
+class ResultsFollower:
+    """Those who wait for outcomes in one topic of results."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, list[Ticket[Event | None]]] = {}
+        self._following: Subscription | None = None
+
+    def enlist(self, topic: Topic, token: str) -> Ticket[Event | None]:
+        """A ticket that is resolved when the outcome comes; with None when the caller has to read the topic again."""
+        ticket: Ticket[Event | None] = Ticket()
+        with self._lock:
+            self._waiting.setdefault(token, []).append(ticket)
+            if self._following is None:
+                try:
+                    following = topic.subscribe("latest")
+                    name = f"penstock-results-{topic.name}"
+                    threading.Thread(target=self._run, args=(following,), name=name, daemon=True).start()
+                except BaseException:
+                    del self._waiting[token]
+                    raise
+                self._following = following  # only now: without a thread the next to wait begins anew
+        return ticket
+
+    def leave(self, token: str, ticket: Ticket[Event | None]) -> None:
+        """No caller waits with this ticket any more."""
+        with self._lock:
+            tickets = self._waiting.get(token, [])
+            if ticket in tickets:
+                tickets.remove(ticket)
+            if not tickets:
+                self._waiting.pop(token, None)
+
+    def _run(self, following: Subscription) -> None:
+        outcome: BaseException | None = None
+        try:
+            while (event := following.next(IDLE)) is not None or not self._is_idle():
+                if event is not None and event.key is not None:
+                    self._tell(event.key, event)
+        except PositionTrimmed:
+            pass  # those who wait read the topic again, and enlist anew
+        except PenstockError as error:
+            outcome = error
+        finally:
+            following.close()
+            with self._lock:
+                if self._following is following:
+                    self._following = None
+                rest = [ticket for tickets in self._waiting.values() for ticket in tickets]
+                self._waiting.clear()
+            for ticket in rest:
+                ticket.set_outcome(None, outcome)
+            wake(rest)
+
+    def _is_idle(self) -> bool:
+        """Whether no caller waits; then the next one to come begins anew."""
+        with self._lock:
+            if self._waiting:
+                return False
+            self._following = None
+            return True
+
+    def _tell(self, token: str, event: Event) -> None:
+        with self._lock:
+            tickets = self._waiting.pop(token, [])
+        for ticket in tickets:
+            ticket.set_outcome(event, None)
+        wake(tickets)
+
+
+# A follower knows no journal but while its thread runs: it would keep the journal, which is its key, alive.
+_followers: WeakKeyDictionary[Journal, dict[str, ResultsFollower]] = WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def follower_of(journal: Journal, topic: str) -> ResultsFollower:
+    """The one follower that a journal has of a topic of results."""
+    with _making:
+        return _followers.setdefault(journal, {}).setdefault(topic, ResultsFollower())
+
+
+# ── tickets ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+class ResultTicket:
+    """Stands for the outcome of a message that was pushed with `reply=True`: wait with `result()`, or `await` it."""
+
+    def __init__(self, queue: Queue, receipt: Receipt, token: str) -> None:
+        self.queue = queue
+        self.receipt = receipt
+        """Where the message is."""
+        if receipt.duplicate:
+            original = queue.journal.topic(queue.name).get(receipt.seq)
+            wanted = None if original is None else read_reply(original.headers)
+            if wanted is None:
+                raise ConfigError(
+                    f"this push repeats message {receipt.seq} of queue {queue.name!r}, which wants no reply or is gone"
+                )
+            token = wanted[1]
+        self._token = token
+        self._topic = queue.journal.topic(queue.name + SUFFIX)
+        self._follower = follower_of(queue.journal, queue.name + SUFFIX)
+        self._found: Event | None = None
+
+    def __repr__(self) -> str:
+        return f"<ticket for message {self.receipt.seq} of queue {self.queue.name!r}>"
+
+    def done(self) -> bool:
+        """Whether the outcome is there."""
+        return self._poll() is not None
+
+    def result(self, timeout: Seconds | None = None) -> Any:
+        """Waits for the outcome: what the handler returned. ReplyFailed when the message was given up, TimeoutError
+        when there is no outcome after `timeout`: it may still come."""
+        deadline = _deadline(timeout)
+        while True:
+            waiting = self._enlist()
+            try:
+                found = self._poll() or (waiting.result(self._left(deadline)) if waiting else None)
+            except TimeoutError:
+                raise self._late() from None
+            finally:
+                self._leave(waiting)
+            if found is not None:
+                return self._outcome(found)
+
+    async def result_async(self, timeout: Seconds | None = None) -> Any:
+        """`result` for an event loop."""
+        import asyncio
+
+        deadline = _deadline(timeout)
+        while True:
+            waiting = await hand_over(self._enlist, self._leave)
+            try:
+                found = await asyncio.to_thread(self._poll)
+                if found is None and waiting is not None:
+                    async with asyncio.timeout(self._left(deadline)):
+                        found = await waiting
+            except TimeoutError:
+                raise self._late() from None
+            finally:
+                self._leave(waiting)
+            if found is not None:
+                return self._outcome(found)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.result_async().__await__()
+
+    def _poll(self) -> Event | None:
+        if self._found is None:
+            if self.queue.journal.closed:
+                raise Closed(f"the journal was closed while {self!r} waited")
+            self._found = next(iter(self._topic.read(key=self._token, reverse=True, limit=1)), None)
+        return self._found
+
+    def _enlist(self) -> Ticket[Event | None] | None:
+        """Waits for the outcome from here on; None where it is known."""
+        if self._found is not None:
+            return None
+        if self.queue.journal.closed:
+            raise Closed(f"the journal was closed while {self!r} waited")
+        return self._follower.enlist(self._topic, self._token)
+
+    def _leave(self, waiting: Ticket[Event | None] | None) -> None:
+        if waiting is not None:
+            self._follower.leave(self._token, waiting)
+
+    def _left(self, deadline: float | None) -> float | None:
+        """How long to wait still; None for ever."""
+        if deadline is None:
+            return None
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise self._late()
+        return left
+
+    def _late(self) -> TimeoutError:
+        return TimeoutError(f"message {self.receipt.seq} of queue {self.queue.name!r} has no outcome yet")
+
+    def _outcome(self, found: Event) -> Any:
+        if found.kind == RESULT:
+            return found.payload
+        why = found.payload
+        raise ReplyFailed(
+            f"message {self.receipt.seq} of queue {self.queue.name!r} was given up ({why['reason']}): "
+            f"{why.get('error') or 'no error was given'}",
+            reason=why["reason"],
+            error=why.get("error"),
+            traceback=why.get("traceback"),
+        )
+
+
+def _deadline(timeout: Seconds | None) -> float | None:
+    return None if timeout is None else time.monotonic() + seconds(timeout, "timeout")

@@ -1,0 +1,234 @@
+"""The leases of one group: which messages consumers hold, and until when."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+import msgspec
+
+from penstock.core.engine.contract import Snapshot
+from penstock.core.journal.commit import Commit
+from penstock.core.model.failure import AttemptEnd, cut_middle
+from penstock.core.queue.state import keys
+from penstock.core.queue.state.feed import DELIVERED, TOLD_TOGETHER, Change
+from penstock.core.queue.state.places import Places
+from penstock.core.queue.state.records import (
+    LISTED,
+    LONGEST_LEASE,
+    RUN,
+    SINGLE,
+    TAKEN,
+    AttemptRow,
+    GroupRecord,
+    Lease,
+    MessageRow,
+    encode,
+    indexes_of,
+    read_lease,
+)
+from penstock.limits import ATTEMPTS_KEPT, MAX_ATTEMPT_ERROR_BYTES
+
+if TYPE_CHECKING:
+    from penstock.core.queue.state.cache import QueueState
+
+Holder = TypeVar("Holder", bound="Leases", covariant=True)
+
+
+class HeldMessage(msgspec.Struct, Generic[Holder], eq=False):
+    """A message that a lease still holds."""
+
+    group: Holder
+    lease_id: int
+    lease: Lease
+    index: int
+
+    @property
+    def seq(self) -> int:
+        return self.lease.seq(self.index)
+
+    def ended(self, now: int) -> bool:
+        """Returns whether the lease has ended, though no take may have noticed."""
+        return self.lease.deadline_of(self.index) <= now
+
+
+class Leases(Places):
+    """The leases of a group, each over messages that are in no other place."""
+
+    __slots__ = ("_leases",)
+
+    def __init__(self, queue: QueueState, group_id: int, name: str, record: GroupRecord) -> None:
+        super().__init__(queue, group_id, name, record)
+        self._leases: dict[int, Lease] = {}
+
+    def lease(self, snap: Snapshot, lease_id: int) -> Lease | None:
+        """A lease by its id, or None when all its messages are settled."""
+        lease = self._leases.get(lease_id)
+        if lease is None and self.record.leases > len(self._leases):
+            value = snap.get(self.prefix + keys.LEASE + lease_id.to_bytes(8))
+            if value is not None:
+                lease = self._leases[lease_id] = read_lease(value, self.queue.name)
+        return lease
+
+    def leases(self, snap: Snapshot, after: int = 0) -> Iterator[tuple[int, Lease]]:
+        """Every lease with a higher id than `after`, the oldest first."""
+        return self._read_leases(snap, *self.rows(keys.LEASE, after))
+
+    def _read_leases(self, snap: Snapshot, low: bytes, high: bytes) -> Iterator[tuple[int, Lease]]:
+        for key, value in snap.scan(low, high):
+            lease_id = keys.tail_seq(key)
+            lease = self._leases.get(lease_id)
+            if lease is None:
+                lease = self._leases[lease_id] = read_lease(value, self.queue.name)
+            yield lease_id, lease
+
+    def lease_of(self, snap: Snapshot, seq: int) -> HeldMessage[Self] | None:
+        """A message under the lease that holds it; None when none does."""
+        for lease_id, index in self._addresses(snap, seq) if self.record.in_flight else ():
+            lease = self.lease(snap, lease_id)
+            if lease is not None and lease.holds(index):
+                return HeldMessage(self, lease_id, lease, index)
+        return None
+
+    def _addresses(self, snap: Snapshot, seq: int) -> Iterator[tuple[int, int]]:
+        """Where a message may be held: the ids of leases, and its index there."""
+        yield SINGLE | seq, 0
+        for key, _ in snap.scan(self.row(keys.LEASE, RUN), self.row(keys.LEASE, RUN | seq + 1), reverse=True):
+            yield keys.tail_seq(key), seq - (keys.tail_seq(key) ^ RUN)
+            break
+        low = keys.batch_key(self.prefix, max(0, seq - LONGEST_LEASE), 0)
+        for key, value in snap.scan(low, keys.batch_key(self.prefix, seq + 1, 0), reverse=True):
+            (first, lease_id), (last, index) = keys.split_due(key), keys.unpack_seqs(value)
+            if seq <= last:
+                yield lease_id, index + seq - first
+
+    def in_flight(self, snap: Snapshot, after: int = 0) -> Iterator[HeldMessage[Self]]:
+        """The messages beyond a position that leases hold, ascending, read as they are asked for."""
+        if not self.record.in_flight:
+            return iter(())
+        runs, singles, end = (self.row(keys.LEASE, kind) for kind in (RUN, SINGLE, SINGLE + RUN))
+        beyond = self.row(keys.LEASE, RUN | after + 1)
+        first_run = next((key for key, _ in snap.scan(runs, beyond, reverse=True)), beyond)
+        return heapq.merge(
+            self._held_of(snap, self.row(keys.LEASE, SINGLE | after + 1), end, after),
+            self._held_of(snap, first_run, singles, after),
+            self._held_in_lists(snap, after),
+            key=lambda held: held.seq,
+        )
+
+    def _held_of(self, snap: Snapshot, low: bytes, high: bytes, after: int) -> Iterator[HeldMessage[Self]]:
+        for lease_id, lease in self._read_leases(snap, low, high):
+            held = (HeldMessage(self, lease_id, lease, index) for index in lease.held())
+            yield from (one for one in held if one.seq > after)
+
+    def _held_in_lists(self, snap: Snapshot, after: int) -> Iterator[HeldMessage[Self]]:
+        """Stretches of several lists may lie within each other: those that have begun are held side by side."""
+        begun: list[tuple[int, HeldMessage[Self]]] = []
+        low = keys.batch_key(self.prefix, max(0, after - LONGEST_LEASE), 0)
+        for key, value in snap.scan(low, self.rows(keys.BATCH)[1]):
+            (first, lease_id), (last, index) = keys.split_due(key), keys.unpack_seqs(value)
+            while begun and begun[0][0] < first:
+                yield heapq.heappop(begun)[1]
+            lease = self.lease(snap, lease_id)
+            for seq in range(max(first, after + 1), last + 1):
+                if lease is not None and lease.holds(index + seq - first):
+                    heapq.heappush(begun, (seq, HeldMessage(self, lease_id, lease, index + seq - first)))
+        yield from (held for _, held in sorted(begun, key=lambda one: one[0]))
+
+    def add_lease(self, commit: Commit, lease: Lease) -> int:
+        """Stores a new lease over messages that are taken, and gives it its id.
+
+        By the id the lease of a message is found: of one message, and of a run, it says the position it begins
+        with, and no two at a time begin with the same. Of a list it counts up, and rows lead there from the messages.
+        """
+        record = self.record
+        if lease.count == 1:
+            lease_id = SINGLE | lease.start
+        elif lease.messages is None:
+            lease_id = RUN | lease.start
+        else:
+            lease_id = LISTED | record.next_lease
+            record.next_lease += 1
+            for index, first, last in lease.stretches():
+                commit.tx.put(keys.batch_key(self.prefix, first, lease_id), keys.pack_seqs([last, index]))
+        record.leases += 1
+        record.in_flight += lease.count
+        if lease.owner is not None:
+            record.endless += 1
+        else:
+            if not record.next_deadline or lease.deadline < record.next_deadline:
+                record.next_deadline = lease.deadline
+            if record.swept and (not record.swept_deadline or lease.deadline < record.swept_deadline):
+                record.swept_deadline = lease.deadline  # the look under way may have passed its place
+        self._leases[lease_id] = lease
+        commit.tx.put(self.prefix + keys.LEASE + lease_id.to_bytes(8), encode(lease))
+        commit.touch(self)
+        if self.queue.feed is not None:
+            self._tell_lease(commit, DELIVERED, lease, range(lease.count))
+        return lease_id
+
+    def save_lease(self, commit: Commit, lease_id: int, lease: Lease) -> None:
+        commit.tx.put(self.prefix + keys.LEASE + lease_id.to_bytes(8), encode(lease))
+
+    def release(self, commit: Commit, lease_id: int, lease: Lease, mask: int, change: Change | None) -> None:
+        """Takes messages (a bit each, all of them held) out of a lease; the lease goes with its last message."""
+        record = self.record
+        if self.queue.feed is not None and change is not TOLD_TOGETHER:
+            self._tell_lease(commit, change, lease, indexes_of(mask))
+        commit.touch(self)
+        record.in_flight -= mask.bit_count()
+        if self.queue.record.policy.max_in_flight is not None:
+            commit.touched.setdefault(self.queue.name, 0)  # a push may wait for room
+        if lease.count > 1:
+            mask |= int.from_bytes(lease.settled, "little")
+        lease.settled = mask.to_bytes((lease.count + 7) // 8, "little")
+        if mask != (1 << lease.count) - 1:
+            self.save_lease(commit, lease_id, lease)
+            return
+        record.leases -= 1
+        if lease.owner is not None:
+            record.endless -= 1
+        if not record.leases:
+            record.next_deadline = 0
+        self._leases.pop(lease_id, None)
+        commit.tx.delete(self.prefix + keys.LEASE + lease_id.to_bytes(8))
+        if LISTED <= lease_id < RUN:
+            for _, first, _ in lease.stretches():
+                commit.tx.delete(keys.batch_key(self.prefix, first, lease_id))
+
+    def set_leases_back(self, commit: Commit) -> None:
+        """Follows a clock that was set back: no lease began later than now."""
+        record = self.record
+        record.next_deadline = record.swept = record.swept_deadline = 0
+        for lease_id, lease in list(self.leases(commit.tx)):
+            lease.set_back(commit.now_ms)
+            self.save_lease(commit, lease_id, lease)
+            for deadline in lease.deadlines():
+                record.next_deadline = min(record.next_deadline or deadline, deadline)
+
+    def take_back(
+        self, commit: Commit, lease_id: int, lease: Lease, indexes: list[int], change: Change | None
+    ) -> list[MessageRow]:
+        """Takes messages out of a lease that go elsewhere, and returns them; `move` puts them there."""
+        messages = [msgspec.structs.replace(lease.message(index), state=TAKEN) for index in indexes]
+        if indexes:
+            self.release(commit, lease_id, lease, sum(1 << index for index in indexes), change)
+        return messages
+
+    def _tell_lease(self, commit: Commit, change: Change, lease: Lease, indexes: Iterable[int]) -> None:
+        """The same for messages of a lease."""
+        assert self.queue.feed is not None
+        for message in (lease.message(index) for index in indexes):
+            self.queue.feed.note(commit, change, message.seq, self.name, message.attempts, lease.consumer)
+
+    def ended_attempts(
+        self, commit: Commit, lease: Lease, message: MessageRow, ended_ms: int, ended: AttemptEnd, error: str | None
+    ) -> list[AttemptRow]:
+        """A message's failed attempts with the one that ends now, under this lease; the newest ones."""
+        who = lease.consumer
+        known = None if who is None else self.queue.presence(commit.tx, lease.label, who)
+        host = None if known is None else known.host or None
+        error = None if error is None else cut_middle(error, MAX_ATTEMPT_ERROR_BYTES)
+        attempt = AttemptRow(message.attempts, message.last_ms, ended_ms, ended, who, host, error)
+        return [*self.trail(commit.tx, message).attempts, attempt][-ATTEMPTS_KEPT:]

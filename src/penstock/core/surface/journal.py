@@ -1,0 +1,390 @@
+"""A journal: what a program holds, wherever the store is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal, Self, Unpack
+
+from penstock.core.consuming.handover import finish
+from penstock.core.entity.outbox import Outbox
+from penstock.core.events import PayloadType
+from penstock.core.journal.across import across_query, check_positions
+from penstock.core.model.arguments import PolicyArguments, shows
+from penstock.core.model.query import EventQuery, check_follower
+from penstock.core.names import (
+    check_consumer,
+    check_function,
+    check_items,
+    check_mapping,
+    check_name,
+    check_path,
+    check_whole,
+)
+from penstock.core.protocol import topics as wire
+from penstock.core.queue.policy import QueuePolicy
+from penstock.core.schema import PayloadT
+from penstock.core.surface.topic import Topic
+from penstock.errors import ConfigError, PolicyMismatch
+from penstock.limits import SUBSCRIPTION_BUFFER
+
+if TYPE_CHECKING:
+    from types import UnionType
+
+    import pyarrow as pa
+
+    from penstock.core.consuming.subscription import JournalSubscription
+    from penstock.core.documents.conditions import Where
+    from penstock.core.entity.copying import CopyFormat, ExportReport, ImportReport
+    from penstock.core.entity.fence import Fence
+    from penstock.core.events import Event
+    from penstock.core.journal.description import Description, Pressure
+    from penstock.core.journal.moving import CopyReport
+    from penstock.core.journal.upkeep.dropping import DropReport
+    from penstock.core.observe.sample import Sample
+    from penstock.core.surface.backend import Backend
+    from penstock.core.surface.queue import Queue
+    from penstock.core.surface.transaction import Transaction
+
+USE_OUTBOX = "use outbox() for one atomic batch, or run the program where the store is"
+
+# What few programs call is imported when it is called: a command line starts a good deal sooner without it.
+
+
+class Journal:
+    """A set of topics and queues in one store, with one commit order; `penstock.open` gives one.
+
+    Thread-safe; close it, or use it as a context manager. A journal served elsewhere has the same surface; what needs
+    the store itself (transactions, fences, backups, …) raises ConfigError there.
+    """
+
+    _backend: Backend
+    """What the journal's handles stand on."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.clock = backend.clock
+
+    def __repr__(self) -> str:
+        return repr(self._backend)
+
+    @property
+    def id(self) -> str:
+        """The store's own name: the same wherever, and under whatever address, the store is opened."""
+        return self._backend.id
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._backend.closed
+
+    # ── topics and queues ────────────────────────────────────────────────────────────────────────────────────────────
+    def topic(self, name: str, *, payload: type[PayloadT] | UnionType | None = None) -> Topic[PayloadT]:
+        """A handle on a topic; the topic exists from its first append.
+
+        `payload`: the type of its payloads (a msgspec Struct, a dataclass, a TypedDict, a pydantic model, a union of
+        declared events): what is appended through this handle must fit, what is read is a value of it.
+        """
+        return Topic(self, check_name(name), None if payload is None else PayloadType(payload))
+
+    def _topic_of(self, given: Topic | str) -> tuple[str, PayloadType | None]:
+        """The name of a topic of this journal that is named, or given by its handle; and the type of its payloads."""
+        if isinstance(given, str):
+            return check_name(given), None
+        if not isinstance(given, Topic):
+            raise ConfigError(f"a topic is named, or given by its handle, not by {given!r:.80}")
+        if given.journal is not self:
+            raise ConfigError(f"topic {given.name!r} belongs to another journal")
+        return given.name, given._payload
+
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        return self._backend.call(wire.LIST_TOPICS)
+
+    def drop_topic(self, name: str, force: bool = False) -> DropReport:
+        """Removes a topic and everything that belongs to it; a topic of this name made later is another one.
+
+        TopicInUse when it has cursors, sealed files or a queue; `force` drops it with them. UnknownTopic when there is
+        none. It is gone when this returns; its rows are cleared away in passing, or by `maintain`.
+        """
+        return self._backend.call(wire.DROP_TOPIC, check_name(name), request=wire.DropTopicQuery(force))
+
+    @shows(PolicyArguments, QueuePolicy)
+    def queue(
+        self,
+        name: str,
+        *,
+        create: bool = True,
+        policy: Literal["match", "update"] = "match",
+        payload: type[PayloadT] | UnionType | None = None,
+        **options: Unpack[PolicyArguments],
+    ) -> Queue[PayloadT]:
+        """A queue over the topic of that name; it is made on first use. See `QueuePolicy` for the options.
+
+        `create=False` makes none: a queue that is not there raises UnknownQueue, which names the nearest one.
+
+        Options that differ from the stored ones raise PolicyMismatch, so that two programs that disagree find out.
+        `policy="update"` changes the stored ones instead, and the log and `penstock.audit` say what; the mode stays.
+
+        `payload`: the type of its messages' payloads, as in `topic`. A message that does not fit it fails where its
+        payload is asked for, and goes the way of one whose handler failed.
+        """
+        from penstock.core.surface.queue import Queue, named, update_policy
+
+        check_name(name, "queue")
+        if policy not in ("match", "update"):
+            raise ConfigError(f'policy is "match" or "update", not {policy!r:.80}')
+        wanted = named(options)
+        try:
+            found = self._backend.open_queue(self, name, wanted, create)
+        except PolicyMismatch:
+            if policy == "match":
+                raise
+            found = update_policy(self.queue(name), wanted)
+        return found if payload is None else Queue(self, found._backend, PayloadType(payload))
+
+    def queues(self) -> list[str]:
+        """The names of all queues, sorted."""
+        from penstock.core.protocol.queues import LIST_QUEUES
+
+        return self._backend.call(LIST_QUEUES)
+
+    # ── across topics ────────────────────────────────────────────────────────────────────────────────────────────────
+    def read(
+        self,
+        topics: str | Sequence[str] | None = None,
+        after: Mapping[str, int] | None = None,
+        limit: int | None = None,
+        *,
+        through: Mapping[str, int] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        reverse: bool = False,
+        key: str | None = None,
+        key_prefix: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        where: Where | str | None = None,
+    ) -> Iterator[Event]:
+        """Streams the events of several topics in the order they were recorded, of one state of the journal.
+
+        `topics` are names and patterns like "shop.*"; without it, all but those that penstock writes for itself
+        (`penstock.*`, a queue's results). `after` and `through` are positions by topic: a topic that is not in `after`
+        is read from its beginning, one that is not in `through` not at all. The rest is as in `Topic.read`. To go on
+        later, keep `positions[event.topic] = event.seq`, or `commit` it.
+        """
+        events = EventQuery(
+            key=key,
+            key_prefix=key_prefix,
+            kinds=kind,
+            scope=scope,
+            where=where,
+            limit=limit,
+            since=since,
+            until=until,
+            reverse=reverse,
+        )
+        query = across_query(topics, after, through, events)
+        return iter(()) if query.events.nothing else self._backend.read(query)
+
+    def subscribe(
+        self,
+        topics: str | Sequence[str] | None = None,
+        after: Mapping[str, int] | Literal["latest"] | None = None,
+        *,
+        buffer: int = SUBSCRIPTION_BUFFER,
+        key: str | None = None,
+        key_prefix: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        where: Where | str | None = None,
+    ) -> JournalSubscription:
+        """Follows several topics: their history after positions as `read` gives it, then live; no gap, no duplicate.
+
+        Topics that are made later and match are followed from their beginning. `after="latest"`: only what comes.
+        """
+        events = check_follower(EventQuery(key=key, key_prefix=key_prefix, kinds=kind, scope=scope, where=where))
+        query = across_query(topics, None if after == "latest" else after, None, events)
+        return self._backend.subscribe(query, check_whole(buffer, "buffer"), latest=after == "latest")
+
+    def commit(self, consumer: str, positions: Mapping[str, int]) -> None:
+        """Remembers durably that a consumer is done with everything through a position in each topic, in one commit.
+
+        It is the consumer's cursor in each of these topics: compaction waits for it, and a smaller position changes
+        nothing. Topics that were dropped meanwhile are left out.
+        """
+        request = wire.PositionsDocument(check_positions(positions, "positions"))
+        self._backend.call(wire.MOVE_CURSORS, check_consumer(consumer), request=request)
+
+    def cursor(self, consumer: str) -> dict[str, int]:
+        """How far a consumer has come in each topic where it has committed: what `read` and `subscribe` take."""
+        return self._backend.call(wire.READ_CURSORS, check_consumer(consumer))
+
+    # ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def outbox(self) -> Outbox:
+        """Gathers drafts for any topics locally and appends them as one atomic batch."""
+        return Outbox(self)
+
+    def transaction(self) -> Transaction:
+        """All or nothing across topics and queues, with its own writes visible inside. In this process only."""
+        from penstock.core.surface.transaction import Transaction
+
+        return Transaction(self, self._backend.store("a transaction", USE_OUTBOX))
+
+    def fence(self, *, exclusive: bool = True) -> Fence:
+        """Hides what is submitted through it until it commits. `exclusive`: no other caller appends meanwhile.
+
+        In this process only.
+        """
+        return self._backend.store("a fence", USE_OUTBOX).entities.fences.open(exclusive=exclusive)
+
+    def mark(self, name: str) -> int | None:
+        """The newest committed value of a mark (see `Transaction.set_mark`). In this process only."""
+        instead = "marks belong to transactions, which run where the store is"
+        return self._backend.store("a mark", instead).core.mark(check_consumer(name, "mark"))
+
+    def correlated(self, correlation_id: str) -> Iterator[Event]:
+        """Every event of a correlation, of all topics, in the order they were recorded."""
+        return self._backend.correlated(correlation_id)
+
+    def sql(
+        self,
+        query: str,
+        parameters: Sequence[object] | Mapping[str, object] = (),
+        *,
+        columns: Mapping[str, str | type[object]] | None = None,
+    ) -> pa.Table:
+        """What an SQL query over topics answers, as an Arrow table: `select kind, count(*) from orders group by 1`.
+
+        Topics are views by name (`"shop.orders"`), `parameters` are its `?`, or by name its `$key`. `columns` makes
+        fields of a topic's payloads columns: `{"orders": Order}` a type's, `{"orders": "total DOUBLE"}` those named.
+        DuckDB runs it, in this process. All of it sees one state of the journal, and the table is the caller's: nothing
+        of it stays open.
+        """
+        from penstock.sql import run_sql
+
+        return run_sql(self._backend, query, parameters, check_mapping(columns, "columns"))
+
+    def graph(self, correlation_id: str) -> str:
+        """What caused what within a correlation, as a Mermaid flowchart."""
+        from penstock.core.entity.causality import mermaid
+
+        return mermaid(self.correlated(correlation_id))
+
+    # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def pressure(self) -> Pressure:
+        """How many submissions wait for the writer."""
+        return self._backend.pressure()
+
+    def describe(self) -> Description:
+        """What this journal is: engine, place, size, durability, topics, queues, gates."""
+        return self._backend.describe()
+
+    def stats(self) -> Sample:
+        """Every topic and queue with its backlogs and lags, at one time; of a served journal with rates as well."""
+        return self._backend.stats()
+
+    def flush(self) -> None:
+        """Returns when everything submitted so far is on disk, whatever the durability."""
+        self._backend.flush()
+
+    def maintain(self) -> None:
+        """Does all housekeeping now: merges small blocks, applies retention. It also happens in passing."""
+        self._backend.call(wire.MAINTAIN_JOURNAL)
+
+    # ── copies ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def backup(self, destination: str | os.PathLike[str]) -> None:
+        """Writes a consistent copy while the journal is in use; the same engine opens it.
+
+        A journal in a bucket takes a path, or a url in the same bucket. In this process only.
+        """
+        store = self._backend.store("a backup", "run `penstock backup` where the store is")
+        store.open_core().engine.backup(check_path(destination, "destination"))
+
+    def copy_to(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        store_options: Mapping[str, object] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> CopyReport:
+        """Copies the whole journal into a new place on any engine, while it is in use, and compares every row.
+
+        Positions, ids, cursors, queues, snapshots and marks come along; the copy is the state at its end. One that was
+        interrupted goes on when called again. `progress` is told how many of how many bytes are done. In this process
+        only.
+        """
+        from penstock.core.engine.contract import ObjectOptions
+        from penstock.core.engine.url import open_engine
+        from penstock.core.journal.moving import copy_store
+
+        core = self._backend.store("a copy", "run `penstock copy` where the store is").open_core()
+        tell = None if progress is None else check_function(progress, "progress")
+        target = open_engine(url, options=None if store_options is None else ObjectOptions(store=store_options))
+        try:
+            return copy_store(core.engine, self.id, target, tell)
+        finally:
+            target.close()
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        topics: Iterable[str] | None = None,
+        format: CopyFormat | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> ExportReport:
+        """Writes topics (all, unless named) into a folder, as JSON Lines or Parquet; run again, it goes on.
+
+        A path that ends with .jsonl, .parquet, .arrow or .csv is a file, and takes the one topic that is named.
+        `progress` is called now and then with how many of how many events are done. In this process only.
+        """
+        from penstock.core.entity.copying import export
+
+        store = self._backend.store("an export", "run `penstock export` where the store is")
+        named = None if topics is None else [check_name(one) for one in check_items(topics, "topics")]
+        tell = None if progress is None else check_function(progress, "progress")
+        return export(store.open_core(), check_path(path), topics=named, format=format, progress=tell)
+
+    def import_(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        topics: Iterable[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        start_over: bool = False,
+    ) -> ImportReport:
+        """Reads what `export` wrote into topics of the same names: the same positions, ids, times and causes.
+
+        A file's events go to the one topic that is named, which may have another name.
+        Events that are there already, from an import that was interrupted, are skipped. `start_over`: a name whose
+        topic was dropped gets its positions from the export, though they were given out before. In this process only.
+        """
+        from penstock.core.entity.copying import import_
+
+        store = self._backend.store("an import", "run `penstock import` where the store is")
+        named = None if topics is None else [check_name(one) for one in check_items(topics, "topics")]
+        tell = None if progress is None else check_function(progress, "progress")
+        return import_(store.open_core(), check_path(path), topics=named, progress=tell, start_over=start_over)
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def close(self) -> None:
+        """Stops workers, commits what is pending, lets go of the store. A second call does nothing.
+
+        When a worker had failed, its failure is raised here, after everything is closed.
+        """
+        self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        # Closing waits for workers, whose handlers may run in this event loop.
+        await finish(self.close)

@@ -1,0 +1,514 @@
+"""A topic: what a program holds to append to a log and to read it, wherever the journal is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, Unpack
+
+from penstock.core.clock import to_ms
+from penstock.core.consuming.worker import adapted
+from penstock.core.events import Draft, parse_id
+from penstock.core.journal.catalog import Settings
+from penstock.core.journal.commit import checked_settings
+from penstock.core.journal.cursors import TopicConsumer
+from penstock.core.model.arguments import DraftArguments, SettingsArguments, shows
+from penstock.core.model.plan import BatchPlan
+from penstock.core.model.query import EVERYTHING, EventQuery, check_follower
+from penstock.core.names import check_consumer, check_function, check_limit, check_position, check_text, check_whole
+from penstock.core.protocol import topics as wire
+from penstock.core.protocol.fields import SettingsFields
+from penstock.core.schema import PayloadT
+from penstock.errors import ConfigError, PositionTrimmed
+from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
+
+if TYPE_CHECKING:
+    import msgspec
+    import pyarrow as pa
+
+    from penstock.core.clock import Seconds
+    from penstock.core.consuming.subscription import OnLag, Subscription
+    from penstock.core.consuming.worker import Worker
+    from penstock.core.documents.conditions import Where
+    from penstock.core.entity.projection import Projection
+    from penstock.core.entity.proof import CheckReport, InclusionProof, TreeRoot
+    from penstock.core.entity.receipts import VerifyReport
+    from penstock.core.entity.states import Freshness, RebuildReport, Watch
+    from penstock.core.events import Event, PayloadType, Receipt
+    from penstock.core.journal.log import TopicLog
+    from penstock.core.journal.upkeep.retention import CompactReport
+    from penstock.core.protocol.operation import Operation
+    from penstock.core.surface.journal import Journal
+    from penstock.core.ticket import Ticket
+
+A = TypeVar("A")
+P = TypeVar("P", bound="Projection")
+
+SET_GATES = "set it in the process that serves the journal"
+
+
+class Topic(Generic[PayloadT]):
+    """A log: events in order, from position 1. A cheap handle; the topic exists from its first append."""
+
+    def __init__(self, journal: Journal, name: str, payload: PayloadType[PayloadT] | None = None) -> None:
+        self.journal = journal
+        self.name = name
+        self._at = journal._backend.topic(name)
+        self._payload = payload
+
+    def __repr__(self) -> str:
+        return f"<topic {self.name!r} of {self.journal!r}>"
+
+    def _call(self, operation: Operation[A], *names: str, request: msgspec.Struct | None = None) -> A:
+        """What an operation on this topic answers."""
+        return self.journal._backend.call(operation, self.name, *names, request=request)
+
+    def _log(self, what: str, instead: str) -> TopicLog:
+        """The topic in its store; ConfigError when that is at a server, which says what to do instead."""
+        return self.journal._backend.store(what, instead).log(self.name)
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @shows(DraftArguments, Draft)
+    def append(self, kind: object, payload: PayloadT | None = None, **draft: Unpack[DraftArguments]) -> Receipt:
+        """Appends one event and returns when it is durable. Keyword arguments are those of `Draft`."""
+        if self._payload is not None:
+            kind, payload = self._payload.draft(kind, payload)
+        return self._at.append(kind, payload, draft)
+
+    def append_many(self, drafts: Iterable[Draft]) -> list[Receipt]:
+        """Appends events at consecutive positions, all or nothing; one receipt each, in order."""
+        return self._at.append_many(drafts if self._payload is None else self._payload.drafts(drafts))
+
+    @shows(DraftArguments, Draft)
+    def submit(self, kind: object, payload: PayloadT | None = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
+        """Hands an event over and returns a ticket at once; waits only when the writer's capacity is full."""
+        if self._payload is not None:
+            kind, payload = self._payload.draft(kind, payload)
+        return self._at.submit(kind, payload, draft, patient=True)
+
+    def submit_many(self, drafts: Iterable[Draft]) -> Ticket[list[Receipt]]:
+        """Hands a batch over: `append_many` with a ticket."""
+        checked = drafts if self._payload is None else self._payload.drafts(drafts)
+        return self._at.submit_many(checked, patient=True)
+
+    @shows(DraftArguments, Draft)
+    def try_submit(
+        self, kind: object, payload: PayloadT | None = None, **draft: Unpack[DraftArguments]
+    ) -> Ticket[Receipt]:
+        """Like `submit`, but raises Backpressure(retry_after) instead of waiting when the writer is behind.
+
+        Over HTTP it is the ticket that raises it, when the server's writer is behind.
+        """
+        if self._payload is not None:
+            kind, payload = self._payload.draft(kind, payload)
+        return self._at.submit(kind, payload, draft, patient=False)
+
+    def try_submit_many(self, drafts: Iterable[Draft]) -> Ticket[list[Receipt]]:
+        """Like `submit_many`, but raises Backpressure(retry_after) instead of waiting."""
+        checked = drafts if self._payload is None else self._payload.drafts(drafts)
+        return self._at.submit_many(checked, patient=False)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def latest(self) -> int:
+        """The highest position ever assigned (0: none); compaction never lowers it."""
+        return self._at.latest
+
+    @property
+    def oldest(self) -> int:
+        """The first position still stored (0: none)."""
+        return self._at.oldest
+
+    def __len__(self) -> int:
+        return self._at.length()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def read(
+        self,
+        after: int = 0,
+        limit: int | None = None,
+        *,
+        through: int | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        reverse: bool = False,
+        key: str | None = None,
+        key_prefix: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        where: Where | str | None = None,
+    ) -> Iterator[Event[PayloadT]]:
+        """Streams events after a position, oldest first (newest first: `reverse`), up to the newest one now.
+
+        `since` and `until` are times of recording, from the first and before the second. `key`, `key_prefix`, `kind`
+        (one or several), `scope`, `where` (a condition like "payload.total > 10", asked where the store is): only such
+        events. `after=0` starts at the oldest stored event; a position whose next event
+        compaction removed raises PositionTrimmed.
+        """
+        query = EventQuery(
+            key=key,
+            key_prefix=key_prefix,
+            kinds=kind,
+            scope=scope,
+            where=where,
+            after=after,
+            through=through,
+            limit=limit,
+            since=since,
+            until=until,
+            reverse=reverse,
+        )
+        found = iter(()) if query.nothing else self._at.read(query)
+        return found if self._payload is None else map(self._payload.typed, found)
+
+    def read_arrow(
+        self,
+        after: int = 0,
+        limit: int | None = None,
+        *,
+        through: int | None = None,
+        batch_rows: int = ARROW_BATCH_ROWS,
+        payload: Literal["string", "binary"] = "string",
+    ) -> Iterator[pa.RecordBatch]:
+        """Streams events as Arrow record batches of up to `batch_rows` rows, without touching rows one by one.
+
+        Payloads are a column of JSON text; `payload="binary"` makes it one of bytes, which a topic needs whose payloads
+        are bytes that are not text.
+        """
+        check_position(after, "after")
+        check_limit(limit)
+        if through is not None:
+            check_position(through, "through")
+        check_whole(batch_rows, "batch_rows")
+        if payload not in ("string", "binary"):
+            raise ConfigError(f'payload is "string" or "binary", not {payload!r}')
+        return iter(()) if limit == 0 else self._at.read_arrow(after, limit, through, batch_rows, payload)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The topic as Arrow's stream interface hands it over: `polars.DataFrame(topic)`, `pyarrow.table(topic)`.
+
+        The columns of `read_arrow`, from one snapshot, cast to the requested types where a reader asks for some.
+        """
+        from penstock.core.journal.to_arrow import arrow_stream
+
+        return arrow_stream(self.read_arrow(), requested_schema)
+
+    def get(self, seq: int) -> Event[PayloadT] | None:
+        """The event at a position, or None."""
+        found = self._at.get(check_position(seq, "seq"))
+        return found if self._payload is None or found is None else self._payload.typed(found)
+
+    def find(self, id: str) -> Event[PayloadT] | None:
+        """The event with an id, or None."""
+        if not isinstance(id, str):
+            raise ConfigError(f"an event is found by its id, which is text, not {id!r:.80}")
+        found = None if parse_id(id) is None else self._at.find(id)
+        return found if self._payload is None or found is None else self._payload.typed(found)
+
+    def position_at(self, time: datetime) -> int:
+        """The last position recorded before a time; 0 for none."""
+        to_ms(time, "time")
+        return self._call(wire.FIND_POSITION, request=wire.PositionQuery(time.isoformat()))
+
+    def subscribe(
+        self,
+        after: int | Literal["latest"] = 0,
+        *,
+        buffer: int = SUBSCRIPTION_BUFFER,
+        on_lag: OnLag = "catch_up",
+        key: str | None = None,
+        key_prefix: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        where: Where | str | None = None,
+    ) -> Subscription[PayloadT]:
+        """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam.
+
+        By key, kind, scope and condition as in `read`. What is left out counts as seen.
+        """
+        if after != "latest":
+            check_position(after, "after")
+        wanted = EventQuery(key=key, key_prefix=key_prefix, kinds=kind, scope=scope, where=where)
+        found = self._at.subscribe(after, buffer, on_lag, check_follower(wanted))
+        found._payload = self._payload
+        return found
+
+    # ── cursors ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def commit(self, consumer: str, seq: int) -> None:
+        """Remembers durably that a consumer is done with everything through `seq`; a smaller one changes nothing."""
+        self._move_cursor(consumer, seq, seek=False)
+
+    def seek(self, consumer: str, seq: int) -> None:
+        """Moves a consumer's cursor anywhere, also back."""
+        self._move_cursor(consumer, seq, seek=True)
+
+    def forget(self, consumer: str) -> bool:
+        """Drops a consumer's cursor, so that compaction no longer waits for it; False when there was none."""
+        return self._call(wire.FORGET_CURSOR, check_consumer(consumer))
+
+    def cursor(self, consumer: str) -> int | None:
+        """How far a consumer has come, or None when it never committed."""
+        return self._cursor(consumer).position
+
+    def cursors(self) -> dict[str, int]:
+        """Every consumer and how far it has come."""
+        return {one.consumer: one.position or 0 for one in self._call(wire.LIST_CURSORS).cursors}
+
+    def consumers(self) -> list[TopicConsumer]:
+        """Every consumer with its position, its lag, and when its cursor last moved."""
+        found = self._call(wire.LIST_CURSORS).cursors
+        return [TopicConsumer(one.consumer, one.position or 0, one.lag, one.moved_at) for one in found]
+
+    def lag(self, consumer: str) -> int:
+        """How many events a consumer has left to read."""
+        return self._cursor(consumer).lag
+
+    def left(self, after: int) -> int:
+        """How many events are left to read after a position: what was removed, or is too old, is not."""
+        return self._call(wire.READ_LEFT, request=wire.LeftQuery(check_position(after, "after")))
+
+    def worker(
+        self,
+        consumer: str,
+        handler: Callable[[list[Event[PayloadT]]], object],
+        *,
+        batch: int = WORKER_BATCH,
+        idle: Seconds = WORKER_IDLE,
+        restarts: int = WORKER_RESTARTS,
+        key: str | None = None,
+        key_prefix: str | None = None,
+        kind: str | Sequence[str] | None = None,
+        scope: str | None = None,
+        where: Where | str | None = None,
+    ) -> Worker:
+        """A worker that hands this topic's events to `handler` in batches, at least once; `start()` or `run()` it.
+
+        A handler that fails gets its batch again; one that fails more than `restarts` times within a minute makes the
+        worker give up, which `penstock check` says until it is started again.
+
+        By key, kind, scope and condition as in `read`; the cursor moves past the others too.
+        """
+        check_consumer(consumer)
+        if self._payload is not None:
+            handler = adapted(handler, self._payload.typed_all)
+        wanted = EventQuery(key=key, key_prefix=key_prefix, kinds=kind, scope=scope, where=where)
+        plan = BatchPlan(consumer, handler, batch, idle, restarts, check_follower(wanted))
+        worker = self._at.worker(self, plan)
+        self.journal._backend.workers.add(worker)
+        return worker
+
+    def _move_cursor(self, consumer: str, seq: int, *, seek: bool) -> None:
+        change = wire.CursorChange(position=check_position(seq, "seq"), seek=seek)
+        self._call(wire.MOVE_CURSOR, check_consumer(consumer), request=change)
+
+    def _cursor(self, consumer: str) -> wire.CursorDocument:
+        return self._call(wire.READ_CURSOR, check_consumer(consumer))
+
+    # ── keeping ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def settings(self) -> Settings:
+        """What the topic keeps and for how long."""
+        return self._at.settings()
+
+    @shows(SettingsArguments)
+    def configure(self, **changes: Unpack[SettingsArguments]) -> Settings:
+        """Changes the topic's settings (see `Settings`): retention, compaction by key, the dedup window."""
+        return self._call(wire.CONFIGURE_TOPIC, request=SettingsFields(**checked_settings(changes)))
+
+    def compact(self, through: int, *, force: bool = False) -> CompactReport:
+        """Removes events through a position, inclusive; stops at the slowest cursor unless forced; frees the space."""
+        check_position(through, "through")
+        return self._call(wire.COMPACT_TOPIC, request=wire.CompactRequest(through=through, force=force))
+
+    def compact_keys(self) -> int:
+        """Keeps only the newest event of every key, now; returns how many went. See also `configure(by_key=True)`."""
+        return self._call(wire.COMPACT_TOPIC, request=wire.CompactRequest(keys=True)).removed
+
+    # ── entities ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def position_of(self, key: str) -> int:
+        """The position of an entity's newest event; 0 when it has none. What `expect=` is compared with."""
+        return self._at.position_of(check_text(key, "key"))
+
+    def entities(self) -> Iterator[str]:
+        """Every key that has events, each once, in no particular order. In this process only."""
+        from penstock.core.entity.states import entities
+
+        instead = "read the topic and gather the keys, or ask where the store is"
+        return entities(self._log("the list of entities", instead))
+
+    def reindex(self) -> None:
+        """Throws the index of entities, causes and correlations away and builds it anew, beside everything else.
+
+        In this process only.
+        """
+        from penstock.core.entity.states import reindex
+
+        reindex(self._log("reindexing", "run `penstock index rebuild` where the store is"))
+
+    # ── projections ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def project(
+        self,
+        projection: type[P],
+        key: str | None = None,
+        *,
+        freshness: Freshness = "consistent",
+        through: int | None = None,
+        as_of: datetime | None = None,
+    ) -> P | None:
+        """An entity's state, folded from its events; None when it has none. Without a key: the whole topic's state.
+
+        `through`, `as_of`: the state as it was after a position, or when a time came; folded from the events that are
+        stored, so PositionTrimmed where they were compacted away. `freshness="cached"` may answer with a state folded
+        earlier, without looking for newer events.
+        """
+        if through is None and as_of is None:
+            return self._at.project(projection, key, freshness)
+        return self._project_through(projection, key, through, as_of)
+
+    def _project_through(
+        self, projection: type[P], key: str | None, through: int | None, as_of: datetime | None
+    ) -> P | None:
+        from penstock.core.entity.projection import check_projection
+        from penstock.core.entity.states import folded
+
+        check_projection(projection)
+        if as_of is not None:
+            if through is not None:
+                raise ConfigError("give through= for a position or as_of= for a time, not both")
+            through = self.position_at(as_of)
+        query = EventQuery(through=through, key=None if key is None else check_text(key, "key"))
+        if through and through < (oldest := self.oldest) - 1:
+            raise PositionTrimmed(
+                f"topic {self.name!r} begins at {oldest}: what it was after {through} cannot be folded any more",
+                oldest=oldest,
+            )
+        return folded(projection, self._at.read(query))[1] if through else None
+
+    def project_if_changed(self, projection: type[P], key: str | None, position: int) -> tuple[int, P | None] | None:
+        """None when the newest event of the entity is still at `position`, else where it is now, and the state."""
+        return self._at.project_if_changed(projection, key, position)
+
+    def watch(self, projection: type[P], key: str | None = None) -> Watch[P]:
+        """The entity's state now, and again whenever it has new events. In this process only."""
+        from penstock.core.entity.states import Watch
+
+        instead = "subscribe to the topic and call project_if_changed for the keys that come"
+        store = self.journal._backend.store("a watch", instead)
+        return Watch(store.log(self.name), store.entities.states, projection, key)
+
+    def rebuild(
+        self,
+        projection: type[P],
+        *,
+        whole: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> RebuildReport:
+        """Folds every entity anew and saves the states; `whole`: the whole topic's state instead.
+
+        `progress` is called now and then with how many of how many events are done. On a served journal the events
+        travel, and every state is in memory until all are folded; `penstock.spark.rebuild` folds what does not fit.
+        """
+        return self._at.rebuild(
+            projection, whole=whole, progress=None if progress is None else check_function(progress, "progress")
+        )
+
+    def verify_states(self, projection: type[P]) -> list[str | None]:
+        """Folds what every saved state was folded from again, and returns the keys of those that say something else.
+
+        None among them is the state of the whole topic; `rebuild` mends all of them. In this process only.
+        """
+        from penstock.core.entity.states import verify_states
+
+        instead = "run `penstock rebuild --check` where the store is"
+        return verify_states(self._log("checking saved states", instead), projection)
+
+    # ── causality ────────────────────────────────────────────────────────────────────────────────────────────────────
+    def ancestors(self, event: Event | Receipt | str) -> Iterator[Event]:
+        """The event, then its cause, its cause's cause, … in whichever topics they are."""
+        return self._at.ancestors(event)
+
+    def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
+        """What an event caused directly, in whichever topics that is."""
+        return self._at.effects(event)
+
+    def correlated(self, correlation_id: str) -> Iterator[Event]:
+        """Every event of a correlation, of all topics, in the order they were recorded."""
+        return self.journal.correlated(correlation_id)
+
+    # ── verification ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def verify(self, *, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+        """Reads the topic, names the first event that is damaged, and publishes a Merkle root over all of them.
+
+        In a topic with `configure(verified=True)`, also an event that was changed, exchanged, added or removed behind
+        the journal's back since its commit; in others, only what changes a root published before. In this process only.
+        """
+        from penstock.core.entity.receipts import verify
+
+        log = self._log("verifying a topic", "run `penstock verify` where the store is")
+        return verify(log, progress=None if progress is None else check_function(progress, "progress"))
+
+    def check(self, receipt: Receipt) -> CheckReport:
+        """Whether a receipt's event is still stored as it was when the receipt was given. In this process only."""
+        from penstock.core.entity.receipts import check
+
+        return check(self._log("checking a receipt", "do it where the store is"), receipt)
+
+    def proof(self, of: Receipt | Event | int, *, root: TreeRoot | None = None) -> InclusionProof:
+        """Shows, to a reader who has the root, that an event is in this topic; `penstock.check_proof` checks it.
+
+        Under the newest root that `verify` has published and that covers the event, or under `root`. Unprovable when
+        there is none, or when events near it were removed since. In this process only.
+        """
+        from penstock.core.entity.receipts import prove
+
+        instead = "run `penstock proof` where the store is; check_proof needs no journal"
+        return prove(self._log("a proof", instead), of, root)
+
+    # ── reactors and gates ───────────────────────────────────────────────────────────────────────────────────────────
+    def react(
+        self,
+        consumer: str,
+        handler: Callable[[Event[PayloadT]], object],
+        *,
+        batch: int = WORKER_BATCH,
+        idle: Seconds = WORKER_IDLE,
+        restarts: int = WORKER_RESTARTS,
+    ) -> Worker:
+        """A worker that appends the drafts `handler` returns for each event, caused by it: each event exactly once.
+
+        A draft goes to the topic it names, else to this one. `start()` or `run()` it, like `worker`. In this process
+        only.
+        """
+        from penstock.core.entity.reactor import Reactor
+
+        check_consumer(consumer)
+        if self._payload is not None:
+            handler = adapted(handler, self._payload.typed)
+        store = self.journal._backend.store("a reactor", "use worker() with dedup keys, or run it where the store is")
+        plan = BatchPlan(consumer, handler, batch, idle, restarts, EVERYTHING)
+        reactor = Reactor(store.log(self.name), store.entities.fences, plan)
+        store.workers.add(reactor)
+        return reactor
+
+    def gate(
+        self,
+        check: Callable[[Draft], None],
+        *,
+        kind: str | type | Iterable[str | type] | None = None,
+        name: str | None = None,
+        record: Topic | str | None = None,
+    ) -> None:
+        """Lets `check` see every draft for this topic before it is appended; it refuses by raising Denied.
+
+        `kind` limits it to some kinds. `record` names a topic in which refusals are recorded as events. In this
+        process only.
+        """
+        recorded = record.name if isinstance(record, Topic) else record
+        store = self.journal._backend.store("a gate", SET_GATES)
+        store.entities.gates.add(self.name, check, kind=kind, name=name, record=recorded)
+
+    def ungate(self, check: Callable[[Draft], None]) -> bool:
+        """Takes a gate away again; False when it was not there. In this process only."""
+        return self.journal._backend.store("a gate", SET_GATES).entities.gates.remove(self.name, check)
