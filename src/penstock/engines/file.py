@@ -328,11 +328,11 @@ class FileSnapshot:
 
 
 GARBAGE_BYTES = 16 << 20
-"""Less garbage than this is not worth a compaction in passing."""
+"""The least garbage that makes a background compaction worth its cost."""
 INDEX_BYTES, INDEX_COMMITS = 256 << 20, 50_000
 """After so much growth the index is saved again, so that opening after a crash reads at most as much."""
 CATCH_UP_BYTES = 1 << 20
-"""How far a copy may be behind when writers are made to wait for its last piece."""
+"""The most bytes that a copy may lack when writers wait for its last part."""
 
 log = logging.getLogger("penstock.engine.file")
 
@@ -605,7 +605,7 @@ VERSION = 1
 FILE_MAGIC = b"PENSTOCK"
 FILE_HEADER = struct.Struct("<8sIIQQQ")
 START = 64
-"""Where the first record begins."""
+"""The offset of the first record."""
 
 RECORD_MAGIC = b"\xabPnR"
 HEAD = struct.Struct("<4sIQQQIQI")
@@ -628,7 +628,7 @@ Operation = tuple[int, bytes, int, bytes]
 
 
 def pack_pointer(offset: int, length: int, crc: int) -> int:
-    """Where a value lies, as one integer: a third of the memory of a tuple."""
+    """Packs a value's place into one integer, which takes a third of the memory of a tuple."""
     return offset << 64 | length << 32 | crc
 
 
@@ -688,7 +688,7 @@ class DataFile:
         return value
 
     def values(self, pointers: list[int]) -> Iterable[bytes]:
-        """The values of several pointers; those that lie close together are read in one go."""
+        """Returns the values of several pointers. Values that lie close together are read in one call."""
         if len(pointers) == 1:
             return [self.value(pointers[0])]
         start = min(pointers) >> 64
@@ -749,7 +749,7 @@ class DataFile:
         return Record(offset, first + value_bytes, seq, synced, kind, _operations(table, first))
 
     def is_sound(self, record: Record) -> bool:
-        """Whether the values of a record are what its table says."""
+        """Returns True when each value of a record has the checksum in the record's table."""
         try:
             for kind, _, pointer, _ in record.operations:
                 if kind == PUT:
@@ -952,7 +952,7 @@ ZEROS = bytes(1 << 20)
 
 @dataclass(slots=True)
 class LogPosition:
-    """How far a data file has been read: its end, its newest commit, and the newest one known to be on disk."""
+    """The state of reading a data file: its end, its newest commit, and the newest commit known to be on disk."""
 
     end: int
     seq: int
@@ -960,7 +960,8 @@ class LogPosition:
 
 
 def follow(data: DataFile, index: Index, position: LogPosition) -> int:
-    """Applies every record after a position and moves it on; returns where those begin that may not be on disk."""
+    """Applies every record after a position and advances the position. Returns the offset of the first record that may
+    not be on disk."""
     while True:
         size = data.size()
         if size < position.end:
@@ -977,7 +978,8 @@ def follow(data: DataFile, index: Index, position: LogPosition) -> int:
 
 
 def check_end(data: DataFile, position: LogPosition) -> bool:
-    """Whether anything but zeros follows the end; `Corrupt` when it shows that a record was wiped out."""
+    """Returns True when bytes other than zeros follow the end. Raises `Corrupt` when they show that a record was
+    overwritten."""
     size = data.size()
     at = position.end
     while at < size:

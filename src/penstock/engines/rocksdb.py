@@ -46,7 +46,7 @@ FORMAT = b"penstock rocksdb 1"
 IDLE_READERS = 2
 """Secondary instances a reader keeps for its next snapshot."""
 ATTEMPTS = 20
-"""How often a reader tries to open the files of a writer that is just changing them."""
+"""The attempts of a reader to open files while a writer changes them."""
 
 
 class RocksdbEngine(BatchEngine):
@@ -60,7 +60,7 @@ class RocksdbEngine(BatchEngine):
         super().__init__(str(self._folder), read_only=read_only, durability=durability)
         self._unflushed = False
         self._is_closed = True
-        """Whether the database itself is closed, as it is when it could not be opened again."""
+        """True when the database is closed, also after it could not be opened again."""
         self._refused = False
         """RocksDB takes no write after one failed, whatever the disk does now: it is opened again before the next."""
         self._swap = threading.RLock()  # held while the database is opened again, or a snapshot of it is made
@@ -384,7 +384,8 @@ class RocksdbView:
                 start = rows[-1][0] + b"\0"
 
     def _explained(self, error: Exception) -> PenstockError:
-        """What an exception of a read means: the store may have been closed by another thread in the middle of it."""
+        """Returns the error that an exception of a read stands for. Another thread may have closed the store during the
+        read."""
         error.__traceback__ = None  # its frames would keep an iterator, and that the database, as long as it is kept
         return transaction_is_over() if self._db is None else explain(error, self._name)
 
@@ -405,7 +406,7 @@ class RocksdbView:
         self._db = None
 
     def rocksdb_objects(self) -> list[object]:
-        """What of this must not be destroyed in a forked child."""
+        """Returns the RocksDB objects that a forked child must not destroy."""
         return [self._db]
 
 
@@ -532,7 +533,7 @@ class RocksdbRead(HeldRead):
         self._instance = instance
 
     def rocksdb_objects(self) -> Iterable[object]:
-        """What of this must not be destroyed in a forked child."""
+        """Returns the RocksDB objects that a forked child must not destroy."""
         yield from self._rocksdb_view.rocksdb_objects()
         if self._instance is not None:
             yield self._instance.db
@@ -552,7 +553,7 @@ class RocksdbRead(HeldRead):
 
 WRITE_BUFFER_BYTES = 16 << 20
 RELEASE_SECONDS = 10.0
-"""How long closing waits for reads of other threads to leave the database."""
+"""The seconds that closing waits for other threads to end their reads."""
 
 log = logging.getLogger("penstock.engine.rocksdb")
 
@@ -639,7 +640,7 @@ def wait_until_released(folder: Path) -> None:
 
 
 def holds_lock(path: Path) -> bool:
-    """Whether this process has a lock of a file; False where the system does not tell.
+    """Returns True when this process holds a lock on a file, and False where the system does not tell.
 
     The file is not opened: closing a descriptor of it would let go of the lock.
     """
@@ -670,7 +671,7 @@ class DatabaseFiles(OpenFiles):
         return super()._look()
 
     def has_lock(self) -> bool:
-        """Whether no other process can have the folder: else no file may be made in it by name."""
+        """Returns True when no other process can hold the folder. Only then may a file be made in it by name."""
         return super()._look() is None
 
 
@@ -698,7 +699,7 @@ def _size(path: Path) -> int:
 
 
 def make_options(*, whole: bool = False) -> rocksdict.Options:
-    """How penstock opens a database: bounded memory and files.
+    """Returns the options of a database: bounded memory and files.
 
     `whole` refuses a log with anything wrong in it; otherwise the log is read up to the first thing wrong.
     """
@@ -773,7 +774,7 @@ BEGINS = (1, 2)
 """The types of a whole record, and of the first piece of one."""
 BATCH_HEAD_BYTES = 12
 VOUCHER = b"\x01\x00\x10"
-"""How a batch begins whose first operation puts sixteen bytes under the empty key."""
+"""The first bytes of a batch whose first operation puts sixteen bytes under the empty key."""
 EMPTY_KEY = b""
 AGAIN = range(5, 9)
 """The types of records in logs that are used again, which penstock's are not. RocksDB waits for the end of one for
@@ -830,7 +831,7 @@ def check_types(folder: Path) -> None:
 
 
 def record_spans(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Where each record (or piece of one) begins and ends, and its type, as far as lengths lead to the next."""
+    """Yields the begin, end and type of each record or fragment, as far as the lengths lead from one to the next."""
     at = 0
     while at + HEAD.size <= len(data):
         left = BLOCK_BYTES - at % BLOCK_BYTES
@@ -846,7 +847,7 @@ def record_spans(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def is_sound(data: bytes, at: int) -> bool:
-    """Whether the record (or piece of one) at an offset has the checksum it says."""
+    """Returns True when the record or fragment at an offset matches its checksum."""
     crc: int
     length: int
     crc, length, _ = HEAD.unpack_from(data, at)
@@ -890,18 +891,19 @@ def _crc32c(data: bytes) -> int:
 
 
 KINDS = range(1, 5)
-"""The types of a piece of a record. Those of logs that are used again (5 to 8), which a changed bit may make of these,
-are never in a manifest, and RocksDB reads such a last one without end."""
+"""The types of a fragment of a record. The types of recycled logs (5 to 8) are never in a manifest. A changed bit may
+produce such a type, and RocksDB then reads a last record without end."""
 LAST = (1, 4)
 """The types of a whole record, and of the last piece of one."""
 NUMBERS = {2: "log", 3: "next file", 4: "last sequence", 9: "previous log", 10: "oldest log", 203: "column families"}
 """The tags of a record that a number follows."""
 TEXTS = (1, 201, 8193)
-"""Those that a text follows."""
+"""The tags that a text follows."""
 
 
 SCANNED_BYTES = 4096
-"""How far behind a torn record every byte is tried as the beginning of another one; its own length may be wrong."""
+"""The bytes after a torn record that are searched for the beginning of another record, because the torn record's length
+may be wrong."""
 
 
 def check_end(folder: Path) -> None:
@@ -913,7 +915,8 @@ def check_end(folder: Path) -> None:
 
 
 def _chain_end(data: bytes) -> int:
-    """Where the records end, each found by the length of the one before it; checksums are RocksDB's to check."""
+    """Returns the offset at which the chain of records ends. Lengths lead from record to record; RocksDB checks the
+    checksums."""
     end = 0
     for _, after, kind in record_spans(data):
         if kind not in KINDS:
@@ -952,7 +955,7 @@ def cut_torn_end(folder: Path) -> bool:
 
 
 def _has_its_log(manifest: Path, records: list[bytes]) -> bool:
-    """Whether the log that was in use when the last sound record was written is still there.
+    """Returns True when the log that was in use at the last sound record is still there.
 
     A flush writes the number of the log that goes on. Opening knows only a number that its own log is not below: it
     makes that log just before the manifest, after all older ones were flushed.
@@ -981,7 +984,7 @@ def _read(data: bytes) -> tuple[list[bytes], int]:
 
 
 def _has_sound_record(data: bytes, begin: int) -> bool:
-    """Whether anything sound lies behind an offset: then what is torn there was not the end."""
+    """Returns True when a sound record follows an offset, which means that the torn record was not the last record."""
     for near in range(begin + 1, min(begin + SCANNED_BYTES, len(data) - HEAD.size)):
         if data[near + HEAD.size - 1] in KINDS and is_sound(data, near):
             return True

@@ -1,6 +1,5 @@
-"""What engines do the same way: refusing use after close, after a fork, for writing when read-only, or when their files
-have lost their names; read transactions, and write transactions that are committed as one batch.
-"""
+"""The parts that engines share: they refuse use after close, after a fork, for writing when read-only, or when their
+files have lost their names; read transactions; write transactions that are committed as a batch."""
 
 from __future__ import annotations
 
@@ -24,9 +23,10 @@ from penstock.errors import Closed, ConfigError, NoStore, OutcomeUnknown, Pensto
 END = b"\xff" * 600
 """Above every key an engine takes."""
 FORMAT_KEY = b"\xff" * 505
-"""Where databases that hold keys only say what they hold: longer than a key may be, so no scan reaches it."""
+"""The key under which a database without any other mark records its format. It is longer than a key may be, so no scan
+reaches it."""
 COPY_BYTES = 8 << 20
-"""What one commit of a copy holds."""
+"""The bytes in each commit of a copy."""
 
 
 class BaseEngine(Engine):
@@ -44,16 +44,16 @@ class BaseEngine(Engine):
         self._turn_owner = 0
         self._foreign = True
         self._files: OpenFiles | None = None
-        """What must keep its name while the store is open, for what is acknowledged to be found again."""
+        """The files that must keep their names while the store is open, so that acknowledged data is found again."""
         self._lost = False
-        """Whether, at the last look, something of that had lost its name."""
+        """True when a file had lost its name at the last check."""
 
     @property
     def _name(self) -> str:
         return f"{self.scheme}:{self.location or ''}"
 
     def is_foreign_process(self) -> bool:
-        """Whether this process was forked from the one that opened the store."""
+        """Returns True when this process was forked from the process that opened the store."""
         return os.getpid() != self._pid
 
     def _check_usable(self) -> None:
@@ -164,7 +164,8 @@ def check_key(key: bytes) -> None:
 
 
 def is_made(view: EngineView, where: object, wanted: bytes, *, read_only: bool) -> bool:
-    """Whether a database holds a store of this format; ConfigError when it holds something else, or may not be made."""
+    """Returns True when a database holds a store of this format. Raises ConfigError when it holds something else, or
+    when a store may not be created."""
     found = view.get(FORMAT_KEY)
     if found is not None and found != wanted:
         raise ConfigError(
@@ -251,7 +252,7 @@ def copy_rows(snapshot: EngineView, target: Engine) -> None:
 
 
 class HeldRead(Held):
-    """A read transaction over a view that stands still as long as `held` is; one that is dropped is closed."""
+    """A read transaction over a view that does not change while `held` is held. A dropped transaction is closed."""
 
     __slots__ = ("__weakref__", "_engine", "_held", "_view", "begun")
 
@@ -341,7 +342,7 @@ class OverlayWrite:
         self._engine = engine
         """Who gets the changes; None: they are tried out over a snapshot, and never kept."""
         self._base = base
-        """What the changes are laid over; None before the transaction has begun, and when it is over."""
+        """The view below the changes; None before the transaction begins and after it ends."""
         self.changes: dict[bytes, bytes | None] = {}
         """The newest value of every changed key; None for a deleted one."""
         self.ranges: list[tuple[bytes, bytes]] = []
@@ -466,9 +467,9 @@ class OverlayWrite:
 
 
 QUIET_NS, COARSE_QUIET_NS = 500_000_000, 3_000_000_000
-"""How old a folder's last change must be to be told from the next one by its time. The clock of file times is ten
-milliseconds behind at most, and somewhat more in a virtual machine that has to wait for a processor; some file systems
-count seconds."""
+"""The age at which a folder's last change can be told from the next change by its time. The clock of file times is at
+most ten milliseconds behind, and somewhat more in a virtual machine that waits for a processor; some file systems count
+seconds."""
 COARSE_NS = 10_000_000
 """A time that is a multiple of this may have been cut to seconds."""
 
@@ -495,7 +496,7 @@ class OpenFiles:
                 self._folders.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def missing(self) -> str | None:
-        """A path that no longer leads to the file that was opened under it; None while all do."""
+        """Returns a path that leads to another file than the opened file. Returns None while every path is right."""
         try:
             folder = os.stat(self._folder)  # noqa: PTH116
         except OSError:
@@ -555,7 +556,7 @@ SMALL_BYTES = 64 << 10
 
 
 def crc32(data: bytes | memoryview, value: int = 0) -> int:
-    """What `zlib.crc32` gives."""
+    """Returns the result of `zlib.crc32`."""
     size = len(data)
     if size <= PIECE_BYTES or size > SMALL_BYTES:
         return zlib.crc32(data, value)

@@ -1,4 +1,4 @@
-"""What every engine promises: an ordered map of bytes to bytes with one writer at a time and any number of readers.
+"""The contract of an engine: an ordered map of bytes to bytes with a single writer at a time and any number of readers.
 
 The whole of penstock is written once, against this. Keys sort as bytes. An empty value is a value. Keys and values
 handed out are `bytes`, never views into memory that a later call may reuse.
@@ -41,7 +41,7 @@ class EngineView(Protocol):
 
 
 class Snapshot(EngineView, Protocol):
-    """One consistent state of the store, whatever is written meanwhile."""
+    """A consistent state of the store, which later writes do not change."""
 
     begun: float
     """`time.monotonic()` before it was taken: it has all that was committed until then. Infinite in a transaction."""
@@ -122,12 +122,12 @@ class Engine(ABC):
     scheme: str
     """The word before the colon in a url."""
     shared: ClassVar[bool]
-    """Whether several processes may write one store at once; where not, a second writer gets `Locked`."""
+    """True when several processes may write a store at once. Otherwise a second writer gets `Locked`."""
     linger: float = 0.0
     """Seconds for which a commit waits for further callers first: where a commit costs, it is worth more."""
 
     location: str | None
-    """Where the store lies, for people; None for memory."""
+    """The place of the store in messages; None for memory."""
     read_only: bool
     durability: Durability
 
@@ -184,12 +184,13 @@ class Engine(ABC):
         return {}
 
     def unstored_seconds(self) -> float:
-        """How long the oldest relaxed commit has been in this process's memory only; 0 when there is none."""
+        """Returns the age in seconds of the oldest relaxed commit that is only in this process's memory; 0 when there
+        is none."""
         return 0.0
 
     def usable(self) -> bool:
-        """Whether it can still be used: not once another writer has replaced it, or its files were deleted or
-        replaced. Asks no object store."""
+        """Returns False once another writer has replaced this engine, or its files were deleted or replaced. Asks no
+        object store."""
         return True
 
     @abstractmethod
@@ -206,14 +207,14 @@ class Engine(ABC):
 
 # ── stores of objects ────────────────────────────────────────────────────────────────────────────────────────────────
 class ObjectOptions(msgspec.Struct, frozen=True):
-    """How an object store is used: `penstock.open` and the command line fill it."""
+    """The options of an object store. `penstock.open` and the command line fill them."""
 
     linger: float = 0.0
     """Seconds for which a commit waits for further callers before its one PUT."""
     timeout: float = STORE_TIMEOUT
     """Seconds an operation waits for the store before it raises."""
     lease: float = LEASE_SECONDS
-    """Seconds after which a writer that has not renewed its lease may be replaced."""
+    """The seconds after which a writer with an expired lease may be replaced."""
     takeover: bool = False
     """Takes the lease from a writer that still holds it."""
     standby: bool = False

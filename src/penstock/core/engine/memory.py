@@ -14,7 +14,7 @@ from penstock.errors import ConfigError, NoStore
 
 
 class _MemoryStore:
-    """What several engine objects opened under one name share."""
+    """The data that several engine objects opened under one name share."""
 
     def __init__(self) -> None:
         self.map: SortedMap[bytes] = SortedMap()

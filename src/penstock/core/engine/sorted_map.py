@@ -208,7 +208,8 @@ class SortedMap(_Sorted[V]):
         return chunk
 
     def _split(self, at: int, index: int) -> None:
-        """Halves a full chunk; one that grew at its end keeps all but the newest, so that appending fills chunks up."""
+        """Splits a full chunk into halves. A chunk that grew at its end keeps all but its newest key, so that appending
+        fills chunks."""
         self._own_lists()
         chunk = self._chunks[at]
         cut = len(chunk.keys) - 1 if index == len(chunk.keys) - 1 else len(chunk.keys) // 2

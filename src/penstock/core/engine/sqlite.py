@@ -37,7 +37,7 @@ IDLE_READERS = 8
 """Read connections kept open for the next reader."""
 
 CONNECT = "PRAGMA wal_autocheckpoint=0"
-"""What every connection is told: the engine itself decides when the log is copied into the database."""
+"""The statement that every connection runs: the engine itself decides when the log is checkpointed."""
 COMMIT = "COMMIT"
 BEGIN_READ = "BEGIN; SELECT 1 FROM kv LIMIT 1"
 SYNC = "PRAGMA synchronous=FULL"
@@ -318,7 +318,8 @@ class SqliteEngine(BaseEngine):
             raise self._explain(error) from error
 
     def _vacuum_some(self) -> bool:
-        """One short transaction, so that other writers get their turns; False when there is nothing left to do."""
+        """Frees some pages in a short transaction, so that other writers get their turns. Returns False when no free
+        page is left."""
         foreign = self._begin(True)
         try:
             try:
@@ -550,7 +551,7 @@ APPLICATION_ID = 0x50454E53
 FORMAT = 1
 """The layout of the tables, in SQLite's user_version."""
 WAIT_SECONDS = 60.0
-"""How long a connection waits for another process before it gives up."""
+"""The seconds that a connection waits for another process before it gives up."""
 
 MAKE = (
     "BEGIN IMMEDIATE;"
@@ -569,7 +570,7 @@ def run_all(connection: apsw.Connection, sql: str) -> None:
 
 
 def is_made(connection: apsw.Connection, file: str) -> bool:
-    """Whether the database holds a store of this format; ConfigError when it holds something else."""
+    """Returns True when the database holds a store of this format. Raises ConfigError when it holds something else."""
     try:
         application, version, tables = connection.execute(
             "SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version),"
@@ -615,7 +616,8 @@ def damaged_row(key: object) -> Corrupt:
 
 
 def write_failed(error: apsw.IOError) -> bool:
-    """Whether a commit failed while its pages were written: without its last page it counts for nothing."""
+    """Returns True when a commit failed while its pages were written. Without its last page, SQLite ignores the
+    commit."""
     # Errors that Python code raises inside SQLite do not have it.
     return getattr(error, "extendedresult", None) == apsw.SQLITE_IOERR_WRITE
 
@@ -645,12 +647,12 @@ def explain(error: apsw.Error, file: str) -> PenstockError:
 
 PAGE_BYTES = 4096
 CHECKPOINT_PAGES, CHECKPOINT_COMMITS = 2000, 256
-"""The log is copied into the database after so many pages; after fewer when they came in this many small commits,
-because a log short enough to be written over again and again syncs faster than one that grows."""
+"""The pages and small commits after which the log is checkpointed. A log short enough to be overwritten syncs faster
+than a log that grows."""
 LONG_LOG_PAGES = 8 * CHECKPOINT_PAGES
 """A log this long is kept so by readers that never leave a gap: writers then wait a moment for one."""
 LOG_BYTES = 32 + CHECKPOINT_PAGES * (PAGE_BYTES + 24)
-"""How much of the write-ahead log is allocated in advance: as much as is filled between two checkpoints."""
+"""The bytes of the write-ahead log that are allocated in advance, as many as are written between two checkpoints."""
 BEGIN_WRITE = "BEGIN IMMEDIATE"
 ROLLBACK = "ROLLBACK"
 
@@ -662,7 +664,7 @@ class WriteAheadLog:
         self._path = Path(store + "-wal")
         self._mark = Path(store + "-suspect")
         self.in_doubt = self._mark.exists()
-        """Whether the log may have a hole on disk."""
+        """True when the log may have a hole on disk."""
         self._writer = writer
         self.pages = 0
         self.checked_pages = 0
@@ -810,7 +812,7 @@ LITTLE_ENDIAN, BIG_ENDIAN = 0x377F0682, 0x377F0683
 
 
 def sound_frames(path: Path) -> int:
-    """How many frames of a log have the checksums that follow from those before them."""
+    """Returns the number of frames of a log whose checksums follow from the frames before them."""
     try:
         file = path.open("rb")
     except FileNotFoundError:

@@ -60,12 +60,12 @@ class StoreUrl(NamedTuple):
 
     @property
     def in_bucket(self) -> bool:
-        """Whether the store is in a bucket, which every machine can reach."""
+        """True when the store is in a bucket, which every machine can reach."""
         return self.scheme not in BUILT_IN and other_engines()[self.scheme].group == BUCKET_ENGINES
 
     @property
     def in_object_store(self) -> bool:
-        """Whether the store is objects, in a bucket or in a folder: it takes `ObjectOptions`."""
+        """True when the store consists of objects, in a bucket or in a folder, so that it takes `ObjectOptions`."""
         return self.scheme not in BUILT_IN and issubclass(engine_class(self.scheme), ObjectEngine)
 
 

@@ -34,7 +34,8 @@ class TimedOut(Exception):
 
 
 class _Answer:
-    """What the generated code takes for a future: Rust's thread fills it, the calling thread waits for it."""
+    """The object that the generated code uses as a future. A Rust thread fills it, and the calling thread waits for
+    it."""
 
     __slots__ = ("_filled", "code")
 
@@ -180,7 +181,8 @@ def explain(error: sl.Error, name: str) -> PenstockError:
 
 
 def log_moved(error: sl.Error) -> bool:
-    """Whether objects of the log were gone: another writer has made a table of them, or they are lost."""
+    """Returns True when objects of the log are gone, because another writer moved them into a table or because they are
+    lost."""
     return isinstance(error, sl.Error.Data) and "truncated" in str(error).lower()
 
 

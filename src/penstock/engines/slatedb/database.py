@@ -31,12 +31,13 @@ from penstock.objects.cloud import CloudStore
 from penstock.objects.store import cloud_settings, open_cloud, probe_conditional_puts
 
 COLLECT_SECONDS = 600.0
-"""How often garbage is collected, and the least age of what is."""
+"""The seconds between two garbage collections, and the least age of an object that is collected."""
 SNAPSHOT_SECONDS = 900
 """For how long after a compaction the tables it replaced are kept for snapshots and readers."""
 
 READER_POLL_MS = 86_400_000
-"""How often a reader's tables move by themselves; as seldom as can be, but SlateDB begins with it."""
+"""The interval at which SlateDB moves a reader's tables by itself. It is as long as SlateDB allows, although SlateDB
+begins with one such move."""
 
 _LOG = sl.FlushOptions(flush_type=sl.FlushType.WAL)
 _TABLES = sl.FlushOptions(flush_type=sl.FlushType.MEM_TABLE)
@@ -180,22 +181,22 @@ def make_batch(view: EngineView, changes: OverlayWrite) -> sl.WriteBatch | None:
 
 _PROVIDERS = {"s3": sl.ObjectStoreType.S3, "gs": sl.ObjectStoreType.GCS, "az": sl.ObjectStoreType.AZURE}
 REQUEST_SECONDS = 30
-"""How long SlateDB waits for one request before it makes it again."""
+"""The seconds that SlateDB waits for a request before it repeats the request."""
 AGAIN_SECONDS = 0.25
-"""How long opening waits before it asks a store again that did not answer."""
+"""The seconds before opening asks an unresponsive store again."""
 
 log = logging.getLogger("penstock.engine.slatedb")
 
 
 class ObjectLocation:
-    """Where a journal's objects lie, and how they are asked for."""
+    """The location of a journal's objects and the options of their store."""
 
     def __init__(self, url: str, options: ObjectOptions, *, reading: bool = False) -> None:
-        """`url` is s3://…, gs://…, az://…, or the path of a folder. One who only reads may ask for all of `timeout`."""
+        """`url` is s3://…, gs://…, az://…, or the path of a folder. A reader may wait for the whole `timeout`."""
         self.url = url
         self.options = options
         self.name = url if "://" in url else f"slatedb:{url}"
-        """What people know it by."""
+        """The name that messages use for the store."""
         self.objects: CloudStore | FolderStore
         if "://" not in url:
             self.folder: Path | None = Path(url)
@@ -262,7 +263,8 @@ def _slatedb_store(scheme: str, bucket: str, options: Mapping[str, object]) -> s
 
 
 def check_store(location: ObjectLocation, *, writing: bool, timeout: float, patient: bool = False) -> None:
-    """Raises what is wrong with the bucket, the credentials or the endpoint; proves conditional puts when `writing`.
+    """Raises an error that says what is wrong with the bucket, the credentials or the endpoint. Proves conditional puts
+    when `writing`.
 
     SlateDB would ask a missing bucket, or one that refuses, again for ever. A store that is late or away is asked again
     for `timeout` seconds, and without end by a `patient` standby, which waits for another writer's end anyway.

@@ -139,7 +139,7 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
             self._tabling.start()
 
     def _open_database(self, lease: WriterLease) -> sl.Db:
-        """Opens it; twice where one that was opening it too moved the log on meanwhile."""
+        """Opens the database. Tries twice when another process that was opening it moved the log."""
         moved = False
         while True:
             try:
@@ -241,7 +241,7 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
         self._version += 1
 
     def _put_log(self, deadline: float) -> None:
-        """One PUT with everything written so far; returns only while no other writer can have taken the lease."""
+        """Writes everything pending with one PUT. Returns only while no other writer can have taken the lease."""
         assert self._database is not None and self._lease is not None
         self._logged += 1
         idle = self._tabling is None or not self._tabling.is_alive()
@@ -380,7 +380,8 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
             release_deleted(self._location)
 
     def _is_made(self, view: EngineView) -> bool:
-        """Whether the database holds a store; ConfigError when it holds something else, or half a backup."""
+        """Returns True when the database holds a store. Raises ConfigError when it holds something else or an
+        unfinished backup."""
         if view.get(FORMAT_KEY) == UNFINISHED:
             raise ConfigError(
                 f"{self._name} is a backup that was interrupted, and holds part of its journal only: delete it and "
@@ -424,7 +425,7 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
 
 
 BACKUPS = "penstock/backups"
-"""Where a journal notes the backups that hold its tables."""
+"""The key under which a journal records its backups."""
 
 
 class _Backup(msgspec.Struct):
@@ -454,7 +455,7 @@ def compact(location: ObjectLocation, database: sl.Db) -> None:
 
 
 def backup_location(source: ObjectLocation, destination: str) -> ObjectLocation:
-    """Where in the bucket of a journal a backup of it goes; ConfigError when it cannot go there."""
+    """Returns the place in a journal's bucket for a backup. Raises ConfigError when the backup cannot go there."""
     there, here = split_url(destination), split_url(source.url)
     if (there.scheme, there.netloc) != (here.scheme, here.netloc):
         raise ConfigError(
@@ -523,7 +524,7 @@ def release_deleted(location: ObjectLocation) -> None:
 
 
 def log_is_long(location: ObjectLocation) -> bool:
-    """Whether opening would replay more objects of the log than a writer leaves between two tables."""
+    """Returns True when opening would replay more objects of the log than a writer leaves between two tables."""
     manifest = call(location.admin().read_manifest(None), location.options.timeout)
     after = 0 if manifest is None else manifest.replay_after_wal_id
     return location.objects.exists(LOG_PATH.format(after + TABLE_COMMITS))
@@ -560,4 +561,4 @@ _PURPOSES = {
     "penstock/backups": "backups",
     "penstock": "lease",
 }
-"""What the objects of a store are for, by the folder they lie in."""
+"""The purpose of a store's objects, by their folder."""

@@ -36,7 +36,7 @@ SAFETY = 0.9
 RENEW_AT = 0.6
 """The part of its term after which a lease is renewed, when all goes well."""
 LATE_AT = 0.75
-"""The part of its term after which a lease that was not renewed makes a newcomer expect to take it."""
+"""The part of a lease's term after which a newcomer expects to take the lease over."""
 RETRIES = 12
 """Into how many pauses a term is divided when renewing fails, or when a newcomer watches."""
 
@@ -53,7 +53,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     host: str
     system: str
-    """What tells process numbers of one running system from another's: its boot and its process namespace."""
+    """Identifies the running system, by its boot and its process namespace, so that process numbers can be compared."""
     pid: int
     started: str
     epoch: int
@@ -81,7 +81,7 @@ class LeaseStore(Protocol):
 
 
 class WriterLease:
-    """One writer's lease: `acquire` it, `confirm` it before every acknowledgement, `release` it."""
+    """A writer's lease: `acquire` it, `confirm` it before every acknowledgement, `release` it."""
 
     def __init__(
         self,
@@ -114,11 +114,11 @@ class WriterLease:
         self._thread: threading.Thread | None = None
         self.renewals = 0
         self.was_given_back = True
-        """Whether the writer before, if there was one, ended as it should."""
+        """True when there was no earlier writer, or when the earlier writer released the lease."""
 
     @property
     def epoch(self) -> int:
-        """How many writers there have been, this one included."""
+        """The number of writers so far, including this writer."""
         return self._record.epoch
 
     # taking
@@ -275,7 +275,7 @@ class WriterLease:
 
     @property
     def lost(self) -> bool:
-        """Whether it is known to be another writer's."""
+        """True when the lease is known to belong to another writer."""
         return self._lost is not None
 
     def check(self) -> None:
@@ -285,7 +285,7 @@ class WriterLease:
 
     @property
     def holds(self) -> bool:
-        """Whether no other writer can have taken the lease yet."""
+        """True while no other writer can have taken the lease."""
         return self._lost is None and self._clock() < self._good_until
 
     def confirm(self, timeout: float) -> bool:
@@ -348,12 +348,13 @@ def _system() -> str:
 
 
 def _works_here(holder: LeaseRecord) -> bool:
-    """Whether the holder is a process of this very system, neither ended nor stopped by a signal."""
+    """Returns True when the holder is a running process of this system, neither ended nor stopped by a signal."""
     return _state_here(holder) not in (None, "", "T", "t")
 
 
 def _state_here(holder: LeaseRecord) -> str | None:
-    """What the holder does if it is a process of this very system (else None): R, S, T for stopped, "" for ended."""
+    """Returns the state of the holder's process: R, S, T for stopped, "" for ended. Returns None when the holder is not
+    on this system."""
     if not holder.system or holder.system != _system():
         return None
     if holder.pid == os.getpid():  # not held: opening failed half-way, or a forked child's parent was this one
@@ -418,7 +419,7 @@ class FolderStore:
         return number
 
     def exists(self, path: str) -> bool:
-        """Whether there is an object at `path`."""
+        """Returns True when there is an object at `path`."""
         return (self._folder / path).exists()
 
     def sizes(self) -> Iterator[tuple[str, int]]:

@@ -36,11 +36,11 @@ from penstock.limits import FOLLOW_BYTES, FOLLOW_IDLE_SECONDS, FOLLOW_SECONDS, F
 log = logging.getLogger("penstock.engine.slatedb")
 
 MANIFEST_SECONDS = 30.0
-"""How often a reader that finds nothing new makes sure that it has not missed what was collected meanwhile."""
+"""The seconds after which a reader without news checks that it missed no collected object."""
 RENEW_SECONDS = SNAPSHOT_SECONDS / 3
-"""How old the tables may be before newer ones are opened, if there are any."""
+"""The age of the tables after which newer tables are opened, if there are any."""
 HOLD_TIMEOUT = 5.0
-"""How long a reader waits for a checkpoint before it goes without."""
+"""The seconds that a reader waits for a checkpoint before it goes on without a checkpoint."""
 CALM_SECONDS = FOLLOW_IDLE_SECONDS
 """For how long a log has not grown before its next growth makes the reader check that the store is the same one still.
 
@@ -48,7 +48,7 @@ A store that was deleted and made anew has no log as long as the old one so soon
 """
 LOG_PATH = "wal/{:020d}.sst"
 LOG_FETCHES = 8
-"""How many objects of the log are fetched at once, at the most: as many as there are to read.
+"""The most objects of the log that are fetched at once. No more are fetched than there are.
 
 SlateDB looks for as many behind the newest one in vain, with three requests each.
 """
@@ -74,11 +74,11 @@ class Follower:
         self._pause = 0.0
         self._manifest_read = self._based = float("-inf")
         self._looked = float("-inf")
-        """When the last look ended, however it did."""
+        """The time at which the last look at the log ended, with or without an error."""
         self._seen = float("-inf")
-        """When the last look began that ended well: everything that was stored then is known."""
+        """The time at which the last successful look began. Everything stored before that time is known."""
         self._failed: PenstockError | None = None
-        """What the last look met, until one ends well."""
+        """The error of the newest look at the log, None after a look that succeeded."""
         self._manifest = -1
         self._retired: list[tuple[weakref.ref[SlatedbView], sl.DbReader, str | None]] = []
         self._reader: sl.DbReader | None = None
@@ -90,12 +90,12 @@ class Follower:
         """The last writer that is known: how many there were before it, and which one it is."""
         self._grown = float("-inf")
         self.replaced: ConfigError | None = None
-        """What is said once another store has been found in the place of this one."""
+        """The error to raise once another store has replaced this store."""
         self.version = 0
         self.log_checks = 0
-        """How often the store was asked whether the log has grown: one request each."""
+        """The number of requests that asked the store whether the log has grown."""
         self.log_reads = 0
-        """How many objects of the log were read."""
+        """The number of log objects that were read."""
 
     def open(self) -> None:
         """Opens the newest tables; ConfigError when there is no store."""
@@ -134,7 +134,7 @@ class Follower:
             self._lock.release()
 
     def _has_looked(self) -> bool:
-        """Whether the pause since the last look lasts still."""
+        """Returns True while the pause after the last look lasts."""
         return time.monotonic() - self._looked < self._pause
 
     def _refresh_now(self, thoroughly: bool) -> None:
@@ -202,7 +202,7 @@ class Follower:
         self._writer = now
 
     def _is_ahead(self) -> bool:
-        """Whether the tables moved by themselves, and hold commits that were not read from the log yet."""
+        """Returns True when the tables moved by themselves and hold commits that were not yet read from the log."""
         reader = self._reader  # another thread may close it meanwhile
         return reader is not None and self._checkpoint is None and commits_in(reader) > self._newest
 
@@ -340,7 +340,7 @@ def _size(key: bytes, value: bytes | None) -> int:
 
 
 FETCH_BYTES = 1 << 20
-"""What one call to SlateDB brings at the most, once a scan has shown that it goes on."""
+"""The most bytes of a call to SlateDB, once a scan has shown that it continues."""
 FETCH_ROWS = 512
 AHEAD_BYTES = 1 << 20
 """Bytes after which a scan is taken for a long one, whose next rows are fetched before they are asked for."""
@@ -446,7 +446,7 @@ class SlatedbView:
 
 
 class LayeredView:
-    """The log's newest rows over tables.
+    """A view that shows the log's newest rows before those of the tables.
 
     Where the tables may move, `newest` is the last commit that is shown; a read that they have made newer raises.
     """
