@@ -115,6 +115,8 @@ def test_packages_leave_each_others_private_names_alone() -> None:
     for path in MODULES:
         parts = path.relative_to(SOURCE).with_suffix("").parts
         package = parts[:3][-1] if parts[1] == "core" else parts[:2][-1]
+        if package == "engines":
+            package = "engine"  # an engine is a subclass of what the core has for all of them
         for node in ast.walk(tree(path)):
             match node:
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
