@@ -177,10 +177,10 @@ def test_flow_control_that_is_not_used_is_not_called(journal: Journal) -> None:
         "ack": usual_calls(lambda delivery: delivery.ack(), queue.take),
     }
     for calls in called.values():
-        assert [one for one in calls if one.startswith("queue/flow.py")] == []
+        assert [one for one in calls if one.startswith("core/queue/flow.py")] == []
     limited = journal.queue("limited", rate="1000/s", breaker="5/m")
     limited.push_many(range(4 * TRIES))
-    assert any(one.startswith("queue/flow.py") for one in usual_calls(lambda _: limited.take()))
+    assert any(one.startswith("core/queue/flow.py") for one in usual_calls(lambda _: limited.take()))
 
 
 def test_what_flow_control_costs_where_it_is_not_used(journal: Journal) -> None:
@@ -195,7 +195,8 @@ def test_what_flow_control_costs_where_it_is_not_used(journal: Journal) -> None:
 
     instructions_of(take_and_ack)  # newer Pythons trace instructions of code that was traced before
     executed = instructions_of(take_and_ack)
-    asking = {place: count for place, count in executed.items() if place[0].startswith("queue/") and FLOW(place[2])}
+    of_queue = {place: count for place, count in executed.items() if place[0].startswith("core/queue/")}
+    asking = {place: count for place, count in of_queue.items() if FLOW(place[2])}
     assert sum(executed.values()) > 500 and asking, "the words are found where the code asks"
     assert sum(asking.values()) <= 0.03 * sum(executed.values()), asking
 

@@ -22,11 +22,11 @@ import pytest
 import penstock
 from penstock import Draft, Journal
 
-SOURCE = Path(penstock.__file__).parent
-FOLDERS = tuple(str(SOURCE / name) for name in ("engine", "local", "ticket.py"))
+CORE = Path(penstock.__file__).parent / "core"
+FOLDERS = tuple(str(CORE / name) for name in ("engine", "local", "ticket.py"))
 FILES = (
-    *(str(SOURCE / "journal" / f"{name}.py") for name in ("catalog", "commit", "core", "log", "prepare", "writer")),
-    *(str(SOURCE / name) for name in ("journal/transaction.py", "queue/queue.py")),
+    *(str(CORE / "journal" / f"{name}.py") for name in ("catalog", "commit", "core", "log", "prepare", "writer")),
+    *(str(CORE / name) for name in ("journal/transaction.py", "queue/queue.py")),
 )
 
 
