@@ -1,4 +1,4 @@
-"""How to open a journal, here or behind a url, and to say which one code is to use."""
+"""Opens journals, here or behind a URL, and sets the journal that a block of code uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def describe(
     token: str | None = None,
     store_options: Mapping[str, object] | None = None,
 ) -> Description:
-    """What a journal is (engine, place, size, topics, queues) without opening it for writing.
+    """Returns a description of a journal (engine, place, size, topics, queues) without opening it for writing.
 
     Of one that is not there the size is 0, there are no topics, and nothing is made.
     """
@@ -144,13 +144,13 @@ def open_local(
 
 
 def _object_options(**given: Any) -> ObjectOptions | None:
-    """What was said about an object store; None when nothing was."""
+    """Returns the given options of an object store, or None when no option was given."""
     said = {name: value for name, value in given.items() if value is not None and value is not False}
     return ObjectOptions(**said) if said else None
 
 
 def is_served(url: str) -> bool:
-    """Whether a url names a journal that a server serves."""
+    """Returns True when a URL names a journal that a server serves."""
     return url.lower().startswith(("http://", "https://"))
 
 

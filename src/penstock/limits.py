@@ -21,26 +21,27 @@ MAX_HEADER_BYTES: Final = 64 << 10
 MAX_POSITION: Final = (1 << 63) - 1
 """The highest position a topic could reach."""
 MAX_PAYLOAD_BYTES: Final = 256 << 20
-"""One encoded payload."""
+"""The largest encoded payload."""
 MAX_BATCH_BYTES: Final = 1 << 30
 """All payloads of one atomic batch."""
 
 RESULT_TTL: Final = 3600.0
-"""How long the outcomes of messages pushed with `reply=True` are kept, unless the topic `<queue>.results` says else."""
+"""The seconds that outcomes of messages pushed with `reply=True` are kept, unless the settings of the topic
+`<queue>.results` say otherwise."""
 
 # ── opening ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 DEFAULT_URL: Final = "penstock.db"
-"""What `penstock.open()` opens when neither an argument nor PENSTOCK_URL says otherwise."""
+"""The journal that `penstock.open()` opens when neither an argument nor PENSTOCK_URL names a journal."""
 WRITER_CAPACITY: Final = 4096
 """Submissions that may wait for the writer before `submit` blocks."""
 WRITER_PRESSURE: Final = 0.75
 """The share of the capacity above which `try_submit` refuses."""
 BACKPRESSURE_RETRY: Final = 0.01
-"""What `Backpressure.retry_after` suggests."""
+"""The value of `Backpressure.retry_after`."""
 
 # ── object storage ───────────────────────────────────────────────────────────────────────────────────────────────────
 STORE_TIMEOUT: Final = 30.0
-"""How long an operation on a journal in an object store waits for the store before it raises."""
+"""The seconds that an operation on a journal in an object store waits for the store before it raises an error."""
 LEASE_SECONDS: Final = 5.0
 """After how long without a renewal another process may take a journal in an object store over from its writer."""
 LEASE_SECONDS_LEAST: Final = 0.2
@@ -52,17 +53,17 @@ TABLE_COMMITS: Final = 48
 TABLE_SECONDS: Final = 1.0
 """The least time between two such tables: a store that takes more commits in it also replays them faster."""
 TABLE_LEASES: Final = 60
-"""How many leases old an object must be before collection may remove it, and ten minutes at the least."""
+"""The age in leases at which collection may remove an object, with a minimum of ten minutes."""
 OBJECT_CACHE_BYTES: Final = 64 << 20
 """Memory for blocks of tables that were read from an object store."""
 OBJECT_MEMTABLE_BYTES: Final = 32 << 20
 """Bytes of newest rows kept in memory before they become a table in the object store."""
 FOLLOW_SECONDS: Final = 0.4
-"""How often a reader looks for new objects of the log while something happens; the pause grows to the next one."""
+"""The pause between two looks of a reader at the log while something happens. The pause grows to the next limit."""
 FOLLOW_IDLE_SECONDS: Final = 0.7
 """The longest pause of a reader."""
 FOLLOW_STALE_SECONDS: Final = 2.0
-"""How old a reader's state may be to be used while another thread looks for a newer one; an older one waits for it."""
+"""The age up to which a reader's state may be used while another thread looks for a newer state."""
 SPARK_HOLD_SECONDS: Final = 3600.0
 """For how long a Spark task's tables in an object store are kept from collection: more than a task should take."""
 FOLLOW_BYTES: Final = 16 << 20
@@ -74,7 +75,7 @@ GROUP_BYTES: Final = 16 << 20
 GROUP_SUBMISSIONS: Final = 4096
 """Submissions after which a group commit stops taking more."""
 BLOCK_BYTES: Final = 256 << 10
-"""What merging aims at, and where a large batch is cut into several blocks."""
+"""The size that merging aims at, and at which a large batch is cut into several blocks."""
 BLOCK_EVENTS: Final = 65_536
 """The most events in one block."""
 MERGED_BYTES: Final = 64 << 10
@@ -86,7 +87,7 @@ STEP_BYTES: Final = 1 << 20
 STAGED_SECONDS: Final = 7 * 24 * 3600.0
 """After this time a batch that was staged and never published is removed."""
 MERGE_FAN_IN: Final = 64
-"""How many small neighbouring blocks make a merge worth its writes."""
+"""The number of small neighbouring blocks that makes a merge worth its writes."""
 SMALL_BYTES: Final = 6 << 10
 """The first merging tier: blocks below this size are merged among themselves before they meet larger ones."""
 SUMMARY_EVENTS: Final = 128
@@ -100,19 +101,19 @@ MAX_PARTITION_VALUES: Final = 200
 
 # ── the index of entities ────────────────────────────────────────────────────────────────────────────────────────────
 INDEX_RUN_BYTES: Final = 4 << 20
-"""How many bytes of a topic's newest events are indexed in memory only, before they become a run on disk."""
+"""The bytes of a topic's newest events that are indexed in memory only. Above this size they become a run on disk."""
 INDEX_RUN_EVENTS: Final = 16_384
-"""The same in events."""
+"""The newest events of a topic that are indexed in memory only."""
 INDEX_FAN_IN: Final = 8
-"""How many runs of one level are merged into one of the next."""
+"""The number of runs of a level that are merged into a run of the next level."""
 INDEX_CALM_SECONDS: Final = 2.0
-"""How long a journal must be calm before the runs of its topics are merged further than look-ups need."""
+"""The seconds without commits after which the runs of topics are merged further than look-ups need."""
 INDEX_CHUNK_BYTES: Final = 16 << 10
-"""What a chunk of a run holds: several small entities, or a part of a large one."""
+"""The size of a chunk of a run: several small entities, or a part of a large entity."""
 INDEX_LARGE_CHUNK_BYTES: Final = 64 << 10
 """The chunks of an entity that is larger than one."""
 INDEX_STEP_BYTES: Final = 1 << 20
-"""What building a run writes in one commit, so that no caller waits long for the writer."""
+"""The bytes that a commit of an index build writes, so that no caller waits long for the writer."""
 INDEX_FILTER_TERMS: Final = 262_144
 """Runs with more entities than this have no filter: they are large, and most look-ups find something there."""
 INDEX_WAITING_EVENTS: Final = 250_000
@@ -124,50 +125,51 @@ INDEX_MEMORY_BYTES: Final = 64 << 20
 
 # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 TOPIC_DEDUP_WINDOW: Final = 7 * 24 * 3600.0
-"""How long a topic remembers a dedup key, unless its settings say otherwise."""
+"""The seconds that a topic remembers a dedup key, unless its settings say otherwise."""
 SUBSCRIPTION_BUFFER: Final = 128
 """Events a subscriber may be behind before on_lag="raise" or "drop" apply; also its read-ahead."""
 RETENTION_SECONDS: Final = 30.0
-"""How often topics with a max_age are looked at, also when no event is appended; readers see nothing older anyway."""
+"""The seconds between two checks of topics with a max_age, also when no event is appended. Readers never see an older
+event."""
 RETENTION_BLOCKS: Final = 32
 """Blocks that one commit of housekeeping removes at the most, so that no caller waits long behind it."""
 RETENTION_BYTES: Final = 1 << 20
-"""The same in bytes, about."""
+"""The approximate bytes that a step of retention removes."""
 EXCHANGE_BYTES: Final = 512 << 10
 """About how many bytes of blocks one commit of housekeeping replaces by what is left of them."""
 WORKER_BATCH: Final = 64
 """Events a worker hands to its handler at once, at the most."""
 WORKER_IDLE: Final = 0.01
-"""How long a worker waits before it looks again when nothing signals."""
+"""The seconds after which a worker looks for messages without a signal."""
 WORKER_RESTARTS: Final = 5
-"""How often a worker whose handler failed begins again within a minute before it gives up."""
+"""The restarts within a minute after which a worker with a failing handler gives up."""
 WORKER_RESTART_SECONDS: Final = 60.0
 """After how long a failure no longer counts against a worker's restarts."""
 WORKER_RESTART_PAUSE: Final = 0.1
-"""How long a worker waits before it begins again; twice as long for each further failure within the minute."""
+"""The seconds that a worker waits before it restarts. Each further failure within the minute doubles the pause."""
 ARROW_BATCH_ROWS: Final = 65_536
 """Rows in a record batch handed out by `read_arrow`, at the most."""
 POLL_FIRST: Final = 0.001
-"""How soon a waiting process looks again after a sign that another one wrote; the pauses then grow to the next two."""
+"""The seconds after which a waiting process looks again, once it noticed that another process wrote. The pauses grow to
+the next two limits."""
 POLL_IDLE: Final = 0.05
 """The longest pause where the kernel tells of writes (inotify)."""
 POLL_BLIND: Final = 0.01
 """The longest pause where it does not."""
-"""How often a waiting process looks for what other processes committed."""
 
 # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 WORKER_RETRY_FIRST: Final = 5.0
-"""How long a message waits after its first failure in a worker, unless the queue's policy has a `retry`."""
+"""The seconds that a message waits after its first failure in a worker, unless the queue's policy has a `retry`."""
 WORKER_RETRY_FACTOR: Final = 6.0
-"""What that grows by with every further failure: 5 s, 30 s, 3 min, …"""
+"""The factor by which every further failure lengthens the wait: 5 s, 30 s, 3 min, …"""
 WORKER_RETRY_LONGEST: Final = 600.0
-"""What it grows to."""
+"""The longest wait of a message after failures in a worker."""
 WORKER_RETRY_JITTER: Final = 0.2
 """The share of it that is taken off at random, so that messages that failed together do not come back together."""
 MAX_ERROR_BYTES: Final = 4 << 10
 """UTF-8 bytes of an error's text that a message keeps; longer ones lose their middle."""
 MAX_TRACEBACK_BYTES: Final = 8 << 10
-"""The same of its traceback."""
+"""The bytes of a failed message's traceback that are kept."""
 ATTEMPTS_KEPT: Final = 10
 """Failed attempts that are kept of a message, the newest."""
 MAX_ATTEMPT_ERROR_BYTES: Final = 512
@@ -183,6 +185,6 @@ HISTORY_ROW_BYTES: Final = 2048
 
 # ── buffers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 BUFFER_MANIFEST: Final = "ingest/manifest"
-"""Where a buffer's manifest is in its store."""
+"""The path of a buffer's manifest in its store."""
 BUFFER_PREFIX: Final = "ingest"
-"""Where a buffer's batches are in its store."""
+"""The prefix of a buffer's batches in its store."""

@@ -45,7 +45,7 @@ class AsyncConsumer(AsyncHandle[Consumer]):
         super().__init__(sync)
         self._under_way: asyncio.Future[Batch | None] | None = None
         self._left: list[Descriptor] = []
-        """What cancelled callers had been given, in order."""
+        """The descriptors that cancelled callers had been given, in order."""
         self._lock = threading.Lock()
 
     async def next_batch(self) -> Batch | None:

@@ -1,4 +1,4 @@
-"""How calls of a handle run beside an event loop: in threads, in pieces, or as tickets."""
+"""Runs the calls of a handle beside an event loop: in threads, in pieces, or as tickets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ in_thread = asyncio.to_thread
 
 
 class Closable(Protocol):
-    """What is open until it is closed."""
+    """An object with a `close` method."""
 
     def close(self) -> None: ...
 
@@ -176,7 +176,8 @@ class Look(Generic[T]):
 
 
 async def in_pieces(begin: Callable[P, Iterator[T]], *args: P.args, **options: P.kwargs) -> AsyncGenerator[T, None]:
-    """What an iterator gives, read in a thread, some at a time; it is closed when the loop is left."""
+    """Reads an iterator in a thread, some items at a time, and yields the items. Closes the iterator when the loop
+    ends."""
     found = await hand_over(lambda: begin(*args, **options), _close_iterator)
     step: Awaitable[list[T]] | None = None
     try:

@@ -1,4 +1,4 @@
-"""Batches to Arrow, and from it, without a Python object per entry.
+"""Converts batches to Arrow and back without a Python object for each entry.
 
 Entries happen to be stored exactly as Parquet stores a plain byte-array column (length, bytes, length, bytes …), so a
 block is given the few bytes of Parquet header and footer that let Arrow's own reader, which checks every length, decode
@@ -154,7 +154,8 @@ def _varint(value: int) -> bytes:
 
 
 def _parquet_around(size: int, count: int) -> tuple[bytes, bytes]:
-    """What stands before and after the block in a Parquet file of one required, plain, uncompressed binary column."""
+    """Returns the bytes before and after the block in a Parquet file with a single required, plain, uncompressed binary
+    column."""
     plain, run_length, byte_array, required, uncompressed, data_page = 0, 3, 6, 0, 0, 0
     page = _Fields().i32(1, count).i32(2, plain).i32(3, run_length).i32(4, run_length)
     header = _Fields().i32(1, data_page).i32(2, size).i32(3, size).struct(5, page).end()

@@ -258,7 +258,7 @@ class Consumer(BufferHandle):
             run.stop()
 
     def _hand_out_again(self) -> None:
-        """What was handed out and not acknowledged is read again (the lock is held)."""
+        """Makes the unacknowledged batches readable again. The caller holds the lock."""
         self._unacked.clear()
         self._handed_out = self._acked
 
@@ -337,7 +337,7 @@ class Consumer(BufferHandle):
 
 
 class RunReport(NamedTuple):
-    """What a run did."""
+    """The counts of a run."""
 
     batches: int  # handled
     entries: int
@@ -346,7 +346,7 @@ class RunReport(NamedTuple):
 
 
 class RunOptions(NamedTuple):
-    """How batches are read, handed over and acknowledged; see `Consumer.run`."""
+    """The options of reading, handling and acknowledging batches; see `Consumer.run`."""
 
     concurrency: int
     ahead: int
@@ -370,7 +370,7 @@ class _ReadAhead:
 
 
 class ConsumerRun:
-    """One call of `Consumer.run`."""
+    """A call of `Consumer.run`."""
 
     def __init__(self, consumer: Consumer, handler: Callable[[Batch], object], options: RunOptions) -> None:
         if options.concurrency < 1 or options.ahead < 1:
@@ -789,7 +789,7 @@ class Batch(DecodedBatch):
 
     @property
     def metadata(self) -> tuple[Metadata, ...]:
-        """What each `produce` call said about its entries."""
+        """The metadata of each `produce` call in the batch."""
         return self.descriptor.metadata
 
     def metadata_of(self, index: int) -> Metadata | None:
@@ -832,7 +832,7 @@ log = logging.getLogger("penstock.buffer")
 
 
 class Collection(NamedTuple):
-    """What one collection did."""
+    """The counts of a collection."""
 
     deleted: int
     failed: int

@@ -50,7 +50,7 @@ class DrainTopic(Protocol):
 
 
 class DrainReport(NamedTuple):
-    """What a drain did."""
+    """The counts of a drain."""
 
     batches: int  # appended
     entries: int

@@ -86,7 +86,7 @@ def _prefix(length: int) -> bytes:
 
 
 def batch_footer(count: int, compression: Compression = "none") -> bytes:
-    """What follows a batch's entries."""
+    """Returns the footer that follows a batch's entries."""
     try:
         return _FOOTER.pack(_CODES[compression], count, BATCH_VERSION)
     except KeyError:
@@ -311,7 +311,7 @@ def _decompress_stream(zstandard: ModuleType, data: memoryview, limit: int) -> b
 
 
 class Metadata(msgspec.Struct, frozen=True, gc=False):
-    """What one `produce` call said about its entries; it covers them from `start_index` to the next range's start."""
+    """The metadata of a `produce` call. It covers the entries from `start_index` to the start of the next range."""
 
     start_index: int
     ingested_at_ms: int
@@ -319,7 +319,7 @@ class Metadata(msgspec.Struct, frozen=True, gc=False):
 
 
 class Descriptor(msgspec.Struct, frozen=True):
-    """One manifest entry: which object comes next. Picklable and comparable."""
+    """An entry of the manifest: the next object to read. Picklable and comparable."""
 
     sequence: int
     location: str
@@ -520,7 +520,7 @@ def empty_manifest(next_sequence: int) -> Manifest:
 def encode_entry(
     sequence: int, location: str, metadata: Sequence[Metadata] = (), mark: Mark | None = None, crc: int | None = None
 ) -> bytes:
-    """One manifest entry."""
+    """Returns the bytes of a manifest entry."""
     name = location.encode()
     if len(name) > MAX_LOCATION:
         raise ConfigError(f"a location has at most {MAX_LOCATION} bytes, this one {len(name)}: {location[:80]!r}…")
@@ -616,7 +616,7 @@ def encode_mark(mark: Mark) -> bytes:
 
 
 def may_be_mark(data: Any, end: int) -> bool:
-    """Whether the bytes before `end` look like a mark; a metadata payload may look so by chance."""
+    """Returns True when the bytes before `end` look like a mark. A metadata payload may look like a mark by chance."""
     return bytes(data[max(0, end - len(_MARK_MAGIC)) : end]) == _MARK_MAGIC
 
 

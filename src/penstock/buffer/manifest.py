@@ -46,7 +46,7 @@ class ManifestVersion(NamedTuple):
 
 
 class ManifestObject:
-    """One manifest in a store. Not thread-safe: its owner serialises calls."""
+    """A manifest in a store. Not thread-safe: its owner serialises calls."""
 
     def __init__(self, store: ObjectStore, path: str, clock: Clock, measures: ManifestCounters) -> None:
         self.path = path
@@ -56,7 +56,7 @@ class ManifestObject:
         self._marks = Marks(store, path, clock)
         self._known: ManifestVersion | None = None
         self.contention = Contention()
-        """How long to wait after an `append` that lost."""
+        """The pause after an `append` that lost against another writer."""
         self.length = 0
         """Entries when the manifest was last read or written."""
         self._uncertain: int | None = None
@@ -127,7 +127,7 @@ class ManifestObject:
         self._uncertain = None
 
     def find_appended(self, names: Sequence[Collection[str]]) -> int:
-        """How many batches an `append` without an answer has put into the queue, in this order.
+        """Returns the number of batches that an `append` without an answer has put into the queue, in this order.
 
         Each batch is given by every location it was ever appended under. 0 when the append was not done (yet), others
         have its place, or it cannot be told any more.
@@ -174,7 +174,7 @@ class BufferHandle(ABC):
 
     @property
     def _inherited(self) -> bool:
-        """Whether this process was forked from the one that made it."""
+        """Returns True when this process was forked from the process that created the object."""
         return os.getpid() != self._pid
 
     def _check_process(self) -> None:
@@ -204,7 +204,7 @@ class BufferHandle(ABC):
 
 
 class Backoff:
-    """Waits that grow with every failure and are spread at random, so that those who collided do not collide again."""
+    """Pauses that grow with every failure and are spread at random, so that colliding writers do not collide again."""
 
     def __init__(self, *, first: float = 0.002, most: float = 1.0, seed: int | None = None) -> None:
         self._first = first
@@ -252,13 +252,13 @@ class Contention:
 
 
 RENEW_SHARE = 0.4
-"""The share of the collector's grace after which an object that no manifest names is uploaded again."""
+"""The share of the collector's grace after which an unreferenced object is uploaded again."""
 _SUFFIX = ".batch"
 _ULID_LENGTH = 26
 
 
 class BufferPaths(NamedTuple):
-    """One manifest and the prefix its batches are under."""
+    """The path of a manifest and the prefix of its batches."""
 
     manifest: str
     prefix: str
@@ -287,7 +287,8 @@ def buffer_paths(manifest: str, prefix: str | None) -> BufferPaths:
 
 
 def shard_paths(whole: BufferPaths, shard: int, shards: int) -> BufferPaths:
-    """One of `shards` manifests, with a prefix of its own (a collector knows only its own manifest's references).
+    """Returns the paths of a shard: its manifest, and a prefix of its own, because a collector knows only the
+    references of its own manifest.
 
     The names carry the number of shards: after a change of it, old and new shards never mix.
     """
@@ -300,14 +301,14 @@ def shard_paths(whole: BufferPaths, shard: int, shards: int) -> BufferPaths:
 
 
 def shard_of(key: bytes | str | int, shards: int) -> int:
-    """Which shard a key belongs to: the same on every machine and in every release."""
+    """Returns the shard of a key, which is the same on every machine and in every release."""
     if isinstance(key, int):
         return key % shards
     return zlib.crc32(key.encode() if isinstance(key, str) else key) % shards
 
 
 def batch_time_ms(location: str) -> int | None:
-    """When a batch's location was chosen, or None when its name is not a ULID's."""
+    """Returns the time at which a batch's location was chosen, or None when its name is not a ULID."""
     name = location.rpartition("/")[2]
     if not name.endswith(_SUFFIX) or len(name) != _ULID_LENGTH + len(_SUFFIX):
         return None
@@ -530,7 +531,7 @@ class BufferCounters:
 
 
 class ManifestCounters:
-    """How often one side wrote the manifest, and how often another writer was first."""
+    """The numbers of manifest writes, and of writes that another writer forestalled."""
 
     def __init__(self, measures: BufferCounters, role: str) -> None:
         self._writes = measures._writes.labels(role=role)

@@ -205,7 +205,7 @@ Share: TypeAlias = "tuple[Lane, bytes, int, Produced]"
 
 
 class UploadLimits(NamedTuple):
-    """How much is gathered, sent and kept at a time; see `Producer`."""
+    """The limits on gathering, sending and keeping entries; see `Producer`."""
 
     compression: Compression
     flush_interval: float
@@ -214,7 +214,7 @@ class UploadLimits(NamedTuple):
     uploads: int
     inflight_bytes: int
     renew_after_ms: int
-    """Milliseconds after which an object that no manifest names is uploaded again."""
+    """The milliseconds after which an unreferenced object is uploaded again."""
 
     @classmethod
     def of(cls, settings: ProducerSettings) -> UploadLimits:
@@ -514,7 +514,7 @@ class Lane:
         self._pipeline.measures.bytes_written.inc(len(data))
 
     def _stale(self, name: str) -> bool:
-        """Whether a batch has no name yet, or one so old that a collector may soon delete its object.
+        """Returns True when a batch has no name yet, or a name so old that a collector may soon delete the object.
 
         Such a batch is uploaded again under a new name: what is appended cannot have been collected.
         """
@@ -684,7 +684,7 @@ _PATIENCE = 60.0
 
 
 class StagedObject(NamedTuple):
-    """An object that is stored and that no manifest names yet."""
+    """A stored object that no manifest names yet."""
 
     location: str
     metadata: tuple[Metadata, ...]

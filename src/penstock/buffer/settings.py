@@ -1,4 +1,4 @@
-"""What a producer and a consumer are made with: each field is an argument of their constructors."""
+"""The settings of producers and consumers: each field is an argument of their constructors."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class _Store(msgspec.Struct, frozen=True):
 
 
 class BufferSettings(_Store, frozen=True, kw_only=True):
-    """Where a buffer is, and what both of its sides need."""
+    """The place of a buffer, and the settings that both sides need."""
 
     manifest: str = BUFFER_MANIFEST
     prefix: str | None = None
     """Under which its batches lie; with a manifest of one's own a prefix of one's own."""
     shards: int = 1
     gc_grace: Seconds = 600
-    """How old an object is that no manifest names before the consumer deletes it."""
+    """The age at which the consumer deletes an object that no manifest names."""
     options: Mapping[str, object] | None = None
     """The store's: region, endpoint, access_key_id, timeout …"""
     clock: Clock | None = None
@@ -59,12 +59,12 @@ class BufferSettings(_Store, frozen=True, kw_only=True):
 
 
 class ProducerSettings(BufferSettings, frozen=True, kw_only=True):
-    """What a producer is made with."""
+    """The settings of a producer."""
 
     flush_interval: Seconds = 0.1
     flush_bytes: int = 64 << 20
     max_buffered: int = 1000
-    """How many calls may wait for room before `produce` blocks."""
+    """The most calls that may wait for room before `produce` blocks."""
     compression: Compression = "none"
     key: Key | None = None
     """With shards: what an entry's shard is decided by."""
@@ -79,7 +79,7 @@ class ProducerSettings(BufferSettings, frozen=True, kw_only=True):
 
 
 class ConsumerSettings(BufferSettings, frozen=True, kw_only=True):
-    """What a consumer is made with."""
+    """The settings of a consumer."""
 
     after: int | None = None
     """The last sequence that an earlier consumer is done with."""

@@ -20,7 +20,7 @@ LAST_MS = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
 
 @runtime_checkable
 class Clock(Protocol):
-    """What penstock asks of a clock; give your own to `penstock.open(clock=…)` in tests."""
+    """The clock that penstock needs. Give your own clock to `penstock.open(clock=…)` in tests."""
 
     def now_ms(self) -> int:
         """Wall-clock milliseconds since 1970, UTC."""

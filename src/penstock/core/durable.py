@@ -27,7 +27,7 @@ def as_storage_error(doing: str) -> Iterator[None]:
 
 
 def lock_file(path: str | os.PathLike[str], how: int) -> int:
-    """Opens a lock file, made if it is not there, and locks it with flock; BlockingIOError as flock raises it.
+    """Opens a lock file, creating it if necessary, and locks it with flock. Raises BlockingIOError as flock does.
 
     Who has the lock has it on the file of that name: one that was removed meanwhile would keep no other process out.
     """

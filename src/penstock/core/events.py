@@ -24,13 +24,13 @@ EVENT_FIELDS = (
     *("seq", "topic", "kind", "key", "scope", "id", "occurred_at", "recorded_at"),
     *("correlation_id", "causation_id", "headers", "payload"),
 )
-"""What an event has, by name."""
+"""The names of an event's fields."""
 _json_decode = msgspec.json.Decoder().decode
 _HEX_ID = re.compile("[0-9a-fA-F]{32}")
 
 
 class EventRows(Protocol):
-    """Where events come from: rows that know their fields by index."""
+    """The source of events: rows that return their fields by index."""
 
     topic: str
 
@@ -67,7 +67,7 @@ class Event(msgspec.Struct, Generic[PayloadT], frozen=True, eq=False, gc=False, 
 
     @property
     def kind(self) -> str:
-        """What kind of thing happened."""
+        """The kind of the event."""
         return self._rows.kind(self._row)
 
     @property
@@ -93,7 +93,7 @@ class Event(msgspec.Struct, Generic[PayloadT], frozen=True, eq=False, gc=False, 
 
     @property
     def binary(self) -> bool:
-        """Whether the payload was appended as bytes rather than as a JSON-like value."""
+        """True when the payload was appended as bytes, not as a JSON-like value."""
         return self._rows.is_binary(self._row)
 
     @property
@@ -128,7 +128,7 @@ class Event(msgspec.Struct, Generic[PayloadT], frozen=True, eq=False, gc=False, 
 
     @property
     def correlation_id(self) -> str | None:
-        """What a whole chain of causes and effects has in common."""
+        """The id that all events of a chain of causes and effects share."""
         return self._rows.correlation(self._row)
 
     @property
@@ -231,7 +231,7 @@ class PayloadType(PayloadSchema[PayloadT]):
         return TypedEvent(event._rows, event._row, self)
 
     def typed_all(self, events: list[Event]) -> list[Event[PayloadT]]:
-        """The same for several."""
+        """Returns the events with typed payloads, as `typed` does for a single event."""
         return list(map(self.typed, events))
 
 

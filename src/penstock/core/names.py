@@ -1,4 +1,4 @@
-"""What arguments may be: names, kinds, keys, and the shape of others, checked before anything is done with them."""
+"""Checks of arguments: names, kinds, keys, and the shapes of other values, before anything is done with them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 TableFormat = Literal["parquet", "delta", "iceberg"]
-"""What a lake's files are registered as; "parquet": as nothing, they are plain files in folders by day."""
+"""The formats in which a lake's files are registered. "parquet" means no registration: plain files in folders by
+day."""
 TABLE_FORMATS: tuple[str, ...] = get_args(TableFormat)
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
@@ -57,7 +58,7 @@ _PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]+", re.ASCII)
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a topic's name stands for all that look like it: shop.*"""
+    """Returns True when a topic's name is a pattern for several topics, such as shop.*"""
     return WILD.search(name) is not None
 
 
@@ -75,13 +76,13 @@ def check_topics(topics: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 SYSTEM = "penstock."
-"""How the names of topics begin that penstock itself writes: what consoles did, how pipelines and workers do."""
+"""The prefix of topics that penstock itself writes: actions in consoles, reports of pipelines and workers."""
 AUDIT = SYSTEM + "audit"
 """Who changed what: acts of the console, policies that programs updated."""
 
 
 def is_system(topic: str) -> bool:
-    """Whether a topic is one of penstock's own."""
+    """Returns True when a topic is one of penstock's own."""
     return topic.startswith(SYSTEM)
 
 
@@ -153,12 +154,13 @@ def check_limit(limit: int | None, name: str = "limit", minimum: int = 0) -> int
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether a value is a whole number; True and False, which Python counts among them, are none."""
+    """Returns True for a whole number. True and False are not whole numbers here, although Python counts them as
+    integers."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value is a number; True and False are none."""
+    """Returns True for a number. True and False are not numbers here."""
     return isinstance(value, float) or is_whole(value)
 
 
@@ -187,7 +189,7 @@ def check_items(items: Iterable[T], name: str) -> list[T]:
 
 
 def check_mapping(given: Mapping[K, V] | None, name: str) -> dict[K, V]:
-    """What is given by name, as a dict; that of None is empty."""
+    """Returns a mapping argument as a dict; None becomes an empty dict."""
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(f"{name} must be a mapping, not {given!r:.80}")
     return dict(given or {})

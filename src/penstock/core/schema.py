@@ -49,11 +49,11 @@ U = TypeVar("U", bound=Upcaster)
 MESSAGE_KIND = "message"
 """The kind of messages that were pushed without one."""
 VERSION_HEADER = "schema-version"
-"""Where an event says which version of its type it was written with; absent for version 1."""
+"""The header with the version of its type that an event was written with; absent for version 1."""
 
 
 class Schema:
-    """What is declared of one kind: its type and version, once they are known, and its upcasters."""
+    """The declaration of a kind: its type and version, once they are known, and its upcasters."""
 
     __slots__ = ("decode", "kind", "type", "upcasters", "version")
 
@@ -162,12 +162,12 @@ def upcast(kind: str, *, version: int) -> Callable[[U], U]:
 
 
 def schema_of(kind: str) -> Schema | None:
-    """What is declared of a kind, or None."""
+    """Returns the declaration of a kind, or None."""
     return _by_kind.get(kind)
 
 
 def schema_of_type(cls: type[object]) -> Schema | None:
-    """What a type is declared as, or None."""
+    """Returns the declaration of a type, or None."""
     try:
         return _by_type.get(cls)
     except TypeError:  # it has no hash, as a list has none
@@ -183,7 +183,8 @@ def forget(kind: str) -> None:
 
 
 def brings_kind(payload: object, kind: str) -> bool:
-    """Whether a payload is of a declared type, which decides its kind; ConfigError when `kind` is another one."""
+    """Returns True when a payload is of a declared type, which decides its kind. Raises ConfigError when `kind` names
+    another kind."""
     schema = _by_type.get(type(payload))
     if schema is None:
         return False
@@ -331,7 +332,7 @@ def _without_type(schema: Schema) -> Schema:
 
 
 def _is_redefinition(old: Any, new: Any) -> bool:
-    """Whether the same definition was simply run again: a module, a notebook cell, a function around it."""
+    """Returns True when the same definition ran again: a module, a notebook cell, or a function around it."""
     return old is new or (
         (old.__module__, old.__qualname__) == (new.__module__, new.__qualname__)
         and "<lambda>" not in new.__qualname__  # several on one line of code would all be called so
@@ -352,7 +353,7 @@ def _raised_by_upcaster(error: BaseException) -> bool:
 
 
 def _decoder(cls: Any) -> Callable[[Any], Any]:
-    """How a payload becomes a value of a type: one decoder for each."""
+    """Returns the decoder that makes values of a type from payloads. Each type has a single decoder."""
     return _new_decoder(cls)
 
 

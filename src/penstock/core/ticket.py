@@ -34,7 +34,7 @@ class Ticket(Generic[T]):
         self._waiters: list[Waiter] = []
 
     def done(self) -> bool:
-        """Whether the result (or the failure) is there."""
+        """True when the result or the failure is known."""
         return self._done
 
     def result(self, timeout: Seconds | None = None) -> T:

@@ -114,7 +114,7 @@ class CloudStore:
                     yield found["path"], found["size"]
 
     def exists(self, path: str) -> bool:
-        """Whether there is an object at `path`; one request, and no bytes of it."""
+        """Returns True when there is an object at `path`. Costs a single request and reads no bytes of the object."""
         with _errors("head", self.url, path):
             try:
                 obstore.head(self._inner, path)
@@ -146,7 +146,7 @@ class CloudStore:
 
 
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
-"""What stores call it; obstore passes it on as any failure where a list was asked for."""
+"""The names of the error in different stores. For a list request, obstore reports it as any other failure."""
 
 
 def _version(meta: ObjectMeta | PutResult) -> dict[str, str]:
@@ -171,7 +171,8 @@ def _errors(verb: str, url: str, path: str) -> Iterator[None]:
 
 
 def _brief(error: BaseException) -> str:
-    """What happened and what the server said; without the XML around it and obstore's dump of the whole error tree."""
+    """Returns the error and the server's own words, without the surrounding XML and obstore's dump of the error
+    tree."""
     text = str(error).partition("\n\nDebug source")[0]
     happened = text.partition("\n")[0].partition("<?xml")[0].rstrip(": ")
     said = [found[1].partition("\n")[0].strip() for found in _SAID.finditer(text)]

@@ -82,7 +82,8 @@ class ObjectStore(Protocol):
         ...
 
     def delete(self, paths: Sequence[str]) -> int:
-        """Deletes these objects; one that is already gone counts as deleted. Returns how many could not be."""
+        """Deletes the objects. An object that is already gone counts as deleted. Returns the number of objects that
+        could not be deleted."""
         ...
 
     def sweep(self, prefix: str, older_than_ms: int) -> None:
@@ -175,7 +176,7 @@ def _open_file(url: str, host: str, path: str, options: Mapping[str, object]) ->
 
 
 class CloudSettings(NamedTuple):
-    """How a store is reached: the provider's own settings, the HTTP client's, and the endpoint if one is named."""
+    """The provider's settings, the HTTP client's settings, and the endpoint if it was given."""
 
     config: dict[str, object]
     client: dict[str, object]
@@ -183,7 +184,8 @@ class CloudSettings(NamedTuple):
 
 
 def cloud_settings(url: str, options: Mapping[str, object], environ: Mapping[str, str]) -> CloudSettings:
-    """What `options` and the environment say about s3://, gs:// or az://, for whichever library opens it."""
+    """Returns the settings from `options` and the environment for s3://, gs:// or az://, for any library that opens the
+    store."""
     if shown_url(url) != url:
         raise ConfigError(
             f"{shown_url(url)!r} was given with a user, a password or a query, and they do not belong into a url: "
@@ -228,7 +230,7 @@ _AZURE_PARTS = {"accountname": "account_name", "accountkey": "account_key", "sha
 
 
 def azure_config(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """What obstore needs to know: a connection string taken apart, and what only Azure's tools name.
+    """Returns obstore's settings: the parts of a connection string, and the settings that only Azure's tools name.
 
     What is given goes before the environment. A connection string there counts when no option is given: mixed with one,
     it could lead the credentials of one account to another.

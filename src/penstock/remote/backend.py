@@ -67,7 +67,7 @@ class RemoteBackend:
         self._waiting = 0
         """Submissions that are not done."""
         self._submitted_last = False
-        """Whether `close` has begun to wait for the submissions there are: no more are taken."""
+        """True once `close` waits for the pending submissions. No further submission is accepted."""
         try:
             self.id = self._about().id  # a wrong address or token is found now
         except BaseException:
@@ -126,7 +126,7 @@ class RemoteBackend:
         return self.submit(self._append_several(staged))
 
     def _append_several(self, staged: list[Staged]) -> Callable[[], list[Receipt]]:
-        """What sends drafts as one batch; they are checked and encoded now."""
+        """Checks and encodes the drafts now, and returns a function that sends them as a single batch."""
         self.client.check_open()
         self.check_writable()
         documents = [draft_document(draft, topic) for topic, draft in staged]
@@ -176,7 +176,7 @@ class RemoteBackend:
         return self._about().pressure
 
     def describe(self) -> Description:
-        """What the served journal is; its location is the server's url."""
+        """Returns the served journal's description; its location is the server's URL."""
         about = self._about()
         own = msgspec.structs.replace(about, location=self.client.url, read_only=about.read_only or self.read_only)
         return msgspec.convert(own, Description, from_attributes=True)
@@ -235,7 +235,7 @@ class RemoteBackend:
             pool.shutdown(wait=True)
 
     def close(self) -> None:
-        """Stops workers, sends what was submitted, lets go of the connections. A second call does nothing."""
+        """Stops workers, sends pending submissions and closes the connections. A second call does nothing."""
         if self.closed:
             return
         if self.client.inherited:  # a forked child: the threads, the submissions and the connections are the parent's
@@ -258,7 +258,7 @@ class RemoteBackend:
 
 
 def _nothing() -> None:
-    """What is submitted to learn when all before it is done."""
+    """Does nothing. Its completion tells that all earlier submissions are done."""
 
 
 def _read(answer: Any) -> Any:
@@ -269,7 +269,7 @@ def _read(answer: Any) -> Any:
 _VALUES = {document: kind for kind, document in WRITTEN.items()}
 
 _STEP_SECONDS = 3_600.0
-"""How long the server may take for a step, those of other clients before it included."""
+"""The seconds that the server may take for a step, including the steps of other clients before it."""
 
 
 class RemoteJournal(Journal):
@@ -306,5 +306,5 @@ def seal_served(journal: RemoteJournal, topic: str, wanted: SealRequest, progres
 
 
 def lakes_served(journal: RemoteJournal, topics: list[str]) -> list[LakeSummary]:
-    """What lies in the lakes of a served journal's topics."""
+    """Returns the contents of the lakes of a served journal's topics."""
     return journal._client.call(LIST_LAKES, query=TopicsQuery(topics)) if topics else []

@@ -33,7 +33,7 @@ KEPT = 64
 
 
 _ORIGIN = re.compile(r"^\w+\(host=[^)]*\): ")
-"""What urllib3's messages begin with: its own object, with the address."""
+"""The beginning of urllib3's messages: its own object with the address."""
 
 _DOUBT = (
     "whether the request was done is not known: repeat it when a repeat is harmless, as that of an event with dedup= "
@@ -41,7 +41,7 @@ _DOUBT = (
 )
 
 _UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises when an answer is not of the expected shape."""
+"""The exceptions of decoding an answer that does not have the expected shape."""
 
 
 class _Waits:
@@ -77,14 +77,14 @@ class _CurrentRequest(threading.local):
     waits: _Waits | None = None
     connection: HTTPConnection | None = None
     sent = False
-    """Whether all of it was handed to a connection. A server does nothing for a part of a request."""
+    """True once the whole request was handed to a connection. A server ignores a part of a request."""
 
 
 _request = _CurrentRequest()
 
 
 class _Lines(io.BufferedReader):
-    """What a connection brings, where lines are read: those of an answer's head, and the sizes of its chunks."""
+    """The bytes of a connection, read by line: the head of an answer, and the sizes of its chunks."""
 
     def readline(self, size: int | None = -1) -> bytes:
         line = super().readline(size)
@@ -123,7 +123,7 @@ class _Plain(HTTPConnection):
 
 
 class _Secure(_Plain, HTTPSConnection):
-    """The same over TLS."""
+    """A connection over TLS."""
 
 
 class _PlainPool(urllib3.HTTPConnectionPool):
@@ -169,7 +169,7 @@ class Client:
 
     @property
     def inherited(self) -> bool:
-        """Whether this process was forked from the one that made it."""
+        """True when this process was forked from the process that created the client."""
         return os.getpid() != self._pid
 
     def check_open(self) -> None:
@@ -349,7 +349,7 @@ class Client:
         return OutcomeUnknown(f"{what}; {_DOUBT}") if changes and status < 300 else StorageError(what)
 
     def read_line(self, decode: Callable[[bytes], T], line: bytes) -> T:
-        """What a line of an answer says; StorageError when no penstock server wrote it."""
+        """Returns the decoded line of an answer. Raises StorageError when no penstock server wrote the line."""
         try:
             return decode(line)
         except _UNDECODED as error:

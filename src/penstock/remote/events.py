@@ -105,7 +105,7 @@ def receipt_of(document: ReceiptDocument) -> Receipt:
 
 
 def draft_documents(drafts: Iterable[Draft], topic: str) -> list[DraftDocument]:
-    """What is sent of drafts for one topic: checked as a local append would."""
+    """Returns the documents of drafts for a topic. Checks the drafts as a local append does."""
     rows = check_items(drafts, "drafts")
     columns = prepare(rows, topic, None).columns
     documents = []
@@ -133,7 +133,7 @@ def draft_documents(drafts: Iterable[Draft], topic: str) -> list[DraftDocument]:
 
 
 def draft_document(draft: Draft, topic: str) -> DraftDocument:
-    """One draft that names its topic. A cause that is an index is left to the batch it belongs to."""
+    """Returns the document of a draft that names its topic. A cause that is an index stays for its batch."""
     cause = draft.cause
     if isinstance(cause, int):
         draft = msgspec.structs.replace(draft, cause=None)
@@ -155,7 +155,7 @@ _decode_failure = msgspec.json.Decoder(_FailureLine).decode
 
 
 def wire_filter(query: EventQuery) -> dict[str, Any]:
-    """Which events are wanted, beyond positions, as query parameters."""
+    """Returns a query's filters, without its positions, as query parameters."""
     return {
         "key": query.key,
         "key_prefix": query.key_prefix,
@@ -237,7 +237,7 @@ def read_pages(backend: RemoteBackend, topic: str, query: wire.ReadQuery) -> Ite
 
 
 def read_lines(client: Client, topic: str, query: wire.ReadQuery) -> Iterator[Event]:
-    """One answer, an event per line; an error that came amid it is its last line."""
+    """Reads an answer with an event in each line. An error that occurred during the answer is its last line."""
     for line in client.lines(wire.READ_EVENTS, topic, query=query, accept=LINES):
         if line.startswith(b'{"problem":'):
             problem = client.read_line(_decode_failure, line).problem
@@ -246,7 +246,7 @@ def read_lines(client: Client, topic: str, query: wire.ReadQuery) -> Iterator[Ev
 
 
 def read_batches(client: Client, topic: str, query: wire.ReadQuery, rows: int) -> Iterator[pa.RecordBatch]:
-    """One answer as Arrow record batches of up to `rows` rows."""
+    """Reads an answer as Arrow record batches of up to `rows` rows."""
     try:
         import pyarrow as pa
     except ImportError as error:

@@ -40,7 +40,7 @@ A = TypeVar("A")
 WAIT = 30.0
 """Seconds one request waits for a message; a longer wait is several requests."""
 WORKER_WAIT = 2.0
-"""The same for a worker; also how long one that is told to stop may go on waiting."""
+"""The seconds of a worker's long poll, which is also the longest time that a stopped worker goes on waiting."""
 WORKER_PAUSE = 1.0
 """Seconds after which a worker asks again when the server does not answer."""
 
@@ -48,7 +48,7 @@ log = Log("penstock.queue")
 
 
 class ServedLease(msgspec.Struct, eq=False):
-    """What a server says of one delivery's lease."""
+    """A delivery's lease, as the server reports it."""
 
     queue: RemoteQueue
     label: str
@@ -62,7 +62,7 @@ class ServedLease(msgspec.Struct, eq=False):
 
 
 class RemoteQueue:
-    """What a `Queue` of a served journal stands on."""
+    """The backend of a `Queue` of a served journal."""
 
     def __init__(self, journal: Journal, backend: RemoteBackend, name: str) -> None:
         self._backend = backend

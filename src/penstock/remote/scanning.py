@@ -33,7 +33,7 @@ def open_scans(backend: RemoteBackend, wanted: Iterable[str]) -> Iterator[dict[s
 
 
 class RemoteScan:
-    """One topic of a served journal, up to where it ended when the query began."""
+    """A topic of a served journal, up to its end at the beginning of the query."""
 
     def __init__(self, backend: RemoteBackend, name: str, ends: wire.TopicEnds, columns: str) -> None:
         self._backend = backend

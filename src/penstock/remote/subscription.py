@@ -56,7 +56,7 @@ class RemoteFollower(EventFollower):
         self._name = name
         self._given = dict(after)
         self._received = dict(after)
-        """How far the connection has brought each topic."""
+        """The position that the connection has reached in each topic."""
         self._size = check_whole(buffer, "buffer")
         self._ahead: deque[Event] = deque()
         self._signal = Signal()
@@ -73,7 +73,7 @@ class RemoteFollower(EventFollower):
 
     @abstractmethod
     def _asked(self, limit: int) -> Iterator[Event]:
-        """The events after those that were handed out, asked for at once."""
+        """Requests the events after the last event that was handed out, without waiting for more."""
 
     def ready(self) -> Event | None:
         """The next event if it has arrived already."""

@@ -36,7 +36,7 @@ P = TypeVar("P", bound=Projection)
 
 
 class RemoteTopic:
-    """What a `Topic` of a served journal stands on."""
+    """The backend of a `Topic` of a served journal."""
 
     def __init__(self, backend: RemoteBackend, name: str) -> None:
         self.backend = backend

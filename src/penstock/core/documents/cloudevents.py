@@ -28,7 +28,7 @@ from penstock.errors import ConfigError
 STRUCTURED: Final = "application/cloudevents+json"
 BATCH: Final = "application/cloudevents-batch+json"
 BINARY: Final = "application/cloudevents"
-"""How an answer in binary mode is asked for: the event's attributes are headers, its data is the body."""
+"""The media type that asks for an answer in binary mode: the event's attributes are headers, its data is the body."""
 
 PREFIX: Final = "ce-"
 _NAME = re.compile(r"[a-z0-9]+")
@@ -100,7 +100,8 @@ def to_http(event: Event) -> tuple[dict[str, str], bytes]:
 
 
 _UNQUOTED: Final = "!#$&'()*+,/:;<=>?@[\\]^`{|}~-._ "
-"""What a header's value may have as it is: printable ASCII but for the quotation mark and the percent sign."""
+"""The characters that a header's value may have unquoted: printable ASCII except the quotation mark and the percent
+sign."""
 
 
 # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────────────

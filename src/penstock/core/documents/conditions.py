@@ -60,13 +60,13 @@ class Where:
         parser = _Parser(text)
         self._test = parser.parse()
         self.parts: tuple[Comparison | None, ...] = parser.parts_of(self._test)
-        """What must all hold: comparisons of a field with a value; None for what is anything else."""
+        """The parts that must all hold: comparisons of a field with a value, and None for any other part."""
 
     def __reduce__(self) -> tuple[type[Where], tuple[str]]:
         return Where, (self.text,)
 
     def matches(self, event: Event) -> bool:
-        """Whether the condition holds for an event."""
+        """Returns True when the condition holds for an event."""
         return bool(self._test(event))
 
     __call__ = matches
@@ -82,7 +82,7 @@ class Where:
 
 
 EventChoice = Where | str | Callable[[Event], bool]
-"""Which events: a condition, its text, or a function that says yes."""
+"""A choice of events: a condition, its text, or a function that returns True for a chosen event."""
 
 
 def predicate(choice: EventChoice | None) -> Callable[[Event], bool] | None:
@@ -106,7 +106,7 @@ class _Parser:
         self._all: dict[Value, list[Value]] = {}
 
     def parts_of(self, test: Value) -> tuple[Comparison | None, ...]:
-        """What must hold for a test to hold."""
+        """Returns the parts that must hold for a test to hold."""
         if test in self._all:
             return tuple(part for one in self._all[test] for part in self.parts_of(one))
         return (self._comparisons.get(test),)
@@ -316,7 +316,7 @@ Value = Callable[[Event], Any]
 
 
 class _Missing:
-    """What is not there: null to everything but has()."""
+    """The value of a missing field: it compares as null, except to has()."""
 
     def __bool__(self) -> bool:
         return False
@@ -326,7 +326,7 @@ _MISSING = _Missing()
 
 
 def field_at(name: str, steps: tuple[str | int, ...]) -> Value:
-    """An event's field, or what lies inside it at the end of `steps`."""
+    """Returns an event's field, or the value inside the field that `steps` lead to."""
     if name == "payload":
         return lambda event: _inside(_payload(event), steps)
     if name == "headers":
@@ -394,7 +394,7 @@ def moment(text: str) -> datetime | None:
 
 
 def same(left: object, right: object) -> bool:
-    """Whether two values are equal; null equals what is not there."""
+    """Returns True when two values are equal. null equals a missing value."""
     pair = _like_with_like(left, right)
     if pair is None:
         return _plain(left) is None and _plain(right) is None
@@ -402,7 +402,7 @@ def same(left: object, right: object) -> bool:
 
 
 def compared(sign: str, left: Value, right: Value) -> Value:
-    """One side against the other."""
+    """Compares both sides with a sign."""
     if sign == "==":
         return lambda event: same(left(event), right(event))
     if sign == "!=":

@@ -28,7 +28,8 @@ class SchemaText(NamedTuple):
 
 
 def fields(schema: SchemaText) -> dict[str, str]:
-    """The fields' names and types; ConfigError when one has a type that Spark does not know, by its name."""
+    """Returns the fields' names and types. Raises ConfigError with the name of a field whose type Spark does not
+    know."""
     found: dict[str, str] = {}
     for part in _parts(schema.text, schema):
         name, kind = _field(part, schema)
@@ -65,7 +66,7 @@ def _check_type(text: str, name: str, schema: SchemaText) -> None:
 
 
 def _parts(text: str, schema: SchemaText) -> list[str]:
-    """What stands between commas, but not within brackets or quotes."""
+    """Returns the parts between commas that are not within brackets or quotes."""
     parts, depth, start, quoted = [], 0, 0, ""
     for at, character in enumerate(text):
         if quoted:

@@ -1,4 +1,4 @@
-"""What others wrote, as values of the declared types, or a ConfigError that names what does not fit.
+"""Decodes documents from outside into values of declared types, or raises a ConfigError that names the wrong field.
 
 Unknown names are refused, wherever they stand, with the nearest one that is known: a misspelt field must not be a field
 left out.
@@ -104,7 +104,7 @@ def unknown_parameter(name: str, known: Iterable[str]) -> ConfigError:
 
 
 class _Parameter:
-    """One parameter: its type, and what to say of a text that does not fit."""
+    """A parameter: its type, and the sentence for a text that does not fit."""
 
     def __init__(self, field: msgspec.structs.FieldInfo) -> None:
         from msgspec import inspect as types

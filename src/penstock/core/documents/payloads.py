@@ -158,7 +158,7 @@ class PayloadParser:
 
 
 class _Piece(NamedTuple):
-    """Some rows, parsed."""
+    """Some parsed rows."""
 
     rows: _Rows
     columns: list[pa.Array]
@@ -204,13 +204,13 @@ def _check_names(field: pa.Field) -> None:
 
 
 def is_variant(kind: pa.DataType) -> bool:
-    """Whether a type is how Spark hands over a VARIANT: a value, and the names in it."""
+    """Returns True when a type is Spark's form of a VARIANT: a value and the names in it."""
     return pa.types.is_struct(kind) and any(b"variant" in (field.metadata or {}) for field in kind)
 
 
 # ── types for Arrow's reader ─────────────────────────────────────────────────────────────────────────────────────────
 def _is_quick(kind: pa.DataType) -> bool:
-    """Whether Arrow's reader reads a type: it has no maps and variants, and makes broken lists of nulls."""
+    """Returns True when Arrow's reader reads a type. It reads no maps and variants, and it breaks lists of nulls."""
     unread = (pa.types.is_map, pa.types.is_null, is_variant)
     return not any(check(inner) for inner in _innermost(kind) for check in unread)
 
@@ -273,7 +273,8 @@ def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _has_lax(kind: pa.DataType) -> bool:
-    """Whether a type that is its own wire type holds what Arrow's reader lets grow too large: a FLOAT, a DECIMAL."""
+    """Returns True when a type that is its own wire type contains a FLOAT or a DECIMAL, which Arrow's reader lets grow
+    too large."""
     return any(pa.types.is_float32(inner) or pa.types.is_decimal(inner) for inner in _innermost(kind))
 
 
@@ -472,7 +473,7 @@ def from_base64(text: str | None) -> bytes | None:
 
 
 def reason_of(error: Exception) -> str:
-    """What is wrong, with the field's name before it."""
+    """Returns the reason with the field's name before it."""
     text, _, path = str(error).partition(" - at `$")
     path = path.rstrip("`").removeprefix(".")
     return f"field {path!r}: {text}" if path else text

@@ -49,7 +49,7 @@ class Counter:
 
     @property
     def value(self) -> float:
-        """The sum over all threads, those that have ended included."""
+        """The sum over all threads, including threads that have ended."""
         return float(sum(list(self._cells.values())))
 
 
@@ -67,7 +67,7 @@ class Gauge:
 
 
 class _Cell:
-    """One thread's share of a histogram."""
+    """A thread's part of a histogram."""
 
     __slots__ = ("counts", "sum")
 
@@ -77,7 +77,7 @@ class _Cell:
 
 
 class Reading:
-    """What a histogram has seen: `count`, `sum`, and how many fell at or below each bound."""
+    """The totals of a histogram: `count`, `sum`, and the number of values at or below each bound."""
 
     __slots__ = ("bounds", "count", "cumulative", "sum")
 
@@ -93,7 +93,7 @@ class Reading:
 
 
 class Histogram:
-    """How a measure (mostly: seconds) is distributed."""
+    """The distribution of a measure, mostly of seconds."""
 
     __slots__ = ("_bounds", "_cells")
 
@@ -152,7 +152,7 @@ class Watched:
 
 
 class Family(Watched, Generic[M]):
-    """One metric by its labels: `labels(role="producer")` is the child that counts."""
+    """A metric with labels: `labels(role="producer")` is the child that counts."""
 
     def __init__(self, name: str, help: str, kind: str, labels: tuple[str, ...], make: Callable[[], M]) -> None:
         super().__init__(name, help, kind, labels, self._values)
@@ -296,7 +296,7 @@ class _Bridge:
 
 
 def prometheus_name(name: str, kind: str) -> str:
-    """How Prometheus spells a metric: after the prefix, dots become underscores; counters end in _total."""
+    """Returns Prometheus's name of a metric: after the prefix, dots become underscores; counters end in _total."""
     flat = "penstock_" + name.replace(".", "_").replace("-", "_")
     return flat + "_total" if kind == "counter" and not flat.endswith("_total") else flat
 

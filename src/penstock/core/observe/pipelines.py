@@ -1,4 +1,4 @@
-"""How pipelines do, as they report it themselves: read from the journal, without Spark.
+"""The state of pipelines, as they report it: read from the journal, without Spark.
 
 A pipeline (`penstock run`) appends to the topic `penstock.pipelines`, at most once a second, one event for each flow
 that has changed: kind `flow.reported`, key `pipeline/flow`, payload a `FlowStatus`. The newest event of a key is how
@@ -27,7 +27,7 @@ FORGOTTEN: Final = "flow.forgotten"
 HEARTBEAT: Final = 15.0
 """Seconds after which a flow reports even if nothing has changed."""
 SILENT: Final = 60.0
-"""Seconds without a report after which a flow that claims to run is not believed."""
+"""The seconds without a report after which a flow no longer counts as running."""
 
 State = Literal["pending", "starting", "running", "waiting", "done", "stopped", "failed"]
 """pending: comes after other flows. waiting: failed, started again soon. done: has read all there was (--once)."""
@@ -37,7 +37,7 @@ LIVE: Final = frozenset({"pending", "starting", "running", "waiting"})
 
 
 class FlowStatus(msgspec.Struct, kw_only=True):
-    """How one flow of a pipeline stands."""
+    """The state of a pipeline's flow."""
 
     pipeline: str
     flow: str
@@ -54,14 +54,14 @@ class FlowStatus(msgspec.Struct, kw_only=True):
     rows_per_second: float | None = None
     """Rows read, over the last ten seconds."""
     lag: int | None = None
-    """What waits to be read: events of its topics, manifest entries of its buffers; None when a source cannot say."""
+    """The unread events of its topics and manifest entries of its buffers; None when a source cannot say."""
     read_to: dict[str, int] = {}
     """Of each manifest of its buffers (by url and path): the first sequence that it has not read. What was read is
     removed from the manifest when the next batch begins, so until then it is there and waits for no flow."""
     batch_seconds: float | None = None
-    """How long the newest batch took."""
+    """The seconds that the newest batch took."""
     restarts: int = 0
-    """How often the flow was started again since this run began."""
+    """The number of restarts since this run began."""
     error: str | None = None
     pid: int = 0
     host: str = ""
@@ -71,7 +71,7 @@ class FlowStatus(msgspec.Struct, kw_only=True):
 
     @property
     def key(self) -> str:
-        """What the flow's reports lie under."""
+        """The key of the flow's reports."""
         return f"{self.pipeline}/{self.flow}"
 
     def believed(self, now: datetime) -> str:
@@ -93,7 +93,8 @@ def report(journal: Journal, statuses: Iterable[FlowStatus]) -> None:
 
 
 def status(journal: Journal, *, pipeline: str | None = None) -> list[FlowStatus]:
-    """How every flow that ever ran over this journal stands, by name; or the flows of one pipeline."""
+    """Returns the state of every flow that ever ran over this journal, by name, or of the flows of a single
+    pipeline."""
     flows = []
     for at, found in newest_reports(journal.topic(TOPIC), KIND, FlowStatus):
         found.reported_at = at

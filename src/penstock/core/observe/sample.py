@@ -1,4 +1,5 @@
-"""What is seen of a journal from outside, as values: how its topics and queues do, and what was given up and why."""
+"""Values that describe a journal from outside: the state of its topics and queues, the messages given up, and the
+reasons."""
 
 from __future__ import annotations
 
@@ -27,17 +28,18 @@ class TopicSample(msgspec.Struct):
     events: int
     rate: float = 0.0
     lags: dict[str, int] = {}
-    """How many events each consumer has left to read."""
+    """The events that each consumer has left to read."""
     positions: dict[str, int] = {}
-    """How far each consumer has come."""
+    """The position of each consumer."""
     moved: dict[str, float] = {}
-    """When each consumer's cursor last moved, in seconds of the epoch: one that is behind and stands still is dead."""
+    """The time of each consumer's last move, in seconds of the epoch. A consumer that lags and does not move is
+    dead."""
     event_bytes: int = 0
     """Stored bytes of an event: the average of the newest block."""
 
 
 class QueueSample(msgspec.Struct):
-    """One group of a queue at one time."""
+    """A group of a queue at a point in time."""
 
     name: str
     group: str
@@ -57,14 +59,14 @@ class QueueSample(msgspec.Struct):
     ttl: float | None = None
     """The queue's time to live for its messages, in seconds."""
     settle_times: dict[int, int] = {}
-    """How many messages took how long from delivery to acknowledgement, since ever: under n those that took less than
-    2**n milliseconds, and at least half of that."""
+    """The number of messages by their time from delivery to acknowledgement, over all time. Bucket n counts messages
+    that took less than 2**n milliseconds and at least half of that."""
     paused: bool = False
-    """Whether nothing is handed out for now."""
+    """True while the queue hands out no messages."""
 
 
 FindingKind = Literal["disk", "unreadable", "pipeline", "worker", "dead", "failed", "paused", "oldest", "lag"]
-"""What a finding is about, gravest first."""
+"""The subject of a finding, gravest first."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -75,7 +77,7 @@ class Finding(msgspec.Struct, frozen=True):
     """The queue, topic or flow it is about; empty when it is about all of them."""
     says: str
     count: int
-    """How many messages, events or seconds."""
+    """The number of messages, events or seconds."""
     detail: str = ""
     """The group or consumer."""
 
@@ -93,7 +95,7 @@ class Sample(msgspec.Struct):
     rate: float = 0.0
     """Events a second, over all topics."""
     findings: list[Finding] = []
-    """What is wrong, gravest first."""
+    """The problems found, gravest first."""
     disk_free: int | None = None
     """Bytes that are free where the journal lies; None when it lies in no file system."""
     disk_total: int | None = None
@@ -102,7 +104,7 @@ class Sample(msgspec.Struct):
     unstored_seconds: float = 0.0
     """For how long a commit that no caller waited for is in the writer's memory only."""
     flows: list[FlowStatus] = []
-    """How the flows of pipelines stand."""
+    """The state of the pipelines' flows."""
     workers: list[WorkerFailure] = []
     """Workers that gave up and have not been started again."""
     unreadable: dict[str, str] = {}
@@ -110,7 +112,8 @@ class Sample(msgspec.Struct):
 
 
 def held_messages(queue: Queue) -> str:
-    """How many messages a queue holds, failed ones too, in words; in fanout, for the group that has most left."""
+    """Returns the number of messages in a queue, including failed messages, in words. In fanout, it is the number of
+    the group with the most messages."""
     numbers = [queue.stats(group) for group in queue.groups()]
     most = max((one.ready + one.in_flight + one.delayed + one.failed for one in numbers), default=0)
     return counted(max(most, len(queue)), "message")
@@ -127,7 +130,7 @@ class GivenUpMessage(msgspec.Struct, Generic[E], frozen=True):
     """The exception's type and message, or the text it was given up with."""
     at: datetime | None
     traceback: str | None = None
-    """Where it failed, when an exception was the reason."""
+    """The traceback, when an exception was the reason."""
     failed_attempts: list[Attempt] = []
     """The newest ten, the oldest of them first."""
 

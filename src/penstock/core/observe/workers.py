@@ -99,7 +99,7 @@ def gave_up(journal: Journal) -> list[WorkerFailure]:
 
 
 def newest_reports(topic: Topic, kind: str, type: type[T]) -> list[tuple[datetime, T]]:
-    """What the newest event of each key reports, and when; keys whose newest event is of another kind are left out."""
+    """Returns the report in the newest event of each key. Keys whose newest event is of another kind are left out."""
     newest: dict[str, Event] = {}
     for event in topic.read(limit=_MOST_EVENTS, reverse=True):
         if event.key is not None:
