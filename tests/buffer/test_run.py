@@ -184,6 +184,39 @@ def test_close_ends_a_run_and_keeps_what_it_finished(memory_buffer: Buffer):
     assert memory_buffer.length() == 0
 
 
+def test_a_thread_with_the_id_of_one_that_has_ended_waits_for_the_run_it_closes(memory_buffer: Buffer):
+    memory_buffer.fill(4)
+    consumer = memory_buffer.consumer()
+    handling, go_on, handled = threading.Event(), threading.Event(), threading.Event()
+    early: list[bool] = []
+
+    def handle(batch: Batch):
+        handling.set()
+        assert go_on.wait(30)
+        handled.set()
+
+    def close():
+        consumer.close()
+        early.append(not handled.is_set())
+
+    run = threading.Thread(daemon=True, target=consumer.run, args=(handle,), kwargs={"concurrency": 2})
+    run.start()
+    assert handling.wait(30)
+    consumer.stop()
+    # The run's readers end, and the system gives their ids to the next threads.
+    eventually(
+        lambda: not [one for one in threading.enumerate() if one.name.startswith(("penstock-fe", "penstock-re"))]
+    )
+    closing = [threading.Thread(daemon=True, target=close) for _ in range(4)]
+    for thread in closing:
+        thread.start()
+    time.sleep(0.05)  # whoever does not wait is through by now, most of the time
+    go_on.set()
+    for thread in [*closing, run]:
+        thread.join(30)
+    assert early == [False] * 4
+
+
 def test_a_run_waits_for_what_comes_later(memory_buffer: Buffer):
     consumer = memory_buffer.consumer()
     seen: list[list[bytes]] = []

@@ -261,6 +261,22 @@ def ask_across(asked: Asked) -> None:
         found = [(event.topic, event.seq) for event in asked.journal.read("[ab]", after, **given, **filters)]
         name = f"{asked.place}journal.read {filters}: after {after}, {given}"
         same(name, found, [(known.topic, known.seq) for known in wanted])
+        _follow_across(asked, models, filters)
+
+
+def _follow_across(asked: Asked, models: list[TopicModel], filters: dict[str, Any]) -> None:
+    after = {model.name: _positions(asked, model) for model in models if asked.chance.random() < 0.5}
+    wanted = [
+        known for model in models for known in chosen(model.stored(), filters) if known.seq > after.get(model.name, 0)
+    ]
+    wanted.sort(key=lambda known: known.id)
+    found: list[tuple[str, int]] = []
+    with asked.journal.subscribe("[ab]", after, **filters) as subscription:
+        while event := subscription.next(DEADLINE if asked.remote and len(found) < len(wanted) else 0):
+            found.append((event.topic, event.seq))
+            if len(found) > len(wanted) + 3:
+                break
+    same(f"{asked.place}journal.subscribe {filters}: after {after}", found, known_at(wanted))
 
 
 def ask_causes(asked: Asked) -> None:

@@ -393,7 +393,7 @@ class ConsumerRun:
         self._fenced: Fenced | None = None
         self._batches = 0
         self._entries = 0
-        self._threads = {threading.get_ident()}
+        self._threads = {threading.current_thread()}
         self._ended = threading.Event()
 
     def run(self) -> RunReport:
@@ -407,7 +407,7 @@ class ConsumerRun:
 
     def wait_unless_inside(self) -> None:
         """Waits for the end of the run; a handler, which would wait for itself, is let through."""
-        if threading.get_ident() not in self._threads:
+        if threading.current_thread() not in self._threads:
             self._ended.wait()
 
     def _run(self) -> None:
@@ -430,7 +430,7 @@ class ConsumerRun:
         return threading.Thread(target=self._guarded, args=(loop,), name=f"penstock-{name}", daemon=True)
 
     def _guarded(self, loop: Callable[[], None]) -> None:
-        self._threads.add(threading.get_ident())
+        self._threads.add(threading.current_thread())
         try:
             loop()
         except BaseException as error:
