@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "journal.sealed.segments": ("SealReport",),
+    "core.journal.sealed.segments": ("SealReport",),
     "spark.history": ("read_topic",),
     "spark.views": ("view",),
     "spark.pipeline.flows": ("buffer_at", "external", "flow", "into", "queue", "topic"),

@@ -71,14 +71,15 @@ def test_a_signal_at_any_line_leaves_no_fence_open_and_nothing_to_be_written_twi
     journal: Any, work: Callable[..., None], handler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = (
-        "entity/declared.py",
+        "entity/registry.py",
         "entity/fence.py",
         "entity/gate.py",
         "entity/outbox.py",
         "entity/reactor.py",
         "ticket.py",
     )
-    monkeypatch.setattr(lines, "FOLDERS", tuple(str(lines.SOURCE / file) for file in files))
+    assert [file for file in files if not (lines.CORE / file).exists()] == []
+    monkeypatch.setattr(lines, "FOLDERS", tuple(str(lines.CORE / file) for file in files))
     monkeypatch.setattr(lines, "FILES", ())
     work(journal, lambda told: None)
     total, at = 1, 0
