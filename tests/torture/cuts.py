@@ -61,7 +61,8 @@ def one_round(scheme: str, seed: int, done: Counter[str]) -> list[str]:
             error = rng.choice(FAILURES[kind])
             at = sorted(rng.randrange(1, 120) for _ in range(8))
             more = rng.choice([0, 3, 20])
-            wrong, _ = fail_calls(folder / "fails", scheme, checker, calls_of(kind, error, at, more=more))
+            specs = calls_of(kind, error, at, more=more)
+            wrong, _ = fail_calls(folder / "fails", scheme, checker, specs, seed=seed)
             found += [f"{errno.errorcode[error]} and {more} more: {each}" for each in wrong]
             done[f"{scheme} failing calls"] += len(at)
     finally:

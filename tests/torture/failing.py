@@ -57,7 +57,7 @@ def fail_calls(
     run = record_load(root, scheme, "disk", seed, steps, *specs)
     if run.returncode:
         return [f"the program ended with {run.returncode}: {run.output[-2000:]}"], 0
-    found = cut_power(run, root, scheme, checker, seed=4, cuts=cuts, synced=True, last=40)
+    found = cut_power(run, root, scheme, checker, seed=seed, cuts=cuts, synced=True, last=40)
     named = [f"{specs}: {each}" for each in found]
     return named, max(said["calls"] for segment in segments(run) for _, said in segment.marks if "calls" in said)
 

@@ -490,6 +490,27 @@ def test_a_transaction_that_waits_is_told_when_the_journal_is_closed(journal: Jo
     assert journal.closed
 
 
+def test_who_waits_for_a_transaction_comes_before_the_next_one_of_its_thread(
+    journal: Journal, in_threads: InThreads
+) -> None:
+    """A thread that begins one transaction after the other lets those in who began to wait meanwhile."""
+
+    def transfer() -> None:
+        with journal.transaction() as tx:
+            tx.append("a", "another transaction")
+
+    for does, kind in (
+        (lambda: journal.topic("a").append("an append"), "an append"),
+        (transfer, "another transaction"),
+    ):
+        with journal.transaction():
+            thread = in_threads(does)
+            eventually(lambda: journal.pressure().queued == 1)
+        with journal.transaction() as tx:
+            assert [event.kind for event in tx.read("a")][-1:] == [kind]
+        thread.join(DEADLINE)
+
+
 def test_transactions_of_several_threads_take_turns(journal: Journal, in_threads: InThreads) -> None:
     def transfer(worker: int) -> None:
         for step in range(10):

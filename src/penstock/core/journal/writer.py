@@ -198,22 +198,32 @@ class Writer:
             raise
 
     def _wait_to_lead(self) -> None:
-        """Takes the lead; a thread that has to wait for it stands in the line of the operations."""
-        me = get_ident()
-        if self._lead.setdefault(LEADER, me) == me:
+        """Takes the lead in turn: a thread that begins transactions in a row does what others wait for in between."""
+        if not self._pending and self._try_to_lead():
             return
         turn = WriteRequest(refuse_turn)
         turn.parked = parked = self._own_lock()
         self._pending.append(turn)
         try:
-            while self._lead.setdefault(LEADER, me) != me:
+            while not self._leads_for(turn):
                 parked.acquire()
-                if turn.error is not None:
-                    raise turn.error
         except BaseException:
             self._abandon(turn)
             raise
         self._withdraw(turn)
+
+    def _leads_for(self, turn: WriteRequest[object]) -> bool:
+        """Whether this thread leads and its turn has come; commits what is in front of it, and lets the lead go then.
+
+        Who lets the lead go wakes the first of the line, be it this thread.
+        """
+        if turn.error is None and self._try_to_lead():
+            if self._pending and self._pending[0] is turn:  # it is not there when the journal was closed
+                return True
+            self._lead_once()
+        if turn.error is not None:
+            raise turn.error
+        return False
 
     def let_go(self) -> None:
         """Releases the lead, which the caller holds for a transaction, in whichever thread it began."""
