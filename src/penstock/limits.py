@@ -178,6 +178,12 @@ MAX_ATTEMPT_ERROR_BYTES: Final = 512
 # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 MESSAGES_LISTED: Final = 100
 """Messages that `queue.messages()` lists, unless told otherwise."""
+UNATTENDED_SECONDS: Final = 60.0
+"""The age of a ready message, and the silence of consumers, after which no consumer processes a queue. The queue's
+`warn_after` takes the place of the age."""
+BACKLOG_SECONDS: Final = 600.0
+"""The age of the oldest ready message above which health warns of a backlog, unless the queue's `warn_after` says
+otherwise."""
 
 # ── the console's charts ─────────────────────────────────────────────────────────────────────────────────────────────
 HISTORY_ROW_BYTES: Final = 2048

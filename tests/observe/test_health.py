@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -12,7 +13,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.observe.pipelines import FlowStatus, report
 from penstock.core.observe.sample import QueueSample, Sample
 from penstock.core.observe.workers import forget, say_gave_up
-from penstock.core.sampling.collect import KINDS, Sampler, examine, gauges, growing, take_sample
+from penstock.core.sampling.collect import Sampler, examine, gauges, growing, take_sample
 
 
 @pytest.fixture
@@ -76,11 +77,15 @@ def test_dead_letters_of_groups_count_for_the_group(journal: penstock.Journal) -
 
 def test_failed_messages_and_messages_that_wait_too_long_are_named() -> None:
     def queue(failed: int, age: float | None, ttl: float | None) -> Sample:
-        return Sample(0.0, {}, {"q": [QueueSample("q", "default", 5, 0, 0, failed, age, ttl=ttl)]}, 0.0, 0, 0, 0)
+        group = QueueSample("q", "default", 5, 0, 0, failed, age, ttl=ttl, workers=1)
+        return Sample(0.0, {}, {"q": [group]}, 0.0, 0, 0, 0)
 
     assert [one.says for one in examine(queue(1, None, None))] == ["1 message of q failed"]
     assert examine(queue(0, 40.0, 100.0)) == []
-    assert examine(queue(0, 4000.0, None)) == []
+    assert examine(queue(0, 590.0, None)) == []
+    assert [one.says for one in examine(queue(0, 2880.0, None))] == [
+        "q is behind: 5 messages wait, the oldest for 48 min"
+    ]
     (found,) = examine(queue(0, 60.0, 100.0))
     assert found.says == "the oldest message of q waits for 1 min; messages expire after 1.7 min"
 
@@ -149,8 +154,8 @@ def exposed(sample: Sample) -> dict[str, int]:
     """How many things `/metrics` says want attention, by kind, without the kinds that have none."""
     lines = gauges(sample).prometheus_text().splitlines()
     said = [line.split() for line in lines if line.startswith("penstock_findings{")]
-    assert len(said) == len(KINDS)
-    return {name.split('"')[1]: int(float(number)) for name, number in said if float(number)}
+    assert all(float(number) == 1 for _, number in said)
+    return dict(Counter(name.split('"')[1] for name, _ in said))
 
 
 def test_what_is_wrong_is_counted_by_kind_until_it_is_mended(journal: penstock.Journal) -> None:
@@ -184,3 +189,70 @@ def test_a_message_that_waits_too_long_is_named_until_it_is_taken() -> None:
         assert exposed(take_sample(journal)) == {"oldest": 1}
         queue.take()
         assert exposed(take_sample(journal)) == {}
+
+
+def alone(journal: penstock.Journal) -> bool:
+    """Returns True where somebody should look because nobody processes messages."""
+    return any(one.kind == "unattended" for one in take_sample(journal).findings)
+
+
+def test_ready_messages_that_nobody_processes_are_named_until_somebody_takes_them() -> None:
+    clock = ManualClock()
+    with penstock.open("memory:", clock=clock) as journal:
+        jobs = journal.queue("jobs", lease=30)
+        jobs.push_many(range(49))
+        jobs.take(consumer="mailer")  # and then its process is killed
+        clock.advance(59)
+        assert not alone(journal)  # the lease has ended, and the message waits again; the consumer was there just now
+        clock.advance(2)
+        (found,) = take_sample(journal).findings
+        assert (found.kind, found.subject, found.count) == ("unattended", "jobs", 49)
+        assert found.says == "no consumer processes jobs: 49 messages wait, the oldest for 1 min"
+        assert exposed(take_sample(journal)) == {"unattended": 1}
+        unnamed = jobs.take()
+        assert unnamed is not None and not alone(journal)
+        unnamed.ack()
+        clock.advance(50)
+        assert not alone(journal)  # a message was settled less than a minute ago
+        clock.advance(15)
+        assert alone(journal)
+        jobs.take(lease=3600)
+        clock.advance(120)
+        assert not alone(journal)  # whoever holds a message may work for an hour
+        clock.advance(600)
+        assert says(take_sample(journal)) == ["jobs is behind: 47 messages wait, the oldest for 14 min"]
+
+
+def test_a_queue_says_itself_how_long_its_messages_may_wait() -> None:
+    clock = ManualClock()
+    with penstock.open("memory:", clock=clock) as journal:
+        journal.queue("nightly", warn_after=timedelta(days=1)).push("x")
+        hasty = journal.queue("hasty", warn_after=5)
+        hasty.push("x")
+        clock.advance(6)
+        hasty.take(consumer="busy", lease=3600)
+        hasty.push("y")
+        clock.advance(6)
+        assert says(take_sample(journal)) == ["hasty is behind: 1 message waits, the oldest for 6 s"]
+        clock.advance(23 * 3600)
+        assert [one.subject for one in take_sample(journal).findings] == ["hasty"]
+        clock.advance(2 * 3600)
+        assert {one.subject for one in take_sample(journal).findings} == {"hasty", "nightly"}
+
+
+def test_a_paused_queue_and_a_group_with_its_own_consumer_are_not_left_alone() -> None:
+    clock = ManualClock()
+    with penstock.open("memory:", clock=clock) as journal:
+        news = journal.queue("news", mode="fanout")
+        news.add_group("mail")
+        news.add_group("sms")
+        paused = journal.queue("paused")
+        paused.push("x")
+        paused.pause()
+        news.push_many("ab")
+        clock.advance(90)
+        taken = news.take(group="mail", consumer="mailer")
+        assert taken is not None
+        taken.ack()
+        found = [(one.kind, one.subject, one.detail) for one in take_sample(journal).findings]
+        assert found == [("unattended", "news", "sms"), ("paused", "paused", "default")]

@@ -216,6 +216,7 @@ def test_every_field_of_a_policy_is_in_the_form_and_is_changed_by_it(served: Ser
         "dead_letter": ("q.dead", "q.dead"),
         "retention": ("dead_letter", "dead_letter"),
         "ttl": ("7d", 7 * 86_400.0),
+        "warn_after": ("1d", 86_400.0),
         "max_size": ("1,000", 1000),
         "max_in_flight": ("50", 50),
         "max_in_flight_per_key": ("2", 2),

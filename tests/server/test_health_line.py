@@ -34,7 +34,7 @@ with penstock.open(f"{folder}/shop.db") as journal, serving(journal) as served:
     with serving(journal) as again:
         page = again.get("/").data.decode()
         assert "the disk is nearly full: " in page and "of 64.0 MiB are free" in page, page
-        assert 'penstock_findings{kind="disk"} 1' in again.get("/metrics").data.decode()
+        assert 'penstock_findings{kind="disk",subject="",detail=""} 1' in again.get("/metrics").data.decode()
     check = [sys.executable, "-m", "penstock.cli", "check", "--url", f"{folder}/shop.db"]
     said = subprocess.run(check, capture_output=True, text=True)
     assert said.returncode == 1 and "the disk is nearly full" in said.stdout, said
@@ -108,3 +108,29 @@ def test_each_thing_that_is_wrong_leads_to_a_page_that_shows_it() -> None:
                 path, _, part = href.partition("#")
                 answer = served.get(path)
                 assert answer.status == 200 and (not part or f'id="{part}"' in answer.data.decode()), says
+
+
+def test_check_console_deep_health_metrics_and_alerts_agree_about_dead_workers(tmp_path: Path) -> None:
+    clock = ManualClock(int(time.time() * 1000))
+    with penstock.open(tmp_path / "shop.db", clock=clock) as journal:
+        emails = journal.queue("emails")
+        emails.push_many(range(49))
+        emails.take(consumer="mailer")
+        with serving(journal) as served:
+            well = served.ask("GET", "/healthz/deep")
+            assert (well.status, well.json) == (200, {"status": "ok", "findings": []})
+        clock.advance(61)
+        says = "no consumer processes emails: 49 messages wait, the oldest for 1 min"
+        with serving(journal) as served:
+            assert first_line(served) == {says: "/queues/emails?group=default&tab=workers"}
+            deep = served.ask("GET", "/healthz/deep")
+            assert deep.status == 503 and [one["says"] for one in deep.json["findings"]] == [says]
+            metrics = served.get("/metrics").data.decode()
+            assert 'penstock_findings{kind="unattended",subject="emails",detail="default"} 1' in metrics
+            alerts = (Path(__file__).parents[2] / "deploy" / "alerts.yaml").read_text()
+            assert 'expr: penstock_findings{kind="unattended"} > 0' in alerts
+            check = [sys.executable, "-m", "penstock.cli", "check", "--url", served.url]
+            said = subprocess.run(check, capture_output=True, text=True, check=False)
+            assert said.returncode == 1 and f"WARNING - {says}" in said.stdout
+            other = subprocess.run([*check, "--queue", "orders"], capture_output=True, text=True, check=False)
+            assert says not in other.stdout

@@ -78,7 +78,8 @@ def test_everything_is_there_and_prometheus_reads_it(served: Served, journal: pe
 
     assert value("consumer_lag", topic="orders", consumer="billing") == 1
     assert value("queue_dead", queue="reminders") == 1
-    assert value("findings", kind="dead") == 1 and value("findings", kind="disk") == 0
+    assert value("findings", kind="dead", subject="reminders") == 1
+    assert {sample.labels["kind"] for sample in families["findings"].samples} == {"dead"}
     assert value("queue_ready", queue="reminders.dead") == 0
     outcomes = {s.labels["outcome"] for s in families["queue_nacked"].samples if s.labels["queue"] == "reminders"}
     assert outcomes == {"dead"}

@@ -25,7 +25,7 @@ from penstock.core.units import counted, show_duration, show_size
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.core.observe.sample import Sample
+    from penstock.core.observe.sample import Finding, Sample
 
 
 SHORTEST = 0.05
@@ -239,10 +239,12 @@ class Judgement:
 def check(context: CommandContext, topic: tuple[str, ...], queue: tuple[str, ...], **limits: Threshold | None) -> int:
     """Says whether the journal is well, for monitoring: exit code 0 fine, 1 warning, 2 critical, 3 unknown.
 
-    Without thresholds it looks whether the journal can be read, and warns of failed messages, dead letters, paused
-    queues, messages that waited for half their time to live, pipelines that failed, restart or fell silent, workers
-    that gave up, topics that housekeeping could not read, a disk that is nearly full, and a writer that is more than
-    75% full (critical above 95%). What is wrong comes first in the one line it prints.
+    Without thresholds it looks whether the journal can be read, and warns of ready messages that no consumer processes
+    (a message waits for a minute, and for a minute no consumer was seen, held or settled a message) or whose oldest
+    waits for ten minutes, of messages that waited for half their time to live, failed messages, dead letters, paused
+    queues, pipelines that failed, restart or fell silent, workers that gave up, topics that housekeeping could not
+    read, a disk that is nearly full, and a writer that is more than 75% full (critical above 95%). A queue's
+    `warn_after` takes the place of both times. What is wrong comes first in the one line it prints.
 
     Of a journal in an object store it also says who holds the lease.
     """
@@ -281,8 +283,12 @@ def check(context: CommandContext, topic: tuple[str, ...], queue: tuple[str, ...
         judge("batch_time", took, f"the newest batch of pipeline {flow.key} took {show_duration(took)}")
         judge("restarts", flow.restarts, f"pipeline {flow.key} was started again {flow.restarts:,} times")
     # What has a threshold of its own was judged above; the rest of what is wrong is a warning.
-    judged = ("dead", "failed") if limits["lag"] is None else ("dead", "failed", "lag")
-    judgement.found += [(WARNING, one.says) for one in sample.findings if one.kind not in judged]
+    judged = {"dead", "failed"} | {
+        kind for kind, limit in (("lag", "lag"), ("oldest", "age")) if limits[limit] is not None
+    }
+    judgement.found += [
+        (WARNING, one.says) for one in sample.findings if one.kind not in judged and _is_wanted(one, topic, queue)
+    ]
     judge("pressure", sample.pressure, f"the writer is {sample.pressure:.0%} full")
     judge("size", described.size_bytes, f"the journal has {show_size(described.size_bytes)}")
     if described.objects:
@@ -292,6 +298,13 @@ def check(context: CommandContext, topic: tuple[str, ...], queue: tuple[str, ...
     found = judgement.found
     code = max((severity for severity, _ in found), key=(FINE, WARNING, UNKNOWN, CRITICAL).index, default=FINE)
     return _verdict(context, code, found, judgement.worst, described.writer)
+
+
+def _is_wanted(finding: Finding, topics: tuple[str, ...], queues: tuple[str, ...]) -> bool:
+    """Returns whether a finding is about one of the chosen topics and queues; every finding is where none is chosen."""
+    of_queues = dict.fromkeys(("unattended", "dead", "failed", "paused", "oldest"), queues)
+    chosen = {**of_queues, "lag": topics, "unreadable": topics + queues}.get(finding.kind, ())
+    return not chosen or finding.subject in chosen
 
 
 def _verdict(

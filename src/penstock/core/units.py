@@ -103,7 +103,7 @@ def show_duration(seconds: float | None) -> str:
 
 
 def _two_figures(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}".removesuffix(".0")
 
 
 def write_duration(seconds: float) -> str:

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.api import local
 from penstock.core.observe.metrics import REGISTRY, Registry
+from penstock.core.observe.sample import Finding
 from penstock.core.protocol.operation import JSON, PREFIX, PROBLEM, Role
 from penstock.core.protocol.problems import UNEXPECTED, problem, problem_of
 from penstock.core.sampling.collect import GAUGES, Sampler, gauges
@@ -112,6 +113,23 @@ async def health(request: Request) -> Response:
     return Response(b'{"status":"%s"}' % status.encode(), 200 if status == "ok" else 503, media_type=JSON)
 
 
+class DeepHealth(msgspec.Struct):
+    """The answer of `/healthz/deep`."""
+
+    status: str
+    """ok, or warning."""
+    findings: list[Finding]
+
+
+@guarded("read")
+def deep_health(request: Request, service: Service) -> Response:
+    """Answers what is wrong with the journal: the findings of the console's first line and of `penstock check`. The
+    status is 503 where there is one, for monitors that read nothing else."""
+    findings = service.sampler.newest.findings
+    said = DeepHealth("warning" if findings else "ok", findings)
+    return Response(msgspec.json.encode(said), 503 if findings else 200, media_type=JSON)
+
+
 @guarded("read")
 def metrics(request: Request, service: Service) -> Response:
     return Response(exposition(service), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -175,6 +193,7 @@ def make_app(
         routes=[
             *api_routes((bulk, topics)),
             Route("/healthz", health),
+            Route("/healthz/deep", deep_health),
             Route("/metrics", metrics),
             *page_routes(),
             Route("/acts/{act}", perform_act, methods=["POST"]),

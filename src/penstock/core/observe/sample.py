@@ -63,9 +63,17 @@ class QueueSample(msgspec.Struct):
     that took less than 2**n milliseconds and at least half of that."""
     paused: bool = False
     """True while the queue hands out no messages."""
+    workers: int = 0
+    """Workers, and other consumers that gave their name, with a sign of life in the last minute."""
+    idle: float | None = None
+    """Seconds since a message of the group was last handed out or settled; None for never."""
+    warn_after: float | None = None
+    """The age in seconds above which a ready message is worth a warning, where the queue's policy says so."""
 
 
-FindingKind = Literal["disk", "unreadable", "pipeline", "worker", "dead", "failed", "paused", "oldest", "lag"]
+FindingKind = Literal[
+    "disk", "unreadable", "pipeline", "worker", "unattended", "dead", "failed", "paused", "oldest", "lag"
+]
 """The subject of a finding, gravest first."""
 
 

@@ -557,6 +557,16 @@ def consumers(queue: LocalQueue) -> list[QueueConsumer]:
     return found
 
 
+def present_consumers(view: View) -> Counter[str]:
+    """Returns the number of consumers of each group, by name, that were seen within a minute."""
+    labels = {group_id: name for name, group_id in view.state.record.groups.items()}
+    found: Counter[str] = Counter()
+    for key, _, row in presences(view.snap, view.state.topic):
+        if view.now - row.seen_ms <= 2000 * PRESENT:
+            found[labels.get(keys.split_presence(key)[0], "default") if view.state.fanout else "default"] += 1
+    return found
+
+
 # ── counts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def stats(queue: LocalQueue, name: str) -> QueueStats:
     """How many messages of a group are in which state."""

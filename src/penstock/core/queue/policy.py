@@ -204,6 +204,8 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """How long a circuit breaker stays open before one message is tried."""
     ttl: float | None = None
     """Messages older than this are not delivered any more: they go to the dead letters, or, without those, away."""
+    warn_after: float | None = None
+    """How long a ready message may wait before health warns. None: a minute where no consumer takes any, else ten."""
     retention: Literal["hold", "dead_letter"] = "hold"
     """What becomes of unsettled messages that the topic's retention (`max_age`, `max_events`, `max_bytes`) passes:
     "hold" keeps them until they are settled, "dead_letter" sends them to the dead letters with that reason."""
@@ -235,6 +237,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "breaker": ("5/1m", "failures that stop deliveries, like 5/1m (none: any)"),
     "breaker_pause": ("30s", "how long they stop before one message is tried"),
     "ttl": ("7d", "messages older than this are not delivered (none: all are)"),
+    "warn_after": ("10m", "how long a ready message may wait before health warns (none: 1m without workers, else 10m)"),
     "retention": ("hold", "what becomes of unsettled messages that the topic's retention passes"),
     "priority": ("no", "whether messages have priorities"),
     "feed": ("no", "whether the topic QUEUE.feed says what becomes of messages"),
@@ -257,6 +260,8 @@ def checked(given: Mapping[str, Any], queue: str) -> dict[str, Any]:
         fields["dedup_window"] = seconds(fields["dedup_window"], "dedup_window")
     if fields.get("ttl") is not None:
         fields["ttl"] = seconds(fields["ttl"], "ttl", minimum=0.001)
+    if fields.get("warn_after") is not None:
+        fields["warn_after"] = seconds(fields["warn_after"], "warn_after", minimum=0.001)
     if "max_attempts" in fields:
         check_attempts(fields["max_attempts"])
     for name in ("max_size", "max_in_flight"):

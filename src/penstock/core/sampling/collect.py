@@ -30,9 +30,10 @@ from penstock.core.journal.reading import TopicView
 from penstock.core.observe import pipelines, workers
 from penstock.core.observe.metrics import REGISTRY, Registry
 from penstock.core.observe.sample import Finding, FindingKind, QueueSample, Sample, TopicSample
-from penstock.core.queue.inspect import stats_of_groups, viewing
+from penstock.core.queue.inspect import present_consumers, stats_of_groups, viewing
 from penstock.core.units import counted, show_duration, show_size
 from penstock.errors import Closed, Corrupt, PenstockError, UnknownQueue
+from penstock.limits import BACKLOG_SECONDS, UNATTENDED_SECONDS
 
 if TYPE_CHECKING:
     from penstock import Journal, Queue, QueuePolicy
@@ -142,12 +143,13 @@ def _sample_queue(
     """Every group of a queue."""
     found = []
     with viewing(journal.backend.queue(queue.name)) as view:
-        groups = stats_of_groups(view)
+        groups, workers_of, now = stats_of_groups(view), present_consumers(view), view.now
     for group, stats, record in groups:
         one = QueueSample(
             queue.name, group, stats.ready, stats.in_flight, stats.delayed, stats.failed, stats.oldest_age
         )
-        one.ttl = policy.ttl
+        one.ttl, one.warn_after = policy.ttl, policy.warn_after
+        one.workers, one.idle = workers_of.get(group, 0), None if not record.seen_ms else (now - record.seen_ms) / 1000
         one.settle_times = dict(record.settle_times)
         one.paused = stats.paused
         if topic is not None:
@@ -288,10 +290,30 @@ def _findings(sample: Sample) -> Iterable[Finding]:
         if group.paused:
             waiting = f"{counted(group.ready, 'message')} {'is' if group.ready == 1 else 'are'} ready"
             yield Finding("paused", group.name, f"{name} is paused: {waiting}", group.ready, group.group)
-        if group.ttl is not None and group.oldest_age is not None and group.oldest_age > TTL_SHARE * group.ttl:
-            waits, ttl = show_duration(group.oldest_age), show_duration(group.ttl)
-            late = f"the oldest message of {name} waits for {waits}; messages expire after {ttl}"
-            yield Finding("oldest", group.name, late, round(group.oldest_age), group.group)
+        yield from _waiting(group, name)
+
+
+def _waiting(group: QueueSample, name: str) -> Iterable[Finding]:
+    """Returns findings about ready messages that wait too long.
+
+    No consumer processes a group when none has given a sign of life for a minute, no message is in flight, and no
+    message was handed out or settled for a minute. A paused group is meant to wait.
+    """
+    age = group.oldest_age
+    if age is None:
+        return
+    waits = show_duration(age)
+    backlog = f"{counted(group.ready, 'message')} {'waits' if group.ready == 1 else 'wait'}, the oldest for {waits}"
+    silent = group.idle is None or group.idle > UNATTENDED_SECONDS
+    alone = not group.workers and not group.in_flight and silent and not group.paused
+    if alone and age > (group.warn_after or UNATTENDED_SECONDS):
+        yield Finding("unattended", group.name, f"no consumer processes {name}: {backlog}", group.ready, group.group)
+        return
+    if group.ttl is not None and age > TTL_SHARE * group.ttl:
+        late = f"the oldest message of {name} waits for {waits}; messages expire after {show_duration(group.ttl)}"
+        yield Finding("oldest", group.name, late, round(age), group.group)
+    elif not group.paused and age > (group.warn_after or BACKLOG_SECONDS):
+        yield Finding("oldest", group.name, f"{name} is behind: {backlog}", round(age), group.group)
 
 
 def growing(samples: Sequence[Lags]) -> list[Finding]:
@@ -556,6 +578,11 @@ GAUGES: Final[tuple[JournalGauge, ...]] = (
         lambda one: one.oldest_age or 0.0,
     ),
     _of_queues(
+        "queue.workers",
+        "workers, and other consumers that gave their name, with a sign of life in the last minute",
+        lambda one: one.workers,
+    ),
+    _of_queues(
         "queue.paused",
         "1 while nothing is handed out, because the queue or the group is paused",
         lambda one: one.paused,
@@ -572,9 +599,9 @@ GAUGES: Final[tuple[JournalGauge, ...]] = (
     _of_flows("pipeline.lag", "what waits to be read by a flow", lambda flow: flow.lag),
     (
         "findings",
-        "things that want a person's attention, by kind; `penstock check` names them",
-        ("kind",),
-        lambda sample: [((kind,), sum(one.kind == kind for one in sample.findings)) for kind in KINDS],
+        "1 for each thing that wants attention, and what it is about; `penstock check` says the same in words",
+        ("kind", "subject", "detail"),
+        lambda sample: [((one.kind, one.subject, one.detail), 1.0) for one in sample.findings],
     ),
     (
         "worker.gave_up",

@@ -324,7 +324,7 @@ class HealthLink(msgspec.Struct):
     level: Level
 
 
-WARNINGS: Final = frozenset(("paused", "oldest", "lag"))
+WARNINGS: Final = frozenset(("unattended", "paused", "oldest", "lag"))
 """Findings of something that waits; the others are of something that failed."""
 SHOWN_FINDINGS: Final = 6
 """Findings the first line has room for; of the others it says how many there are."""
@@ -354,6 +354,7 @@ def page_of_finding(finding: Finding) -> str:
         "worker": "/health#worker-section",
         "dead": f"{queue}&tab=dead",
         "failed": f"{queue}&tab=dead#failed-section",
+        "unattended": f"{queue}&tab=workers",
         "paused": queue,
         "oldest": queue,
         "lag": f"/topics/{name}?tab=consumers",
