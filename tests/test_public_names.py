@@ -104,6 +104,7 @@ ERRORS = [
     "TopicInUse",
     "Unflushed",
     "UnknownQueue",
+    "UnknownTask",
     "UnknownTopic",
     "Unprovable",
 ]

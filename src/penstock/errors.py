@@ -3,6 +3,7 @@
     PenstockError
     ├── ConfigError (also ValueError)      a bad url, option, policy or argument
     │   ├── InvalidName                    a topic, queue, consumer or group name that cannot be used
+    │   ├── UnknownTask                    a message of a task that this program does not have
     │   ├── NoStore                        a journal to be read only that is not there
     │   └── PolicyMismatch                 a queue opened with another policy than the stored one
     ├── ReadOnly                           a change through a journal opened with read_only=True
@@ -60,6 +61,10 @@ class ConfigError(PenstockError, ValueError):
 
 class InvalidName(ConfigError):
     """A topic, queue, consumer or group name that cannot be used."""
+
+
+class UnknownTask(ConfigError):
+    """A message of a task that this program does not have."""
 
 
 class PolicyMismatch(ConfigError):

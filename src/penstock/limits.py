@@ -166,6 +166,10 @@ WORKER_RETRY_LONGEST: Final = 600.0
 """The longest wait of a message after failures in a worker."""
 WORKER_RETRY_JITTER: Final = 0.2
 """The share of it that is taken off at random, so that messages that failed together do not come back together."""
+UNKNOWN_TASK_PAUSE: Final = 1.0
+"""The seconds that a new message waits when the worker that took it has no task of its name."""
+UNKNOWN_TASK_LONGEST: Final = 300.0
+"""The longest such wait: a tenth of the message's age, up to this."""
 MAX_ERROR_BYTES: Final = 4 << 10
 """UTF-8 bytes of an error's text that a message keeps; longer ones lose their middle."""
 MAX_TRACEBACK_BYTES: Final = 8 << 10

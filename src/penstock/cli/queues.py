@@ -589,7 +589,7 @@ def _is_at(journal: Journal, context: CommandContext) -> bool:
 
 def _tasks(path: str) -> Tasks:
     """The tasks that `module:name` names."""
-    from penstock.core.queue.tasks import Tasks
+    from penstock.core.queue.tasks.tasks import Tasks
 
     if ":" not in path:
         raise click.UsageError(

@@ -180,12 +180,15 @@ def check_position(seq: int, name: str) -> int:
 
 
 def check_items(items: Iterable[T], name: str) -> list[T]:
-    """Things that are given together, as a list; ConfigError when they are none that can be gone through."""
-    try:
-        found = iter(items)
-    except TypeError:
-        raise ConfigError(f"{name} must be a list or another iterable, not {items!r:.80}") from None
-    return list(found)
+    """Returns things that are given together, as a list; ConfigError when they are one text, or not iterable."""
+    if not isinstance(items, str | bytes | bytearray | memoryview):  # the letters of a text are not meant
+        try:
+            found = iter(items)
+        except TypeError:
+            pass
+        else:
+            return list(found)
+    raise ConfigError(f"{name} must be a list or another iterable, not {items!r:.80}")
 
 
 def check_mapping(given: Mapping[K, V] | None, name: str) -> dict[K, V]:

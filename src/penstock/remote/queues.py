@@ -187,10 +187,10 @@ class RemoteQueue:
                 log.warning("the lease of %r was not renewed: %s", delivery, error)
         return deadline
 
-    def release(self, deliveries: list[Delivery]) -> None:
+    def release(self, deliveries: list[Delivery], delay: float = 0.0) -> None:
         for delivery in deliveries:
             try:
-                self._call(wire.RELEASE_DELIVERY, delivery.token)
+                self._call(wire.RELEASE_DELIVERY, delivery.token, request=wire.ReleaseRequest(delay))
             except Closed:
                 pass
             except PenstockError as error:  # what interrupted its holder matters more

@@ -250,6 +250,8 @@ REFUSED_PAYLOADS = {
     "complex": 1j,
     "too many digits": 10**5000,
     "mixed keys": {("a", "b"): 1},
+    "a number as a key": [{"a": {1: 2}}],
+    "a time without a zone": {"at": (datetime(2026, 1, 2, 3, 4, 5),)},
 }
 
 

@@ -36,6 +36,24 @@ def test_messages_come_in_order_with_what_was_pushed(queue: Queue) -> None:
     assert one.event.id == first.id and one.group == "default" and one.consumer is None
 
 
+def test_the_letters_of_a_text_are_not_pushed(queue: Queue) -> None:
+    for text in ("hello", b"hello", ""):
+        with pytest.raises(ConfigError, match="payloads must be a list"):
+            queue.push_many(text)
+    assert len(queue) == 0
+
+
+def test_a_release_may_come_back_later_and_counts_no_attempt(queue: Queue, clock: ManualClock) -> None:
+    queue.push("a")
+    delivery = queue.take()
+    assert delivery is not None
+    delivery.release(delay=5)
+    assert queue.take() is None
+    clock.advance(5)
+    again = queue.take()
+    assert again is not None and again.attempt == 1
+
+
 def test_push_many_is_atomic_and_consecutive(queue: Queue) -> None:
     queue.push("zero")
     receipts = queue.push_many(["a", Draft("other", "b", key="k"), "c"], headers={"h": "1"})

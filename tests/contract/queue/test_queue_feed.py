@@ -226,7 +226,7 @@ def test_a_transaction_that_is_rolled_back_tells_nothing(journal: Journal) -> No
 
 def test_an_exclusive_fence_keeps_no_ack_waiting(journal: Journal) -> None:
     jobs = journal.queue("jobs", feed=True)
-    jobs.push_many("xy")
+    jobs.push_many(["x", "y"])
     delivery = one(jobs)
     fence = journal.fence()
     delivery.ack()

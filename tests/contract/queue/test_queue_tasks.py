@@ -98,23 +98,24 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_is_pushed(journal
     assert len(journal.queue("q")) == 0
 
 
-def test_a_task_that_is_not_known_is_a_dead_letter_that_says_so(journal: Journal) -> None:
+def test_a_message_that_its_task_cannot_be_called_with_is_given_up(
+    journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
     queue = journal.queue("q", dead_letter="dead")
     tasks = Tasks(journal)
 
     @tasks.task(queue="q")
     def send(to: int) -> None: ...
 
-    queue.push({"args": [], "kwargs": {}}, kind="sned")
     queue.push({"args": [1, 2]}, kind="send")
     queue.push({"args": ["many"]}, kind="send")
     queue.push("nonsense", kind="send")
     run_until_empty(journal, tasks)
     letters = journal.queue("dead").peek(10)
     errors = [letter.headers["dead-error"] for letter in letters]
-    assert "no task 'sned'" in errors[0] and "send" in errors[0]
-    assert all("cannot be called" in error for error in errors[1:])
+    assert all("task 'send' cannot be called with this message" in error for error in errors)
     assert all(letter.headers["dead-attempts"] == "1" for letter in letters)
+    assert [record.levelname for record in caplog.records if "cannot be called" in record.message] == ["ERROR"] * 3
 
 
 def test_a_failing_task_is_tried_again_when_its_retry_says_so(journal: Journal, clock: ManualClock) -> None:
@@ -234,3 +235,85 @@ def test_of_calls_that_the_clock_missed_the_last_is_made(
     eventually(lambda: len(queue) == 1, "one tick is made up for")
     clock.advance(10)
     eventually(lambda: len(queue) == 2, "and the next comes at its time")
+
+
+def test_a_message_of_an_unknown_task_waits_for_a_worker_that_has_it(
+    journal: Journal, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal.queue("q", max_attempts=1)
+    here, elsewhere, calls = Tasks(journal), Tasks(journal), []
+
+    @here.task(queue="q")
+    def other() -> None: ...
+
+    @elsewhere.task(queue="q")
+    def send(to: str) -> None:
+        calls.append(to)
+
+    send.push("ada")
+    send.push("bob")
+    (worker,) = here.workers()
+    with worker:
+        eventually(lambda: journal.queue("q").stats().delayed == 2, "nobody here has the task")
+        clock.advance(5)
+        eventually(lambda: journal.queue("q").stats().delayed == 2, "and still has not")
+    said = [record for record in caplog.records if "no task 'send'" in record.message]
+    assert [record.levelname for record in said] == ["ERROR"]  # once a minute, not for each message
+    assert "this program has other" in said[0].message
+    clock.advance(5)
+    run_until_empty(journal, elsewhere)
+    assert sorted(calls) == ["ada", "bob"]
+
+
+def test_a_message_of_an_unknown_task_is_given_up_where_the_program_says_so(
+    journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = journal.queue("q", dead_letter="dead")
+    tasks = Tasks(journal, unknown="dead")
+
+    @tasks.task(queue="q")
+    def send(to: int) -> None: ...
+
+    queue.push({"args": [], "kwargs": {}}, kind="sned")
+    run_until_empty(journal, tasks)
+    (letter,) = journal.queue("dead").peek(10)
+    assert "no task 'sned'" in letter.headers["dead-error"] and "send" in letter.headers["dead-error"]
+    assert "no task 'sned'" in caplog.text
+    with pytest.raises(ConfigError, match='"wait" or "dead"'):
+        Tasks(journal, unknown="go")  # type: ignore[arg-type]
+
+
+def test_arguments_are_checked_against_their_types_when_they_are_pushed(journal: Journal) -> None:
+    tasks, calls = Tasks(journal), []
+
+    @tasks.task(queue="q")
+    def send(to: str, *counts: int, at: datetime | None = None, raw: bytes = b"", **rest: Address) -> None:
+        calls.append((to, counts, at, raw, rest))
+
+    @tasks.task(queue="q")
+    def untyped(value, table: dict[int, str] | None = None) -> None:  # type: ignore[no-untyped-def]
+        calls.append((value, table))
+
+    with pytest.raises(TypeError, match=r"send\(\) wants to: str, not 3"):
+        send.push(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="counts: int, not 'two'"):
+        send.push("ada", 1, "two")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="home: Address"):
+        send.push("ada", home="Main Street")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="key 1"):
+        untyped.push({1: 2})
+    with pytest.raises(ConfigError, match="without a time zone"):
+        untyped.push([datetime(2026, 1, 2)])
+    assert len(journal.queue("q")) == 0
+    home, moment = Address("Main", datetime(2026, 1, 2, tzinfo=UTC)), datetime(2026, 1, 2)
+    send.push("ada", 1, 2, at=moment, raw=b"\xff", home=home)  # what has a type comes back as it was
+    untyped.push("x", {1: "one"})
+    run_until_empty(journal, tasks)
+    assert calls == [("ada", (1, 2), moment, b"\xff", {"home": home}), ("x", {1: "one"})]
+
+
+def test_a_handler_without_a_parameter_is_refused(journal: Journal) -> None:
+    with pytest.raises(ConfigError, match="called with one argument"):
+        journal.queue("q").worker(lambda: None)
+    with pytest.raises(ConfigError, match="called with one argument"):
+        journal.queue("q").worker(lambda delivery, other: None)

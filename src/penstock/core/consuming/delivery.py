@@ -168,9 +168,10 @@ class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
         """Keeps the message for `lease` more seconds from now (the policy's lease, unless given)."""
         self._deadline = self._hold.queue.extend([self], None if lease is None else seconds(lease, "lease"))
 
-    def release(self) -> None:
-        """Gives the message back at once without counting the attempt: for shutting down. Never fails."""
-        self._hold.queue.release([self])
+    def release(self, delay: Seconds = 0) -> None:
+        """Gives the message back without counting the attempt, at once or after `delay`: for a program that shuts down,
+        or that cannot handle this message. Never fails."""
+        self._hold.queue.release([self], seconds(delay, "delay"))
         self._settled = True
 
     def __enter__(self) -> Self:

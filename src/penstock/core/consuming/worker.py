@@ -52,6 +52,7 @@ class Worker:
     ) -> None:
         if not callable(handler):
             raise ConfigError(f"a handler must be a function, not {handler!r:.80}")
+        _check_takes_one(handler)
         self.name = name
         self._journal = journal
         self._restarts = check_whole(restarts, "restarts", 0)
@@ -361,6 +362,23 @@ def _is_coroutine_function(handler: Callable[..., object]) -> bool:
     import inspect
 
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
+def _check_takes_one(handler: Callable[..., object]) -> None:
+    """ConfigError when a handler cannot be called with one argument: every attempt would fail."""
+    import inspect
+
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):  # some functions that are written in C do not say
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        name = getattr(handler, "__qualname__", repr(handler))
+        raise ConfigError(
+            f"a handler is called with one argument, what it is to handle, and {name}{signature} cannot be: {error}"
+        ) from None
 
 
 def adapted(handler: Callable[..., Any], convert: Callable[[Any], object]) -> Callable[..., Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from enum import Enum
 from sys import modules
 from typing import Any
 
@@ -260,8 +262,11 @@ def _plain_model(value: object) -> object:
 _encode = msgspec.json.Encoder(enc_hook=_plain_model).encode
 
 
-def encode_payload(payload: object) -> bytes:
-    """The stored bytes of a payload; ConfigError when it has no JSON form."""
+def encode_payload(payload: object, *, typed: bool = False) -> bytes:
+    """The stored bytes of a payload; ConfigError when it has no JSON form, or would come back as something else.
+
+    `typed`: a declared type says what it comes back as.
+    """
     if isinstance(payload, _BYTES_LIKE):
         encoded = bytes(payload)
     else:
@@ -275,6 +280,8 @@ def encode_payload(payload: object) -> bytes:
         # NaN and infinities have no JSON form: the encoder writes null for them, which would lose them silently.
         if b"null" in encoded and _has_non_finite(payload):
             raise ConfigError("a payload holds NaN or an infinity, which JSON cannot say; use None or text instead")
+        if not typed and _may_change(encoded):
+            refuse_changed(payload)
     if len(encoded) > MAX_PAYLOAD_BYTES:
         raise ConfigError(
             f"a payload of {len(encoded):,} bytes is too large; at most {MAX_PAYLOAD_BYTES:,} are allowed: "
@@ -291,10 +298,40 @@ def encode_payloads(payloads: Sequence[object]) -> list[bytes]:
         encoded = list(map(_encode, payloads))
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
         return list(map(encode_payload, payloads))
+    changes = _may_change(b" ".join(encoded))
     for payload, one in zip(payloads, encoded, strict=True):
-        if b"null" in one or len(one) > MAX_PAYLOAD_BYTES:
+        if changes or b"null" in one or len(one) > MAX_PAYLOAD_BYTES:
             encode_payload(payload)
     return encoded
+
+
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+
+
+def _may_change(encoded: bytes) -> bool:
+    """Whether JSON text has a key that ends with a digit, or something like a time: the few payloads to look at."""
+    shape = encoded.translate(_DIGITS)
+    return b'0":' in shape or b"T00:00" in shape
+
+
+def refuse_changed(value: object) -> None:
+    """ConfigError when a value that has no declared type would come back as another one."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            if not isinstance(key, str) and not isinstance(key, Enum):
+                raise ConfigError(
+                    f"a payload has the key {key!r:.40}, and JSON has text as keys: it would come back as "
+                    f"{str(key)!r:.40}. Use str(key), or declare the payload's type"
+                )
+            refuse_changed(one)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for one in value:
+            refuse_changed(one)
+    elif isinstance(value, datetime) and value.tzinfo is None:
+        raise ConfigError(
+            f"a payload holds a time without a time zone, {value.isoformat()}: it does not say which moment that "
+            "was. Use datetime.now(UTC), or value.astimezone()"
+        )
 
 
 def is_binary(payload: object) -> bool:

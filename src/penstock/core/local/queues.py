@@ -319,11 +319,11 @@ def extend_delivery(at: LocalBackend, name: str, token: str, wanted: wire.Extend
     return delivery.deadline
 
 
-def release_delivery(at: LocalBackend, name: str, token: str) -> wire.Settled:
+def release_delivery(at: LocalBackend, name: str, token: str, wanted: wire.ReleaseRequest) -> wire.Settled:
     """Gives it back without counting the attempt; whatever became of it meanwhile, this never fails."""
-    queue = at.queue(name)
+    queue, delay = at.queue(name), seconds(wanted.delay, "delay")
     try:
-        queue.release([queue.delivery(token)])
+        queue.release([queue.delivery(token)], delay)
     except StaleDelivery:
         return wire.Settled("nothing")
     return wire.Settled("release")

@@ -241,6 +241,12 @@ class ExtendRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     lease: float | None = None
 
 
+class ReleaseRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """When the message is ready again: after `delay` seconds."""
+
+    delay: float = 0.0
+
+
 class Settled(msgspec.Struct, omit_defaults=True):
     settled: Literal["ack", "nack", "release", "nothing"]
     outcome: Outcome | None = None
@@ -409,7 +415,7 @@ EXTEND_DELIVERY = Operation(
 RELEASE_DELIVERY = Operation(
     "POST /queues/{queue}/deliveries/{token}/release",
     "write",
-    None,
+    ReleaseRequest,
     Settled,
     "Gives a message back without counting the attempt; a lease that is lost is no error",
 )

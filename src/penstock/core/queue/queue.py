@@ -358,10 +358,10 @@ class LocalQueue:
     def extend(self, deliveries: list[Delivery], lease: float | None, *, patient: bool = False) -> int:
         return self.change(partial(settle.extend, patient=patient), deliveries, lease, relaxed=True)
 
-    def release(self, deliveries: list[Delivery]) -> None:
+    def release(self, deliveries: list[Delivery], delay: float = 0.0) -> None:
         """Gives deliveries back; what cannot be given back any more comes back when its lease ends."""
         try:
-            self.change(settle.release, deliveries, relaxed=True)
+            self.change(settle.release, deliveries, delay, relaxed=True)
         except (Closed, UnknownQueue):
             return
         except PenstockError as error:

@@ -32,7 +32,7 @@ from penstock.core.observe.tracing import ActiveSpan, handling
 from penstock.core.queue import metrics
 from penstock.core.queue.policy import Retry
 from penstock.core.queue.results import ack_with
-from penstock.errors import Closed, ConfigError, FenceActive, PenstockError, StaleDelivery, StorageError
+from penstock.errors import Closed, ConfigError, FenceActive, PenstockError, StaleDelivery, StorageError, UnknownTask
 
 if TYPE_CHECKING:
     from penstock.core.surface.queue import Queue
@@ -75,7 +75,8 @@ class Logging(Middleware):
         log.debug("%r handled", delivery)
 
     def failure(self, delivery: Delivery, error: BaseException) -> None:
-        log_failure(delivery, error)
+        if not isinstance(error, UnknownTask):  # its messages wait, and that is logged once a minute
+            log_failure(delivery, error)
 
 
 _BECOMES = {

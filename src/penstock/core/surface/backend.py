@@ -282,5 +282,5 @@ class QueueBackend(Protocol):
     def extend(self, deliveries: list[Delivery], lease: float | None, *, patient: bool = False) -> int:
         """Keeps messages for longer; returns until when. `patient`: those that are lost already are no error."""
 
-    def release(self, deliveries: list[Delivery]) -> None:
-        """Gives messages back without counting the attempt. Never fails."""
+    def release(self, deliveries: list[Delivery], delay: float = 0.0) -> None:
+        """Gives messages back without counting the attempt, to be ready after `delay`. Never fails."""

@@ -135,15 +135,16 @@ def nack(commit: Commit, queue: QueueState, delivery: Delivery, options: NackReq
     return _fail(commit, held.group, held.lease, message, commit.now_ms, options)
 
 
-def release(commit: Commit, queue: QueueState, deliveries: list[Delivery]) -> None:
-    """Requeues messages that are still held at once, as if they had not been taken."""
+def release(commit: Commit, queue: QueueState, deliveries: list[Delivery], delay: float = 0.0) -> None:
+    """Requeues messages that are still held, as if they had not been taken; `delay`: seconds until they are ready."""
+    due = commit.now_ms + round(delay * 1000) if delay else 0
     for delivery in deliveries:
         held = held_in(commit, queue, delivery)
         if held is not None:
             (message,) = held.group.take_back(commit, held.lease_id, held.lease, [held.index], Change("released"))
             message.attempts -= 1
             message.since_ms = commit.now_ms
-            held.group.requeue(commit, message)
+            held.group.requeue(commit, message, due)
 
 
 def extend(

@@ -1,0 +1,8 @@
+"""Tasks: functions that a program calls at once, or pushes to a queue for a worker to call.
+
+A call is a message: the task's name is its kind, its arguments are its payload.
+
+    arguments   what a call is made with: checked against the function when it is pushed, and again when it is made
+    task        a function that can be pushed, and its calls by the clock
+    tasks       all tasks of a program, and how a worker makes a call
+"""

@@ -1,0 +1,107 @@
+"""The arguments of a task's calls: checked when a call is pushed, converted to the annotated types when it is made."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from penstock.core.journal.prepare import encode_payload, refuse_changed
+from penstock.errors import ConfigError
+
+
+class TaskArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """What a message says a task is called with."""
+
+    args: list[object] = []
+    kwargs: dict[str, object] = {}
+
+
+class Signature:
+    """What a task's function can be called with."""
+
+    def __init__(self, name: str, function: Callable[..., object]) -> None:
+        self._name = name
+        self._function = function
+        self._signature = inspect.signature(function)
+
+    @cached_property
+    def _hints(self) -> Mapping[str, Any]:
+        """The types of the parameters by name, where they can be known."""
+        try:
+            return typing.get_type_hints(self._function)
+        except Exception:  # a name that exists for type checkers alone
+            return {}
+
+    def payload(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> TaskArguments:
+        """The payload of a call. TypeError, as a call would raise, when the arguments do not fit the function: in
+        number, by name, or by their annotated types as they will be after their way through JSON."""
+        given = self._signature.bind(*args, **kwargs)
+        payload = TaskArguments(list(args), dict(kwargs))
+        for name, hint, value in self._values(given):
+            self._check(name, hint, value)
+        return payload
+
+    def bound(self, payload: object) -> inspect.BoundArguments:
+        """The arguments a message brings, as the annotations want them; ConfigError when they do not fit."""
+        try:
+            given = msgspec.convert(payload, TaskArguments)
+            bound = self._signature.bind(*given.args, **given.kwargs)
+        except (msgspec.ValidationError, TypeError, UnicodeEncodeError) as error:
+            raise self._unfit(str(error)) from error
+        values = bound.arguments
+        for name, parameter in self._signature.parameters.items():
+            if name not in values or name not in self._hints:
+                continue
+            try:
+                if parameter.kind is parameter.VAR_POSITIONAL:
+                    values[name] = tuple([self._converted(one, self._hints[name]) for one in values[name]])
+                elif parameter.kind is parameter.VAR_KEYWORD:
+                    values[name] = {key: self._converted(one, self._hints[name]) for key, one in values[name].items()}
+                else:
+                    values[name] = self._converted(values[name], self._hints[name])
+            except msgspec.ValidationError as error:
+                raise self._unfit(f"{name}: {error}") from error
+        return bound
+
+    def _values(self, given: inspect.BoundArguments) -> Iterator[tuple[str, Any, object]]:
+        """Each value with the name of its parameter and its type."""
+        for name, value in given.arguments.items():
+            hint, kind = self._hints.get(name, Any), self._signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                yield from ((name, hint, one) for one in value)
+            elif kind is inspect.Parameter.VAR_KEYWORD:
+                yield from ((key, hint, one) for key, one in value.items())
+            else:
+                yield name, hint, value
+
+    def _check(self, name: str, hint: Any, value: object) -> None:
+        """Refuses a value that would not come back from JSON as the parameter wants it."""
+        try:
+            stored = msgspec.json.decode(encode_payload([value], typed=True))  # in a list: bytes are text there
+            found = self._converted(stored[0], hint)
+        except msgspec.ValidationError as error:
+            wanted = hint.__name__ if isinstance(hint, type) else str(hint)
+            why = str(error).replace("`", "")
+            raise TypeError(f"{self._name}() wants {name}: {wanted}, not {value!r:.60} ({why})") from None
+        try:
+            same = bool(found == value)
+        except Exception:  # two arrays, for one, have no truth
+            same = True
+        if not same:
+            refuse_changed(value)
+
+    def _converted(self, value: object, hint: Any) -> object:
+        try:
+            return msgspec.convert(value, hint, str_keys=True)
+        except msgspec.ValidationError:
+            raise
+        except TypeError:  # a type that has no form of its own in JSON: what JSON has for it
+            return value
+
+    def _unfit(self, why: str) -> ConfigError:
+        return ConfigError(f"task {self._name!r} cannot be called with this message: {why}")

@@ -1,0 +1,152 @@
+"""A task: a function that can be called here, or pushed to a queue to be called by a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+import msgspec
+
+from penstock.core.events import Receipt
+from penstock.core.model.arguments import PushArguments, shows
+from penstock.core.names import check_consumer, check_items, check_mapping
+from penstock.core.queue.policy import Retry
+from penstock.core.queue.results import ResultTicket
+from penstock.core.queue.schedule import Cron
+from penstock.core.queue.tasks.arguments import Signature, TaskArguments
+from penstock.core.units import parse_duration
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from penstock.core.clock import Seconds
+    from penstock.core.queue.schedule import Missed
+    from penstock.core.queue.tasks.tasks import Tasks
+    from penstock.core.surface.journal import Journal
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class PeriodicCall(msgspec.Struct, frozen=True):
+    """A call of a task that is pushed by the clock."""
+
+    name: str
+    queue: str
+    task: str
+    when: Seconds | str
+    payload: TaskArguments
+    timezone: str
+    missed: Missed
+    options: dict[str, Any]
+
+    def store(self, journal: Journal) -> None:
+        """Stores the schedule with the queue; the same one again changes nothing."""
+        journal.queue(self.queue).every(
+            self.when,
+            self.payload,
+            name=self.name,
+            timezone=self.timezone,
+            missed=self.missed,
+            kind=self.task,
+            **self.options,
+        )
+
+
+class Task(Generic[P, R]):
+    """A function that `Tasks.task` has made pushable. Call it as before, or `push` its arguments."""
+
+    def __init__(
+        self, tasks: Tasks, function: Callable[P, R], name: str, queue: str, retry: Retry | None, **options: object
+    ) -> None:
+        self.name = name
+        self.queue = queue
+        self.retry = retry
+        self.function = function
+        self.__doc__ = function.__doc__
+        self.__name__ = name
+        self._tasks = tasks
+        self._options: dict[str, Any] = {one: value for one, value in options.items() if value is not None}
+        self.signature = Signature(name, function)
+
+    def __repr__(self) -> str:
+        return f"<task {self.name!r} of queue {self.queue!r}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls the function here and now."""
+        return self.function(*args, **kwargs)
+
+    # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def push(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+        """Pushes a call: a worker makes it. TypeError, as a call would, when the arguments do not fit the function or
+        its annotations."""
+        queue = self._tasks.journal.queue(self.queue)
+        receipt: Receipt = queue.push(self.signature.payload(args, kwargs), kind=self.name, **self._options)
+        return receipt
+
+    async def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+        """`push` for an event loop."""
+        queue = self._tasks.journal.queue(self.queue)
+        return await queue.submit(self.signature.payload(args, kwargs), kind=self.name, **self._options)
+
+    def ask(self, *args: P.args, **kwargs: P.kwargs) -> ResultTicket:
+        """Pushes a call and returns a ticket for what the function returns."""
+        queue = self._tasks.journal.queue(self.queue)
+        return queue.push(self.signature.payload(args, kwargs), kind=self.name, reply=True, **self._options)
+
+    @shows(PushArguments)
+    def using(self, **options: Unpack[PushArguments]) -> Task[P, R]:
+        """The same task, pushed with options of `Queue.push`: `send.using(delay=60).push(to="ada")`."""
+        if "kind" in options:
+            raise ConfigError("a task's messages have its name as their kind: kind= cannot be given")
+        changed: dict[str, object] = {**self._options, **options}
+        return Task(self._tasks, self.function, self.name, self.queue, self.retry, **changed)
+
+    # ── by the clock ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def every(
+        self,
+        interval: Seconds | str,
+        *,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        name: str | None = None,
+        missed: Missed = "last",
+    ) -> None:
+        """Has the task called every `interval`: seconds, a timedelta, or text like "1h" or "15m".
+
+        `args` and `kwargs` are the call's arguments. The schedule is stored with the queue under `name` (the task's
+        own, unless given); another interval later replaces it, and `Queue.unschedule` removes it. `missed` is which
+        ticks are made up for that no process was there for: the "last" one, "all" or "none".
+        """
+        period = parse_duration(interval) if isinstance(interval, str) else interval
+        self._add(period, args, kwargs, name, "UTC", missed)
+
+    def at(
+        self,
+        *,
+        cron: str,
+        timezone: str = "UTC",
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        name: str | None = None,
+        missed: Missed = "last",
+    ) -> None:
+        """Has the task called at the times of a cron line of five fields ("0 6 * * mon"); see `every`."""
+        self._add(Cron(cron, timezone).line, args, kwargs, name, timezone, missed)
+
+    def _add(
+        self,
+        when: Seconds | str,
+        args: Sequence[object],
+        kwargs: Mapping[str, object] | None,
+        name: str | None,
+        timezone: str,
+        missed: Missed,
+    ) -> None:
+        options = {one: value for one, value in self._options.items() if one != "max_attempts"}
+        if unfit := sorted(set(options) - {"key", "priority", "headers"}):
+            raise ConfigError(f"a periodic call has no {unfit[0]}=: leave it out of using()")
+        payload = self.signature.payload(tuple(check_items(args, "args")), check_mapping(kwargs, "kwargs"))
+        called = self.name if name is None else check_consumer(name, "schedule")
+        self._tasks.add_periodic(PeriodicCall(called, self.queue, self.name, when, payload, timezone, missed, options))

@@ -1,0 +1,228 @@
+"""All tasks of a program, and what a worker does with a message of one of them."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, overload
+
+from penstock.core.clock import to_ms
+from penstock.core.consuming.delivery import Delivery
+from penstock.core.model.take import DEFAULT_GROUP
+from penstock.core.names import check_kind, check_name
+from penstock.core.observe.logs import Log
+from penstock.core.queue.policy import Retry, check_attempts
+from penstock.core.queue.tasks.task import PeriodicCall, Task
+from penstock.errors import ConfigError, UnknownTask
+from penstock.limits import UNKNOWN_TASK_LONGEST, UNKNOWN_TASK_PAUSE
+
+if TYPE_CHECKING:
+    from penstock.core.clock import Seconds
+    from penstock.core.consuming.worker import Worker
+    from penstock.core.queue.worker import Middleware
+    from penstock.core.surface.journal import Journal
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+log = Log("penstock.tasks")
+
+REPORT_SECONDS: Final = 60.0
+"""How often an unknown task is logged, while its messages wait."""
+
+DEFAULT_QUEUE: Final = "tasks"
+"""The queue of a task that names none."""
+
+
+class Tasks:
+    """The tasks of a program. `Tasks(journal)`, or `Tasks()` for the journal that `penstock.use` names.
+
+    >>> tasks = Tasks()
+    >>> @tasks.task
+    ... def send(to: str) -> None: ...
+    >>> send
+    <task 'send' of queue 'tasks'>
+    """
+
+    def __init__(self, journal: Journal | None = None, *, unknown: Literal["wait", "dead"] = "wait") -> None:
+        """`unknown`: what becomes of messages whose task this program does not have. They "wait" for a worker that
+        has it, which uses up no attempt, or they are given up ("dead")."""
+        if unknown not in ("wait", "dead"):
+            raise ConfigError(f'unknown is "wait" or "dead", not {unknown!r:.80}')
+        self.bind(journal)
+        self._unknown = unknown
+        self._reported: dict[str, float] = {}
+        """When an unknown task was last logged, by its name."""
+        self._reporting = threading.Lock()
+        self._tasks: dict[str, Task[..., Any]] = {}
+        self._periodic: dict[str, PeriodicCall] = {}
+
+    def __repr__(self) -> str:
+        return f"<{len(self._tasks)} tasks of {len(self.queues())} queues>"
+
+    @property
+    def journal(self) -> Journal:
+        """Where tasks are pushed to."""
+        if self._journal is not None:
+            return self._journal
+        from penstock import current
+
+        return current()
+
+    @property
+    def bound(self) -> Journal | None:
+        """The journal that these tasks were made with, or bound to; None: the one that `penstock.use` names."""
+        return self._journal
+
+    def bind(self, journal: Journal | None) -> None:
+        """Says where tasks are pushed to from now on; None: to the journal that `penstock.use` names."""
+        if journal is not None:
+            from penstock import Journal
+
+            if not isinstance(journal, Journal):
+                raise ConfigError(f"tasks belong to a journal, not to {journal!r:.80}")
+        self._journal = journal
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+    @overload
+    def task(
+        self,
+        *,
+        queue: str = DEFAULT_QUEUE,
+        name: str | None = None,
+        retry: Retry | None = None,
+        max_attempts: int | None = None,
+    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        queue: str = DEFAULT_QUEUE,
+        name: str | None = None,
+        retry: Retry | None = None,
+        max_attempts: int | None = None,
+    ) -> Task[..., Any] | Callable[[Callable[..., Any]], Task[..., Any]]:
+        """Makes a function pushable to a queue, under its own name unless `name` says otherwise. `@tasks.task` will do.
+
+        `retry`, `max_attempts`: when and how often it is tried again; the queue's policy, unless given.
+        """
+        check_name(queue, "queue")
+        if retry is not None and not isinstance(retry, Retry):
+            raise ConfigError(f"retry must be a Retry, not {retry!r:.80}")
+        if max_attempts is not None:
+            check_attempts(max_attempts)
+
+        def made(function: Callable[..., Any]) -> Task[..., Any]:
+            if not callable(function) or isinstance(function, type):
+                raise ConfigError(f"a task is made of a function, not of {function!r:.80}")
+            called = check_kind(name or function.__name__)
+            if called in self._tasks:
+                raise ConfigError(f"there is a task {called!r} already: give this one another name=")
+            task = Task(self, function, called, queue, retry, max_attempts=max_attempts)
+            self._tasks[called] = task
+            return task
+
+        return made if function is None else made(function)
+
+    def names(self) -> list[str]:
+        """The names of all tasks, sorted."""
+        return sorted(self._tasks)
+
+    def queues(self) -> list[str]:
+        """The queues they are pushed to, sorted."""
+        return sorted({task.queue for task in self._tasks.values()})
+
+    def add_periodic(self, call: PeriodicCall) -> None:
+        """Keeps a call that is pushed by the clock, and stores its schedule now, or when the journal is known."""
+        if not isinstance(call, PeriodicCall):
+            raise ConfigError(f"a periodic call is made by Task.every or Task.at; {call!r:.80} is none")
+        known = self._periodic.setdefault(call.name, call)
+        if known != call:
+            raise ConfigError(f"there is a periodic call {call.name!r} already: give this one another name=")
+        if self._journal is not None:
+            call.store(self._journal)
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def workers(
+        self,
+        *,
+        concurrency: int = 1,
+        group: str = DEFAULT_GROUP,
+        consumer: str | None = None,
+        ahead: int | None = None,
+        lease: Seconds | None = None,
+        middleware: Iterable[Middleware] = (),
+    ) -> list[Worker]:
+        """A worker for each of the tasks' queues, not started; the arguments are those of `Queue.worker`."""
+        for call in self._periodic.values():
+            call.store(self.journal)
+        return [
+            self.journal.queue(queue).worker(
+                self.run,
+                concurrency=concurrency,
+                group=group,
+                consumer=consumer,
+                ahead=ahead,
+                lease=lease,
+                middleware=middleware,
+            )
+            for queue in self.queues()
+        ]
+
+    def run(self, delivery: Delivery) -> object:
+        """Makes the call a message stands for: what a worker of the tasks' queues does with each delivery."""
+        task = self._tasks.get(delivery.kind)
+        if task is None:
+            raise self._put_aside(delivery)
+        try:
+            bound = task.signature.bound(delivery.payload)
+        except ConfigError as error:  # no attempt could make sense of it
+            delivery.nack(dead=True, error=error)
+            raise
+        try:
+            result = task.function(*bound.args, **bound.kwargs)
+        except Exception as error:
+            self._failed(task, delivery, error)
+            raise
+        return self._awaited(task, delivery, result) if isinstance(result, Awaitable) else result
+
+    async def _awaited(self, task: Task[..., object], delivery: Delivery, result: Awaitable[object]) -> object:
+        import asyncio
+
+        try:
+            return await result
+        except Exception as error:
+            await asyncio.to_thread(self._failed, task, delivery, error)
+            raise
+
+    def _failed(self, task: Task[..., object], delivery: Delivery, error: Exception) -> None:
+        if task.retry is not None and not delivery._settled:
+            delivery.nack(delay=task.retry.delay(delivery.attempt), error=error)
+
+    def _put_aside(self, delivery: Delivery) -> UnknownTask:
+        """Has a message of an unknown task wait, or gives it up; returns the error, which is logged here."""
+        name, known = delivery.kind, ", ".join(self.names()) or "none"
+        error = UnknownTask(f"there is no task {name!r}: this program has {known}")
+        now = self.journal.clock.now_ms()
+        if self._unknown == "dead":
+            delivery.nack(dead=True, error=error)
+            log.error("%r is given up: %s", delivery, error)
+            return error
+        age = (now - to_ms(delivery.event.recorded_at, "recorded_at")) / 1000
+        wait = min(max(age / 10, UNKNOWN_TASK_PAUSE), UNKNOWN_TASK_LONGEST)
+        delivery.release(wait)
+        if self._may_report(name, now / 1000):
+            log.error("%r waits for a worker that has its task, without using up an attempt: %s", delivery, error)
+        return error
+
+    def _may_report(self, name: str, now: float) -> bool:
+        """Whether to log an unknown task: at once, then once a minute."""
+        with self._reporting:
+            if now - self._reported.get(name, -math.inf) < REPORT_SECONDS:
+                return False
+            self._reported[name] = now
+            return True
