@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from itertools import chain, islice
 from typing import ClassVar, Literal
 
 import msgspec
@@ -19,7 +20,7 @@ import msgspec
 from penstock.core.clock import Seconds
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.documents.conditions import EventChoice, predicate
-from penstock.core.events import Draft, Event
+from penstock.core.events import Draft, Event, GivenUpEvent
 from penstock.core.local.backend import LocalJournal
 from penstock.core.model.take import DEFAULT_GROUP
 from penstock.core.observe import workers
@@ -545,6 +546,13 @@ def _none_given_up() -> ConfigError:
     return ConfigError("no message that was given up is among those")
 
 
+def given_up_events(queue: Queue) -> Iterator[Event]:
+    """Returns the events of messages that a queue gave up, with the reasons: the failed ones of each group, then its
+    dead letters."""
+    failed = (one for group in delivering_groups(queue) for one in queue.failures(group))
+    return (GivenUpEvent.of(one.event, one) for one in chain(failed, queue.dead_letters()))
+
+
 def of_ids(ids: Iterable[str]) -> Callable[[Event], bool]:
     """Chooses events by their ids."""
     wanted = frozenset(ids)
@@ -562,18 +570,16 @@ class Discard(Act):
     """Their positions, by queue."""
 
     @classmethod
-    def given_up(cls, queue: Queue, where: EventChoice | None) -> Discard:
+    def given_up(cls, queue: Queue, where: EventChoice | None, limit: int | None = None) -> Discard:
         """Chooses among a queue's failed messages and its dead letters; ConfigError when none is left."""
         chooser = predicate(where)
-        failed = (one.event for group in delivering_groups(queue) for one in queue.failures(group))
-        letters = (one.event for one in queue.dead_letters())
-        chosen: dict[str, list[int]] = {}
-        for event in {event.id: event for source in (failed, letters) for event in source}.values():
-            if chooser is None or chooser(event):
-                chosen.setdefault(event.topic, []).append(event.seq)
+        chosen: dict[str, dict[int, None]] = {}
+        wanted = (event for event in given_up_events(queue) if chooser is None or chooser(event))
+        for event in islice(wanted, limit):
+            chosen.setdefault(event.topic, {})[event.seq] = None
         if not chosen:
             raise _none_given_up()
-        return cls(queue.journal, f"that {queue.name} gave up", chosen)
+        return cls(queue.journal, f"that {queue.name} gave up", {name: list(seqs) for name, seqs in chosen.items()})
 
     @property
     def _count(self) -> int:

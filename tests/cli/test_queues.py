@@ -486,3 +486,20 @@ def test_lists_go_on_without_a_queue_that_is_dropped_meanwhile(cli: Cli, dropped
     assert [one["queue"] for one in cli("queues", "--json").documents] == ["reports"]
     dropped()
     assert "no worker is there" in cli("workers").err
+
+
+@pytest.mark.parametrize("dead_letter", [None, "mails.dead"])
+def test_given_up_messages_are_shown_sent_back_and_deleted_by_their_error(
+    cli: Cli, url: str, dead_letter: str | None
+) -> None:
+    with penstock.open(url) as journal:
+        queue = journal.queue("mails", max_attempts=1, dead_letter=dead_letter)
+        queue.push_many(range(5))
+        for delivery in queue.take_many(5):
+            delivery.nack(error="TimeoutError: upstream" if delivery.payload < 3 else "ValueError: bad")
+    show, asked = "dead" if dead_letter else "failed", ("--where", "error contains 'Timeout'")
+    assert len(cli(show, "mails", *asked, "--json").documents) == 3
+    assert cli("redrive", "mails", *asked, "--limit", "2", "--json").document["redriven"] == 2
+    assert cli("discard", "mails", *asked, "--dry-run", "--json").document["would_discard"] == 1
+    assert cli("discard", "mails", *asked, "--json").document["discarded"] == 1
+    assert {one["error"] for one in cli(show, "mails", "--json").documents} == {"ValueError: bad"}

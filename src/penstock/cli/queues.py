@@ -142,6 +142,7 @@ def messages(
 @queue_command("failed", "penstock failed emails")
 @default_group
 @at_most
+@conditional
 @with_traceback
 @with_attempts
 def failed(context: CommandContext, queue: Queue, group: str, **how: Any) -> None:
@@ -151,6 +152,7 @@ def failed(context: CommandContext, queue: Queue, group: str, **how: Any) -> Non
 
 @queue_command("dead", "penstock dead emails", about="the queue they come from, or the dead-letter queue itself")
 @at_most
+@conditional
 @with_traceback
 @with_attempts
 def dead(context: CommandContext, queue: Queue, **how: Any) -> None:
@@ -171,10 +173,16 @@ def _say_failures(
     otherwise: str,
     *,
     limit: int,
+    where: Where | None,
     traceback: bool,
     attempts: bool,
 ) -> None:
+
+    from penstock.core.events import GivenUpEvent
+
     rows: list[tuple[object, ...]] = []
+    if where is not None:
+        found = (one for one in found if where.matches(GivenUpEvent.of(one.event, one)))
     shown = list(islice(found, limit + 1))
     for failure in shown[:limit]:
         event = failure.event
@@ -217,7 +225,7 @@ def rate(text: str) -> float:
 @queue_command(
     "redrive",
     "penstock redrive emails --dry-run",
-    "penstock redrive emails --rate 50/s --where \"kind = 'invoice'\"",
+    "penstock redrive emails --rate 50/s --where \"error contains 'Timeout'\"",
     about="the queue whose messages failed, or a dead-letter queue",
     writes=unless_dry,
 )
@@ -298,6 +306,9 @@ def discard(
         raise click.UsageError("say which: positions, or --where")
     from penstock import acts
 
+    if where is not None and where.of_failures:
+        given_up = acts.Discard.given_up(queue, where, limit)
+        return given_up.count_only() if dry_run else context.perform(given_up)
     held = {one.seq for one in queue.pending()}
     if where is not None:
         chosen = [event.seq for event in queue if event.seq not in held and where.matches(event)]

@@ -165,6 +165,30 @@ class Event(msgspec.Struct, Generic[PayloadT], frozen=True, eq=False, gc=False, 
         return _restore, (self.topic, self._rows.extract(self._row))
 
 
+class Failure(Protocol):
+    """Why a message was given up."""
+
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def attempts(self) -> int: ...
+    @property
+    def at(self) -> datetime | None: ...
+
+
+class GivenUpEvent(Event, frozen=True, eq=False, gc=False, weakref=False):
+    """The event of a message that was given up, with the reason."""
+
+    failure: Failure
+
+    @classmethod
+    def of(cls, event: Event, failure: Failure) -> GivenUpEvent:
+        """The event together with its failure."""
+        return cls(event._rows, event._row, failure)
+
+
 class TypedEvent(Event[PayloadT], frozen=True, eq=False, gc=False, weakref=False):
     """An event that was read through a handle with a type for its payloads. Pickled, it is a plain event again."""
 

@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.api import local
 from penstock.core.clock import to_ms
-from penstock.core.documents.conditions import Where
+from penstock.core.documents.conditions import Where, check_events_chosen
 from penstock.core.documents.ddl import SchemaText, fields
 from penstock.core.engine.url import parse_url
 from penstock.core.entity.gate import check_gate_names
@@ -374,7 +374,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         *_misfits(given, topics or patterns, expression),
         frozenset(map(check_kind, listed(given, "kinds"))) if "kinds" in given else None,
         frozenset(listed(given, "keys")) if "keys" in given else None,
-        Where(given["where"]) if "where" in given else None,
+        check_events_chosen(Where(given["where"])) if "where" in given else None,
         *_least(given),
         given.get(HOLD),
         number(given, "maxBytesPerTrigger"),

@@ -327,3 +327,49 @@ def test_why_a_message_was_given_up_is_said_in_the_same_words_with_and_without_d
         given_up = queue.failures() if policy is None else queue.dead_letters()
         reasons[name] = [(failure.event.payload, failure.reason) for failure in given_up]
     assert reasons["kept"] == reasons["sent"] == [("rejected", "rejected"), ("failed", "attempts exhausted")]
+
+
+# ── choosing by the reason ───────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("dead_letter", [None, "mail.dead"])
+def test_messages_are_sent_back_by_their_error(journal: Journal, dead_letter: str | None) -> None:
+    queue = journal.queue("mail", max_attempts=2, dead_letter=dead_letter)
+    queue.push_many(["a", "b", "c"])
+    for error in ("TimeoutError: upstream", "ValueError: no such mailbox", "TimeoutError: database"):
+        for _ in range(2):
+            delivery = queue.take()
+            assert delivery is not None
+            delivery.nack(error=error)
+    queue.push("d")
+    delivery = queue.take()
+    assert delivery is not None
+    delivery.nack(error="TimeoutError: rejected", dead=True)
+    assert queue.redrive(where="error contains 'Timeout'", dry_run=True) == 3
+    assert queue.redrive(where="reason = 'rejected' and attempts = 1", dry_run=True) == 1
+    assert queue.redrive(where="error contains 'Timeout' and payload in ('a', 'b')", dry_run=True) == 1
+    assert queue.redrive(where="failed_at > '2099-01-01'", dry_run=True) == 0
+    assert queue.redrive(where="failed_at < '2099-01-01'", dry_run=True) == 4
+    assert queue.redrive(where="error contains 'Timeout' and attempts = 2") == 2
+    assert [delivery.payload for delivery in queue.take_many(9)] == ["a", "c"]
+
+
+def test_groups_send_back_by_their_own_errors(journal: Journal) -> None:
+    news = journal.queue("news", mode="fanout", max_attempts=1)
+    for group in ("mail", "sms"):
+        news.add_group(group)
+    news.push("x")
+    for group, error in (("mail", "SMTPError: full"), ("sms", "TimeoutError: modem")):
+        delivery = news.take(group=group)
+        assert delivery is not None
+        delivery.nack(error=error)
+    assert news.redrive(where="error startswith 'Timeout'", dry_run=True) == 1
+    assert news.redrive(where="error contains 'nothing'", dry_run=True) == 0
+
+
+def test_events_that_were_not_given_up_have_no_error(journal: Journal) -> None:
+    queue = journal.queue("mail")
+    for ask in (
+        lambda: list(journal.topic("mail").read(where="error contains 'Timeout'")),
+        lambda: queue.move(journal.queue("other"), where="attempts > 1"),
+    ):
+        with pytest.raises(ConfigError, match="say why a message was given up"):
+            ask()

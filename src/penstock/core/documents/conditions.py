@@ -8,9 +8,10 @@
     len(payload.items)  lower(key)    a length; text in small letters
 
 Fields: seq, topic, kind, key, scope, id, occurred_at, recorded_at, correlation_id, causation_id, headers.NAME,
-payload, and what is inside it: payload.lines[0].sku, payload['a field']. A field that is not there is null; comparing
-things that cannot be compared is false, never an error. Nothing is evaluated but this: no code, no loops, no regular
-expressions, so a text from a stranger can do no harm.
+payload, and what is inside it: payload.lines[0].sku, payload['a field']. Where messages that were given up are chosen
+(redrive, discard, dead, failed), also error, reason, attempts and failed_at. A field that is not there is null;
+comparing things that cannot be compared is false, never an error. Nothing is evaluated but this: no code, no loops, no
+regular expressions, so a text from a stranger can do no harm.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.core.events import EVENT_FIELDS, Event
+from penstock.core.events import EVENT_FIELDS, Event, GivenUpEvent
 from penstock.errors import ConfigError, PoisonMessage
 
 MAX_LENGTH = 4000
@@ -42,6 +43,10 @@ _ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator
 _COMPARISONS = {"=": "==", "==": "==", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 
 
+FAILURE_WORDS = ("error", "reason", "attempts", "failed_at")
+"""The words for why a message was given up, beside the fields of its event."""
+
+
 Comparison = tuple[str, str, Any]
 """A field of an event, a sign (`==`, `<`, …, `in`, `startswith`), and the value or values it is compared with."""
 
@@ -49,7 +54,7 @@ Comparison = tuple[str, str, Any]
 class Where:
     """A condition on events, parsed once: `Where("payload.total > 10").matches(event)`."""
 
-    __slots__ = ("_test", "parts", "text")
+    __slots__ = ("_test", "of_failures", "parts", "text")
 
     def __init__(self, text: str) -> None:
         if not isinstance(text, str):
@@ -61,6 +66,8 @@ class Where:
         self._test = parser.parse()
         self.parts: tuple[Comparison | None, ...] = parser.parts_of(self._test)
         """The parts that must all hold: comparisons of a field with a value, and None for any other part."""
+        self.of_failures = parser.of_failures
+        """True where it asks why a message was given up."""
 
     def __reduce__(self) -> tuple[type[Where], tuple[str]]:
         return Where, (self.text,)
@@ -94,12 +101,23 @@ def predicate(choice: EventChoice | None) -> Callable[[Event], bool] | None:
     return choice
 
 
+def check_events_chosen(condition: Where) -> Where:
+    """Returns a condition that chooses among events; ConfigError where it asks why a message was given up."""
+    if condition.of_failures:
+        raise ConfigError(
+            f"{', '.join(FAILURE_WORDS)} say why a message was given up: conditions of redrive, discard, dead and "
+            "failed know them. An event has payload.error and the like"
+        )
+    return condition
+
+
 class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens = self._split()
         self._at = 0
         self._depth = 0
+        self.of_failures = False
         self._names: dict[Value, str] = {}
         self._constants: dict[Value, Any] = {}
         self._comparisons: dict[Value, Comparison] = {}
@@ -268,6 +286,9 @@ class _Parser:
             self._depth -= 1
             self._expect(")")
             return applied(name, inner)
+        if name in FAILURE_WORDS:
+            self.of_failures = True
+            return failure_at(name)
         if name not in EVENT_FIELDS:
             self._at -= 1
             known = ", ".join(EVENT_FIELDS)
@@ -336,6 +357,18 @@ def field_at(name: str, steps: tuple[str | int, ...]) -> Value:
         return getattr(event, name)
 
     return field
+
+
+def failure_at(word: str) -> Value:
+    """Returns what a word says of a message that was given up; nothing of any other event."""
+
+    def failure(event: Event) -> Any:
+        if not isinstance(event, GivenUpEvent):
+            return _MISSING
+        found = event.failure
+        return {"error": found.error, "reason": found.reason, "attempts": found.attempts, "failed_at": found.at}[word]
+
+    return failure
 
 
 def _payload(event: Event) -> Any:

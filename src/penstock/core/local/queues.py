@@ -14,7 +14,7 @@ from msgspec.structs import asdict, replace
 from penstock.core.clock import seconds
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.consuming.handover import finish
-from penstock.core.documents.conditions import Where
+from penstock.core.documents.conditions import Where, check_events_chosen
 from penstock.core.documents.events import event_document
 from penstock.core.events import Draft, Event, Receipt
 from penstock.core.journal.commit import Commit
@@ -387,6 +387,8 @@ def redrive_queue(at: LocalBackend, name: str, wanted: wire.RedriveRequest) -> w
 
 
 def move_messages(at: LocalBackend, name: str, wanted: wire.MoveRequest) -> int:
+    if wanted.where:
+        check_events_chosen(Where(wanted.where))
     queue, to = at.queue(name), at.queue(wanted.to)
     return repair.move(queue, to, wanted.limit, _choice(wanted.where, wanted.ids))
 

@@ -86,9 +86,9 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
             if time is not None:
                 to_ms(time, what)
         if self.where is not None:
-            from penstock.core.documents.conditions import Where
+            from penstock.core.documents.conditions import Where, check_events_chosen
 
-            condition = self.where if isinstance(self.where, Where) else Where(self.where)
+            condition = check_events_chosen(self.where if isinstance(self.where, Where) else Where(self.where))
             force_setattr(self, "where", condition)
             for field, value in _implied(self, condition).items():
                 force_setattr(self, field, value)

@@ -310,6 +310,21 @@ class View:
         found = {entry.state for group in self.state.all_groups(self.snap) if (entry := self._entry(group, seq))}
         return bool(found) and found.isdisjoint(("in_flight", "failed"))
 
+    def failed_message(self, entry: Entry, event: Event) -> FailedMessage:
+        """A message that a group has given up, with the reason."""
+        message, trail = entry.message, entry.group.trail(self.snap, entry.message)
+        attempts = trail.shown()
+        reason = REJECTED if attempts and attempts[-1].ended == "rejected" else EXHAUSTED
+        at, name = _moment(message.last_ms), self.state.name
+        return FailedMessage(event, name, message.attempts, reason, message.error, at, trail.traceback, attempts)
+
+    def failures(self, after: int = 0, groups: list[Group] | None = None) -> Iterator[FailedMessage]:
+        """The messages beyond a position that groups have given up, by position, then group."""
+        for entry in self.walk("failed", after=after, groups=groups):
+            event = self.event(entry)
+            if event is not None:
+                yield self.failed_message(entry, event)
+
     def letters(self, of: str | None, after: int = 0) -> Iterator[Event]:
         """The dead letters beyond a position that came from a queue, or all, by position."""
         if not self.state.record.over_log:  # letters that were events of a log have no rows
@@ -626,14 +641,7 @@ def _oldest_ready(view: View, group: Group, lapsed: list[int]) -> int | None:
 def failures(queue: LocalQueue, group: str = "default", after: int = 0) -> Iterator[FailedMessage]:
     """The messages beyond a position that a group has given up, in order, with the reason for each."""
     with viewing(queue) as view:
-        for entry in view.walk("failed", after=after, groups=[view.group(group)]):
-            event, message = view.event(entry), entry.message
-            if event is not None:
-                at, trail = _moment(message.last_ms), entry.group.trail(view.snap, message)
-                attempts = trail.shown()
-                reason = REJECTED if attempts and attempts[-1].ended == "rejected" else EXHAUSTED
-                why = reason, message.error, at, trail.traceback, attempts
-                yield FailedMessage(event, queue.name, message.attempts, *why)
+        yield from view.failures(after, [view.group(group)])
 
 
 def dead_letters(queue: LocalQueue, after: DeadLetterCursor | None = None) -> Iterator[FailedMessage]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from penstock.core.clock import Seconds, seconds
 from penstock.core.consuming.delivery import Delivery
-from penstock.core.documents.conditions import EventChoice, Where, predicate
+from penstock.core.documents.conditions import EventChoice, Where, check_events_chosen, predicate
 from penstock.core.events import Draft, Event, Receipt
 from penstock.core.journal.cursors import move_cursor, read_cursor
 from penstock.core.journal.transaction import HeldWriter
@@ -241,6 +241,8 @@ class Transaction:
     ) -> int:
         """Moves messages to another queue if the transaction commits; see `Queue.move`."""
         own, target, chosen = self._queue(queue), self._queue(to), (check_limit(limit), predicate(where))
+        if isinstance(chosen[1], Where):
+            check_events_chosen(chosen[1])
         if own is target:
             raise ConfigError(f"queue {own.name!r} cannot be moved to itself")
         self._held.flush()

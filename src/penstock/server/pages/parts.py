@@ -25,7 +25,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from penstock.core.documents.conditions import Where
-from penstock.core.events import Event
+from penstock.core.events import Event, GivenUpEvent
 from penstock.core.observe.sample import FailedMessage, Finding, Sample
 from penstock.core.protocol.operation import ROLES
 from penstock.core.queue.dead_letters import DeadLetterCursor
@@ -290,7 +290,11 @@ def failure_page(request: Request, name: str, behind: Callable[[str], Iterable[F
         condition = Where(where) if where else None
     except ConfigError as error:
         return FailurePage([], name, where, str(error), kept=kept)
-    chosen = (one for one in behind(trail[-1] if trail else "") if condition is None or condition.matches(one.event))
+    chosen = (
+        one
+        for one in behind(trail[-1] if trail else "")
+        if condition is None or condition.matches(GivenUpEvent.of(one.event, one))
+    )
     items = list(islice(chosen, ROWS + 1))
 
     def to(cursors: list[str]) -> str:

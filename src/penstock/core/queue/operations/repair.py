@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from penstock.core.consuming.delivery import Delivery
-from penstock.core.events import Event, Receipt
+from penstock.core.events import Event, GivenUpEvent, Receipt
 from penstock.core.journal.commit import Commit
 from penstock.core.journal.upkeep.retention import compact
 from penstock.core.journal.writer import WriteRequest
 from penstock.core.model.push import PushOptions
 from penstock.core.model.take import TakeRequest
-from penstock.core.queue.dead_letters import GROUP, former_headers, origin, original_headers, original_options
+from penstock.core.queue.dead_letters import GROUP, former_headers, letter, origin, original_headers, original_options
 from penstock.core.queue.inspect import View, viewing
 from penstock.core.queue.operations.groups import group_for
 from penstock.core.queue.operations.push import (
@@ -377,8 +377,13 @@ class _Redrive:
                     return False
                 return not letters or view.is_free(event.seq)
 
-            events = view.letters(of) if letters else view.events(view.walk("failed"))
-            chosen = (event.seq for event in filter(goes, events) if self._can_go(view, event, letters))
+            if self._where is None:
+                events = view.letters(of) if letters else view.events(view.walk("failed"))
+            else:  # which may ask why they were given up
+                found = map(letter, view.letters(of)) if letters else view.failures()
+                events = (GivenUpEvent.of(one.event, one) for one in found)
+            events = unique(filter(goes, events))
+            chosen = (event.seq for event in events if self._can_go(view, event, letters))
             seqs = list(islice(chosen, None if limit is None else limit - self.count))
         self.steps.append((partial(step, source=source, to=self._to), seqs))
         self.count += len(seqs)
@@ -419,6 +424,15 @@ def _refusal(target: QueueState | None, to: str, event: Event, group: str | None
         reason = f"they have ordering keys, and queue {to!r} has priorities: redrive them with to= a queue without"
         return _Refusal(reason)
     return None
+
+
+def unique(events: Iterator[Event]) -> Iterator[Event]:
+    """Events in order of position, each once, though several groups have given it up."""
+    previous = 0
+    for event in events:
+        if event.seq != previous:
+            previous = event.seq
+            yield event
 
 
 def _choose(events: Iterator[Event], limit: int | None, where: Where | None) -> list[int]:
