@@ -143,6 +143,10 @@ PARTS = {
         ),
     ),
     "strangers-eventsourcing": Part("the rest of the suite of eventsourcing passes on our persistence module"),
+    "strangers-django": Part("what a backend for Django's tasks does, on a served journal, too"),
+    "strangers-django-6": Part(
+        "Django's own tests of tasks pass on our backend, and ours on Django 6", ("strangers/django_suite.py",), "tests"
+    ),
     "pages": Part("every page holds at every width, with crowded journals"),
 }
 

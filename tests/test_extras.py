@@ -9,7 +9,7 @@ from pathlib import Path
 PROGRAM = """
 import sys, tempfile
 for missing in ["ulid", "obstore", "zstandard", "starlette", "uvicorn", "jinja2", "pyspark", "pyarrow",
-                "rocksdict", "slatedb", "duckdb", "eventsourcing", "langchain_core"]:
+                "rocksdict", "slatedb", "duckdb", "django", "eventsourcing", "langchain_core"]:
     sys.modules[missing] = None
 import penstock
 
@@ -22,6 +22,9 @@ def producer():
 def server():
     import penstock.server
     penstock.server.app(journal)
+
+def django():
+    import penstock.integrations.django.tasks_api
 
 def eventsourcing():
     import penstock.integrations.eventsourcing
@@ -43,6 +46,7 @@ for extra, use in [
     ("buffer", producer),
     ("server", server),
     ("spark", spark),
+    ("django", django),
     ("eventsourcing", eventsourcing),
     ("langgraph", langgraph),
     ("arrow", lambda: list(journal.topic("orders").read_arrow())),

@@ -1,5 +1,6 @@
 """What lets other libraries keep their data in a journal. Each module stands on the public names alone.
 
+    django          a backend for Django's tasks
     eventsourcing   a persistence module for eventsourcing
     langgraph       a checkpointer for LangGraph
 

@@ -1,0 +1,202 @@
+"""The backend that TASKS names: it enqueues tasks and finds their results."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+from django.core import checks
+from django.db import connections, transaction
+
+import penstock
+from penstock.errors import Conflict, PenstockError
+from penstock.integrations.django.records import RecordedError, TaskRecord, stored_time
+from penstock.integrations.django.tasks_api import (
+    BaseTaskBackend,
+    InvalidTaskBackend,
+    Task,
+    TaskResult,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    get_random_string,
+    normalize_json,
+    signals,
+)
+
+TASK_ID = "task-id"
+"""The header of a message that has the id of the task's result."""
+ENQUEUE = ("on_commit", "at_once")
+
+_journals: dict[tuple[int, str, str | None], penstock.Journal] = {}
+"""The journals of this process, by their urls: Django makes a backend for every thread."""
+_opening = threading.Lock()
+
+
+def seconds(given: float | timedelta) -> float:
+    """A time span in seconds."""
+    return given.total_seconds() if isinstance(given, timedelta) else float(given)
+
+
+def open_once(url: str, token: str | None) -> penstock.Journal:
+    """The journal of a url, opened once in a process; a process that was forked opens its own."""
+    with _opening:
+        place = os.getpid(), url, token
+        journal = _journals.get(place)
+        if journal is None or journal.closed:
+            journal = _journals[place] = penstock.open(url, token=token)
+        return journal
+
+
+@dataclass(frozen=True)
+class Options:
+    """What OPTIONS of a backend may say."""
+
+    url: str | os.PathLike[str]
+    token: str | None = None
+    enqueue: Literal["on_commit", "at_once"] = "on_commit"
+    database: str = "default"
+    prefix: str = "django"
+    lease: float | timedelta = 30
+    max_attempts: int = 3
+    retry: penstock.Retry | None = None
+    keep_results: float | timedelta | None = timedelta(days=14)
+
+    @classmethod
+    def of(cls, alias: str, given: Mapping[str, Any]) -> Options:
+        """The options of a backend; InvalidTaskBackend names one that cannot be used."""
+        place, known = f"TASKS[{alias!r}]['OPTIONS']", [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+                raise InvalidTaskBackend(f"{place} has an unknown option {name!r}: {hint}")
+        if not given.get("url"):
+            raise InvalidTaskBackend(f"{place} needs 'url': the path of the journal, or the address of a served one")
+        options = cls(**given)
+        if options.enqueue not in ENQUEUE:
+            raise InvalidTaskBackend(f"{place}['enqueue'] is one of {', '.join(ENQUEUE)}, not {options.enqueue!r}")
+        if options.database not in connections.settings:
+            raise InvalidTaskBackend(f"{place}['database'] names {options.database!r}, which is not in DATABASES")
+        return options
+
+
+class TasksBackend(BaseTaskBackend):
+    """Keeps tasks in the queues of a journal."""
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        self.given = Options.of(alias, self.options)
+
+    @property
+    def journal(self) -> penstock.Journal:
+        """The journal that holds the tasks."""
+        return open_once(str(self.given.url), self.given.token)
+
+    def queue(self, name: str) -> penstock.Queue:
+        """The journal's queue for a queue name of Django's. It has the policy that the options say."""
+        # One delivery more than there are attempts: the worker that gets it records that all attempts ended badly.
+        return self.journal.queue(
+            f"{self.given.prefix}.{name}",
+            policy="update",
+            priority=True,
+            lease=self.given.lease,
+            max_attempts=self.given.max_attempts + 1,
+        )
+
+    def queues_in_journal(self) -> list[str]:
+        """The queue names that have queues in the journal."""
+        prefix = f"{self.given.prefix}."
+        return [name.removeprefix(prefix) for name in self.journal.queues() if name.startswith(prefix)]
+
+    @property
+    def states(self) -> penstock.Topic:
+        """The topic of the tasks' states."""
+        topic = self.journal.topic(f"{self.given.prefix}-results")
+        settings, keep = topic.settings, self.given.keep_results
+        if (settings.by_key, settings.max_age) != (True, None if keep is None else seconds(keep)):
+            topic.configure(by_key=True, max_age=keep)
+        return topic
+
+    # ── enqueueing ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def enqueue(self, task: Task, args: Iterable[object], kwargs: Mapping[str, object]) -> TaskResult:
+        """Enqueues a call of a task: now, or when the transaction commits that is open on the database."""
+        self.validate_task(task)
+        record = TaskRecord(
+            task=task.module_path,
+            args=normalize_json(list(args)),
+            kwargs=normalize_json(kwargs),
+            queue=task.queue_name,
+            backend=self.alias,
+            priority=task.priority,
+            enqueued_at=datetime.now(UTC),
+            run_after=stored_time(task.run_after),
+        )
+        id = get_random_string(32)
+        push = partial(self._push, id, record, task)
+        if self.given.enqueue == "on_commit" and connections[self.given.database].in_atomic_block:
+            transaction.on_commit(push, using=self.given.database)
+        else:
+            push()
+        return record.result(id, task)
+
+    def _push(self, id: str, record: TaskRecord, task: Task) -> None:
+        # Both are in one commit, unless the writer was about to begin. Then a worker may be faster than the event,
+        # which expects to be the first of its id and is not needed any more.
+        message = self.queue(record.queue).submit(
+            record,
+            kind=record.task,
+            priority=record.priority,
+            not_before=record.run_after,
+            headers={TASK_ID: id},
+        )
+        event = self.states.submit("enqueued", record, key=id, expect=0)
+        try:
+            message.result()
+        except PenstockError as error:
+            event.result()
+            refused = msgspec.structs.replace(
+                record, status=TaskResultStatus.FAILED.value, errors=[RecordedError.of(error)]
+            )
+            self.states.append("refused", refused, key=id)
+            raise
+        with suppress(Conflict):
+            event.result()
+        signals.task_enqueued.send_robust(type(self), task_result=record.result(id, task))
+
+    # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def get_result(self, result_id: str) -> TaskResult:
+        """The state of a task now; TaskResultDoesNotExist when no task has that id."""
+        _, record = self.find(result_id)
+        if record is None:
+            raise TaskResultDoesNotExist(result_id)
+        return record.result(result_id, record.find_task())
+
+    def find(self, id: str) -> tuple[int, TaskRecord | None]:
+        """The newest state of a task and its position; 0 and None where there is none."""
+        if not isinstance(id, str) or not id:
+            return 0, None
+        event = next(self.states.read(key=id, reverse=True, limit=1), None)
+        return (0, None) if event is None else (event.seq, msgspec.convert(event.payload, TaskRecord))
+
+    def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
+        """Finds names of queues that a journal cannot have."""
+        messages = list(super().check(**kwargs))
+        for name in sorted(self.queues):
+            try:
+                self.journal.topic(f"{self.given.prefix}.{name}")
+            except PenstockError as error:
+                messages.append(checks.Error(str(error), obj=f"TASKS[{self.alias!r}]", id="penstock.E001"))
+        return messages

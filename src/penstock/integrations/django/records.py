@@ -1,0 +1,92 @@
+"""A task as it is stored: in the message that asks for a call of it, and in the events that tell its state."""
+
+from __future__ import annotations
+
+import traceback
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from django.conf import settings
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from penstock.integrations.django.tasks_api import InvalidTask, Task, TaskError, TaskResult, TaskResultStatus
+
+
+class RecordedError(msgspec.Struct, frozen=True):
+    """What an attempt raised."""
+
+    exception_class_path: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> RecordedError:
+        """What is stored of an exception."""
+        raised = type(error)
+        return cls(f"{raised.__module__}.{raised.__qualname__}", "".join(traceback.format_exception(error)))
+
+
+class TaskRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A task that was enqueued, and how far it is."""
+
+    task: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    queue: str
+    backend: str
+    priority: int
+    enqueued_at: datetime
+    run_after: datetime | None = None
+    status: str = TaskResultStatus.READY.value
+    started_at: datetime | None = None
+    last_attempted_at: datetime | None = None
+    finished_at: datetime | None = None
+    worker_ids: list[str] = []
+    errors: list[RecordedError] = []
+    return_value: Any = None
+    attempt: int = 0
+    """The delivery of its message that this tells of; a message that was redriven begins anew with 1."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has an outcome."""
+        return self.status in (TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED)
+
+    def find_task(self) -> Task:
+        """The task of this program that it names; ImportError or InvalidTask when there is none."""
+        task = import_string(self.task)
+        if not isinstance(task, Task):
+            raise InvalidTask(f"{self.task} is not a task")
+        return task.using(
+            priority=self.priority, queue_name=self.queue, run_after=_shown(self.run_after), backend=self.backend
+        )
+
+    def result(self, id: str, task: Task) -> TaskResult:
+        """The result as Django shows it."""
+        result = TaskResult(
+            task=task,
+            id=id,
+            status=TaskResultStatus(self.status),
+            enqueued_at=_shown(self.enqueued_at),
+            started_at=_shown(self.started_at),
+            finished_at=_shown(self.finished_at),
+            last_attempted_at=_shown(self.last_attempted_at),
+            args=self.args,
+            kwargs=self.kwargs,
+            backend=self.backend,
+            errors=[TaskError(**msgspec.structs.asdict(error)) for error in self.errors],
+            worker_ids=list(self.worker_ids),
+        )
+        object.__setattr__(result, "_return_value", self.return_value)  # it is frozen, and has no argument for it
+        return result
+
+
+def stored_time(time: datetime | None) -> datetime | None:
+    """A time of Django's as it is stored, with its zone."""
+    return timezone.make_aware(time) if time is not None and timezone.is_naive(time) else time
+
+
+def _shown(time: datetime | None) -> datetime | None:
+    """A stored time as the settings want times."""
+    return time if time is None or settings.USE_TZ else timezone.make_naive(time)

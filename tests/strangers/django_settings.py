@@ -1,0 +1,18 @@
+"""The settings of a Django project for tests; JOURNAL in the environment is where its tasks lie."""
+
+import os
+from tempfile import TemporaryDirectory
+
+_home = TemporaryDirectory()  # of this process: no test looks into another process's tables
+
+SECRET_KEY = "for tests"
+USE_TZ = True
+INSTALLED_APPS = ["penstock.integrations.django"]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{_home.name}/django.db"}}
+TASKS = {
+    "default": {
+        "BACKEND": "penstock.integrations.django.backend.TasksBackend",
+        "QUEUES": ["default", "mail"],
+        "OPTIONS": {"url": os.environ.get("JOURNAL", "memory:"), "lease": 1.0},
+    }
+}
