@@ -38,6 +38,11 @@ SECTIONS = {
 }
 BESIDE = {
     "The buffer": ["penstock.buffer.Producer", "penstock.buffer.Consumer", "penstock.buffer.drain"],
+    "Together with your database": [
+        *(f"penstock.integrations.outbox.rows.{name}" for name in ("push", "append", "lag", "OutboxLag")),
+        "penstock.integrations.outbox.relay.Relay",
+        *(f"penstock.integrations.outbox.schema.{name}" for name in ("create", "ddl", "table")),
+    ],
     "Metrics and traces": [
         "penstock.core.observe.metrics.Registry",
         "penstock.core.observe.metrics.watch",

@@ -48,6 +48,7 @@ FOLDERS = {
     "contract/queue": 40,
     "contract/entity": 40,
     "strangers": 40,
+    "outbox": 30,
 }
 """Folders that are a piece each, with the seconds that each may take on two idle cores; the rest is the last piece."""
 

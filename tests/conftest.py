@@ -60,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--late", type=int, metavar="SEED", help="threads begin late, drawn from the seed: see late.py")
 
 
-_SLOW_ROOMS = ("crash", "model", "spark", "docs", "torture", "over_http", "slatedb", "strangers")
+_SLOW_ROOMS = ("crash", "model", "spark", "docs", "torture", "over_http", "slatedb", "strangers", "outbox")
 _SLOW_FILES = (
     "test_page",
     "test_examples",

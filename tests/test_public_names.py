@@ -189,7 +189,7 @@ def test_what_type_checkers_see_is_what_is_fetched() -> None:
             continue
         for alias in node.names:
             assert alias.asname == alias.name, f"{alias.name} is not exported by the stub"
-            if node.module in ("penstock", "penstock.core.observe"):
+            if node.module in ("penstock", "penstock.core.observe", "penstock.integrations"):
                 modules[alias.name] = f"{node.module}.{alias.name}"
             else:
                 seen[alias.name] = str(node.module)

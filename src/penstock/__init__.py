@@ -52,6 +52,7 @@ _NAMES = {name: f"penstock.{module}" for module, names in _PLACES.items() for na
 _MODULES = {
     "errors": "penstock.errors",
     "metrics": "penstock.core.observe.metrics",
+    "outbox": "penstock.integrations.outbox",
     "pipelines": "penstock.core.observe.pipelines",
     "tracing": "penstock.core.observe.tracing",
 }

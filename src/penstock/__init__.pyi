@@ -61,5 +61,6 @@ from penstock.core.surface.queue import Queue as Queue
 from penstock.core.surface.topic import Topic as Topic
 from penstock.core.surface.transaction import Transaction as Transaction
 from penstock.core.ticket import Ticket as Ticket
+from penstock.integrations import outbox as outbox
 
 __version__: str

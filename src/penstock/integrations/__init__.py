@@ -3,8 +3,9 @@
     django          a backend for Django's tasks
     eventsourcing   a persistence module for eventsourcing
     langgraph       a checkpointer for LangGraph
+    outbox          rows of a program's own database, on their way into a journal (penstock.outbox)
 
-Each module has an extra of its name, which brings the library.
+Each module has an extra of its name, which brings the library; an outbox needs none.
 """
 
 from collections.abc import Iterator

@@ -1,0 +1,16 @@
+"""Messages and events that commit with the rows of the program's own database, on their way into a journal.
+
+    outbox.push(connection, "emails", {"to": "ada@example.com"})     a row, in the transaction that is open
+    Relay(journal, connect)                                          moves committed rows into the journal, each once
+
+`rows` writes rows through connections of DB-API drivers, SQLAlchemy and Django; `schema` has the table for them;
+`relay` moves rows. OutboxRow ids are not assigned in the order of commits, so no position is remembered: rows that are in the
+journal are deleted. The journal keeps which rows its newest batch had, in the commit of that batch, and these rows are
+deleted before the next batch is read: a relay may end at any point, and several may run at once.
+"""
+
+from penstock.integrations.outbox.relay import Relay
+from penstock.integrations.outbox.rows import OutboxLag, append, lag, push
+from penstock.integrations.outbox.schema import TABLE, create, ddl, table
+
+__all__ = ["TABLE", "OutboxLag", "Relay", "append", "create", "ddl", "lag", "push", "table"]

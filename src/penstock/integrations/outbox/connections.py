@@ -1,0 +1,93 @@
+"""Statements on connections that others have made: of DB-API drivers, of SQLAlchemy, of Django.
+
+Statements have named parameters, `:name`; each kind of connection gets them in its own style. Nothing here commits,
+rolls back or tries again: the transaction is the caller's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any, Final
+
+from penstock.errors import ConfigError
+
+_PARAMETER = re.compile(r":(\w+)")
+_DIALECTS: Final = {
+    "sqlite3": "sqlite",
+    "psycopg": "postgresql",
+    "psycopg2": "postgresql",
+    "pg8000": "postgresql",
+    "pymysql": "mysql",
+    "MySQLdb": "mysql",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+}
+"""By the package of a driver, the database that it is for."""
+_AWAITED: Final = ("sqlalchemy.ext.asyncio", "aiosqlite", "asyncpg", "aiomysql", "asyncmy")
+
+
+def run(connection: Any, statement: str, values: Mapping[str, object]) -> Sequence[Sequence[Any]]:
+    """Runs a statement on a connection and returns the rows that it gives."""
+    names = _PARAMETER.findall(statement)
+    given: Any = {name: values[name] for name in names}
+    if _is_sqlalchemy(connection):
+        from sqlalchemy import text
+
+        result = connection.execute(text(statement), given)
+        return result.fetchall() if result.returns_rows else ()
+    _, style = _driver_of(connection)
+    if style != "named":
+        given, count = tuple(values[name] for name in names), itertools.count(1)
+        mark = {"qmark": "?", "numeric": ":{}"}.get(style, "%s")
+        statement = _PARAMETER.sub(lambda _: mark.format(next(count)), statement)
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(statement, given)
+        return cursor.fetchall() if cursor.description is not None else ()
+
+
+def dialect_of(connection: Any) -> str:
+    """Returns the database that a connection leads to, by the name that SQLAlchemy has for it."""
+    if _is_sqlalchemy(connection):
+        bind = connection.get_bind() if hasattr(connection, "get_bind") else connection
+        return str(bind.dialect.name)
+    package, _ = _driver_of(connection)
+    if package == "django":
+        return str(connection.vendor)
+    if package not in _DIALECTS:
+        raise ConfigError(f"the driver {package!r} is not known here: run the statement that outbox.ddl(…) returns")
+    return _DIALECTS[package]
+
+
+def _is_sqlalchemy(connection: Any) -> bool:
+    if "sqlalchemy" not in sys.modules:
+        return False
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session, scoped_session
+
+    return isinstance(connection, Connection | Session | scoped_session)
+
+
+def _driver_of(connection: Any) -> tuple[str, str]:
+    """Returns the package of a connection's driver, and the style of its parameters. Raises ConfigError for what is no
+    connection, and for a connection that is awaited."""
+    modules = [one.__module__ for one in type(connection).__mro__]
+    awaited = type(connection).__name__.startswith("Async") or any(name.startswith(_AWAITED) for name in modules)
+    if not awaited and any(name.startswith("django.") for name in modules):
+        return "django", "format"
+    for module in () if awaited else modules:
+        while module:
+            style = getattr(sys.modules.get(module), "paramstyle", None)
+            if isinstance(style, str) and hasattr(connection, "cursor"):
+                return module.partition(".")[0], style
+            module = module.rpartition(".")[0]
+    kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
+    if awaited:
+        raise ConfigError(
+            f"an outbox writes through connections that are not awaited, and this is a {kind}; "
+            'with SQLAlchemy, await session.run_sync(outbox.push, "emails", payload)'
+        )
+    raise ConfigError(f"an outbox writes through a connection of a DB-API driver, SQLAlchemy or Django, not a {kind}")

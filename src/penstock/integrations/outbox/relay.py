@@ -1,0 +1,307 @@
+"""A relay: it moves the rows of an outbox into a journal, each once, and deletes the rows.
+
+The journal has one event about each outbox: which rows its newest batch had. It is appended in the commit that appends
+the batch. A relay first deletes these rows, then reads, then commits the next batch if that event is still the newest.
+
+    rows of batch n deleted  →  rows read  →  batch n+1 in the journal, and the list of its rows  →  rows deleted  …
+
+So whenever rows are read, all that is in the journal has been deleted, and of two relays that read the same rows the
+second finds another list in the journal and commits nothing. No row's number is compared with another one's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any, Final, Self
+
+from penstock import errors, pipelines
+from penstock.core.clock import Seconds, seconds
+from penstock.core.events import Event
+from penstock.core.names import check_consumer, check_function, check_whole
+from penstock.core.observe.logs import Log
+from penstock.core.surface.journal import Journal
+from penstock.integrations.outbox.connections import run
+from penstock.integrations.outbox.rows import APPEND, SELF, OutboxLag, OutboxRow, lag
+from penstock.integrations.outbox.schema import TABLE, check_table
+
+TOPIC: Final = "penstock.outbox"
+"""The topic with an event about each outbox: the rows of its newest batch."""
+RELAYED: Final = "outbox.relayed"
+PIPELINE: Final = "outbox"
+"""The pipeline under which relays report."""
+BATCH: Final = 500
+MOST: Final = 10_000
+POLL: Final = 0.2
+PAUSE: Final = 5.0
+"""Seconds until a relay that failed tries again, at most."""
+TOKEN_BYTES: Final = 16
+REPORT_EVERY: Final = 2.0
+
+SELECT = "SELECT token, act, name, body FROM {table} WHERE token <> :self AND error IS NULL{besides} ORDER BY id"
+DELETE = "DELETE FROM {table} WHERE token IN ({tokens})"
+REFUSE = "UPDATE {table} SET error = :error WHERE token = :token"
+IDENTITY = "SELECT body FROM {table} WHERE token = :self"
+NAME_IT = "INSERT INTO {table} (token, made_ms, act, name, body) VALUES (:self, 0, :self, :self, :body)"
+
+log = Log("penstock.outbox")
+
+
+class _Outrun(Exception):
+    """Another relay has committed a batch meanwhile."""
+
+
+class Relay:
+    """Moves the rows of an outbox into a journal of this process. Several relays of one outbox may run at once.
+
+        with Relay(journal, lambda: psycopg.connect("dbname=shop")):
+            ...                                                       # it runs in a thread
+
+    `connect` returns a connection of a DB-API driver, SQLAlchemy or Django, for the relay alone. `run_once` moves one
+    batch in the calling thread; `run` goes on until `stop` is called.
+
+    A row that the journal refuses stays in the table, with the reason in its column `error`, and holds nothing up. Rows
+    for a queue that is full or not there yet wait. The relay reports as a flow of the pipeline "outbox": its lag is the
+    number of rows that wait.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        connect: Callable[[], Any],
+        *,
+        table: str = TABLE,
+        name: str = "relay",
+        batch: int = BATCH,
+        poll: Seconds = POLL,
+    ) -> None:
+        journal.transaction()  # raises ConfigError for a served journal
+        self.journal = journal
+        self.moved = 0
+        """Rows moved by this object."""
+        self._connect = check_function(connect, "connect")
+        self._name = check_consumer(name, "relay")
+        self._batch = min(check_whole(batch, "batch"), MOST)
+        self._poll = seconds(poll, "poll")
+        self._table = check_table(table)
+        self._connection: Any = None
+        self._identity = ""
+        self._seq = -1
+        """The position of the newest event about the outbox whose rows are known to be deleted."""
+        self._waiting_for: set[str] = set()
+        """Queues and topics that take nothing now."""
+        self._told: set[str] = set()
+        """Of which of them the log says so."""
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._report = _Report(journal, self._name)
+
+    # ── moving ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def run_once(self) -> int:
+        """Moves a batch of the rows that wait and returns how many rows were moved."""
+        if self._thread is not None:
+            raise errors.ConfigError("this relay runs in its thread: stop it, or make another one")
+        before = self.moved
+        self._move_batch()
+        return self.moved - before
+
+    def _move_batch(self) -> bool:
+        """Moves a batch. Returns True when there may be more to move at once."""
+        if self._connection is None:
+            self._connection = self._connect()
+        self._identity = self._identity or self._find_identity()
+        newest = next(self.journal.topic(TOPIC).read(key=self._identity, reverse=True, limit=1), None)
+        if newest is None:
+            self._seq = 0
+        elif newest.seq != self._seq:
+            self._delete(newest.seq, _tokens_in(newest))
+        names = {f"queue{number}": name for number, name in enumerate(self._waiting_for)}
+        besides = f" AND name NOT IN ({', '.join(f':{key}' for key in names)})" if names else ""
+        found = self._run(f"{SELECT} LIMIT {self._batch}", besides=besides, **names)
+        self._commit()
+        if not found:
+            self._waiting_for.clear()  # every other row had its turn: ask these queues again
+            return False
+        try:
+            self._move([OutboxRow(*one) for one in found])
+        except _Outrun:
+            return False
+        return True
+
+    def _move(self, rows: Sequence[OutboxRow]) -> None:
+        """Moves rows in one batch; where the journal refuses it, in halves, so that a row is refused by itself."""
+        try:
+            seq = self._append(rows)
+        except (errors.Closed, errors.StorageError, errors.Corrupt, errors.ReadOnly, errors.Locked):
+            raise  # no row's fault
+        except errors.PenstockError as error:
+            if len(rows) == 1:
+                self._leave(rows[0], error)
+                return
+            half = len(rows) // 2
+            self._move(rows[:half])
+            self._move(rows[half:])
+        else:
+            self._delete(seq, [row.token for row in rows])
+            self.moved += len(rows)
+
+    def _append(self, rows: Sequence[OutboxRow]) -> int:
+        """Appends rows and the list of them, and returns the list's position."""
+        read = [(row.act, row.name, *row.read()) for row in rows]
+        with self.journal.transaction() as tx:
+            newest = next(tx.read(TOPIC, key=self._identity, reverse=True, limit=1), None)
+            if (newest.seq if newest else 0) != self._seq:
+                raise _Outrun
+            for (act, name, options), run_of in groupby(read, lambda one: (one[0], one[1], one[3])):
+                drafts = [draft for _, _, some, _ in run_of for draft in some]
+                if act == APPEND:
+                    tx.append_many(name, drafts)
+                else:
+                    tx.push_many(name, drafts, **options)
+            tokens = b"".join(bytes.fromhex(row.token) for row in rows)
+            return tx.append(TOPIC, RELAYED, tokens, key=self._identity).seq
+
+    def _leave(self, row: OutboxRow, error: errors.PenstockError) -> None:
+        """Leaves a row in the table: for later when its queue is full or missing, for a person otherwise."""
+        if isinstance(error, errors.QueueFull | errors.UnknownQueue | errors.FenceActive | errors.Backpressure):
+            if row.name not in self._told:
+                log.warning("outbox %s: rows for %r wait: %s", self._name, row.name, error)
+            self._told.add(row.name)
+            self._waiting_for.add(row.name)
+            return
+        log.error("outbox %s: a row for %r was refused: %s", self._name, row.name, error)
+        self._run(REFUSE, error=f"{type(error).__name__}: {error}", token=row.token)
+        self._commit()
+
+    def _delete(self, seq: int, tokens: Sequence[str]) -> None:
+        """Deletes the rows that the event at a position lists."""
+        names = {f"token{number}": token for number, token in enumerate(tokens)}
+        if names:
+            self._run(DELETE, tokens=", ".join(f":{name}" for name in names), **names)
+            self._commit()
+        self._seq = seq
+
+    def _find_identity(self) -> str:
+        """Returns the outbox's own name, which its table keeps; the first relay makes it."""
+        topic = self.journal.topic(TOPIC)
+        if not topic.settings.by_key:
+            topic.configure(by_key=True)
+        if not self._run(IDENTITY):
+            try:
+                self._run(NAME_IT, body=uuid.uuid4().hex)
+            except Exception as error:  # another relay was faster: its row is read below
+                log.debug("outbox %s: %s", self._name, error)
+                self._disconnect()
+                self._connection = self._connect()
+            else:
+                self._commit()
+        ((identity,),) = self._run(IDENTITY)
+        self._commit()
+        return str(identity)
+
+    def _run(self, statement: str, *, tokens: str = "", besides: str = "", **values: object) -> Sequence[Sequence[Any]]:
+        text = statement.format(table=self._table, tokens=tokens, besides=besides)
+        return run(self._connection, text, {"self": SELF, **values})
+
+    def _commit(self) -> None:
+        self._connection.commit()
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.close()
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def run(self) -> None:
+        """Moves rows until `stop` is called or the journal is closed. What fails is logged and tried again."""
+        failures = 0
+        try:
+            while not self._stopping.is_set():
+                try:
+                    failures, pause = 0, 0.0 if self._move_batch() else self._poll
+                    self._report.say("running", self.moved, lambda: lag(self._connection, table=self._table))
+                except errors.Closed:
+                    return
+                except Exception as error:
+                    failures += 1
+                    pause = min(PAUSE, self._poll * 2**failures)
+                    log.warning("outbox %s: %s: %s; again in %.1f s", self._name, type(error).__name__, error, pause)
+                    self._disconnect()
+                    self._report.say("waiting", self.moved, error=f"{type(error).__name__}: {error}")
+                self._stopping.wait(pause)
+        finally:
+            with suppress(errors.PenstockError):
+                self._report.say("stopped", self.moved)
+            self._disconnect()
+
+    def start(self) -> Self:
+        """Runs the relay in a thread."""
+        if self._thread is None:
+            self._disconnect()  # some drivers' connections belong to a thread
+            self._stopping.clear()
+            self._thread = threading.Thread(target=self.run, name=f"penstock outbox {self._name}", daemon=True)
+            self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ends `run` after the batch at hand, waits for the thread, and closes the relay's connection."""
+        self._stopping.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        self._disconnect()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+
+class _Report:
+    """What a relay reports: as a flow of the pipeline "outbox", now and then."""
+
+    def __init__(self, journal: Journal, name: str) -> None:
+        self._topic = journal.topic(pipelines.TOPIC)
+        self._journal = journal
+        self._status = pipelines.FlowStatus(
+            pipeline=PIPELINE, flow=name, state="pending", pid=os.getpid(), host=socket.gethostname(), started_at=_now()
+        )
+        self._last = -pipelines.HEARTBEAT
+
+    def say(
+        self, state: pipelines.State, moved: int, look: Callable[[], OutboxLag] | None = None, error: str | None = None
+    ) -> None:
+        """Reports when something has changed, and from time to time; `look` counts what waits."""
+        status, passed = self._status, time.monotonic() - self._last
+        same = status.state == state and (look is not None or status.error == error)
+        if same and passed < (REPORT_EVERY if moved != status.rows or status.lag else pipelines.HEARTBEAT):
+            return
+        status.rows_per_second = (moved - status.rows) / passed if same and passed else None
+        status.state, status.rows, status.rows_out, status.error = state, moved, moved, error
+        if look is not None:
+            waiting = look()
+            status.lag = waiting.waiting
+            if waiting.refused:
+                status.error = f"{waiting.refused} rows were refused: their column `error` says why"
+        if not self._topic.latest:
+            self._topic.configure(by_key=True, indexed=False)
+        pipelines.report(self._journal, [status])
+        self._last = time.monotonic()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _tokens_in(event: Event[bytes]) -> list[str]:
+    packed = event.payload
+    return [packed[at : at + TOKEN_BYTES].hex() for at in range(0, len(packed), TOKEN_BYTES)]
