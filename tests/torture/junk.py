@@ -112,7 +112,7 @@ PLAUSIBLE: dict[str, Callable[[World], Any]] = {
     "time": lambda world: datetime(2026, 1, 1, tzinfo=UTC),
     "to": lambda world: world.journal.queue("other"),
     "topic": lambda world: "t",
-    "url": lambda world: "memory:",
+    "url": lambda world: world.url,
     "wait": lambda world: 0,
 }
 OUT = {
@@ -128,9 +128,10 @@ class World:
 
     def __init__(self, stack: ExitStack, served: bool = False) -> None:
         self.journal = stack.enter_context(penstock.open("memory:", clock=ManualClock()))
+        self.url = "memory:"
         if served:
-            url = stack.enter_context(serving(self.journal)).url
-            self.journal = stack.enter_context(penstock.open(url))
+            self.url = stack.enter_context(serving(self.journal)).url
+            self.journal = stack.enter_context(penstock.open(self.url))
         self.topic = self.journal.topic("t")
         self.topic.append_many([Draft("placed", {"n": 1}, key="a"), Draft("paid", {"n": 2}, key="b")])
         (self.event, _) = self.topic.read()
@@ -196,6 +197,7 @@ HANDLES = [
     *("typed topic", "typed queue", "aio", "aio topic", "aio queue", "aio outbox"),
 ]
 SERVED = {
+    "penstock",
     "journal",
     "topic",
     "queue",
@@ -207,7 +209,7 @@ SERVED = {
     "typed queue",
     "task",
 }
-"""Handles that are tried at a server as well."""
+"""What is tried at a server as well."""
 EXPORTS = [
     *("CheckReport", "CompactReport", "CopyReport", "Delivery", "Description", "DropReport", "Event", "ExportReport"),
     *("Fence", "ImportReport", "InclusionProof", "Journal", "JournalSubscription", "Pause", "PendingDelivery"),

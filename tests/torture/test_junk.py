@@ -52,6 +52,7 @@ class Lost(Projection):
         (lambda journal: journal.sql("select ?", [CYCLE]), "holds itself"),
         (lambda journal: journal.sql("select count(*) from t", columns={"t": Unresolved}), "cannot be resolved"),
         (lambda journal: penstock.open("memory:", clock="x"), "a clock has now_ms"),
+        (lambda journal: penstock.open("http://127.0.0.1:9", token=5), "a token must be text"),
         (lambda journal: journal.queue("q").push(1, delay=10**400), "delay must be a number of seconds"),
         (lambda journal: journal.topic("t", payload=Unresolved), "payloads cannot be read as"),
         (lambda journal: journal.topic("t").append("k", CYCLE), "payload"),

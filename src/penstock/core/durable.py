@@ -6,6 +6,7 @@ from a store is as private as the store: `like` gives it the store's permissions
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -16,6 +17,9 @@ from pathlib import Path
 
 from penstock.errors import StorageError
 
+_LASTING = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
+"""Errors of the system that another try does not mend."""
+
 
 @contextmanager
 def as_storage_error(doing: str) -> Iterator[None]:
@@ -23,7 +27,7 @@ def as_storage_error(doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"cannot {doing}: {error}", retryable=not isinstance(error, PermissionError)) from error
+        raise StorageError(f"cannot {doing}: {error}", retryable=error.errno not in _LASTING) from error
 
 
 def lock_file(path: str | os.PathLike[str], how: int) -> int:

@@ -18,7 +18,7 @@ import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ClosedPoolError, HTTPError, NewConnectionError, ProtocolError, TimeoutError
 
-from penstock.core.names import shown_url, split_url
+from penstock.core.names import check_unicode, shown_url, split_url
 from penstock.core.protocol.operation import JSON, Operation
 from penstock.core.protocol.problems import UNEXPECTED, error_of_problem, read_problem
 from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError, StorageError
@@ -147,7 +147,8 @@ class Client:
         self.url = f"{parts.scheme}://{parts.netloc}{self._base}"
         self._timeout = timeout
         self._headers = {"User-Agent": "penstock", "Accept": JSON}
-        self.token = token or os.environ.get("PENSTOCK_TOKEN") or None
+        given = "" if token is None else check_unicode(token, "a token")
+        self.token = given or os.environ.get("PENSTOCK_TOKEN") or None
         if self.token:
             if not self.token.isascii() or not self.token.isprintable():  # http.client would refuse it, and show it
                 raise ConfigError("the token has a character that no token has: perhaps a newline at its end")

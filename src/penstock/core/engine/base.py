@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from penstock.core.durable import like, move_into_place
+from penstock.core.durable import as_storage_error, like, move_into_place
 from penstock.core.engine.contract import MAX_KEY_BYTES, Durability, Engine, EngineView, Held
 from penstock.core.units import in_parts
 from penstock.errors import Closed, ConfigError, NoStore, OutcomeUnknown, PenstockError, ReadOnly, StorageError
@@ -201,18 +201,17 @@ def check_folder(folder: Path, store: str, mark: str, is_own: Callable[[str], bo
 def backup_at(destination: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields where to write a backup; syncs and renames it when the block ends well, removes it when it raises."""
     target = Path(destination).absolute()
-    if target.exists() or target.is_symlink():
-        raise ConfigError(f"{target} exists already; a backup never overwrites: give it a new name")
     partial = target.with_name(target.name + ".partial")
-    try:
+    with as_storage_error(f"write the backup to {target}"):
+        if target.exists() or target.is_symlink():
+            raise ConfigError(f"{target} exists already; a backup never overwrites: give it a new name")
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove(partial)
-        yield partial
-        move_into_place(partial, target)
-    except OSError as error:
-        raise StorageError(f"the backup could not be written to {target}: {error}") from error
-    finally:
-        _remove(partial)
+        try:
+            yield partial
+            move_into_place(partial, target)
+        finally:
+            _remove(partial)
 
 
 def _remove(path: Path) -> None:

@@ -22,6 +22,7 @@ import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.core.durable import as_storage_error
 from penstock.core.engine.contract import Durability, Engine, ObjectEngine, ObjectOptions
 from penstock.core.names import shown_url
 from penstock.errors import ConfigError
@@ -129,13 +130,15 @@ def open_engine(
     scheme, path = parse_url(url)
     kind = engine_class(scheme)
     if issubclass(kind, ObjectEngine):
-        return kind(path, read_only=read_only, durability=durability, options=options, scheme=scheme)
+        with as_storage_error(f"open {shown_url(str(url))}"):
+            return kind(path, read_only=read_only, durability=durability, options=options, scheme=scheme)
     if options is not None and options != ObjectOptions():
         raise ConfigError(
             "linger, timeout, lease, takeover, standby and store_options are for journals in an object store "
             f"(s3:, gs:, az:, slatedb:), not for {scheme}:"
         )
-    return kind(path, read_only=read_only, durability=durability)
+    with as_storage_error(f"open {shown_url(str(url))}"):
+        return kind(path, read_only=read_only, durability=durability)
 
 
 def engine_class(scheme: str) -> type[Engine]:

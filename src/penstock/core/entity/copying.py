@@ -495,13 +495,14 @@ def import_(
 ) -> ImportReport:
     """Reads an export's folder into topics of the same names, or one file into a topic."""
     folder = Path(path)
-    if folder.is_file():
-        names = [] if topics is None else list(topics)
-        if len(names) != 1:
-            raise ConfigError(f"{folder} is a file: name the one topic its events go to")
-        with folder.open("rb") as source:
-            return import_file(core, source, names[0], file_format(folder), name=str(folder), start_over=start_over)
-    manifest = load_manifest(folder)
+    with as_storage_error(f"import from {folder}"):
+        if folder.is_file():
+            names = [] if topics is None else list(topics)
+            if len(names) != 1:
+                raise ConfigError(f"{folder} is a file: name the one topic its events go to")
+            with folder.open("rb") as source:
+                return import_file(core, source, names[0], file_format(folder), name=str(folder), start_over=start_over)
+        manifest = load_manifest(folder)
     if manifest is None:
         raise ConfigError(f"{folder} holds no export: there is no {folder / 'export.json'}")
     wanted = list(manifest.topics) if topics is None else list(topics)
