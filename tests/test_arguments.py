@@ -97,4 +97,4 @@ def test_help_shows_what_a_message_may_be_pushed_with(call: Any) -> None:
 def test_help_shows_what_stays_as_it_is() -> None:
     assert inspect.signature(Queue.configure).parameters["lease"].default is ...
     assert inspect.signature(Journal.queue).parameters["max_attempts"].default == QueuePolicy().max_attempts
-    assert str(inspect.signature(Queue.take_many).parameters["lease"]) == "lease: 'Seconds | None' = None"
+    assert str(inspect.signature(Queue.take_many).parameters["lease"]) == "lease: 'Duration | None' = None"

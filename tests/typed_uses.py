@@ -134,7 +134,7 @@ def wrong(journal: Journal) -> None:
     journal.queue("mail", max_attempt=3)  # type: ignore[call-arg]
     journal.queue("mail", mode="fan")  # type: ignore[arg-type]
     queue.configure(leases=3)  # type: ignore[call-arg]
-    queue.configure(retry="5s")  # type: ignore[arg-type]
+    queue.configure(retry=b"5s")  # type: ignore[arg-type]
     queue.submit(1, priorty=3)  # type: ignore[call-arg]
     queue.push_many([1], delays=3)  # type: ignore[call-arg]
     queue.receive(waits=1)  # type: ignore[call-arg]

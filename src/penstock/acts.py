@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from penstock.core.clock import Seconds
+from penstock.core.clock import Duration
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.documents.conditions import EventChoice, predicate
 from penstock.core.events import Draft, Event, GivenUpEvent
@@ -430,8 +430,8 @@ class AddSchedule(Act):
 
     queue: Queue
     name: str
-    when: Seconds | str
-    """A period in seconds, or a cron line."""
+    when: Duration
+    """A period, or a cron line."""
     payload: object = None
     timezone: str = "UTC"
     missed: Literal["all", "last", "none"] = "last"

@@ -249,7 +249,7 @@ def test_a_paused_queue_and_a_group_with_its_own_consumer_are_not_left_alone() -
         paused = journal.queue("paused")
         paused.push("x")
         paused.pause()
-        news.push_many("ab")
+        news.push_many(["a", "b"])
         clock.advance(90)
         taken = news.take(group="mail", consumer="mailer")
         assert taken is not None

@@ -41,6 +41,26 @@ def test_a_queue_is_made_and_its_policy_guarded(served: Served, queue: penstock.
     assert served.get("/v1/queues/q").json["error"] == "UnknownQueue"
 
 
+def test_durations_are_seconds_or_text(served: Served, queue: penstock.Queue) -> None:
+    policy = {"lease": "1m30s", "ttl": "7d", "retry": {"curve": "schedule", "delays": ["5s", 300], "cap": "1h"}}
+    answer = served.ask("PATCH", "/v1/queues/q", policy)
+    assert answer.status == 200, answer.data
+    assert (answer.json["lease"], answer.json["ttl"]) == (90, 604_800)
+    assert (answer.json["retry"]["delays"], answer.json["retry"]["cap"]) == ([5, 300], 3600)
+    assert served.ask("PATCH", "/v1/queues/q", {"retry": "30s"}).json["retry"]["delays"] == [30]
+    assert served.ask("PATCH", "/v1/topics/q/settings", {"max_age": "30d"}).json["max_age"] == 2_592_000
+    assert served.post("/v1/queues/q/messages", {"payload": 1, "delay": "1h"}).status == 201
+    assert queue.stats().delayed == 1
+    served.post("/v1/queues/q/messages", {"payload": 2})
+    (taken,) = take(served, lease="2h", wait="1ms")
+    again = served.post(f"/v1/queues/q/deliveries/{taken['token']}/nack", {"delay": "1d"})
+    assert again.json == {"settled": "nack", "outcome": "requeued"}
+    made = served.post("/v1/queues/q/schedules", {"name": "tidy", "interval": "1h30m"})
+    assert made.json["interval"] == 5400
+    refused = served.post("/v1/queues/q/messages", {"payload": 1, "delay": "soon"})
+    assert refused.status == 400 and "is no duration" in refused.json["detail"]
+
+
 def test_a_mistyped_queue_is_not_made(served: Served) -> None:
     for path in ("messages", "take", "redrive", "purge"):
         answer = served.post(f"/v1/queues/typo/{path}", {"payload": 1} if path == "messages" else {})

@@ -25,6 +25,7 @@ from penstock.buffer.format import (
     open_batch,
     parse_manifest,
 )
+from penstock.core.clock import parse_duration
 from penstock.core.documents.conditions import predicate
 from penstock.core.engine.url import parse_url
 from penstock.core.entity import receipts
@@ -51,7 +52,7 @@ from penstock.core.queue.state.records import (
     read_trail,
     read_traits,
 )
-from penstock.core.units import parse_duration, parse_moment, parse_size
+from penstock.core.units import parse_moment, parse_size
 from penstock.engines.slatedb.lease import LeaseRecord
 from penstock.engines.slatedb.lease import _decode as decode_writer
 from penstock.errors import PenstockError

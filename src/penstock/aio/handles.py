@@ -26,7 +26,7 @@ from penstock.aio.running import (
     threaded,
     ticketed,
 )
-from penstock.core.clock import Clock, Seconds
+from penstock.core.clock import Clock, Duration
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.consuming.handover import hand_over
 from penstock.core.entity.outbox import Outbox
@@ -212,7 +212,7 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
 
     @shows(TakeArguments, TakeRequest)
     def receive(
-        self, *, wait: Seconds | None = 0, **options: Unpack[TakeArguments]
+        self, *, wait: Duration | None = 0, **options: Unpack[TakeArguments]
     ) -> AsyncReceiver[AsyncDelivery[PayloadT]]:
         """`async with` it for one message or None, `async for` one after the other; options are those of `take`.
 
@@ -221,14 +221,14 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
         return AsyncReceiver(lambda wait: self.take(wait=wait, **options), wait)
 
     @shows(TakeArguments, TakeRequest)
-    async def take(self, *, wait: Seconds = 0, **options: Unpack[TakeArguments]) -> AsyncDelivery[PayloadT] | None:
+    async def take(self, *, wait: Duration = 0, **options: Unpack[TakeArguments]) -> AsyncDelivery[PayloadT] | None:
         """The next message, until it is settled or its lease ends; see `penstock.Queue.take`."""
         found = await self._sync.take_async(wait=wait, **options)
         return None if found is None else AsyncDelivery(found)
 
     @shows(TakeManyArguments, TakeRequest)
     async def take_many(
-        self, limit: int, *, wait: Seconds = 0, **options: Unpack[TakeManyArguments]
+        self, limit: int, *, wait: Duration = 0, **options: Unpack[TakeManyArguments]
     ) -> list[AsyncDelivery[PayloadT]]:
         """Up to `limit` messages, as many as there are; `wait`: how long to wait for the first."""
         return [AsyncDelivery(one) for one in await self._sync.take_many_async(limit, wait=wait, **options)]
@@ -236,11 +236,11 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
     async def claim(
         self,
         *,
-        min_idle: Seconds,
+        min_idle: Duration,
         group: str = DEFAULT_GROUP,
         consumer: str | None = None,
         limit: int = 1,
-        lease: Seconds | None = None,
+        lease: Duration | None = None,
     ) -> list[AsyncDelivery[PayloadT]]:
         """Takes over deliveries that no consumer has extended for `min_idle`; see `penstock.Queue.claim`."""
         claimed = await hand_over(

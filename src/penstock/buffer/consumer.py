@@ -41,7 +41,7 @@ from penstock.buffer.manifest import (
     buffer_id,
 )
 from penstock.buffer.settings import ConsumerSettings, takes
-from penstock.core.clock import Clock, Seconds, check_clock, seconds
+from penstock.core.clock import Clock, Duration, check_clock, seconds
 from penstock.errors import Closed, ConfigError, Corrupt, Fenced, OutOfOrder, StorageError
 from penstock.objects.store import Buffer, ObjectStore, VersionConflict, check_path
 
@@ -222,8 +222,8 @@ class Consumer(BufferHandle):
         ahead: int = 8,
         ordered: bool = True,
         until_empty: bool = False,
-        poll: Seconds = 0.1,
-        ack_interval: Seconds = 0.2,
+        poll: Duration = 0.1,
+        ack_interval: Duration = 0.2,
         on_corrupt: Callable[[Descriptor, Corrupt], object] | None = None,
     ) -> RunReport:
         """Hands every batch to `handler` (a function or a coroutine function) and acknowledges what it finished.

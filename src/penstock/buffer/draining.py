@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.buffer.consumer import Batch, Consumer
 from penstock.buffer.format import Metadata
-from penstock.core.clock import Seconds, from_ms
+from penstock.core.clock import Duration, from_ms
 from penstock.core.events import Draft
 from penstock.errors import ConfigError, Fenced, OutOfOrder
 
@@ -68,7 +68,7 @@ def drain(
     until_empty: bool = False,
     concurrency: int = 8,
     ahead: int = 8,
-    poll: Seconds = 0.1,
+    poll: Duration = 0.1,
 ) -> DrainReport:
     """Appends every batch of a buffer to a topic, exactly once however often it is killed and started again.
 

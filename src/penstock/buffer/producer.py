@@ -35,7 +35,7 @@ from penstock.buffer.manifest import (
     shard_of,
 )
 from penstock.buffer.settings import ProducerSettings, takes
-from penstock.core.clock import Clock, Seconds, check_clock, seconds
+from penstock.core.clock import Clock, Duration, check_clock, seconds
 from penstock.core.names import check_whole
 from penstock.core.ticket import Ticket, wake
 from penstock.errors import Backpressure, Closed, ConfigError, StorageError, Unflushed
@@ -75,7 +75,7 @@ class Producer(BufferHandle):
         self._closed = False
         self._close_lock = threading.Lock()
 
-    def produce(self, entries: Sequence[bytes], metadata: bytes = b"", *, timeout: Seconds | None = None) -> Produced:
+    def produce(self, entries: Sequence[bytes], metadata: bytes = b"", *, timeout: Duration | None = None) -> Produced:
         """Takes entries and returns a ticket that resolves when a consumer can no longer miss them.
 
         The entries of one call stay together and in order (with shards: those of one shard). `metadata` travels with
@@ -103,7 +103,7 @@ class Producer(BufferHandle):
         self._pipeline.add(shares, payload, wait)
         return call
 
-    def flush(self, timeout: Seconds | None = None) -> None:
+    def flush(self, timeout: Duration | None = None) -> None:
         """Sends what is there now and returns when the manifest holds it; TimeoutError after `timeout` seconds."""
         self._check_process()
         limit = None if timeout is None else seconds(timeout, "timeout")
@@ -112,7 +112,7 @@ class Producer(BufferHandle):
                 raise StorageError(f"the producer gave up: {self._pipeline.last_error}", retryable=True)
             raise TimeoutError(f"not flushed after {timeout} s; last failure: {self._pipeline.last_error}")
 
-    def close(self, timeout: Seconds = 30) -> None:
+    def close(self, timeout: Duration = 30) -> None:
         """Flushes and ends; a second close does nothing.
 
         What the store has not taken after `timeout` seconds is reported: `Unflushed` carries the entries, and their

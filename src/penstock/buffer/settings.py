@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.buffer.format import MAX_BATCH_BYTES, Compression
 from penstock.buffer.manifest import BufferPaths, buffer_paths, shard_paths
-from penstock.core.clock import Clock, Seconds, seconds
+from penstock.core.clock import Clock, Duration, seconds
 from penstock.core.names import check_whole
 from penstock.core.observe.metrics import REGISTRY, Registry
 from penstock.errors import ConfigError
@@ -36,7 +36,7 @@ class BufferSettings(_Store, frozen=True, kw_only=True):
     prefix: str | None = None
     """Under which its batches lie; with a manifest of one's own a prefix of one's own."""
     shards: int = 1
-    gc_grace: Seconds = 600
+    gc_grace: Duration = 600
     """The age at which the consumer deletes an object that no manifest names."""
     options: Mapping[str, object] | None = None
     """The store's: region, endpoint, access_key_id, timeout …"""
@@ -61,7 +61,7 @@ class BufferSettings(_Store, frozen=True, kw_only=True):
 class ProducerSettings(BufferSettings, frozen=True, kw_only=True):
     """The settings of a producer."""
 
-    flush_interval: Seconds = 0.1
+    flush_interval: Duration = 0.1
     flush_bytes: int = 64 << 20
     max_buffered: int = 1000
     """The most calls that may wait for room before `produce` blocks."""
@@ -83,7 +83,7 @@ class ConsumerSettings(BufferSettings, frozen=True, kw_only=True):
 
     after: int | None = None
     """The last sequence that an earlier consumer is done with."""
-    gc_interval: Seconds | None = 300
+    gc_interval: Duration | None = 300
     """Between two searches for garbage; None: no search."""
     shard: int = 0
     max_batch_bytes: int = MAX_BATCH_BYTES

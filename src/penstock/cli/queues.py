@@ -361,7 +361,7 @@ def _changes_schedule(given: dict[str, Any]) -> bool:
     also="create",
 )
 @click.argument("name", required=False, help="the periodic message's name")
-@click.option("--every", type=values.duration, help="push every so often")
+@click.option("--every", type=values.duration, help="push every so often: 90s, 1h30m")
 @click.option("--cron", metavar="LINE", help="push by a cron line of five fields")
 @click.option("--timezone", default="UTC", help="the cron line's time zone")
 @click.option("--payload", metavar="JSON", default="null", help="the payload as JSON")

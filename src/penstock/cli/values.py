@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from penstock.cli.command import CommandContext
-from penstock.core.units import parse_duration, parse_moment, parse_size
+from penstock.core.clock import parse_duration
+from penstock.core.units import parse_moment, parse_size
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

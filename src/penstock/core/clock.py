@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol, runtime_checkable
 
 from penstock.errors import ConfigError
 
-Seconds = float | timedelta
+Duration = float | str | timedelta
+"""A length of time as everything takes it: seconds, text ("30s", "5m", "1h30m", "7d"), or a timedelta."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -67,7 +69,7 @@ class ManualClock:
     def monotonic(self) -> float:
         return self._monotonic
 
-    def advance(self, by: Seconds) -> None:
+    def advance(self, by: Duration) -> None:
         """Moves both times forward (or, with a negative value, the wall clock alone back)."""
         step = seconds(by, "by", minimum=None)
         self._ms += round(step * 1000)
@@ -78,14 +80,38 @@ LONGEST_SECONDS = 100 * 365 * 86_400.0
 """Of any duration: more could not be added to a time."""
 
 
-def seconds(value: Seconds, name: str, *, minimum: float | None = 0.0) -> float:
-    """A duration given as seconds or timedelta, as float seconds; ConfigError when it is neither, or too small."""
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds behind 90, 90s, 1.5h, 1h30m, 250ms."""
+    plain = text.strip().lower().replace(" ", "")
+    try:
+        seconds = float(plain)
+    except ValueError:
+        parts = _PART.findall(plain)
+        if not parts or "".join(number + unit for number, unit in parts) != plain:
+            raise ConfigError(f"{text!r} is no duration: write 90s, 15m, 1h30m, 7d") from None
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if not 0 <= seconds < 1e10:
+        raise ConfigError(f"{text!r} is no duration that can be used: it must not be negative, nor centuries")
+    return seconds
+
+
+def seconds(value: Duration, name: str, *, minimum: float | None = 0.0) -> float:
+    """A duration as float seconds; ConfigError when it is none, or too small."""
     if isinstance(value, timedelta):
         result = value.total_seconds()
+    elif isinstance(value, str):
+        try:
+            result = parse_duration(value)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from None
     elif isinstance(value, int | float) and not isinstance(value, bool):
         result = float(value) if abs(value) <= LONGEST_SECONDS else math.inf
     else:
-        raise ConfigError(f"{name} must be seconds (a number) or a timedelta, not {value!r}")
+        raise ConfigError(f"{name} must be seconds, text like '30s' or '1h30m', or a timedelta, not {value!r:.80}")
     if not abs(result) <= LONGEST_SECONDS:
         raise ConfigError(f"{name} must be a number of seconds, of a hundred years at most, not {value!r:.80}")
     if minimum is not None and result < minimum:

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from penstock.core.clock import Seconds, seconds
+from penstock.core.clock import Duration, seconds
 
 if TYPE_CHECKING:  # a quarter of the time `import penstock` would take, for those who await nothing
     import asyncio
@@ -37,7 +37,7 @@ class Ticket(Generic[T]):
         """True when the result or the failure is known."""
         return self._done
 
-    def result(self, timeout: Seconds | None = None) -> T:
+    def result(self, timeout: Duration | None = None) -> T:
         """Waits for the outcome and returns it, or raises what went wrong; TimeoutError after `timeout`."""
         if not self._done:
             limit = -1.0 if timeout is None else min(seconds(timeout, "timeout"), threading.TIMEOUT_MAX)
@@ -52,7 +52,7 @@ class Ticket(Generic[T]):
                     raise TimeoutError(f"not done after {timeout} s")
         return self._outcome()
 
-    def exception(self, timeout: Seconds | None = None) -> BaseException | None:
+    def exception(self, timeout: Duration | None = None) -> BaseException | None:
         """Waits for the outcome and returns the failure, or None."""
         try:
             self.result(timeout)

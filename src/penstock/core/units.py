@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
+from penstock.core.clock import parse_duration
 from penstock.errors import ConfigError
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
 """Hears how many of how many things are done."""
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*((?:[KMGT]i?)?B?)", re.IGNORECASE)
 _SIZES = {"": 1} | {
     f"{unit}{i}": base**power for power, unit in enumerate("KMGT", 1) for base, i in ((1000, ""), (1024, "I"))
@@ -35,21 +34,6 @@ def in_parts(
             part, total = [], 0
     if part:
         yield part
-
-
-def parse_duration(text: str) -> float:
-    """Seconds behind 90, 90s, 1.5h, 1h30m, 250ms."""
-    plain = text.strip().lower().replace(" ", "")
-    try:
-        seconds = float(plain)
-    except ValueError:
-        parts = _DURATION.findall(plain)
-        if not parts or "".join(number + unit for number, unit in parts) != plain:
-            raise ConfigError(f"{text!r} is no duration: write 90s, 15m, 1h30m, 7d") from None
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if not 0 <= seconds < 1e10:
-        raise ConfigError(f"{text!r} is no duration that can be used: it must not be negative, nor centuries")
-    return seconds
 
 
 def parse_moment(text: str, now: datetime) -> datetime:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.clock import SystemClock, to_ms
+from penstock.core.clock import SystemClock, seconds, to_ms
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.consuming.handover import Handover
 from penstock.core.events import Draft, Receipt
@@ -209,7 +208,7 @@ def push_request(queue: str, drafts: list[Draft], options: PushOptions) -> wire.
     return wire.PushRequest(
         messages=draft_documents(drafts, queue),
         priority=options.priority,
-        delay=delay.total_seconds() if isinstance(delay, timedelta) else delay,
+        delay=seconds(delay, "delay"),
         not_before=options.not_before,
         max_attempts=options.max_attempts,
     )

@@ -34,7 +34,7 @@ from penstock.core.protocol.operation import JSON, Operation, Role
 from penstock.core.queue.policy import FIELDS
 from penstock.core.surface.queue import Queue
 from penstock.core.surface.topic import Topic
-from penstock.core.units import parse_duration, parse_moment
+from penstock.core.units import parse_moment
 from penstock.errors import ConfigError, PenstockError, UnknownTopic
 from penstock.server import forms
 from penstock.server.access import address_of
@@ -260,13 +260,11 @@ def remove_group(call: ActCall) -> acts.Act:
 @act(queues.ADD_SCHEDULE, fields=("when",))
 def add_schedule(call: ActCall) -> acts.Act:
     """Reads a periodic message; when is a period or a cron line."""
-    when = call.text("when")
-    is_cron = len(when.split()) in (5, 6) or when.startswith("@")
     wanted = call.filled(queues.NewSchedule)
     return acts.AddSchedule(
         call.queue,
         wanted.name,
-        when if is_cron else parse_duration(when),
+        call.text("when"),
         decode_binary(wanted.payload) if wanted.binary else wanted.payload,
         wanted.timezone,
         wanted.missed,

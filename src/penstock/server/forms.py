@@ -12,8 +12,9 @@ from typing import TypeVar
 import msgspec
 from msgspec import inspect
 
+from penstock.core.clock import parse_duration
 from penstock.core.queue.policy import DEFAULT, WORDS, QueuePolicy, Retry, parse_retry, write_retry
-from penstock.core.units import parse_duration, parse_size, write_duration
+from penstock.core.units import parse_size, write_duration
 from penstock.errors import ConfigError
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -32,9 +33,13 @@ def struct_fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
 
 def types_of(field: inspect.Field) -> list[inspect.Type]:
     """The types a field may have, None last."""
-    kind = field.type.type if isinstance(field.type, inspect.Metadata) else field.type
-    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    kind = _bare(field.type)
+    kinds = tuple(map(_bare, kind.types)) if isinstance(kind, inspect.UnionType) else (kind,)
     return sorted(kinds, key=lambda one: isinstance(one, inspect.NoneType))
+
+
+def _bare(kind: inspect.Type) -> inspect.Type:
+    return kind.type if isinstance(kind, inspect.Metadata) else kind
 
 
 def choices_of(field: inspect.Field) -> Iterable[str]:

@@ -17,14 +17,13 @@ from typing import Literal, TypeVar
 import msgspec
 
 from penstock.api import local
-from penstock.core.clock import to_ms
+from penstock.core.clock import parse_duration, to_ms
 from penstock.core.documents.conditions import Where, check_events_chosen
 from penstock.core.documents.ddl import SchemaText, fields
 from penstock.core.engine.url import parse_url
 from penstock.core.entity.gate import check_gate_names
 from penstock.core.names import check_consumer, check_kind, check_name, check_topics, did_you_mean, shown_url, split_url
 from penstock.core.surface.journal import Journal
-from penstock.core.units import parse_duration
 from penstock.errors import ConfigError
 from penstock.transfer.objects import check_area, folder_url
 

@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from journals import Place, eventually, on, only
 
-from penstock import Draft, Journal, ManualClock, Queue
+from penstock import Draft, Journal, ManualClock, Queue, Retry
+from penstock.core.clock import from_ms
 from penstock.errors import Closed, ConfigError, InvalidName, ReadOnly, StaleDelivery, UnknownQueue
 
 Reopen = Callable[[Journal], Journal]
@@ -34,6 +35,27 @@ def test_messages_come_in_order_with_what_was_pushed(queue: Queue) -> None:
     assert (one.payload, one.kind, one.headers["trace"], one.seq, one.attempt) == ({"n": 1}, "job.new", "t1", 1, 1)
     assert (two.payload, two.event.causation_id, two.event.kind) == (b"\x00raw", first.id, "message")
     assert one.event.id == first.id and one.group == "default" and one.consumer is None
+
+
+def test_a_duration_is_seconds_text_or_a_timedelta(journal: Journal, clock: ManualClock) -> None:
+    for number, hour in enumerate((3600, "1h", "60m", "3600", timedelta(hours=1))):
+        queue = journal.queue(f"q{number}", lease=hour, ttl="7d", dedup_window=hour, retry=hour)
+        assert (queue.policy.lease, queue.policy.ttl, queue.policy.dedup_window) == (3600, 604_800, 3600)
+        assert queue.policy.retry == Retry.fixed(hour) == Retry.fixed(3600)
+        assert queue.every(hour, name="hourly").interval == 3600
+        assert journal.topic(f"t{number}").configure(max_age=hour).max_age == 3600
+        queue.push("a", delay=hour)
+        assert queue.take() is None
+        clock.advance(hour)
+        delivery = queue.take(lease=hour, wait="1ms")
+        assert delivery is not None and delivery.deadline == from_ms(clock.now_ms() + 3_600_000)
+        delivery.nack(delay=hour)
+        assert queue.stats().delayed == 1
+    for bad in ("soon", "", "-5s", "1y"):
+        with pytest.raises(ConfigError, match=r"delay: .* is no duration"):
+            queue.push("a", delay=bad)
+    with pytest.raises(ConfigError, match="interval"):
+        queue.every("hourly", name="other")
 
 
 def test_the_letters_of_a_text_are_not_pushed(queue: Queue) -> None:

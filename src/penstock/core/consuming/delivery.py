@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
-from penstock.core.clock import Seconds, from_ms, seconds
+from penstock.core.clock import Duration, from_ms, seconds
 from penstock.core.consuming.handover import finish
 from penstock.core.events import Event
 from penstock.core.model.failure import NackRequest, check_nack
@@ -143,7 +143,7 @@ class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
         self._settled = True
 
     def nack(
-        self, *, delay: Seconds | None = None, error: str | BaseException | None = None, dead: bool = False
+        self, *, delay: Duration | None = None, error: str | BaseException | None = None, dead: bool = False
     ) -> None:
         """Gives the message back to its position, after `delay` (the policy's, unless given); `dead` gives it up.
 
@@ -152,7 +152,7 @@ class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
         self._nack(check_nack(error, delay=delay, dead=dead))
 
     async def nack_async(
-        self, *, delay: Seconds | None = None, error: str | BaseException | None = None, dead: bool = False
+        self, *, delay: Duration | None = None, error: str | BaseException | None = None, dead: bool = False
     ) -> None:
         """`nack` for an event loop."""
         import asyncio
@@ -164,11 +164,11 @@ class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
         self._outcome = self._hold.queue.nack(self, options)
         self._settled = True
 
-    def extend(self, lease: Seconds | None = None) -> None:
+    def extend(self, lease: Duration | None = None) -> None:
         """Keeps the message for `lease` more seconds from now (the policy's lease, unless given)."""
         self._deadline = self._hold.queue.extend([self], None if lease is None else seconds(lease, "lease"))
 
-    def release(self, delay: Seconds = 0) -> None:
+    def release(self, delay: Duration = 0) -> None:
         """Gives the message back without counting the attempt, at once or after `delay`: for a program that shuts down,
         or that cannot handle this message. Never fails."""
         self._hold.queue.release([self], seconds(delay, "delay"))

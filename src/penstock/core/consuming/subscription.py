@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
-from penstock.core.clock import Seconds, seconds
+from penstock.core.clock import Duration, seconds
 from penstock.core.schema import PayloadT
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ OnLag = Literal["catch_up", "raise", "drop"]
 class LiveIterator(ABC, Generic[T]):
     """Things as they come: iterate it (also with `async for`), or ask for the `next` one."""
 
-    def next(self, timeout: Seconds | None = None) -> T | None:
+    def next(self, timeout: Duration | None = None) -> T | None:
         """The next one; None after `timeout` seconds without one, or when it is closed."""
         waits = self._waits(timeout, ask=timeout == 0)
         try:
@@ -29,7 +29,7 @@ class LiveIterator(ABC, Generic[T]):
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
-    async def next_async(self, timeout: Seconds | None = None) -> T | None:
+    async def next_async(self, timeout: Duration | None = None) -> T | None:
         """`next` for an event loop."""
         waits = self._waits(timeout, ask=False)
         while True:
@@ -64,7 +64,7 @@ class LiveIterator(ABC, Generic[T]):
         self.close()
 
     # ── what `next` waits for ────────────────────────────────────────────────────────────────────────────────────────
-    def _waits(self, timeout: Seconds | None, *, ask: bool) -> Generator[tuple[int, float | None], None, T | None]:
+    def _waits(self, timeout: Duration | None, *, ask: bool) -> Generator[tuple[int, float | None], None, T | None]:
         """Returns what `next` does; yields before each wait the signal's version to wait past, and the seconds left."""
         deadline = None if timeout is None else time.monotonic() + seconds(timeout, "timeout")
         while not self._is_closed():

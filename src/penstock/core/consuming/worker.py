@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.core.clock import Seconds, seconds
+from penstock.core.clock import Duration, seconds
 from penstock.core.model.failure import describe
 from penstock.core.names import check_whole
 from penstock.core.observe.logs import Log
@@ -113,7 +113,7 @@ class Worker:
         raise NotImplementedError
 
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    def stop(self, timeout: Seconds | None = None) -> None:
+    def stop(self, timeout: Duration | None = None) -> None:
         """Finishes what is in hand, ends, and raises what made the worker fail, if it did."""
         # Asked before it is told to stop: it may end at once, and whether the caller may wait here depends on no luck.
         in_its_loop = self.alive and self._is_async and self._loop is not None and _running_loop() is self._loop
@@ -132,7 +132,7 @@ class Worker:
                 self._ended.result(limit)
         self._raise_failure(timeout)
 
-    async def stop_async(self, timeout: Seconds | None = None) -> None:
+    async def stop_async(self, timeout: Duration | None = None) -> None:
         """`stop` for an event loop."""
         import asyncio
 
@@ -156,7 +156,7 @@ class Worker:
         self._check_may_wait()
         return True
 
-    def _raise_failure(self, timeout: Seconds | None) -> None:
+    def _raise_failure(self, timeout: Duration | None) -> None:
         """After a wait for the worker's end: raises what made it fail, or that it has not ended."""
         if self.alive:
             raise TimeoutError(

@@ -30,6 +30,7 @@ from penstock.core.journal.blocks import (
 )
 from penstock.core.journal.keys import block_key
 from penstock.core.journal.summaries import range_rows, replace_range_rows, summarise
+from penstock.core.model.durations import Seconds
 from penstock.errors import Corrupt
 from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MERGE_FAN_IN, SMALL_BYTES, SUMMARY_EVENTS, TOPIC_DEDUP_WINDOW
 
@@ -39,7 +40,7 @@ T = TypeVar("T")
 class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a topic keeps and for how long. Values: compare, print, store."""
 
-    max_age: float | None = None
+    max_age: Seconds | None = None
     """Events recorded longer ago than this many seconds are removed in passing."""
     max_events: int | None = None
     """Only about the newest this many events are kept."""
@@ -47,7 +48,7 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     """The oldest events are removed when the topic's blocks take more than this; the newest block always stays."""
     by_key: bool = False
     """A state topic: settled history keeps only the newest event of every key."""
-    dedup_window: float | None = TOPIC_DEDUP_WINDOW
+    dedup_window: Seconds | None = TOPIC_DEDUP_WINDOW
     """Seconds for which a dedup key is remembered; None for ever."""
     verified: bool = False
     """Whether commits keep a hash of every event, so that `verify` finds each one that is changed later."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 import msgspec
 
 if TYPE_CHECKING:
-    from penstock.core.clock import Seconds
+    from penstock.core.clock import Duration
     from penstock.core.consuming.delivery import Delivery
     from penstock.core.events import Event, Receipt
     from penstock.core.queue.policy import Retry
@@ -59,11 +59,11 @@ class DraftArguments(TypedDict, total=False):
 class SettingsArguments(TypedDict, total=False):
     """What a topic may be configured with; see `Settings`."""
 
-    max_age: Seconds | None
+    max_age: Duration | None
     max_events: int | None
     max_bytes: int | None
     by_key: bool
-    dedup_window: Seconds | None
+    dedup_window: Duration | None
     verified: bool
     indexed: bool
 
@@ -74,7 +74,7 @@ class PushArguments(TypedDict, total=False):
     kind: str
     key: str | None
     priority: int | Literal["front"]
-    delay: Seconds
+    delay: Duration
     not_before: datetime | None
     dedup: str | None
     max_attempts: int | None
@@ -87,7 +87,7 @@ class TakeManyArguments(TypedDict, total=False):
 
     group: str
     consumer: str | None
-    lease: Seconds | None
+    lease: Duration | None
     newest: bool
 
 
@@ -102,23 +102,24 @@ class PolicyArguments(TypedDict, total=False):
     """What a queue may be made or configured with; see `QueuePolicy`."""
 
     mode: Literal["work", "fanout"]
-    lease: Seconds
+    lease: Duration
     max_attempts: int
     dead_letter: str | Queue | None
-    retry: Retry | Seconds | None
+    retry: Retry | Duration | None
     max_size: int | None
     max_in_flight: int | None
     max_in_flight_per_key: int
     rate: str | None
     rate_per_key: str | None
     fair_by: str | None
-    throttle: Seconds | None
-    debounce: Seconds | None
-    debounce_limit: Seconds | None
+    throttle: Duration | None
+    debounce: Duration | None
+    debounce_limit: Duration | None
     breaker: str | None
-    breaker_pause: Seconds
-    ttl: Seconds | None
+    breaker_pause: Duration
+    ttl: Duration | None
+    warn_after: Duration | None
     retention: Literal["hold", "dead_letter"]
     priority: bool
     feed: bool
-    dedup_window: Seconds | None
+    dedup_window: Duration | None

@@ -7,7 +7,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock.core.clock import Seconds, seconds
+from penstock.core.clock import Duration, seconds
+from penstock.core.model.durations import Seconds
 from penstock.errors import ConfigError
 from penstock.limits import MAX_ERROR_BYTES, MAX_TRACEBACK_BYTES
 
@@ -27,10 +28,10 @@ class FailureText(msgspec.Struct, frozen=True):
 class NackRequest(FailureText, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """When the message is offered again, and why it was given back; `dead` gives it up."""
 
-    delay: float | None = None
-    """Seconds to wait, whatever the policy says."""
-    default_delay: float = 0.0
-    """Seconds to wait when there is no `delay` and the queue's policy has no `retry`: what a worker's failures wait."""
+    delay: Seconds | None = None
+    """How long to wait, whatever the policy says."""
+    default_delay: Seconds = 0.0
+    """How long to wait without a `delay`, where the queue's policy has no `retry`: what a worker's failures wait."""
     dead: bool = False
 
 
@@ -57,7 +58,7 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
 def check_nack(
     error: str | BaseException | None,
     traceback: str | None = None,
-    delay: Seconds | None = None,
+    delay: Duration | None = None,
     default_delay: float = 0.0,
     dead: bool = False,
 ) -> NackRequest:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.core.clock import Seconds
+from penstock.core.clock import Duration
 from penstock.core.model.query import EventQuery
 
 
@@ -16,6 +16,6 @@ class BatchPlan(msgspec.Struct, frozen=True):
     consumer: str
     handler: Callable[..., object]
     batch: int
-    idle: Seconds
+    idle: Duration
     restarts: int
     wanted: EventQuery

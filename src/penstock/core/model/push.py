@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.core.clock import Seconds
+from penstock.core.clock import Duration
 
 
 class PushOptions(msgspec.Struct):
@@ -18,7 +18,7 @@ class PushOptions(msgspec.Struct):
     key: str | None = None
     priority: int | Literal["front"] = 0
     """In a queue that has priorities; "front" in any: before all that wait."""
-    delay: Seconds = 0
+    delay: Duration = 0
     not_before: datetime | None = None
     dedup: str | None = None
     max_attempts: int | None = None

@@ -7,7 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from penstock.core.clock import Seconds, seconds
+from penstock.core.clock import Duration, seconds
+from penstock.core.model.durations import Seconds
 from penstock.core.names import check_consumer, check_limit
 from penstock.errors import ConfigError
 
@@ -23,8 +24,8 @@ class TakeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     limit: int = 1
     group: str = DEFAULT_GROUP
     consumer: str | None = None
-    wait: float = 0
-    lease: float | None = None
+    wait: Seconds = 0
+    lease: Seconds | None = None
     newest: bool = False
     seq: int | None = None
     """Only the message at this position."""
@@ -45,10 +46,10 @@ def check_taker(group: str, consumer: str | None) -> None:
 def take_request(
     limit: int,
     what: str,
-    wait: Seconds = 0,
+    wait: Duration = 0,
     group: str = DEFAULT_GROUP,
     consumer: str | None = None,
-    lease: Seconds | None = None,
+    lease: Duration | None = None,
     newest: bool = False,
     seq: int | None = None,
     key: str | None = None,

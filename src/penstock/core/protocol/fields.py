@@ -9,6 +9,7 @@ import msgspec
 from penstock.core.documents.events import base64_json, decode_binary
 from penstock.core.journal.catalog import Settings
 from penstock.core.journal.prepare import encode_payload, is_binary
+from penstock.core.model.durations import Seconds
 from penstock.core.queue.policy import QueuePolicy, Retry
 
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 else:
     RetryFields = fields_of(Retry, "RetryFields")
-    PolicyFields = fields_of(QueuePolicy, "PolicyFields", retry=RetryFields | float | None)
+    PolicyFields = fields_of(QueuePolicy, "PolicyFields", retry=RetryFields | Seconds | None)
     SettingsFields = fields_of(Settings, "SettingsFields")
 
 

@@ -6,12 +6,15 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
+from types import GenericAlias, UnionType
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 from urllib.parse import quote, urlencode
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import FieldInfo
 
+from penstock.core.clock import seconds
 from penstock.core.documents.events import EventDocument
 from penstock.core.events import Event
 from penstock.errors import ConfigError, PenstockError, UnknownQueue
@@ -227,7 +230,45 @@ class Operation(Generic[A]):
 
     @cached_property
     def body_decoder(self) -> msgspec.json.Decoder[Any]:
-        return msgspec.json.Decoder(self.body)
+        return msgspec.json.Decoder(_with_durations(self.body))
+
+
+def _with_durations(kind: Any) -> Any:
+    """A request whose durations may be text in JSON: each is read when the request was decoded."""
+    if not isinstance(kind, type) or not issubclass(kind, msgspec.Struct):
+        return kind
+    fields = {one.name: one for one in msgspec.structs.fields(kind)}
+    spans = {name: wider for name, one in fields.items() if (wider := _or_text(one.type)) != one.type}
+    if not spans:
+        return kind
+
+    def read(request: msgspec.Struct) -> None:
+        for name in spans:
+            given = getattr(request, name)
+            if isinstance(given, str):
+                msgspec.structs.force_setattr(request, name, seconds(given, name))
+            elif isinstance(given, tuple):
+                msgspec.structs.force_setattr(request, name, tuple([seconds(one, name) for one in given]))
+
+    changed = [(name, wider, _default_of(fields[name])) for name, wider in spans.items()]
+    return msgspec.defstruct(kind.__name__, changed, bases=(kind,), namespace={"__post_init__": read}, kw_only=True)
+
+
+def _default_of(field: FieldInfo) -> Any:
+    return msgspec.field() if field.required else msgspec.field(default=field.default)
+
+
+def _or_text(kind: Any) -> Any:
+    """The type of a field, with text beside each duration."""
+    if get_origin(kind) is Annotated:
+        marks = (one.extra for one in kind.__metadata__ if isinstance(one, Meta))
+        return float | str if any(one and one.get("duration") for one in marks) else kind
+    if isinstance(kind, UnionType) or get_origin(kind) is Union:
+        wider: Any = Union[tuple(map(_or_text, get_args(kind)))]  # noqa: UP007
+        return wider
+    if get_origin(kind) is tuple:
+        return GenericAlias(tuple, tuple(map(_or_text, get_args(kind))))
+    return _with_durations(kind)
 
 
 def declared(names: dict[str, object]) -> tuple[Operation[object], ...]:

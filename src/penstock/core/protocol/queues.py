@@ -10,6 +10,7 @@ from msgspec import Meta, UnsetType
 
 from penstock.core.documents.events import DraftDocument, EventDocument, ReceiptDocument
 from penstock.core.events import Event
+from penstock.core.model.durations import Seconds
 from penstock.core.model.failure import NackRequest
 from penstock.core.model.push import PushOptions
 from penstock.core.model.take import Outcome, TakeRequest
@@ -62,7 +63,7 @@ class NewSchedule(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     """A periodic message: every so many seconds, or by a cron line."""
 
     name: str
-    interval: float | None = None
+    interval: Seconds | None = None
     cron: str | None = None
     payload: Any = None
     binary: bool = False
@@ -154,7 +155,7 @@ class FailedQuery(GroupQuery):
 class PushRequest(PushOptions, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A message to push; several share everything but what their drafts say."""
 
-    delay: float = 0
+    delay: Seconds = 0
     headers: dict[str, str] | None = None
     cause: str | None = None
     payload: Any = None
@@ -209,11 +210,11 @@ class LeaveRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 class ClaimRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Which deliveries to take over: those that no consumer has extended for `min_idle` seconds."""
 
-    min_idle: float
+    min_idle: Seconds
     group: str = "default"
     consumer: str | None = None
     limit: int = 1
-    lease: float | None = None
+    lease: Seconds | None = None
 
 
 class DeliveryDocument(msgspec.Struct):
@@ -238,13 +239,13 @@ class AckResult(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ExtendRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    lease: float | None = None
+    lease: Seconds | None = None
 
 
 class ReleaseRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """When the message is ready again: after `delay` seconds."""
 
-    delay: float = 0.0
+    delay: Seconds = 0.0
 
 
 class Settled(msgspec.Struct, omit_defaults=True):

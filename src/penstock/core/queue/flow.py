@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from penstock.core.clock import seconds
+from penstock.core.clock import parse_duration, seconds
 from penstock.core.engine.contract import Snapshot
 from penstock.core.journal.commit import Commit
 from penstock.core.names import check_whole
 from penstock.core.queue.state import keys
-from penstock.core.units import parse_duration
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,11 +8,12 @@ from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
-from penstock.core.clock import Seconds, seconds
+from penstock.core.clock import Duration, parse_duration, seconds
 from penstock.core.documents.decoding import nearest
+from penstock.core.model.durations import Seconds
 from penstock.core.names import check_limit, check_name, check_whole, is_number, refuse_system
 from penstock.core.queue.flow import check_flow, check_flow_together
-from penstock.core.units import parse_duration, write_duration
+from penstock.core.units import write_duration
 from penstock.errors import ConfigError, PolicyMismatch
 from penstock.limits import WORKER_RETRY_FACTOR, WORKER_RETRY_FIRST, WORKER_RETRY_JITTER, WORKER_RETRY_LONGEST
 
@@ -32,9 +33,9 @@ class Retry(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
     """
 
     curve: Curve = "immediate"
-    delays: tuple[float, ...] = ()
+    delays: tuple[Seconds, ...] = ()
     factor: float = 2.0
-    cap: float | None = None
+    cap: Seconds | None = None
     jitter: float = 0.0
 
     SVIX: ClassVar[Retry]
@@ -48,17 +49,17 @@ class Retry(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
         return Retry()
 
     @staticmethod
-    def fixed(delay: Seconds) -> Retry:
+    def fixed(delay: Duration) -> Retry:
         """The same delay every time."""
         return Retry("fixed", (seconds(delay, "delay"),))
 
     @staticmethod
-    def linear(step: Seconds, *, cap: Seconds | None = None) -> Retry:
+    def linear(step: Duration, *, cap: Duration | None = None) -> Retry:
         """`step`, twice `step`, three times `step`, … up to `cap`."""
         return Retry("linear", (seconds(step, "step"),), cap=_cap(cap))
 
     @staticmethod
-    def exponential(base: Seconds, *, factor: float = 2, cap: Seconds | None = None, jitter: float = 0.0) -> Retry:
+    def exponential(base: Duration, *, factor: float = 2, cap: Duration | None = None, jitter: float = 0.0) -> Retry:
         """`base`, `base`·`factor`, `base`·`factor`², … up to `cap`; `jitter` takes up to that share off, at random."""
         if not is_number(factor) or not 1 <= factor < float("inf"):
             raise ConfigError(f"factor must be a number of at least 1, not {factor!r}")
@@ -67,7 +68,7 @@ class Retry(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
         return Retry("exponential", (seconds(base, "base"),), float(factor), _cap(cap), float(jitter))
 
     @staticmethod
-    def schedule(*delays: Seconds) -> Retry:
+    def schedule(*delays: Duration) -> Retry:
         """These delays in turn; the last repeats."""
         if not delays:
             raise ConfigError("a schedule needs at least one delay; Retry.immediate() is the one without")
@@ -107,7 +108,7 @@ class Retry(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
         return f"{self.curve}({', '.join(given)})"
 
 
-def _cap(cap: Seconds | None) -> float | None:
+def _cap(cap: Duration | None) -> float | None:
     return None if cap is None else seconds(cap, "cap")
 
 
@@ -163,12 +164,13 @@ FEED: Final = ".feed"
 
 
 class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a queue delivers. Durations are seconds (timedelta where you set them). Values: compare, print, store."""
+    """How a queue delivers. Durations are seconds; to set one, "1h30m" or a timedelta will do. Values: compare,
+    print, store."""
 
     mode: Mode = "work"
     """work: each message to one consumer, an ack removes it. fanout: every group gets every message. A queue keeps the
     mode it was made with."""
-    lease: float = LEASE
+    lease: Seconds = LEASE
     """How long a consumer may hold a message before it is offered again; 0: until the process that took it ends."""
     max_attempts: int = MAX_ATTEMPTS
     """How often a message is delivered before it is given up."""
@@ -191,20 +193,20 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     fair_by: str | None = None
     """What messages are told apart by so that all get their share: a header ("tenant"), the key ("key"), or the part
     of the key before a text ("key:/"). None waits because another has a million messages."""
-    throttle: float | None = None
+    throttle: Seconds | None = None
     """Of pushes with one key within so many seconds the first becomes a message; the others get its receipt."""
-    debounce: float | None = None
+    debounce: Seconds | None = None
     """A push with a key waits so many seconds for others of its key: the newest takes the place of those before it."""
-    debounce_limit: float | None = None
+    debounce_limit: Seconds | None = None
     """How long pushes may go on taking each other's place before the newest is delivered all the same."""
     breaker: str | None = None
     """How many failures within which time open the circuit breaker of a group ("5/1m"): then it gets nothing, until
     after `breaker_pause` one message is tried, and has succeeded."""
-    breaker_pause: float = 30.0
+    breaker_pause: Seconds = 30.0
     """How long a circuit breaker stays open before one message is tried."""
-    ttl: float | None = None
+    ttl: Seconds | None = None
     """Messages older than this are not delivered any more: they go to the dead letters, or, without those, away."""
-    warn_after: float | None = None
+    warn_after: Seconds | None = None
     """How long a ready message may wait before health warns. None: a minute where no consumer takes any, else ten."""
     retention: Literal["hold", "dead_letter"] = "hold"
     """What becomes of unsettled messages that the topic's retention (`max_age`, `max_events`, `max_bytes`) passes:
@@ -213,7 +215,7 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Whether messages have priorities (and no ordering keys): higher ones first, then by position."""
     feed: bool = False
     """Whether all that becomes of messages is written down, as events of the topic `<queue>.feed`."""
-    dedup_window: float | None = DEDUP_WINDOW
+    dedup_window: Seconds | None = DEDUP_WINDOW
     """How long a dedup key is remembered; None for ever. A queue made over a topic that is there keeps the topic's."""
 
 
@@ -288,7 +290,7 @@ def check_together(policy: QueuePolicy, queue: str) -> None:
         raise ConfigError(f'queue {queue!r} needs a dead-letter queue for retention="dead_letter": give dead_letter=')
 
 
-def duration_ms(value: Seconds, name: str) -> int:
+def duration_ms(value: Duration, name: str) -> int:
     return round(seconds(value, name) * 1000)
 
 
@@ -308,9 +310,9 @@ def _dead_letter(target: str, queue: str) -> str:
 def _retry(value: object) -> Retry | None:
     if value is None or isinstance(value, Retry):
         return value
-    if isinstance(value, timedelta) or is_number(value):
-        return Retry.fixed(value)
-    raise ConfigError(f"retry must be a Retry (or a fixed delay in seconds, or None for the default), not {value!r}")
+    if isinstance(value, timedelta | str) or is_number(value):
+        return Retry.fixed(seconds(value, "retry"))
+    raise ConfigError(f"retry must be a Retry, a fixed delay, or None for the default, not {value!r}")
 
 
 def refuse_other_mode(name: str, stored: QueuePolicy, mode: object) -> None:

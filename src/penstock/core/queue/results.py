@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from penstock.core.clock import Seconds, seconds
+from penstock.core.clock import Duration, seconds
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.consuming.handover import hand_over
 from penstock.core.events import Event, Receipt
@@ -295,7 +295,7 @@ class ResultTicket:
         """Whether the outcome is there."""
         return self._poll() is not None
 
-    def result(self, timeout: Seconds | None = None) -> Any:
+    def result(self, timeout: Duration | None = None) -> Any:
         """Waits for the outcome: what the handler returned. ReplyFailed when the message was given up, TimeoutError
         when there is no outcome after `timeout`: it may still come."""
         deadline = _deadline(timeout)
@@ -310,7 +310,7 @@ class ResultTicket:
             if found is not None:
                 return self._outcome(found)
 
-    async def result_async(self, timeout: Seconds | None = None) -> Any:
+    async def result_async(self, timeout: Duration | None = None) -> Any:
         """`result` for an event loop."""
         import asyncio
 
@@ -376,5 +376,5 @@ class ResultTicket:
         )
 
 
-def _deadline(timeout: Seconds | None) -> float | None:
+def _deadline(timeout: Duration | None) -> float | None:
     return None if timeout is None else time.monotonic() + seconds(timeout, "timeout")

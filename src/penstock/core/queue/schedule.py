@@ -385,6 +385,12 @@ _SHORTHANDS = {
 }
 
 
+def cron_line(when: object) -> str | None:
+    """Returns the text of a cron line; None for a period."""
+    is_cron = isinstance(when, str) and (len(when.split()) > 2 or when.lstrip().startswith("@"))
+    return when if is_cron and isinstance(when, str) else None
+
+
 class Cron:
     """A cron line in a time zone."""
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from penstock.core.clock import Seconds, SystemClock, seconds
+from penstock.core.clock import Duration, SystemClock, seconds
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.consuming.worker import Worker
 from penstock.core.journal.owners import this_process
@@ -137,7 +137,7 @@ class QueueWorker(Worker):
         handler: Callable[..., Any],
         group: str,
         consumer: str | None,
-        lease: Seconds | None,
+        lease: Duration | None,
         middleware: Iterable[Middleware],
         concurrency: int,
         ahead: int | None,
@@ -336,10 +336,10 @@ class QueueBatchWorker(QueueWorker):
         handler: Callable[[list[Delivery]], Any],
         group: str,
         consumer: str | None,
-        lease: Seconds | None,
+        lease: Duration | None,
         middleware: Iterable[Middleware],
         batch: int,
-        wait: Seconds,
+        wait: Duration,
     ) -> None:
         super().__init__(queue, handler, group, consumer, lease, middleware, 1, check_whole(batch, "batch") - 1)
         self._wait = seconds(wait, "wait")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, Unpa
 import msgspec
 from msgspec.structs import asdict, replace
 
-from penstock.core.clock import Seconds, seconds
+from penstock.core.clock import Duration, seconds
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.consuming.worker import adapted
 from penstock.core.documents.conditions import EventChoice, Where, predicate
@@ -44,7 +44,7 @@ from penstock.core.queue.operations.groups import Pause
 from penstock.core.queue.operations.repair import Redriven
 from penstock.core.queue.policy import QueuePolicy, checked
 from penstock.core.queue.results import ResultTicket, with_reply
-from penstock.core.queue.schedule import Schedule
+from penstock.core.queue.schedule import Schedule, cron_line
 from penstock.core.schema import MESSAGE_KIND, PayloadT, brings_kind, encode_event
 from penstock.core.surface.receiving import Receiver
 from penstock.errors import ConfigError
@@ -133,7 +133,7 @@ class Queue(Generic[PayloadT]):
         kind: str = "message",
         key: str | None = None,
         priority: int | Literal["front"] = 0,
-        delay: Seconds = 0,
+        delay: Duration = 0,
         not_before: datetime | None = None,
         dedup: str | None = None,
         max_attempts: int | None = None,
@@ -178,7 +178,7 @@ class Queue(Generic[PayloadT]):
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     @shows(TakeArguments, TakeRequest)
-    def receive(self, *, wait: Seconds | None = 0, **options: Unpack[TakeArguments]) -> Receiver[PayloadT]:
+    def receive(self, *, wait: Duration | None = 0, **options: Unpack[TakeArguments]) -> Receiver[PayloadT]:
         """Messages to work on: `with queue.receive(wait=1) as delivery` for one, or None when none came in that time;
         `for delivery in queue.receive(wait=1)` for one after the other until none came. `wait=None` waits for ever.
 
@@ -192,8 +192,8 @@ class Queue(Generic[PayloadT]):
         *,
         group: str = DEFAULT_GROUP,
         consumer: str | None = None,
-        wait: Seconds = 0,
-        lease: Seconds | None = None,
+        wait: Duration = 0,
+        lease: Duration | None = None,
         newest: bool = False,
         seq: int | None = None,
         key: str | None = None,
@@ -216,7 +216,7 @@ class Queue(Generic[PayloadT]):
 
     @shows(TakeManyArguments, TakeRequest)
     def take_many(
-        self, limit: int, *, wait: Seconds = 0, **options: Unpack[TakeManyArguments]
+        self, limit: int, *, wait: Duration = 0, **options: Unpack[TakeManyArguments]
     ) -> Sequence[Delivery[PayloadT]]:
         """Up to `limit` messages, as many as there are; `wait`: how long to wait for the first. Options are those of
         `take`."""
@@ -224,14 +224,14 @@ class Queue(Generic[PayloadT]):
         return self._typed(self._backend.take(wanted)) if limit else []
 
     @shows(TakeArguments, TakeRequest)
-    async def take_async(self, *, wait: Seconds = 0, **options: Unpack[TakeArguments]) -> Delivery[PayloadT] | None:
+    async def take_async(self, *, wait: Duration = 0, **options: Unpack[TakeArguments]) -> Delivery[PayloadT] | None:
         """`take` for an event loop."""
         found = self._typed(await self._backend.take_async(take_request(1, "take_async", wait, **options)))
         return found[0] if found else None
 
     @shows(TakeManyArguments, TakeRequest)
     async def take_many_async(
-        self, limit: int, *, wait: Seconds = 0, **options: Unpack[TakeManyArguments]
+        self, limit: int, *, wait: Duration = 0, **options: Unpack[TakeManyArguments]
     ) -> Sequence[Delivery[PayloadT]]:
         """`take_many` for an event loop."""
         wanted = take_request(limit, "take_many_async", wait, **options)
@@ -354,11 +354,11 @@ class Queue(Generic[PayloadT]):
     def claim(
         self,
         *,
-        min_idle: Seconds,
+        min_idle: Duration,
         group: str = DEFAULT_GROUP,
         consumer: str | None = None,
         limit: int = 1,
-        lease: Seconds | None = None,
+        lease: Duration | None = None,
     ) -> Sequence[Delivery[PayloadT]]:
         """Takes over deliveries that no consumer has extended for `min_idle`, whether or not their lease has ended.
 
@@ -486,10 +486,10 @@ class Queue(Generic[PayloadT]):
         concurrency: int = 1,
         consumer: str | None = None,
         ahead: int | None = None,
-        lease: Seconds | None = None,
+        lease: Duration | None = None,
         middleware: Iterable[Middleware] = (),
         batch: int | None = None,
-        wait: Seconds = 0,
+        wait: Duration = 0,
     ) -> QueueWorker:
         """A worker that gives messages to `handler` (a function or a coroutine function), `concurrency` at a time.
 
@@ -525,7 +525,7 @@ class Queue(Generic[PayloadT]):
 
     def every(
         self,
-        interval: Seconds | str,
+        interval: Duration,
         payload: object = None,
         *,
         name: str,
@@ -536,7 +536,8 @@ class Queue(Generic[PayloadT]):
         key: str | None = None,
         priority: int = 0,
     ) -> Schedule:
-        """Pushes a message periodically: every `interval` seconds, or by a cron line of five fields ("0 6 * * mon").
+        """Pushes a message periodically: every `interval` ("90s", 3600, a timedelta), or by a cron line of five fields
+        ("0 6 * * mon").
 
         Exactly one push per tick, however many processes have the queue open. The schedule is stored under `name`
         and goes on after restarts, wherever the queue is opened; the same name with the same arguments changes
@@ -548,10 +549,11 @@ class Queue(Generic[PayloadT]):
         if brings_kind(payload, kind):
             kind, payload, own = encode_event(payload)
             headers = {**own, **check_mapping(headers, "headers")}
+        cron = cron_line(interval)
         request = wire.NewSchedule(
             name=check_consumer(name, "schedule"),
-            interval=None if isinstance(interval, str) else seconds(interval, "interval"),
-            cron=interval if isinstance(interval, str) else None,
+            interval=None if cron else seconds(interval, "interval"),
+            cron=cron,
             timezone=timezone,
             missed=missed,
             kind=kind,

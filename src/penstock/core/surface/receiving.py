@@ -9,7 +9,7 @@ from penstock.core.consuming.delivery import Delivery
 from penstock.core.schema import PayloadT
 
 if TYPE_CHECKING:
-    from penstock.core.clock import Seconds
+    from penstock.core.clock import Duration
     from penstock.core.model.arguments import TakeArguments
     from penstock.core.surface.queue import Queue
 
@@ -32,7 +32,7 @@ class AsyncReceiver(Generic[D]):
 
     __slots__ = ("_held", "_take_async", "_wait")
 
-    def __init__(self, take: Callable[[Seconds], Awaitable[D | None]], wait: Seconds | None) -> None:
+    def __init__(self, take: Callable[[Duration], Awaitable[D | None]], wait: Duration | None) -> None:
         self._take_async = take
         self._wait = wait
         self._held: list[D] = []
@@ -73,7 +73,7 @@ class Receiver(AsyncReceiver[Delivery[PayloadT]], Generic[PayloadT]):
 
     __slots__ = ("_options", "_queue")
 
-    def __init__(self, queue: Queue[PayloadT], wait: Seconds | None, options: TakeArguments) -> None:
+    def __init__(self, queue: Queue[PayloadT], wait: Duration | None, options: TakeArguments) -> None:
         super().__init__(lambda wait: queue.take_async(wait=wait, **options), wait)
         self._queue = queue
         self._options = options

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import msgspec
     import pyarrow as pa
 
-    from penstock.core.clock import Seconds
+    from penstock.core.clock import Duration
     from penstock.core.consuming.subscription import OnLag, Subscription
     from penstock.core.consuming.worker import Worker
     from penstock.core.documents.conditions import Where
@@ -275,7 +275,7 @@ class Topic(Generic[PayloadT]):
         handler: Callable[[list[Event[PayloadT]]], object],
         *,
         batch: int = WORKER_BATCH,
-        idle: Seconds = WORKER_IDLE,
+        idle: Duration = WORKER_IDLE,
         restarts: int = WORKER_RESTARTS,
         key: str | None = None,
         key_prefix: str | None = None,
@@ -473,7 +473,7 @@ class Topic(Generic[PayloadT]):
         handler: Callable[[Event[PayloadT]], object],
         *,
         batch: int = WORKER_BATCH,
-        idle: Seconds = WORKER_IDLE,
+        idle: Duration = WORKER_IDLE,
         restarts: int = WORKER_RESTARTS,
     ) -> Worker:
         """A worker that appends the drafts `handler` returns for each event, caused by it: each event exactly once.

@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
-from penstock.core.clock import Seconds, seconds
+from penstock.core.clock import Duration, seconds
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.documents.conditions import EventChoice, Where, check_events_chosen, predicate
 from penstock.core.events import Draft, Event, Receipt
@@ -219,7 +219,7 @@ class Transaction:
             found, more = taken.deliveries, taken.more
         return found if isinstance(queue, str) else queue._typed(found)
 
-    def extend(self, delivery: Delivery, lease: Seconds | None = None) -> None:
+    def extend(self, delivery: Delivery, lease: Duration | None = None) -> None:
         """Keeps a delivery's message for longer if the transaction commits; see `Delivery.extend`."""
         held = None if lease is None else seconds(lease, "lease")
         deadline = self._change(delivery, partial(settle.extend, patient=False), [delivery], held)
@@ -272,7 +272,7 @@ class Transaction:
         self,
         delivery: Delivery,
         *,
-        delay: Seconds | None = None,
+        delay: Duration | None = None,
         error: str | BaseException | None = None,
         dead: bool = False,
     ) -> None:

@@ -23,7 +23,7 @@ from itertools import groupby
 from typing import Any, Final, Self
 
 from penstock import errors, pipelines
-from penstock.core.clock import Seconds, seconds
+from penstock.core.clock import Duration, seconds
 from penstock.core.events import Event
 from penstock.core.names import check_consumer, check_function, check_whole
 from penstock.core.observe.logs import Log
@@ -80,7 +80,7 @@ class Relay:
         table: str = TABLE,
         name: str = "relay",
         batch: int = BATCH,
-        poll: Seconds = POLL,
+        poll: Duration = POLL,
     ) -> None:
         journal.transaction()  # raises ConfigError for a served journal
         self.journal = journal

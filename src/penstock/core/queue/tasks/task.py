@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import msgspec
 
+from penstock.core.clock import Duration, seconds
 from penstock.core.events import Receipt
 from penstock.core.model.arguments import PushArguments, shows
 from penstock.core.names import check_consumer, check_items, check_mapping
@@ -14,13 +15,11 @@ from penstock.core.queue.policy import Retry
 from penstock.core.queue.results import ResultTicket
 from penstock.core.queue.schedule import Cron
 from penstock.core.queue.tasks.arguments import Signature, TaskArguments
-from penstock.core.units import parse_duration
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from penstock.core.clock import Seconds
     from penstock.core.queue.schedule import Missed
     from penstock.core.queue.tasks.tasks import Tasks
     from penstock.core.surface.journal import Journal
@@ -35,7 +34,7 @@ class PeriodicCall(msgspec.Struct, frozen=True):
     name: str
     queue: str
     task: str
-    when: Seconds | str
+    when: Duration
     payload: TaskArguments
     timezone: str
     missed: Missed
@@ -106,21 +105,20 @@ class Task(Generic[P, R]):
     # ── by the clock ─────────────────────────────────────────────────────────────────────────────────────────────────
     def every(
         self,
-        interval: Seconds | str,
+        interval: Duration,
         *,
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
         name: str | None = None,
         missed: Missed = "last",
     ) -> None:
-        """Has the task called every `interval`: seconds, a timedelta, or text like "1h" or "15m".
+        """Has the task called every `interval`: "15m", "1h", seconds or a timedelta.
 
         `args` and `kwargs` are the call's arguments. The schedule is stored with the queue under `name` (the task's
         own, unless given); another interval later replaces it, and `Queue.unschedule` removes it. `missed` is which
         ticks are made up for that no process was there for: the "last" one, "all" or "none".
         """
-        period = parse_duration(interval) if isinstance(interval, str) else interval
-        self._add(period, args, kwargs, name, "UTC", missed)
+        self._add(seconds(interval, "interval", minimum=0.001), args, kwargs, name, "UTC", missed)
 
     def at(
         self,
@@ -137,7 +135,7 @@ class Task(Generic[P, R]):
 
     def _add(
         self,
-        when: Seconds | str,
+        when: Duration,
         args: Sequence[object],
         kwargs: Mapping[str, object] | None,
         name: str | None,

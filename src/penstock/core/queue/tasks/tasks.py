@@ -18,7 +18,7 @@ from penstock.errors import ConfigError, UnknownTask
 from penstock.limits import UNKNOWN_TASK_LONGEST, UNKNOWN_TASK_PAUSE
 
 if TYPE_CHECKING:
-    from penstock.core.clock import Seconds
+    from penstock.core.clock import Duration
     from penstock.core.consuming.worker import Worker
     from penstock.core.queue.worker import Middleware
     from penstock.core.surface.journal import Journal
@@ -154,7 +154,7 @@ class Tasks:
         group: str = DEFAULT_GROUP,
         consumer: str | None = None,
         ahead: int | None = None,
-        lease: Seconds | None = None,
+        lease: Duration | None = None,
         middleware: Iterable[Middleware] = (),
     ) -> list[Worker]:
         """A worker for each of the tasks' queues, not started; the arguments are those of `Queue.worker`."""
