@@ -8,6 +8,7 @@ Only names that old commits have, too: the public ones.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import resource
 import subprocess
@@ -80,6 +81,35 @@ def take_ack(journal: penstock.Journal, place: Path) -> Work:
         delivery.ack()
 
     return Work(once, lambda: queue.push_many([PAYLOAD] * EACH))
+
+
+def one_worker(journal: penstock.Journal, place: Path) -> Work:
+    return working(journal, 1)
+
+
+def eight_at_once(journal: penstock.Journal, place: Path) -> Work:
+    return working(journal, 8)
+
+
+def working(journal: penstock.Journal, concurrency: int) -> Work:
+    """A worker whose handler does nothing; a time is from one message to the next."""
+    queue = journal.queue("q")
+    done, begun = threading.Semaphore(0), list[float]()
+
+    def handle(delivery: penstock.Delivery) -> None:
+        begun.append(time.perf_counter())
+        done.release()
+
+    queue.worker(handle, concurrency=concurrency).start()
+
+    def round_() -> list[float]:
+        begun[:] = [time.perf_counter()]
+        queue.push_many([PAYLOAD] * EACH)
+        for _ in range(EACH):
+            done.acquire()
+        return [later - earlier for earlier, later in itertools.pairwise(begun)]
+
+    return Work(lambda: None, times=round_)
 
 
 def transaction(journal: penstock.Journal, place: Path) -> Work:
@@ -249,6 +279,10 @@ ROWS: dict[str, tuple[Callable[[penstock.Journal, Path], Work], str]] = {
     "push, disk": (push, "disk"),
     "take + ack, process": (take_ack, "process"),
     "take + ack, disk": (take_ack, "disk"),
+    "a worker that does nothing, process": (one_worker, "process"),
+    "a worker that does nothing, disk": (one_worker, "disk"),
+    "a worker of eight that does nothing, process": (eight_at_once, "process"),
+    "a worker of eight that does nothing, disk": (eight_at_once, "disk"),
     "transaction of an event and a message, process": (transaction, "process"),
     "transaction of an event and a message, disk": (transaction, "disk"),
     "read the last 10": (tail, "process"),

@@ -16,6 +16,7 @@ from model.homes import Home, Raised, step
 from model.queue_model import BREAKER_PAUSE, FRONT, Holding, Message, Model, Status
 from model.topic_rules import WHICH, TopicRules, moment
 from penstock import Delivery, Journal, Queue
+from penstock.core.model.take import TakeRequest
 from penstock.core.queue.inspect import viewing
 from penstock.errors import ConfigError, FenceActive, QueueFull, StaleDelivery, TopicInUse
 from queue_check import check_queue
@@ -271,12 +272,7 @@ class QueueRules(TopicRules):
         wanted = {"seq": unsettled[pick % len(unsettled)], "key": "ab"[pick % 2]}.get(only or "")
         newest = newest and not self.keyed and not self.policy.get("fair_by") and wanted is None
         limit = limit if wanted is None else 1
-        name = jobs.name_of(label)
-        expected: list[int] = []
-        if not jobs.is_paused(label):
-            jobs.reclaim(name)
-            jobs.expire()
-            expected = jobs.take(name, limit, newest, wanted)
+        expected = self.expect(label, limit, newest, wanted)
         options: Any = {"group": label, "newest": newest, "lease": lease, "consumer": consumer}
         if only is not None:
             options[only] = wanted
@@ -285,6 +281,21 @@ class QueueRules(TopicRules):
         else:
             one = self.change_queue(which, tx, "take", **options)
             found, self.raw = [] if one is None else [one], [[one] for one in self.raw]
+        self.check_taken(found, expected, which, label, lease, consumer)
+
+    def expect(self, label: str, limit: int, newest: bool = False, wanted: int | str | None = None) -> list[int]:
+        """The positions that a take should find; counts them."""
+        jobs, name = self.jobs, self.jobs.name_of(label)
+        if jobs.is_paused(label):
+            return []
+        jobs.reclaim(name)
+        jobs.expire()
+        return jobs.take(name, limit, newest, wanted)
+
+    def check_taken(
+        self, found: Any, expected: list[int], which: int, label: str, lease: int | None, consumer: str | None
+    ) -> None:
+        jobs, name = self.jobs, self.jobs.name_of(label)
         assert [one["event"]["seq"] for one in found] == expected
         for place, one in enumerate(found):
             seq = one["event"]["seq"]
@@ -388,6 +399,24 @@ class QueueRules(TopicRules):
             held = self.settle(handed, settle)
         if held:
             self.jobs.ack(handed.token, pick if how == "result" else None)
+
+    @step(6, when=IN_HAND, pick=PICK, limit=st.integers(1, 3), reply=st.booleans())
+    def ack_and_take(self, pick: int, limit: int, reply: bool) -> None:
+        """What a worker does between two messages, in one commit."""
+        handed, result = self.picked(pick), pick if reply else None
+        one = self.jobs.held.get(handed.token)
+        wanted = TakeRequest(limit, "default" if one is None else one.label)
+
+        def call(home: Home) -> list[Delivery]:
+            delivery = handed.handles[home]
+            return delivery._hold.queue.ack_and_take(delivery, result, wanted)
+
+        found = self.ask(call)
+        if one is None:
+            assert found == Raised(StaleDelivery, {"token": handed.token})
+            return
+        self.jobs.ack(handed.token, result)
+        self.check_taken(found, self.expect(one.label, limit), handed.which, one.label, None, None)
 
     @step(2, when=IN_HAND, which=WHICH, picks=st.lists(PICK, min_size=1, max_size=6), by_token=st.booleans())
     def ack_many(self, which: int, picks: list[int], by_token: bool) -> None:

@@ -12,7 +12,7 @@ from penstock.core.model.take import TakeRequest
 from penstock.core.queue.queue import LocalQueue
 from penstock.errors import StorageError
 from server.serving import Served
-from waiting import eventually
+from waiting import DEADLINE, eventually
 
 
 @pytest.fixture
@@ -105,6 +105,35 @@ def test_take_settle_and_stale_tokens(served: Served, queue: penstock.Queue) -> 
     answer = served.post("/v1/queues/q/ack", {"tokens": [*tokens, tokens[0], "nonsense"]})
     assert answer.json == {"acknowledged": 4}
     assert take(served) == [] and len(queue) == 0
+
+
+def test_a_delivery_is_settled_and_the_next_taken_in_one_request(served: Served, queue: penstock.Queue) -> None:
+    queue.push_many(range(4))
+    (first,) = take(served)
+    url = f"/v1/queues/q/deliveries/{first['token']}/next"
+    answer = served.post(url, {"limit": 2, "consumer": "c1"})
+    assert [one["event"]["payload"] for one in answer.json["deliveries"]] == [1, 2] and len(queue) == 3
+    again = served.post(url, {"limit": 2})
+    assert (again.status, again.json["error"]) == (409, "StaleDelivery") and queue.stats().ready == 1
+    assert served.post(url, {"limit": 0, "lease": -1}).status == 400
+    for one in answer.json["deliveries"]:
+        (last,) = served.post(f"/v1/queues/q/deliveries/{one['token']}/next", {}).json["deliveries"] or [None]
+    assert last is None and queue.stats().in_flight == 1
+
+
+def test_a_request_that_settles_waits_for_the_next_message(served: Served, queue: penstock.Queue) -> None:
+    ticket = queue.push("first", reply=True)
+    (first,) = take(served)
+    got: list[Any] = []
+    url = f"/v1/queues/q/deliveries/{first['token']}/next"
+    waiting = threading.Thread(
+        daemon=True, target=lambda: got.extend(served.post(url, {"wait": 30, "result": "done"}).json["deliveries"])
+    )
+    waiting.start()
+    assert ticket.result(DEADLINE) == "done"
+    queue.push("second")
+    waiting.join(DEADLINE)
+    assert [one["event"]["payload"] for one in got] == ["second"] and len(queue) == 1
 
 
 def test_a_delivery_survives_a_new_server(served: Served, queue: penstock.Queue, journal: penstock.Journal) -> None:

@@ -228,6 +228,7 @@ BODIES: dict[str, Callable[[World, str], Any]] = {
     "push_messages": lambda world, target: {"payload": "more"},
     "take_messages": lambda world, target: {"limit": 100},
     "claim_deliveries": lambda world, target: {"min_idle": 0, "limit": 100},
+    "ack_and_take": lambda world, target: {"limit": 100},
     "ack_deliveries": lambda world, target: {"tokens": [world.held.get(target, "none")]},
     "nack_delivery": lambda world, target: {"dead": True},
     "extend_delivery": lambda world, target: {"lease": 600},

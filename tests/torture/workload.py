@@ -18,6 +18,7 @@ from pathlib import Path
 
 import penstock
 from penstock import Draft, Journal
+from penstock.core.model.take import TakeRequest
 from penstock.errors import PenstockError
 from torture.recorder import arm, armed_calls, mark
 
@@ -88,8 +89,14 @@ class Load:
         mark(taken=message)
         if self.rng.random() < 0.7:
             mark(acking=message)
-            delivery.ack()
-            mark(acked=message)
+            if self.rng.random() < 0.5:
+                delivery.ack()
+                mark(acked=message)
+            else:  # as a worker does
+                following = delivery._hold.queue.ack_and_take(delivery, None, TakeRequest())
+                mark(acked=message)
+                for one in following:
+                    mark(taken=one.payload)
 
     def cursor(self, label: str) -> None:
         latest = self.topic.latest

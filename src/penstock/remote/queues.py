@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from penstock.core.clock import SystemClock, seconds, to_ms
 from penstock.core.consuming.delivery import Delivery
@@ -161,6 +161,13 @@ class RemoteQueue:
             raise ConfigError("a reply over HTTP is JSON: bytes have no place in it")
         request = wire.AckResult(msgspec.Raw(encode_payload(result)))
         self._call(wire.ACK_DELIVERY, delivery.token, request=request)
+
+    def ack_and_take(self, delivery: Delivery, result: object, wanted: TakeRequest) -> list[Delivery]:
+        if is_binary(result):
+            raise ConfigError("a reply over HTTP is JSON: bytes have no place in it")
+        host = None if wanted.consumer is None else this_host()
+        request = wire.NextRequest(**{**asdict(wanted), "host": host}, result=msgspec.Raw(encode_payload(result)))
+        return [self._taken(one) for one in self._call(wire.ACK_AND_TAKE, delivery.token, request=request)]
 
     async def ack_async(self, delivery: Delivery, result: object) -> None:
         import asyncio

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import threading
 from collections.abc import Iterator
@@ -124,32 +125,20 @@ def test_a_worker_that_would_block_its_own_loop_says_so(journal: Journal) -> Non
     asyncio.run(main())
 
 
-def test_an_interrupt_gives_back_what_an_asynchronous_worker_took_ahead(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_gives_back_what_an_asynchronous_worker_took_ahead(journal: Journal) -> None:
     queue = journal.queue("jobs")
     queue.push_many(range(5))
     handled: list[int] = []
-    looks, interrupted = iter((False, True)), threading.Event()
 
     async def handle(delivery: Delivery) -> None:
         handled.append(delivery.payload)
-        assert await asyncio.to_thread(interrupted.wait, DEADLINE)
+        _thread.interrupt_main()
+        await eventually_async(worker._ending.is_set, "the worker ends")
 
     worker = queue.worker(handle, ahead=4)
-
-    def interrupted_take(*args: Any) -> list[Delivery]:
-        if next(looks):
-            interrupted.set()
-            raise KeyboardInterrupt
-        return take(*args)
-
-    take = queue._backend.take
-    monkeypatch.setattr(worker, "_capacity", 10)
-    monkeypatch.setattr(queue._backend, "take", interrupted_take)
     with pytest.raises(KeyboardInterrupt):
         worker.run()
-    assert handled and len(queue) == 5 - len(handled) and queue.stats().in_flight == 0
+    assert handled == [0] and len(queue) == 4 and queue.stats().in_flight == 0
 
 
 # ── beginning twice ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -251,9 +240,9 @@ def test_schedules_run_after_a_thread_could_not_start(
 
 # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_a_failing_look_at_the_policy_does_not_end_the_renewal_of_leases(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
+    journal: Journal, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker begins again, and with it the thread that renews: its death was noticed by nobody."""
+    """The worker begins again, and with it the renewals."""
     queue = journal.queue("jobs", lease=30)
     queue.push("a")
     policy = queue.policy
@@ -265,15 +254,20 @@ def test_a_failing_look_at_the_policy_does_not_end_the_renewal_of_leases(
         return policy
 
     monkeypatch.setattr(LocalQueue, "policy", failing_once)
-    go, keepers = threading.Event(), list[threading.Thread]()
+    begun, go = threading.Event(), threading.Event()
 
     def handle(delivery: Delivery) -> None:
-        keepers.extend(thread for thread in threading.enumerate() if thread.name == "penstock-jobs:default-leases")
+        begun.set()
         assert go.wait(DEADLINE)
 
     monkeypatch.setattr("penstock.core.consuming.worker.WORKER_RESTART_PAUSE", 0.0)
     with queue.worker(handle):
-        eventually(lambda: keepers, "a handler runs, and a thread renews its lease")
+        assert begun.wait(DEADLINE)
+        clock.advance(15)
+        wanted = clock.now_ms() + 29_000
+        eventually(
+            lambda: all(one.deadline.timestamp() * 1000 > wanted for one in queue.pending()), "the lease is renewed"
+        )
         go.set()
     assert len(queue) == 0
 

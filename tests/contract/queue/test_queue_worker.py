@@ -14,8 +14,13 @@ import pytest
 from journals import DEADLINE, Place, eventually, eventually_async, on, only
 
 from penstock import Delivery, Draft, Journal, ManualClock, Middleware, Queue
+from penstock.core.consuming import worker as workers
+from penstock.core.journal.commit import Commit
+from penstock.core.model.take import TakeRequest
 from penstock.core.observe.metrics import REGISTRY
-from penstock.errors import ConfigError
+from penstock.core.queue import queue as queues
+from penstock.core.queue.operations.take import Taken
+from penstock.errors import ConfigError, Corrupt
 
 
 class Gate:
@@ -591,3 +596,119 @@ def test_a_worker_of_batches_that_is_stopped_gives_back_what_it_gathered(journal
         queue.worker(print, batch=2, concurrency=2)
     with pytest.raises(ConfigError, match="batch"):
         queue.worker(print, batch=0)
+
+
+# ── one message after the other ──────────────────────────────────────────────────────────────────────────────────────
+@only(on_disk=True)
+def test_a_message_costs_a_worker_one_commit(place: Place) -> None:
+    with place.open(durability="process") as journal:
+        queue = journal.queue("jobs")
+        queue.push_many(range(100))
+        before = journal._core.writer.measures.commits  # type: ignore[attr-defined]
+        with queue.worker(lambda delivery: None):
+            drained(queue)
+        assert journal._core.writer.measures.commits - before < 120  # type: ignore[attr-defined]
+
+
+def test_a_worker_that_is_told_to_stop_takes_nothing_more(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(range(5))
+    gate = Gate()
+    worker = queue.worker(gate).start()
+    eventually(lambda: gate.entered == [0])
+    with pytest.raises(TimeoutError):
+        worker.stop(0.01)
+    gate.open.set()
+    worker.stop(DEADLINE)
+    assert gate.left == [0] and queue.stats().in_flight == 0
+    assert [(one.payload, one.attempt) for one in queue.take_many(9)] == [(n, 1) for n in range(1, 5)]
+
+
+def test_a_key_with_a_limit_goes_on_with_its_next_message(journal: Journal) -> None:
+    queue = journal.queue("jobs", max_in_flight=1)
+    queue.push_many([Draft("m", n, key="one") for n in range(20)])
+    handled: list[int] = []
+    with queue.worker(lambda delivery: handled.append(delivery.payload), concurrency=4):
+        drained(queue)
+    assert handled == list(range(20))
+
+
+def test_as_many_are_taken_ahead_as_asked_for_and_in_order(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(range(40))
+    handled: list[int] = []
+    most = 0
+
+    def handle(delivery: Delivery) -> None:
+        nonlocal most
+        most = max(most, queue.stats().in_flight)
+        handled.append(delivery.payload)
+
+    with queue.worker(handle, ahead=3):
+        drained(queue)
+    assert handled == list(range(40)) and most == 4
+
+
+@on("memory", "sqlite")
+def test_a_take_that_fails_keeps_no_message_from_being_acknowledged(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = journal.queue("jobs")
+    queue.push_many(range(3))
+    take, handled = queues.take, list[int]()
+
+    def fails_at_times(commit: Commit, taker: queues.LocalQueue, wanted: TakeRequest) -> Taken:
+        if not wanted.wait:
+            raise Corrupt("a damaged block")
+        return take(commit, taker, wanted)
+
+    monkeypatch.setattr(queues, "take", fails_at_times)
+    with queue.worker(lambda delivery: handled.append(delivery.payload)):
+        drained(queue)
+    assert handled == [0, 1, 2] and not caplog.records
+
+
+@on("memory", "sqlite")
+def test_a_take_that_fails_is_a_failure_of_the_worker_which_begins_again(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = journal.queue("jobs")
+    take, failures = queues.LocalQueue.take, [1]
+
+    def fails_once(self: queues.LocalQueue, *given: Any) -> list[Delivery]:
+        if failures:
+            failures.pop()
+            raise Corrupt("a damaged block")
+        return take(self, *given)
+
+    monkeypatch.setattr(queues.LocalQueue, "take", fails_once)
+    monkeypatch.setattr(workers, "WORKER_RESTART_PAUSE", 0.001)
+    with caplog.at_level(logging.WARNING, "penstock.worker"), queue.worker(lambda delivery: None, concurrency=3):
+        queue.push_many(range(10))
+        drained(queue)
+    assert "restart 1 of" in caplog.text
+
+
+@on("memory", "sqlite")
+def test_hands_are_started_when_there_is_something_for_them(journal: Journal) -> None:
+    queue = journal.queue("jobs")
+    gate = Gate()
+    with queue.worker(gate, concurrency=50) as worker:
+        eventually(lambda: len(worker._hands) == 1)
+        queue.push_many(range(3))
+        eventually(lambda: len(gate.entered) == 3 and len(worker._hands) == 4, "three at work, and one that waits")
+        gate.open.set()
+        drained(queue)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_no_message_is_taken_twice_or_forgotten_while_workers_come_and_go(journal: Journal, concurrency: int) -> None:
+    queue = journal.queue("jobs", max_attempts=100)
+    handled: list[tuple[int, int]] = []
+    for round_ in range(8):
+        queue.push_many(range(round_ * 10, round_ * 10 + 10))
+        with queue.worker(lambda one: handled.append((one.payload, one.attempt)), concurrency=concurrency, ahead=2):
+            eventually(lambda least=round_ * 4: len(handled) >= least)  # type: ignore[misc]
+    with queue.worker(lambda one: handled.append((one.payload, one.attempt)), concurrency=concurrency):
+        drained(queue)
+    assert sorted(handled) == [(n, 1) for n in range(80)]

@@ -17,6 +17,7 @@ import penstock
 from penstock import Draft, Journal, Projection
 from penstock import on as handles
 from penstock.core.journal.sealed.sealing import seal_topic
+from penstock.core.model.take import TakeRequest
 from penstock.errors import Backpressure, Conflict, FenceActive, PenstockError, StaleDelivery
 
 KEYS = ["ann", "bob", "cid", "dan"]
@@ -72,7 +73,7 @@ class Worker:
         """Labels that earlier workers tried to append with a dedup key, and mostly did."""
         self._usual = [
             self.append, self.append, self.repeat, self.batch, self.submit, self.expect, self.expect, self.transact,
-            self.fence, self.push, self.push_many, self.take, self.take, self.take_many, self.give_up, self.redrive,
+            self.fence, self.push, self.push_many, self.take, self.go_on, self.take_many, self.give_up, self.redrive,
             self.consume, self.fan_out, self.take_group, self.take_group, self.cursor, self.project, self.project,
             self.state, self.ring,
         ]  # fmt: skip
@@ -185,6 +186,19 @@ class Worker:
         self.oracle.note(settling=delivery.payload)
         delivery.ack()
         self.oracle.note(settled=delivery.payload)
+
+    def go_on(self, label: str) -> None:
+        """Acknowledges and takes in one commit, as a worker does."""
+        delivery = self.work.take(wait=0)
+        while delivery is not None:
+            self.oracle.note(settling=delivery.payload)
+            following = delivery._hold.queue.ack_and_take(delivery, None, TakeRequest())
+            self.oracle.note(settled=delivery.payload)
+            if self.rng.random() < 0.3:
+                for one in following:
+                    one.release()
+                return
+            delivery = following[0] if following else None
 
     def take_many(self, label: str) -> None:
         deliveries = self.work.take_many(10)

@@ -31,7 +31,7 @@ from penstock.core.protocol.topics import EventList
 from penstock.core.queue import inspect, schedule
 from penstock.core.queue.dead_letters import DeadLetterCursor
 from penstock.core.queue.operations import groups, repair
-from penstock.core.queue.operations.take import check_timed
+from penstock.core.queue.operations.take import check_take, check_timed
 from penstock.core.queue.policy import checked
 from penstock.core.queue.queue import LocalQueue
 from penstock.core.queue.registry import with_topics_window
@@ -204,18 +204,12 @@ async def take_messages(
     at: LocalBackend, caller: WaitingCaller, name: str, wanted: TakeRequest
 ) -> list[wire.DeliveryDocument]:
     """Waits for the first up to `wait` seconds; a caller that has gone meanwhile gets none."""
-    _check_taken(wanted.limit)
-    check_taking(wanted.limit, wanted.group, wanted.consumer, "take")
-    queue = at.queues.known(name)
-    if queue is None:
-        queue = await asyncio.to_thread(at.queue, name)
+    queue, request = await _taker(at, caller, name, wanted)
     caller.wake = queue.nudge
     taken: list[Delivery] = []
     size, step = 0, min(wanted.limit, FIRST_TAKEN)
-    host = check_text(wanted.host, "host") if wanted.host is not None else caller.host
-    lease = None if wanted.lease is None else seconds(wanted.lease, "lease")
     while step:
-        some = replace(wanted, limit=step, wait=0.0 if taken else wanted.wait, lease=lease, host=host)
+        some = replace(request, limit=step, wait=0.0 if taken else wanted.wait)
         try:
             found = await queue.take_async(some, caller.stopping, caller.patience, timed=True)
         except BaseException as error:
@@ -227,6 +221,47 @@ async def take_messages(
         taken += found
         size += _bytes_of(found)
         step = _next_step(step, found, taken, size, wanted.limit)
+    return await _handed_out(queue, caller, taken)
+
+
+async def ack_and_take(
+    at: LocalBackend, caller: WaitingCaller, name: str, token: str, wanted: wire.NextRequest
+) -> list[wire.DeliveryDocument]:
+    """What is there is taken in the commit that settles the delivery; else this waits as a take does."""
+    queue, request = await _taker(at, caller, name, wanted)
+    some = replace(request, limit=min(wanted.limit, FIRST_TAKEN), wait=0.0)
+    if taken := await queue.ack_and_take_async(token, wanted.result, some, caller.patience):
+        return await _handed_out(queue, caller, taken)
+    return await take_messages(at, caller, name, request) if wanted.wait else []
+
+
+async def _taker(
+    at: LocalBackend, caller: WaitingCaller, name: str, wanted: TakeRequest
+) -> tuple[LocalQueue, TakeRequest]:
+    """A queue that is taken from, and what is taken, checked."""
+    _check_taken(wanted.limit)
+    check_taking(wanted.limit, wanted.group, wanted.consumer, "take")
+    queue = at.queues.known(name)
+    if queue is None:
+        queue = await asyncio.to_thread(at.queue, name)
+    request = TakeRequest(
+        wanted.limit,
+        wanted.group,
+        wanted.consumer,
+        wanted.wait,
+        None if wanted.lease is None else seconds(wanted.lease, "lease"),
+        wanted.newest,
+        wanted.seq,
+        wanted.key,
+        check_text(wanted.host, "host") if wanted.host is not None else caller.host,
+        wanted.since,
+    )
+    check_take(request)
+    return queue, request
+
+
+async def _handed_out(queue: LocalQueue, caller: WaitingCaller, taken: list[Delivery]) -> list[wire.DeliveryDocument]:
+    """The answer of a take; a caller that has gone meanwhile gets none."""
     if taken and caller.gone:
         await asyncio.to_thread(queue.release, taken)
         return []

@@ -238,6 +238,12 @@ class AckResult(msgspec.Struct, forbid_unknown_fields=True):
     result: Any = None
 
 
+class NextRequest(TakeRequest, omit_defaults=True):
+    """What to take next, and what the one who pushed the message before with `reply=True` is told."""
+
+    result: Any = None
+
+
 class ExtendRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     lease: Seconds | None = None
 
@@ -396,6 +402,14 @@ ACK_DELIVERY = Operation(
     "Settles a delivery",
     errors=_STALE,
     commits=True,
+)
+ACK_AND_TAKE = Operation(
+    "POST /queues/{queue}/deliveries/{token}/next -> deliveries",
+    "write",
+    NextRequest,
+    list[DeliveryDocument],
+    "Settles a delivery and takes the next messages, in one commit if there are any; else waits for the first",
+    errors=_STALE,
 )
 NACK_DELIVERY = Operation(
     "POST /queues/{queue}/deliveries/{token}/nack",

@@ -285,6 +285,47 @@ class LocalQueue:
         self._writer.run(WriteRequest(self.ack_in, 0, (delivery, answer)))
         self.note_acks(1)
 
+    def ack_and_take(self, delivery: Delivery, result: object, wanted: TakeRequest) -> list[Delivery]:
+        """Settles a delivery and takes what is there, in one commit."""
+        began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
+        request = WriteRequest(self._ack_and_take_in, 0, (delivery, answer_of(result), wanted))
+        try:
+            found = self._writer.run(request).deliveries
+        except BaseException:
+            self._return_unheard(request)
+            raise
+        self._note_next(found, began_ns)
+        return found
+
+    async def ack_and_take_async(
+        self, token: str, result: object, wanted: TakeRequest, patience: float
+    ) -> list[Delivery]:
+        """`ack_and_take` for a taker in another process, which names its delivery by the token."""
+        began_ns = time.time_ns() if "opentelemetry.trace" in modules else 0
+        request = WriteRequest(self._ack_token_and_take_in, 0, (token, answer_of(result), wanted))
+        try:
+            found = (await self._writer.run_async(request, patience)).deliveries
+        except BaseException:
+            self._return_unheard(request)
+            raise
+        self._note_next(found, began_ns)
+        return found
+
+    def _ack_and_take_in(self, commit: Commit, delivery: Delivery, answer: StoredResult, wanted: TakeRequest) -> Taken:
+        self.ack_in(commit, delivery, answer)
+        return take(commit, self, wanted)
+
+    def _ack_token_and_take_in(self, commit: Commit, token: str, answer: StoredResult, wanted: TakeRequest) -> Taken:
+        self.ack_token_in(commit, token, answer)
+        return take_timed(commit, self, wanted)
+
+    def _note_next(self, found: list[Delivery], began_ns: int) -> None:
+        self.note_acks(1)
+        if found:
+            self._taken.inc(len(found))
+            if began_ns:
+                received(self.name, [delivery.event for delivery in found], began_ns)
+
     async def ack_async(self, delivery: Delivery, result: object) -> None:
         await self._writer.run_async(WriteRequest(self.ack_in, 0, (delivery, answer_of(result))))
         self.note_acks(1)

@@ -273,6 +273,9 @@ class QueueBackend(Protocol):
     async def ack_async(self, delivery: Delivery, result: object) -> None:
         """`ack` for an event loop."""
 
+    def ack_and_take(self, delivery: Delivery, result: object, wanted: TakeRequest) -> list[Delivery]:
+        """Settles a delivery and takes what is there without waiting, in one commit."""
+
     def ack_many(self, deliveries: list[Delivery | str]) -> int:
         """Settles deliveries, or their tokens, in one commit; returns how many were still held."""
 
