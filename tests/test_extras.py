@@ -9,7 +9,7 @@ from pathlib import Path
 PROGRAM = """
 import sys, tempfile
 for missing in ["ulid", "obstore", "zstandard", "starlette", "uvicorn", "jinja2", "pyspark", "pyarrow",
-                "rocksdict", "slatedb", "duckdb", "django", "eventsourcing", "langchain_core"]:
+                "rocksdict", "slatedb", "duckdb", "django", "eventsourcing", "langchain_core", "psycopg", "pymysql"]:
     sys.modules[missing] = None
 import penstock
 
@@ -32,6 +32,12 @@ def eventsourcing():
 def langgraph():
     import penstock.integrations.langgraph
 
+def postgresql():
+    penstock.outbox.Relay(journal, "postgresql://shop@db/shop")
+
+def mysql():
+    penstock.outbox.Relay(journal, "mysql://shop@db/shop")
+
 def spark():
     import penstock.spark
     penstock.spark.session()
@@ -49,6 +55,8 @@ for extra, use in [
     ("django", django),
     ("eventsourcing", eventsourcing),
     ("langgraph", langgraph),
+    ("postgresql", postgresql),
+    ("mysql", mysql),
     ("arrow", lambda: list(journal.topic("orders").read_arrow())),
     ("arrow", lambda: journal.export("o.parquet", topics=["orders"])),
     ("arrow", lambda: journal.export("folder", format="parquet")),

@@ -20,8 +20,7 @@ from penstock.errors import ConfigError, InvalidName
 
 def relayed(journal: penstock.Journal, database: Database) -> list[object]:
     relay = outbox.Relay(journal, database.connect)
-    while relay.run_once():
-        pass
+    relay.drain()
     relay.stop()
     return [event.payload for event in journal.topic("orders").read()]
 

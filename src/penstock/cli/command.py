@@ -59,6 +59,9 @@ EXTRAS: Final = {
     "connect": ("pyspark", "pandas", "grpc"),
     "eventsourcing": ("eventsourcing",),
     "langgraph": ("langgraph",),
+    "django": ("django", "django_tasks"),
+    "postgresql": ("psycopg",),
+    "mysql": ("pymysql",),
     "server": ("starlette", "uvicorn", "jinja2", "httptools", "uvloop", "anyio", "h11"),
 }
 """The packages each extra brings, by the name they are imported under."""

@@ -36,6 +36,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "queues": "drop",
         "watching": "check doctor completion help",
         "journals": "info backup restore copy export import",
+        "relaying": "relay",
     },
     "Spark and buffers": {"pipelines": "run pipelines", "buffer": "buffer"},
 }

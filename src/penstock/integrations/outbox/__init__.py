@@ -4,9 +4,11 @@
     Relay(journal, connect)                                          moves committed rows into the journal, each once
 
 `rows` writes rows through connections of DB-API drivers, SQLAlchemy and Django; `schema` has the table for them;
-`relay` moves rows. OutboxRow ids are not assigned in the order of commits, so no position is remembered: rows that are in the
-journal are deleted. The journal keeps which rows its newest batch had, in the commit of that batch, and these rows are
-deleted before the next batch is read: a relay may end at any point, and several may run at once.
+`relay` moves rows; `django` is an app with a migration and a command.
+
+Ids of rows are not assigned in the order of commits, so no position is remembered: rows that are in the journal are
+deleted. The journal keeps which rows its newest batch had, in the commit of that batch, and these rows are deleted
+before the next batch is read: a relay may end at any point, and several may run at once.
 """
 
 from penstock.integrations.outbox.relay import Relay

@@ -9,11 +9,14 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
+from penstock.core.names import shown_url, split_url
 from penstock.errors import ConfigError
+from penstock.integrations import needed_for
 
 _PARAMETER = re.compile(r":(\w+)")
 _DIALECTS: Final = {
@@ -91,3 +94,27 @@ def _driver_of(connection: Any) -> tuple[str, str]:
             'with SQLAlchemy, await session.run_sync(outbox.push, "emails", payload)'
         )
     raise ConfigError(f"an outbox writes through a connection of a DB-API driver, SQLAlchemy or Django, not a {kind}")
+
+
+def connector(url: str) -> Callable[[], Any]:
+    """Returns a function that connects to the database of a url: postgresql://…, mysql://… or sqlite:///path. Raises
+    ConfigError when the package for it is missing."""
+    parts = split_url(url)
+    if parts.scheme == "sqlite":
+        import sqlite3
+
+        # The url of a path from the root has four slashes, as SQLAlchemy has it.
+        file = f"file:{quote(unquote(parts.path.removeprefix('/')))}?mode=rw"
+        return lambda: sqlite3.connect(file, uri=True)
+    if parts.scheme in ("postgresql", "postgres"):
+        with needed_for("postgresql"):
+            import psycopg
+        return lambda: psycopg.connect(url)
+    if parts.scheme in ("mysql", "mariadb"):
+        with needed_for("mysql"):
+            import pymysql
+        given = {"user": parts.username, "password": parts.password, "host": parts.hostname or "localhost"}
+        named = {name: unquote(value) for name, value in given.items() if value is not None}
+        place = {"port": parts.port or 3306, "database": unquote(parts.path[1:]), "charset": "utf8mb4"}
+        return lambda: pymysql.connect(**named, **place)
+    raise ConfigError(f"{shown_url(url)!r:.200} is no database: postgresql://…, mysql://… or sqlite:///path")

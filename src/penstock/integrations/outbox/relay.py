@@ -25,10 +25,10 @@ from typing import Any, Final, Self
 from penstock import errors, pipelines
 from penstock.core.clock import Duration, seconds
 from penstock.core.events import Event
-from penstock.core.names import check_consumer, check_function, check_whole
+from penstock.core.names import check_consumer, check_function, check_whole, shown_url
 from penstock.core.observe.logs import Log
 from penstock.core.surface.journal import Journal
-from penstock.integrations.outbox.connections import run
+from penstock.integrations.outbox.connections import connector, run
 from penstock.integrations.outbox.rows import APPEND, SELF, OutboxLag, OutboxRow, lag
 from penstock.integrations.outbox.schema import TABLE, check_table
 
@@ -61,11 +61,11 @@ class _Outrun(Exception):
 class Relay:
     """Moves the rows of an outbox into a journal of this process. Several relays of one outbox may run at once.
 
-        with Relay(journal, lambda: psycopg.connect("dbname=shop")):
-            ...                                                       # it runs in a thread
+        with Relay(journal, "postgresql://shop@db/shop"):
+            ...                                            # it runs in a thread
 
-    `connect` returns a connection of a DB-API driver, SQLAlchemy or Django, for the relay alone. `run_once` moves one
-    batch in the calling thread; `run` goes on until `stop` is called.
+    `connect` is the url of the database, or a function that returns a connection of a DB-API driver, SQLAlchemy or
+    Django, for the relay alone. `run_once` moves one batch in the calling thread; `run` goes on until `stop` is called.
 
     A row that the journal refuses stays in the table, with the reason in its column `error`, and holds nothing up. Rows
     for a queue that is full or not there yet wait. The relay reports as a flow of the pipeline "outbox": its lag is the
@@ -75,7 +75,7 @@ class Relay:
     def __init__(
         self,
         journal: Journal,
-        connect: Callable[[], Any],
+        connect: str | Callable[[], Any],
         *,
         table: str = TABLE,
         name: str = "relay",
@@ -86,7 +86,7 @@ class Relay:
         self.journal = journal
         self.moved = 0
         """Rows moved by this object."""
-        self._connect = check_function(connect, "connect")
+        self._connect = connector(connect) if isinstance(connect, str) else check_function(connect, "connect")
         self._name = check_consumer(name, "relay")
         self._batch = min(check_whole(batch, "batch"), MOST)
         self._poll = seconds(poll, "poll")
@@ -101,19 +101,34 @@ class Relay:
         """Of which of them the log says so."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._report = _Report(journal, self._name)
+        self._report = _Report(journal, self._name, shown_url(connect) if isinstance(connect, str) else table)
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def run_once(self) -> int:
         """Moves a batch of the rows that wait and returns how many rows were moved."""
-        if self._thread is not None:
-            raise errors.ConfigError("this relay runs in its thread: stop it, or make another one")
         before = self.moved
-        self._move_batch()
+        self._check_idle()
+        with suppress(_Outrun):
+            self._move_batch()
         return self.moved - before
 
+    def drain(self) -> int:
+        """Moves all rows that the journal takes now and returns how many rows were moved."""
+        before, more = self.moved, True
+        self._check_idle()
+        while more:
+            try:
+                more = self._move_batch()
+            except _Outrun:
+                time.sleep(self._poll)
+        return self.moved - before
+
+    def _check_idle(self) -> None:
+        if self._thread is not None:
+            raise errors.ConfigError("this relay runs in its thread: stop it, or make another one")
+
     def _move_batch(self) -> bool:
-        """Moves a batch. Returns True when there may be more to move at once."""
+        """Moves a batch. Returns True when there may be more to move, False when every row had its turn."""
         if self._connection is None:
             self._connection = self._connect()
         self._identity = self._identity or self._find_identity()
@@ -129,10 +144,7 @@ class Relay:
         if not found:
             self._waiting_for.clear()  # every other row had its turn: ask these queues again
             return False
-        try:
-            self._move([OutboxRow(*one) for one in found])
-        except _Outrun:
-            return False
+        self._move([OutboxRow(*one) for one in found])
         return True
 
     def _move(self, rows: Sequence[OutboxRow]) -> None:
@@ -226,7 +238,11 @@ class Relay:
         try:
             while not self._stopping.is_set():
                 try:
-                    failures, pause = 0, 0.0 if self._move_batch() else self._poll
+                    try:
+                        pause = 0.0 if self._move_batch() else self._poll
+                    except _Outrun:
+                        pause = self._poll
+                    failures = 0
                     self._report.say("running", self.moved, lambda: lag(self._connection, table=self._table))
                 except errors.Closed:
                     return
@@ -269,11 +285,17 @@ class Relay:
 class _Report:
     """What a relay reports: as a flow of the pipeline "outbox", now and then."""
 
-    def __init__(self, journal: Journal, name: str) -> None:
+    def __init__(self, journal: Journal, name: str, source: str) -> None:
         self._topic = journal.topic(pipelines.TOPIC)
         self._journal = journal
         self._status = pipelines.FlowStatus(
-            pipeline=PIPELINE, flow=name, state="pending", pid=os.getpid(), host=socket.gethostname(), started_at=_now()
+            pipeline=PIPELINE,
+            flow=name,
+            state="pending",
+            sources=[source],
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            started_at=datetime.now(UTC),
         )
         self._last = -pipelines.HEARTBEAT
 
@@ -296,10 +318,6 @@ class _Report:
             self._topic.configure(by_key=True, indexed=False)
         pipelines.report(self._journal, [status])
         self._last = time.monotonic()
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
 
 
 def _tokens_in(event: Event[bytes]) -> list[str]:
