@@ -143,6 +143,12 @@ PARTS = {
         ),
     ),
     "strangers-eventsourcing": Part("the rest of the suite of eventsourcing passes on our persistence module"),
+    "strangers-celery": Part(
+        "Celery runs in every pool and over HTTP, and killed workers lose and copy no message; prints its seed"
+    ),
+    "strangers-kombu": Part(
+        "kombu's own integration tests pass on our transport", ("strangers/kombu_suite.py",), "tests"
+    ),
     "strangers-django": Part("what a backend for Django's tasks does, on a served journal, too"),
     "strangers-django-6": Part(
         "Django's own tests of tasks pass on our backend, and ours on Django 6", ("strangers/django_suite.py",), "tests"

@@ -9,7 +9,8 @@ from pathlib import Path
 PROGRAM = """
 import sys, tempfile
 for missing in ["ulid", "obstore", "zstandard", "starlette", "uvicorn", "jinja2", "pyspark", "pyarrow",
-                "rocksdict", "slatedb", "duckdb", "django", "eventsourcing", "langchain_core", "psycopg", "pymysql"]:
+                "rocksdict", "slatedb", "duckdb", "celery", "django", "eventsourcing", "langchain_core",
+                "psycopg", "pymysql"]:
     sys.modules[missing] = None
 import penstock
 
@@ -22,6 +23,9 @@ def producer():
 def server():
     import penstock.server
     penstock.server.app(journal)
+
+def celery():
+    import penstock.integrations.celery
 
 def django():
     import penstock.integrations.django.tasks_api
@@ -52,6 +56,7 @@ for extra, use in [
     ("buffer", producer),
     ("server", server),
     ("spark", spark),
+    ("celery", celery),
     ("django", django),
     ("eventsourcing", eventsourcing),
     ("langgraph", langgraph),

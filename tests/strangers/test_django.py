@@ -24,7 +24,6 @@ from django.test import override_settings
 from django.utils import timezone
 
 import penstock
-from penstock.integrations.django import backend as module
 from penstock.integrations.django.backend import TasksBackend
 from penstock.integrations.django.running import TaskAttempt, workers
 from penstock.integrations.django.tasks_api import (
@@ -35,6 +34,7 @@ from penstock.integrations.django.tasks_api import (
     signals,
     task_backends,
 )
+from penstock.integrations.opening import close_all
 from server.process import ServerProcess
 from waiting import eventually
 
@@ -59,9 +59,7 @@ def configured(tmp_path: Path) -> Iterator[Callable[..., TasksBackend]]:
     yield configure
     for one in reversed(made):
         one.disable()
-    for journal in module._journals.values():
-        journal.close()
-    module._journals.clear()
+    close_all()
 
 
 @pytest.fixture
@@ -349,8 +347,7 @@ def test_a_killed_workers_task_goes_to_another_worker(
         result.refresh()
         assert (result.status, result.return_value, result.attempts) == (TaskResultStatus.SUCCESSFUL, 2, 2)
         assert len(set(result.worker_ids)) == 2
-        for journal in module._journals.values():
-            journal.close()  # before the server ends
+        close_all()  # before the server ends
 
 
 def worker_process(backend: TasksBackend) -> subprocess.Popen[bytes]:

@@ -1,11 +1,13 @@
 """What lets other libraries keep their data in a journal. Each module stands on the public names alone.
 
+    celery          a transport of kombu, and a result backend
     django          a backend for Django's tasks
     eventsourcing   a persistence module for eventsourcing
     langgraph       a checkpointer for LangGraph
+    opening         one open journal for a process
     outbox          rows of a program's own database, on their way into a journal (penstock.outbox)
 
-Each module has an extra of its name, which brings the library; an outbox needs none.
+Each module that is named after a library has an extra of its name, which brings the library.
 """
 
 from collections.abc import Iterator

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -30,29 +29,16 @@ from penstock.integrations.django.tasks_api import (
     normalize_json,
     signals,
 )
+from penstock.integrations.opening import open_once
 
 TASK_ID = "task-id"
 """The header of a message that has the id of the task's result."""
 ENQUEUE = ("on_commit", "at_once")
 
-_journals: dict[tuple[int, str, str | None], penstock.Journal] = {}
-"""The journals of this process, by their urls: Django makes a backend for every thread."""
-_opening = threading.Lock()
-
 
 def seconds(given: float | timedelta) -> float:
     """A time span in seconds."""
     return given.total_seconds() if isinstance(given, timedelta) else float(given)
-
-
-def open_once(url: str, token: str | None) -> penstock.Journal:
-    """The journal of a url, opened once in a process; a process that was forked opens its own."""
-    with _opening:
-        place = os.getpid(), url, token
-        journal = _journals.get(place)
-        if journal is None or journal.closed:
-            journal = _journals[place] = penstock.open(url, token=token)
-        return journal
 
 
 @dataclass(frozen=True)

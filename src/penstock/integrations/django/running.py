@@ -11,7 +11,7 @@ from django.db import close_old_connections, reset_queries
 from msgspec.structs import replace
 
 import penstock
-from penstock.errors import Conflict, PoisonMessage
+from penstock.errors import ConfigError, Conflict, PoisonMessage
 from penstock.integrations.django.backend import TASK_ID, TasksBackend
 from penstock.integrations.django.records import RecordedError, TaskRecord
 from penstock.integrations.django.tasks_api import Task, TaskContext, TaskResultStatus, normalize_json, signals
@@ -135,7 +135,10 @@ class TaskAttempt:
             elif self._change("retrying", replace(self.record, status=READY, errors=self._errors_with(error))):
                 self.delivery.nack(delay=retry.delay(self.delivery.attempt), error=error)
         else:
-            self._finish("successful", replace(self.record, status=SUCCESSFUL, return_value=value), task)
+            try:
+                self._finish("successful", replace(self.record, status=SUCCESSFUL, return_value=value), task)
+            except ConfigError as error:  # a value that is too large, or not a number
+                self._fail(error, task)
 
     def _errors_with(self, error: BaseException) -> list[RecordedError]:
         return [*self.record.errors, RecordedError.of(error)]

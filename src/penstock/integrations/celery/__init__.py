@@ -1,0 +1,30 @@
+"""A journal as the broker and the result backend of Celery.
+
+    import penstock.integrations.celery
+
+    app = Celery("shop", broker="penstock:///var/lib/app/shop.db", backend="penstock:///var/lib/app/shop.db")
+    app.conf.task_acks_late = True
+
+    transport   a transport of kombu: queues, leases, prefetch, bindings of exchanges
+    waiting     one wait for several queues, and the renewal of leases
+    results     the results of tasks, and the counts of chords
+
+Importing this package makes the scheme `penstock` known. A queue of Celery's is a queue of the journal, under its own
+name where a journal allows that. A message is an event that SQL and Spark can read: its kind is the task's name.
+"""
+
+from penstock.integrations import needed_for
+
+with needed_for("celery"):
+    from celery.app.backends import BACKEND_ALIASES
+    from kombu.transport import TRANSPORT_ALIASES
+
+SCHEME = "penstock"
+
+TRANSPORT_ALIASES[SCHEME] = "penstock.integrations.celery.transport:PenstockTransport"
+BACKEND_ALIASES[SCHEME] = "penstock.integrations.celery.results:PenstockBackend"
+
+
+def place_of(url: str) -> str:
+    """The place that `penstock.open` takes: the path of penstock:///var/shop.db, the url of penstock+http://…."""
+    return url.removeprefix(f"{SCHEME}+").removeprefix(f"{SCHEME}://")

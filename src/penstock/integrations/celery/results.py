@@ -1,0 +1,128 @@
+"""The results of Celery's tasks: the newest event of a task's key says how the task is.
+
+Counts of chords are kept so that a part that runs twice counts once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Any
+
+from celery import states
+from celery.backends.base import KeyValueStoreBackend
+from celery.exceptions import TimeoutError as CeleryTimeout
+
+import penstock
+from penstock.errors import Conflict
+from penstock.integrations.celery import place_of
+from penstock.integrations.opening import open_once
+
+RESULTS = "celery-results"
+SET, COUNTED, DELETED = "set", "counted", "deleted"
+
+_part: ContextVar[str] = ContextVar("penstock_chord_part")
+"""The task whose end is being counted for its chord."""
+
+
+class PenstockBackend(KeyValueStoreBackend):
+    """Keeps results in a topic of a journal."""
+
+    supports_native_join = True
+    supports_autoexpire = True
+    implements_incr = True
+
+    def __init__(self, app: Any = None, url: str | None = None, **kwargs: Any) -> None:
+        super().__init__(app=app, url=url, **kwargs)
+        self._token = app.conf.result_backend_transport_options.get("token")
+
+    @property
+    def topic(self) -> penstock.Topic:
+        """The topic of the results. Forked processes of a worker open the journal anew."""
+        topic = open_once(place_of(self.url or ""), self._token).topic(RESULTS)
+        settings, keep = topic.settings, self.expires or None
+        if (settings.by_key, settings.max_age) != (True, keep):
+            topic.configure(by_key=True, max_age=keep)
+        return topic
+
+    def _newest(self, topic: penstock.Topic, key: str) -> penstock.Event | None:
+        return next(topic.read(key=key, reverse=True, limit=1), None)
+
+    # ── keys and values ──────────────────────────────────────────────────────────────────────────────────────────────
+    def get(self, key: str | bytes) -> Any:
+        """The value of a key; None when there is none."""
+        event = self._newest(self.topic, text_of(key))
+        return None if event is None or event.kind == DELETED else event.payload
+
+    def mget(self, keys: Iterable[str | bytes]) -> list[Any]:
+        """The values of keys."""
+        return [self.get(key) for key in keys]
+
+    def set(self, key: str | bytes, value: Any) -> None:
+        """Sets a value."""
+        self.topic.append(SET, value, key=text_of(key))
+
+    def delete(self, key: str | bytes) -> None:
+        """Deletes a value."""
+        self.topic.append(DELETED, key=text_of(key))
+
+    # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def wait_for(
+        self,
+        task_id: str,
+        timeout: float | None = None,
+        interval: float = 0.5,
+        no_ack: bool = True,
+        on_interval: Any = None,
+    ) -> Any:
+        """Waits for a task's result; it is woken when the result comes."""
+        self._ensure_not_eager()
+        until = None if timeout is None else time.monotonic() + timeout
+        with self.topic.subscribe("latest", key=text_of(self.get_key_for_task(task_id))) as subscription:
+            while True:
+                meta = self.get_task_meta(task_id)
+                if meta["status"] in states.READY_STATES:
+                    return meta
+                if on_interval:
+                    on_interval()
+                left = interval if until is None else min(interval, until - time.monotonic())
+                if left <= 0:
+                    raise CeleryTimeout("The operation timed out.")
+                subscription.next(left)
+
+    # ── chords ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
+        """Counts a task of a chord's header; after the last one the body is sent."""
+        if request.group:
+            newest = self._newest(self.topic, text_of(self.get_key_for_chord(request.group)))
+            if newest is not None and newest.kind == DELETED:
+                return  # the body was sent, and this task ran once more
+        token = _part.set(request.id)
+        try:
+            super().on_chord_part_return(request, state, result, **kwargs)
+        finally:
+            _part.reset(token)
+
+    def incr(self, key: str | bytes) -> int:
+        """Counts the part under way, once, and returns how many there are."""
+        topic, counter = self.topic, text_of(key)
+        part = f"{counter}/{_part.get()}"
+        while True:
+            counted, newest = self._newest(topic, part), self._newest(topic, counter)
+            count = 0 if newest is None or newest.kind == DELETED else newest.payload
+            if counted is not None:
+                return count
+            outbox = topic.journal.outbox()
+            outbox.stage(topic, COUNTED, key=part, expect=0)
+            outbox.stage(topic, COUNTED, count + 1, key=counter, expect=0 if newest is None else newest.seq)
+            try:
+                outbox.flush()
+            except Conflict:  # another part was counted meanwhile
+                continue
+            return count + 1
+
+
+def text_of(key: str | bytes) -> str:
+    """A key as a journal has it."""
+    return key.decode() if isinstance(key, bytes) else key

@@ -1,0 +1,526 @@
+"""A transport of kombu over the queues of a journal.
+
+A message that is delivered is held under a lease until it is acknowledged. The lease is renewed while the process
+lives, however long a task runs; when the process dies the lease ends, and another worker gets the message. Bindings of
+queues to exchanges are events of the topic `kombu-bindings`, so that all processes know them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from hashlib import blake2b
+from queue import Empty
+from typing import Any, TypeVar
+
+import msgspec
+from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.utils.json import dumps, loads
+
+import penstock
+from penstock.errors import (
+    Backpressure,
+    Closed,
+    Locked,
+    PoisonMessage,
+    PositionTrimmed,
+    QueueFull,
+    StaleDelivery,
+    StorageError,
+    UnknownQueue,
+    UnknownTopic,
+)
+from penstock.integrations.celery import place_of
+from penstock.integrations.celery.waiting import LeaseRenewal, QueueWait
+from penstock.integrations.opening import open_once
+
+T = TypeVar("T")
+
+log = logging.getLogger("penstock.celery")
+
+BINDINGS = "kombu-bindings"
+BOUND, UNBOUND = "bound", "unbound"
+EXPIRES = "expires"
+"""The header of a message that is not to be delivered after a time, in seconds since 1970."""
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_LONGEST_NAME = 200
+AT_A_TIME = 10
+"""Messages that are taken at once for a consumer that sets no prefetch count."""
+ABANDONED = 60.0
+"""A queue that its consumer wants deleted after some seconds without use is kept so long at least."""
+
+
+def safe_name(queue: str) -> str:
+    """The journal's name for a queue: its own, or where a journal allows no such name, one with a part of its hash."""
+    name = _UNSAFE.sub("-", queue)[:_LONGEST_NAME]
+    return name if name == queue and name.strip(".") else f"{name}-{blake2b(queue.encode(), digest_size=6).hexdigest()}"
+
+
+class Binding(msgspec.Struct, frozen=True):
+    """A queue that gets messages of an exchange."""
+
+    exchange: str
+    type: str
+    routing_key: str
+    pattern: str | None
+    queue: str
+    expires: float | None = None
+    """Seconds without a consumer after which the queue may be deleted."""
+
+    @property
+    def key(self) -> str:
+        """What the binding's events have as their key."""
+        parts = "\n".join((self.exchange, self.routing_key, self.queue))
+        return blake2b(parts.encode(), digest_size=16).hexdigest()
+
+
+class Bindings:
+    """All bindings of a journal, as of the last look at their topic."""
+
+    def __init__(self, journal: penstock.Journal) -> None:
+        self._topic = journal.topic(BINDINGS)
+        self._position = 0
+        self._found: dict[str, Binding] = {}
+
+    def of(self, exchange: str) -> list[Binding]:
+        """The bindings of an exchange now."""
+        try:
+            self._read()
+        except PositionTrimmed:  # compaction has removed what was bound anew or unbound meanwhile
+            self._position, self._found = 0, {}
+            self._read()
+        return [binding for binding in self._found.values() if binding.exchange == exchange]
+
+    def _read(self) -> None:
+        for event in self._topic.read(self._position):
+            key = event.key or ""
+            if event.kind == UNBOUND:
+                self._found.pop(key, None)
+            else:
+                self._found[key] = msgspec.convert(event.payload, Binding)
+            self._position = event.seq
+
+    def bind(self, binding: Binding) -> None:
+        """Stores a binding that is not there yet."""
+        if binding not in self.of(binding.exchange):
+            if not self._topic.settings.by_key:
+                self._topic.configure(by_key=True)
+            self._topic.append(BOUND, binding, key=binding.key)
+
+    def unbind(self, queue: str) -> None:
+        """Forgets the bindings of a queue."""
+        self.of("")
+        for key, binding in list(self._found.items()):
+            if binding.queue == queue:
+                self._topic.append(UNBOUND, key=key)
+
+
+class LeaseQoS(virtual.QoS):
+    """What a channel has delivered and not acknowledged: each under a lease."""
+
+    def __init__(self, channel: PenstockChannel, prefetch_count: int = 0) -> None:
+        super().__init__(channel, prefetch_count)
+        self.leases: dict[str, penstock.Delivery] = {}
+
+    def room(self) -> int:
+        """How many more messages may be delivered."""
+        return max(self.prefetch_count - len(self.leases), 0) if self.prefetch_count else AT_A_TIME
+
+    def can_consume(self) -> bool:
+        """Returns True while there is room."""
+        return self.room() > 0
+
+    def ack(self, delivery_tag: str) -> None:
+        """Acknowledges a message, durably."""
+        self._settle(delivery_tag, lambda delivery: delivery.ack())
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Gives a message back to its place, or gives it up: then it stays in the journal, failed."""
+        if requeue:
+            self._settle(delivery_tag, lambda delivery: delivery.release())
+        else:
+            self._settle(delivery_tag, lambda delivery: delivery.nack(error="rejected", dead=True))
+
+    def _settle(self, tag: str, settle: Any) -> None:
+        delivery = self.leases.get(tag)
+        if delivery is not None:
+            try:
+                settle(delivery)
+            except StaleDelivery:
+                log.warning("%r was settled too late: another worker may have it", delivery)
+            self.leases.pop(tag, None)
+        super().ack(tag)
+        self.channel.connection.room_changed()
+
+    def restore_unacked(self) -> list[Any]:
+        """Gives everything back at once."""
+        for tag in list(self.leases):
+            self.leases.pop(tag).release()
+        self._delivered.clear()
+        self._dirty.clear()
+        return []
+
+
+class PenstockChannel(virtual.Channel):
+    """A channel: consumers of queues, and what they hold."""
+
+    QoS = LeaseQoS
+    supports_fanout = True
+    from_transport_options = (
+        *virtual.Channel.from_transport_options,
+        "visibility_timeout",
+        "max_attempts",
+        "dedup_window",
+    )
+
+    visibility_timeout = 60.0
+    """Seconds after which the messages of a dead worker go to another one."""
+    max_attempts = 100
+    """Deliveries of a message; then it stays in its queue, failed."""
+    dedup_window = 3600.0
+    """Seconds for which a message that a task sends is known, should the task run again and send it again."""
+
+    connection: PenstockTransport
+
+    def __init__(self, connection: PenstockTransport, **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        self.no_ack: set[str] = set()
+        self._auto_delete: set[str] = set()
+        self._expires: dict[str, float] = {}
+        self._queues: dict[str, penstock.Queue] = {}
+
+    @property
+    def journal(self) -> penstock.Journal:
+        """The journal behind the connection."""
+        return self.connection.journal
+
+    # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def queue(self, name: str, ttl: float | None = None) -> penstock.Queue:
+        """The journal's queue; it is made where there is none."""
+        found = self._queues.get(name)
+        if found is None:
+            stored = safe_name(name)
+            try:
+                found = self.journal.queue(stored, create=False)
+            except UnknownQueue:
+                found = self.journal.queue(
+                    stored, priority=True, max_attempts=self.max_attempts, dedup_window=self.dedup_window, ttl=ttl
+                )
+            self._queues[name] = found
+        return found
+
+    def _using(self, name: str, act: Callable[[penstock.Queue], T]) -> T:
+        """Does something with a queue; another process may have deleted the queue, and then it is made anew."""
+        try:
+            return act(self.queue(name))
+        except UnknownQueue:
+            self.forget(name)
+            return act(self.queue(name))
+
+    def forget(self, name: str) -> None:
+        """Looks the queue up anew when it is needed again."""
+        self._queues.pop(name, None)
+
+    def prepare_queue_arguments(self, arguments: Any, **kwargs: Any) -> Any:
+        """What a declaration says of a queue's life, in the words of AMQP."""
+        return to_rabbitmq_queue_arguments(arguments, **kwargs)
+
+    def _new_queue(self, queue: str, auto_delete: bool = False, arguments: Any = None, **kwargs: Any) -> None:
+        wanted = arguments or {}
+        if auto_delete:
+            self._auto_delete.add(queue)
+        if wanted.get("x-expires"):
+            self._expires[queue] = wanted["x-expires"] / 1000
+        ttl = wanted.get("x-message-ttl")
+        self.forget(queue)
+        self.queue(queue, None if ttl is None else ttl / 1000)
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        return safe_name(queue) in self.journal.queues()
+
+    def _size(self, queue: str) -> int:
+        counts = self._using(queue, lambda found: found.stats())
+        return counts.ready + counts.delayed
+
+    def _purge(self, queue: str) -> int:
+        """Removes what waits; what is delivered already goes on."""
+        found, purged = self.queue(queue), 0
+        for state in ("ready", "delayed"):
+            while page := found.messages(state, limit=1000):
+                gone = found.discard([message.seq for message in page])
+                purged += gone
+                if not gone:
+                    break
+        return purged
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
+        """Deletes a queue with its bindings and its messages."""
+        if if_empty and self._size(queue):
+            return
+        self.connection.bindings.unbind(queue)
+        self.state.queue_bindings_delete(queue)
+        self.forget(queue)
+        self._auto_delete.discard(queue)
+        with suppress(UnknownTopic):
+            self.journal.drop_topic(safe_name(queue), force=True)
+
+    def after_reply_message_received(self, queue: str) -> None:
+        """Deletes the queue of a caller that has its reply."""
+        self.queue_delete(queue)
+
+    # ── exchanges ────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
+        kind = self.typeof(exchange).type
+        expires = self._expires.get(queue, ABANDONED if queue in self._auto_delete else None)
+        self.connection.bindings.bind(Binding(exchange, kind, routing_key, pattern, queue, expires))
+
+    def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
+        """The bindings of an exchange; queues that their consumers have abandoned are deleted."""
+        return [(one.routing_key, one.pattern, one.queue) for one in self._bound(exchange)]
+
+    def _bound(self, exchange: str) -> Iterator[Binding]:
+        for binding in self.connection.bindings.of(exchange):
+            if binding.expires is not None and self._is_abandoned(binding):
+                self.queue_delete(binding.queue)
+            else:
+                yield binding
+
+    def _is_abandoned(self, binding: Binding) -> bool:
+        """Returns True when messages of a temporary queue have waited longer than it was to live without consumers."""
+        age = self._using(binding.queue, lambda found: found.stats()).oldest_age
+        return age is not None and age > max(binding.expires or 0, ABANDONED)
+
+    def typeof(self, exchange: str, default: str = "direct") -> Any:
+        """The type of an exchange, also of one that another process has declared."""
+        if exchange not in self.state.exchanges:
+            default = next((one.type for one in self.connection.bindings.of(exchange)), default)
+        return super().typeof(exchange, default)
+
+    def _put_fanout(self, exchange: str, message: Any, routing_key: str, **kwargs: Any) -> None:
+        for _, _, queue in self.get_table(exchange):
+            self._put(queue, message, **kwargs)
+
+    # ── publishing ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
+        """A body as it is stored: text as it is, so that other programs can read it; bytes in the encoding."""
+        return (body, "utf-8") if isinstance(body, str) else super().encode_body(body, encoding)
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        headers, properties = message["headers"], message["properties"]
+        expiration = properties.get("expiration")
+        self._using(
+            queue,
+            lambda found: found.push(
+                msgspec.Raw(dumps(message).encode()),
+                kind=headers.get("task") or "message",
+                priority=self._get_message_priority(message),
+                not_before=eta_of(headers.get("eta")),
+                dedup=dedup_of(headers),
+                headers={} if expiration is None else {EXPIRES: str(time.time() + int(expiration) / 1000)},
+            ),
+        )
+
+    # ── consuming ────────────────────────────────────────────────────────────────────────────────────────────────────
+    def basic_consume(self, queue: str, no_ack: bool, *args: Any, **kwargs: Any) -> Any:
+        """Begins to deliver a queue's messages."""
+        (self.no_ack.add if no_ack else self.no_ack.discard)(queue)
+        consumer = super().basic_consume(queue, no_ack, *args, **kwargs)
+        self.connection.room_changed()
+        return consumer
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        """Ends a consumer, and with it a queue that was to be deleted then."""
+        queue = self._tag_to_queue.get(consumer_tag)
+        super().basic_cancel(consumer_tag)
+        if queue in self._auto_delete and queue not in self._active_queues:
+            self.queue_delete(queue)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        """The next message, or None."""
+        (self.no_ack.add if no_ack else self.no_ack.discard)(queue)
+        return super().basic_get(queue, no_ack, **kwargs)
+
+    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
+        while delivery := self._using(queue, lambda found: found.take(lease=self.visibility_timeout)):
+            message = self.opened(queue, delivery)
+            if message is not None:
+                return message
+        raise Empty
+
+    def take(self, queue: str) -> list[penstock.Delivery]:
+        """The messages of a queue that can be delivered now."""
+        room = self.qos.room()
+        return list(self._using(queue, lambda found: found.take_many(room, lease=self.visibility_timeout)))
+
+    def opened(self, queue: str, delivery: penstock.Delivery) -> dict[str, Any] | None:
+        """A delivery as kombu wants it, held until it is acknowledged; None for one that is not to be delivered."""
+        expires = delivery.headers.get(EXPIRES)
+        if expires is not None and float(expires) <= time.time():
+            delivery.ack()
+            return None
+        try:
+            message: dict[str, Any] = loads(delivery.event.raw)
+            properties = message["properties"]
+            properties["delivery_info"]["redelivered"] = delivery.attempt > 1
+            if message["headers"].get("eta"):
+                message["headers"]["eta"] = (
+                    None  # the queue has waited: a worker would hold the task, and look at times
+                )
+        except (ValueError, KeyError, TypeError, PoisonMessage) as error:
+            delivery.nack(error=f"this message is none of kombu's: {error!r}", dead=True)
+            return None
+        properties["delivery_tag"] = delivery.token
+        if queue in self.no_ack:
+            delivery.ack()
+        else:
+            self.qos.leases[delivery.token] = delivery
+        return message
+
+
+class PenstockTransport(virtual.Transport):
+    """A connection to a journal."""
+
+    Channel = PenstockChannel
+    can_parse_url = True
+    default_port = None
+    driver_type = driver_name = "penstock"
+    connection_errors = (*virtual.Transport.connection_errors, StorageError, Closed, Locked, Backpressure)
+    channel_errors = (*virtual.Transport.channel_errors, QueueFull)
+    implements = virtual.Transport.implements.extend(exchange_type=frozenset(["direct", "topic", "fanout"]))
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self._wait: QueueWait | None = None
+        self._renewal: LeaseRenewal | None = None
+        self._turn = 0
+
+    @property
+    def journal(self) -> penstock.Journal:
+        """The journal that the url names."""
+        return open_once(place_of(self.client.hostname), self.client.transport_options.get("token"))
+
+    @property
+    def bindings(self) -> Bindings:
+        """The bindings of the journal."""
+        journal = self.journal
+        if self._bindings is None or self._bindings[0] is not journal:
+            self._bindings = journal, Bindings(journal)
+        return self._bindings[1]
+
+    _bindings: tuple[penstock.Journal, Bindings] | None = None
+
+    def driver_version(self) -> str:
+        """The version of penstock."""
+        return penstock.__version__
+
+    def establish_connection(self) -> Any:
+        """Opens the journal."""
+        self.journal.describe()
+        return super().establish_connection()
+
+    def verify_connection(self, connection: Any) -> bool:
+        """Returns True while the journal is open."""
+        return not self.journal.closed
+
+    def close_connection(self, connection: Any) -> None:
+        """Gives back what is held, and ends the threads. The journal stays open for the process's other connections."""
+        super().close_connection(connection)
+        for one in (self._wait, self._renewal):
+            if one is not None:
+                one.close()
+        self._wait = self._renewal = None
+
+    def room_changed(self) -> None:
+        """Lets a wait look again for what may be delivered."""
+        if self._wait is not None:
+            self._wait.changed()
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        """Delivers what there is, or what comes first within the time; TimeoutError when nothing comes."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self._deliver_now():
+            left = 1.0 if until is None else min(until - time.monotonic(), 1.0)
+            if left <= 0:
+                raise TimeoutError
+            if self._deliver_next(left):
+                return
+
+    def _consuming(self) -> list[tuple[PenstockChannel, str]]:
+        """The queues that messages may be delivered from, each with its channel; another one first every time."""
+        found = [
+            (channel, queue)
+            for channel in self.channels
+            if channel.qos.can_consume()
+            for queue in channel._active_queues
+        ]
+        self._turn += 1
+        at = self._turn % len(found) if found else 0
+        return found[at:] + found[:at]
+
+    def _deliver_now(self) -> int:
+        delivered = 0
+        for channel, queue in self._consuming():
+            if channel.qos.can_consume():  # it could, but the queues before this one may have used that up
+                delivered += self._hand_over(channel, queue, channel.take(queue))
+        return delivered
+
+    def _deliver_next(self, seconds: float) -> int:
+        if self._wait is None:
+            self._wait = QueueWait()
+        channels = {queue: channel for channel, queue in self._consuming()}
+        lease = min((channel.visibility_timeout for channel in channels.values()), default=1.0)
+        try:
+            queues = {name: channel.queue(name) for name, channel in channels.items()}
+            found = self._wait.first(queues, seconds, lease)
+        except UnknownQueue:  # another process has deleted it
+            for name, channel in channels.items():
+                channel.forget(name)
+            return 0
+        return sum(self._hand_over(channels[name], name, [delivery]) for name, delivery in found)
+
+    def _hand_over(self, channel: PenstockChannel, queue: str, deliveries: list[penstock.Delivery]) -> int:
+        if deliveries and self._renewal is None:
+            self._renewal = LeaseRenewal(channel.visibility_timeout, self._held)
+        delivered, left = 0, deque(deliveries)
+        try:
+            while left:
+                message = channel.opened(queue, left.popleft())
+                if message is not None:
+                    delivered += 1
+                    self._deliver(message, queue)
+        finally:  # a consumer that raises gets no more of them
+            for delivery in left:
+                delivery.release()
+        return delivered
+
+    def _held(self) -> list[penstock.Delivery]:
+        return [delivery for channel in list(self.channels) for delivery in list(channel.qos.leases.values())]
+
+
+def eta_of(eta: str | None) -> datetime | None:
+    """The time before which a task is not to run, of its header."""
+    if not eta:
+        return None
+    try:
+        time = datetime.fromisoformat(eta)
+    except (TypeError, ValueError):
+        return None  # the worker sees it, and says so
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def dedup_of(headers: dict[str, Any]) -> str | None:
+    """What two sendings of one message have in common, when the task that sends it was run twice.
+
+    A retry and the next task of a chain or chord have an id that was given to them before: a run that is repeated sends
+    them again. A task that sends itself, or is replaced by another one, keeps its id, and means another run of it.
+    """
+    id, parent, retries = headers.get("id"), headers.get("parent_id"), headers.get("retries") or 0
+    if not id or not (retries or (parent and parent != id)):
+        return None
+    return f"{id}/{retries}/{headers.get('replaced_task_nesting') or 0}"
