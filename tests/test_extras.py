@@ -8,7 +8,7 @@ from pathlib import Path
 
 PROGRAM = """
 import sys, tempfile
-for missing in ["ulid", "obstore", "zstandard", "starlette", "uvicorn", "jinja2", "pyspark", "pyarrow",
+for missing in ["ulid", "obstore", "starlette", "uvicorn", "jinja2", "pyspark", "pyarrow",
                 "rocksdict", "slatedb", "duckdb", "celery", "django", "eventsourcing", "langchain_core",
                 "psycopg", "pymysql"]:
     sys.modules[missing] = None
@@ -82,15 +82,6 @@ for extra, use in [
 def test_a_missing_extra_is_a_sentence_with_the_command_that_installs_it() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_producer_that_cannot_compress_says_so_at_once() -> None:
-    program = (
-        "import sys; sys.modules['zstandard'] = None\nfrom penstock.buffer import Producer\n"
-        "try: Producer('memory://', compression='zstd')\nexcept Exception as error: sys.exit(str(error))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1 and 'pip install "penstock[buffer]"' in done.stderr
 
 
 SERVED = """

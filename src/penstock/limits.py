@@ -80,6 +80,8 @@ BLOCK_EVENTS: Final = 65_536
 """The most events in one block."""
 MERGED_BYTES: Final = 64 << 10
 """A block of at least this size is never merged again."""
+COMPRESSED_BYTES: Final = 128
+"""The size from which on a column of a large or a merged block is compressed."""
 INLINE_BYTES: Final = 4 << 20
 """Up to this size a batch of blocks is appended in one commit; a larger one is staged first, in steps."""
 STEP_BYTES: Final = 1 << 20

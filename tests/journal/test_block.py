@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nightly import examples
+from penstock.core.journal import blocks as blocks_module
 from penstock.core.journal.blocks import (
     Block,
     Columns,
     build_block,
+    compressed,
     join_blocks,
     join_codes,
     join_ints,
@@ -24,15 +28,21 @@ from penstock.core.journal.blocks import (
     pack_ints,
     pack_signed,
     pack_text,
+    plain_size,
+    positions_in,
     read_block,
     seal,
     select,
+    stamp,
     text_reader,
     text_values,
     unpack_ints,
     unpack_signed,
 )
+from penstock.core.journal.compression import compress, decompress, interleave, separate
 from penstock.core.journal.index.runs import chunk_rows, chunks_of, event_rows, merged, sorted_sources
+from penstock.core.journal.reading import wanted_rows
+from penstock.core.model.query import EventQuery
 from penstock.errors import Corrupt
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -246,6 +256,119 @@ def test_columns_join_cut_and_pick(parts: list[list[Row]], data: st.DataObject) 
     assert len(whole.weights()) == len(rows)
 
 
+# compression
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(15))
+@given(histories(), st.sampled_from([3, 40]))
+def test_compressed_blocks_hold_the_same_events(history: list[tuple[Block, list[Stored]]], times: int) -> None:
+    rows = [one.row for _, stored in history for one in stored] * times
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks_module, "COMPRESSED_BYTES", 1)
+        plain, expected = build(rows, 7, 1000, (1000 << 80) | 5)
+        value = seal(compressed(plain.wire))
+        check(read_block(value, "t"), expected)
+        halves = [
+            read_block(select(plain, part), "t") for part in (range(len(rows) // 2), range(len(rows) // 2, len(rows)))
+        ]
+        again = compressed(joined(halves))
+        check(Block(again, "t"), expected)
+        check(read_block(seal(again), "t"), expected)
+        unread = read_block(value, "t")
+        assert seal(unread.wire) == value
+        half_read = read_block(value, "t")
+        _ = half_read.payload, half_read.key(0)
+        assert seal(half_read.wire) == value and plain_size(value) >= len(value)
+        wire = read_block(value, "t").wire
+        stamp(wire, 70, 2000, (2000 << 80) | 9)
+        moved = [Stored(one.row, 70 + at, 2000, (2000 << 80) + 9 + at) for at, one in enumerate(expected)]
+        if wire.occurred is None:
+            check(read_block(seal(wire), "t"), moved)
+        assert positions_in(seal(wire), "t") == (70, 69 + len(rows))
+
+
+def orders(count: int = 600) -> bytes:
+    """A compressed block."""
+    rows = [
+        Row(f"kind{n % 3}", b'{"order": %d, "note": "hardly different"}' % n, key=f"customer-{n}", occurred=10**12 + n)
+        for n in range(count)
+    ]
+    return seal(compressed(build(rows, 5, 1000, 1000 << 80)[0].wire))
+
+
+def test_only_the_columns_that_are_asked_for_are_decompressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = orders()
+    found: list[int] = []
+
+    def counting(packed: memoryview, size: int) -> bytes:
+        found.append(size)
+        return decompress(packed, size)
+
+    monkeypatch.setattr(blocks_module, "decompress", counting)
+    block = read_block(value, "t")
+    assert not found and block.last == 604 and block.payload_size > 20_000 and not found
+    assert wanted_rows(EventQuery(kinds=["other"]), block, 0, 600) == () and not found
+    assert wanted_rows(EventQuery(key="nobody"), block, 0, 600) == () and len(found) == 1
+    assert wanted_rows(EventQuery(key="customer-7"), block, 0, 600) == [7] and len(found) == 1
+    assert max(found) < block.payload_size
+    event = block.events(7, 8)[0]
+    assert event.key == "customer-7" and event.kind == "kind1" and max(found) < block.payload_size
+    assert event.payload == {"order": 7, "note": "hardly different"} and max(found) >= block.payload_size - 8
+
+
+def test_a_compressed_block_is_much_smaller_and_one_that_gains_nothing_stays_as_it_is() -> None:
+    value = orders()
+    assert len(value) * 4 < plain_size(value)
+    noise = build([Row("k", random.Random(1).randbytes(5000))], 1, 1, 1 << 80)[0].wire
+    assert compressed(noise) is noise
+    little = build([Row("k", b"{}")] * 3, 1, 1, 1 << 80)[0].wire
+    assert compressed(little) is little
+
+
+def test_every_damaged_byte_of_a_compressed_block_is_found() -> None:
+    good = orders(60)
+    for at in range(len(good)):
+        damaged = bytearray(good)
+        damaged[at] ^= 0x11
+        with pytest.raises(Corrupt) as found:
+            read_block(bytes(damaged), "t")
+        assert found.value.topic == "t"
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", compress(b"\xa1x"), compress(b"\x01" * 999), compress(b"\xc1")])
+def test_a_column_that_does_not_decompress_is_corrupt_and_says_where(data: bytes) -> None:
+    for name in ("payload", "seqs", "key"):
+        form = msgspec.msgpack.decode(orders()[:-4])
+        form[2][name] = [999, data]
+        body = msgspec.msgpack.encode(form)
+        block = read_block(body + zlib.crc32(body).to_bytes(4), "t") if name != "seqs" else None
+        with pytest.raises(Corrupt, match=f"'{name}'|does not fit") as found:
+            if block is None:
+                read_block(body + zlib.crc32(body).to_bytes(4), "t")
+            else:
+                block.check_columns()
+        assert (found.value.topic, found.value.seq) == ("t", 5)
+
+
+def test_a_compressed_block_with_an_unknown_column_or_format_is_refused() -> None:
+    for change in (lambda form: form[2].update(other=[1, b""]), lambda form: form.__setitem__(0, 3)):
+        form = msgspec.msgpack.decode(orders()[:-4])
+        change(form)
+        body = msgspec.msgpack.encode(form)
+        with pytest.raises(Corrupt, match="compressed block has format"):
+            read_block(body + zlib.crc32(body).to_bytes(4), "t")
+
+
+@given(st.binary(max_size=80), st.integers(1, 10))
+def test_values_in_another_order_come_back(values: bytes, width: int) -> None:
+    whole = values[: len(values) - len(values) % width]
+    assert interleave(separate(whole, width), width) == whole
+    if len(values) > len(whole):
+        with pytest.raises(Corrupt):
+            interleave(values, width)
+
+
 # damage
 
 
@@ -277,10 +400,6 @@ def test_every_truncation_and_addition_is_found() -> None:
 
 
 def test_a_block_of_a_later_format_is_refused_with_its_number() -> None:
-    import zlib
-
-    import msgspec
-
     fields = msgspec.msgpack.decode(sample()[:-4])
     fields[0] = 2
     body = msgspec.msgpack.encode(fields)
@@ -290,17 +409,11 @@ def test_a_block_of_a_later_format_is_refused_with_its_number() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"\x90", b"\xc0", b"\xff\xff", b"\x93\x01\x02\x03", b"\xdc\xff\xff"])
 def test_well_summed_nonsense_is_refused(content: bytes) -> None:
-    import zlib
-
     with pytest.raises(Corrupt):
         read_block(content + zlib.crc32(content).to_bytes(4), "t")
 
 
 def test_columns_that_do_not_fit_their_count_are_found_when_they_are_read() -> None:
-    import zlib
-
-    import msgspec
-
     from penstock.core.journal.blocks import Wire
 
     fields = msgspec.msgpack.decode(sample()[:-4])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import socket
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def test_a_packed_answer_holds_the_same(served: Served, journal: penstock.Journa
 
 
 def test_an_answer_ends_when_it_is_large_and_says_how_far_it_came(served: Served, journal: penstock.Journal) -> None:
-    journal.topic("orders").append_many([Draft("made", "x" * 50_000) for _ in range(200)])
+    journal.topic("orders").append_many([Draft("made", random.Random(n).randbytes(50_000)) for n in range(200)])
     after, seen, answers = 0, [], 0
     while after < 200:
         answer = served.get("/v1/topics/orders/blocks", after=after, through=200)
@@ -157,7 +158,7 @@ def test_blocks_need_the_role_read_and_say_what_a_token_may(guarded: Served, jou
 
 
 def test_slow_readers_hold_a_bounded_part_of_the_servers_memory(journal: penstock.Journal) -> None:
-    journal.topic("orders").append_many([Draft("made", "x" * 100_000) for _ in range(100)])
+    journal.topic("orders").append_many([Draft("made", random.Random(n).randbytes(100_000)) for n in range(100)])
     app: Any = make_app(journal, limits=Limits(max_held=3 * BLOCKS_BYTES))
     app.penstock = app.state.service
     budget = app.state.service.budget

@@ -21,7 +21,6 @@ from penstock.buffer.format import (
     compress_entries,
     decode_batch,
     encode_entries,
-    load_zstandard,
     seal_batch,
 )
 from penstock.buffer.manifest import (
@@ -219,8 +218,6 @@ class UploadLimits(NamedTuple):
     @classmethod
     def of(cls, settings: ProducerSettings) -> UploadLimits:
         """Checks a producer's settings and returns its limits."""
-        if settings.compression == "zstd":
-            load_zstandard()  # else the first batch would find it missing, and be tried again
         return cls(
             compression=settings.compression,
             flush_interval=seconds(settings.flush_interval, "flush_interval"),

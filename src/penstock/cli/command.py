@@ -51,7 +51,7 @@ EXTRAS: Final = {
     "object": ("slatedb",),
     "arrow": ("pyarrow", "numpy"),
     "sql": ("duckdb", "fsspec"),
-    "buffer": ("obstore", "zstandard", "ulid"),
+    "buffer": ("obstore", "ulid"),
     "delta": ("deltalake",),
     "iceberg": ("pyiceberg",),
     "signing": ("cryptography",),

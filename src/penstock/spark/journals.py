@@ -464,7 +464,7 @@ def _chunk(view: TopicView, after: int, through: int) -> tuple[list[Block], int]
     size = 0
     for block in view.blocks(after, through):
         blocks.append(block)
-        size += len(block.payload)
+        size += block.payload_size
         if size >= _CHUNK_BYTES:
             return blocks, block.last
     whole = bool(blocks) and blocks[-1].last >= through

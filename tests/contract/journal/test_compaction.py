@@ -154,7 +154,7 @@ def test_compaction_gives_the_space_back(place: Place) -> None:
     journal = place.open()
     topic = journal.topic("large")
     for n in range(40):
-        topic.append_many([Draft("k", random.Random(n).randbytes(50_000)) for _ in range(5)])
+        topic.append_many([Draft("k", random.Random(5 * n + one).randbytes(50_000)) for one in range(5)])
     full = journal.describe().size_bytes
     assert full > 9_000_000
     topic.compact(195)
@@ -258,7 +258,7 @@ def test_retention_by_age(topic: Topic, journal: Journal, clock: ManualClock) ->
 
 def test_retention_by_bytes(topic: Topic, journal: Journal) -> None:
     for n in range(50):
-        topic.append("k", bytes([n]) * 70_000)
+        topic.append("k", random.Random(n).randbytes(70_000))
     topic.configure(max_bytes=1_000_000)
     journal.maintain()
     with journal._engine.read() as snap:
@@ -269,8 +269,8 @@ def test_retention_by_bytes(topic: Topic, journal: Journal) -> None:
 
 def test_retention_by_bytes_keeps_the_newest_block_however_large(topic: Topic, journal: Journal) -> None:
     topic.configure(max_bytes=1000)
-    topic.append("k", b"x" * 70_000)
-    topic.append("k", b"y" * 70_000)
+    topic.append("k", random.Random(1).randbytes(70_000))
+    topic.append("k", random.Random(2).randbytes(70_000))
     journal.maintain()
     assert seqs(topic.read()) == [2]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -117,7 +118,7 @@ def test_memory_journals_are_apart_unless_they_are_named(place: Place) -> None:
 @only()
 def test_describe_says_what_there_is(journal: Journal, place: Place) -> None:
     for name in ("b", "a"):
-        journal.topic(name).append("k", b"x" * 100_000)
+        journal.topic(name).append("k", random.Random(name).randbytes(100_000))
     described = journal.describe()
     assert described.engine == place.kind.scheme and described.topics == ["a", "b"]
     assert described.size_bytes >= 200_000 and not described.read_only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -218,8 +219,8 @@ def _delivery_rows(journal: LocalJournal, queue: str) -> int:
 
 def test_many_blocks_of_settled_messages_go_in_several_commits(journal: Journal, commits: list[CountedTx]) -> None:
     queue = journal.queue("q")
-    for _ in range(100):
-        queue.push(b"x" * 70_000)
+    for at in range(100):
+        queue.push(random.Random(at).randbytes(70_000))
     queue.ack_many(queue.take_many(100))
     commits.clear()
     journal.maintain()
@@ -233,7 +234,7 @@ def test_settled_blocks_behind_an_unsettled_message_are_exchanged_a_few_at_a_tim
     monkeypatch.setattr(upkeep, "THIN_POSITIONS", 10)
     queue = local.queue("q", max_attempts=1)
     for at in range(60):
-        queue.push(bytes([at]) * 70_000, key=f"key-{at}")
+        queue.push(random.Random(at).randbytes(70_000), key=f"key-{at}")
     first, *rest = queue.take_many(60)
     first.nack(error="stays")
     queue.ack_many(rest)
@@ -272,7 +273,7 @@ def test_a_group_that_comes_while_settled_messages_are_found_gets_what_is_stored
 def test_compaction_by_key_exchanges_a_few_blocks_at_a_time(journal: Journal, commits: list[CountedTx]) -> None:
     topic = journal.topic("states")
     for at in range(60):
-        topic.append("state", bytes([at]) * 70_000, key=f"key-{at % 3}")
+        topic.append("state", random.Random(at).randbytes(70_000), key=f"key-{at % 3}")
     commits.clear()
     assert topic.compact_keys() == 57
     assert max(commit.rows for commit in commits) < 60

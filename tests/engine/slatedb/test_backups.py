@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 from collections.abc import Coroutine
 from typing import Any
 
@@ -36,7 +37,7 @@ def test_a_backup_in_the_bucket_is_the_state_of_its_moment_and_copies_no_table(b
     home = Home(f"{bucket}/shop", emulator.options)
     with home.open() as journal:
         topic = journal.topic("t")
-        topic.append_many([penstock.Draft("k", "x" * 1000) for _ in range(2000)])
+        topic.append_many([penstock.Draft("k", random.Random(n).randbytes(500).hex()) for n in range(2000)])
         topic.append("k", "the log's newest")
         journal.queue("q").push("waiting")
         size = journal.describe().size_bytes

@@ -220,7 +220,7 @@ class _FolderExport:
         count = size = 0
         for block in view.blocks(after, keys.MAX_SEQ):
             gathered.append(block)
-            count, size = count + block.count, size + len(block.payload)
+            count, size = count + block.count, size + block.payload_size
             if count >= _PART_EVENTS or size >= _PART_BYTES:
                 self._write_part(own, entry, gathered, after)
                 after, gathered, count, size = block.last, [], 0, 0

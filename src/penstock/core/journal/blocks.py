@@ -1,9 +1,9 @@
 """Blocks: the events of one commit (or of several merged ones) to one topic, column by column, under one checksum.
 
-A block is the msgpack array `Wire` followed by the CRC-32 of those bytes. Events are numbered `first`, `first`+1, …
-unless `seqs` lists their positions (compaction by key leaves holes). Events of one commit form a *run*: they share
-their recording time, and their ids count up from the run's id; so a run costs 10 bytes of id and a few of time,
-however many events it holds.
+A block is the msgpack array `Wire`, or its `CompressedForm`, followed by the CRC-32 of those bytes. Events are numbered
+`first`, `first`+1, … unless `seqs` lists their positions (compaction by key leaves holes). Events of one commit form a
+*run*: they share their recording time, and their ids count up from the run's id; so a run costs 10 bytes of id and a
+few of time, however many events it holds.
 
 An id is a UUIDv7: its time is the recording time, and within a topic ids increase with positions, which is why
 `find(id)` needs no index.
@@ -16,6 +16,7 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import accumulate, chain, pairwise
 from operator import itemgetter, sub
 from types import MappingProxyType
@@ -27,8 +28,10 @@ from msgspec.structs import astuple
 from penstock.core.engine.base import PIECE_BYTES, crc32
 from penstock.core.engine.contract import Snapshot
 from penstock.core.events import Event
+from penstock.core.journal.compression import compress, decompress, interleave, separate
 from penstock.core.journal.keys import with_checksum, without_checksum
 from penstock.errors import Corrupt
+from penstock.limits import COMPRESSED_BYTES, MERGED_BYTES
 
 T = TypeVar("T")
 
@@ -111,7 +114,7 @@ def build_copies(columns: Columns, seqs: Sequence[int], ids: Sequence[bytes], ti
         set_runs(wire, (1,), times or (0,), b"".join(ids))
     if steps.count(1) < len(steps):
         wire.seqs = pack_seqs(seqs)
-    return seal(wire)
+    return seal(compressed(wire))
 
 
 def build_joined(parts: Sequence[tuple[int, int, int, Columns]]) -> Wire:
@@ -147,23 +150,57 @@ def _pack_headers(headers: Sequence[Mapping[str, str] | None]) -> Headers:
 
 def seal(wire: Wire) -> bytes:
     """The stored form of a block: its bytes and their checksum."""
-    body = encode_wire(wire)
+    body = encode_wire(wire.form() if isinstance(wire, CompressedWire) else wire)
     return body + (zlib.crc32(body) if len(body) <= PIECE_BYTES else crc32(body)).to_bytes(4)
 
 
 def read_block(value: bytes | memoryview, topic: str) -> Block:
-    """Opens a stored block; `Corrupt` when its checksum or its form is wrong."""
+    """Opens a stored block; `Corrupt` when its checksum or its form is wrong.
+
+    A compressed column is decompressed when it is first asked for.
+    """
     body = memoryview(value)[:-4]
     found = zlib.crc32(body) if len(value) <= PIECE_BYTES else crc32(body)
     if found != int.from_bytes(value[-4:]) or len(value) < 5:
         raise Corrupt("a block fails its checksum", topic=topic)
     try:
-        wire = decode_wire(body)
+        wire = decode_compressed(body, topic) if body[0] == COMPRESSED_MARK else decode_wire(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"a block does not decode: {error}", topic=topic) from error
     if wire.format != FORMAT:
         raise Corrupt(f"a block has format {wire.format}; this version reads {FORMAT}", topic=topic)
     return Block(wire, topic)
+
+
+class _Edges(msgspec.Struct, array_like=True, gc=False):
+    """What of a `Wire` says which positions it holds; the rest is passed over."""
+
+    format: int
+    count: int
+    first: int
+    run_counts: msgspec.Raw
+    run_time: msgspec.Raw
+    run_times: msgspec.Raw
+    run_ids: msgspec.Raw
+    kinds: msgspec.Raw
+    kind_codes: msgspec.Raw
+    lengths: msgspec.Raw
+    payload: msgspec.Raw
+    seqs: bytes | None = None
+
+
+_edges = msgspec.msgpack.Decoder(_Edges).decode
+
+
+def positions_in(value: bytes, topic: str) -> tuple[int, int]:
+    """The positions of the first and the last event of a stored block, whose checksum is not looked at."""
+    body = memoryview(value)[:-4]
+    try:
+        found = decode_compressed(body, topic) if value[0] == COMPRESSED_MARK else _edges(body)
+        last = found.first + found.count - 1 if found.seqs is None else unpack_signed(found.seqs, found.count)[-1]
+    except (msgspec.DecodeError, Corrupt, IndexError) as error:
+        raise Corrupt(f"a block does not decode: {error}", topic=topic) from error
+    return found.first, last
 
 
 class Block:
@@ -174,7 +211,6 @@ class Block:
         self.topic = topic
         self.count = wire.count
         self.first = wire.first
-        self.payload = memoryview(wire.payload)
         self.last = wire.first + wire.count - 1 if wire.seqs is None else self.seqs[-1]
         """The position of the newest event."""
 
@@ -255,6 +291,16 @@ class Block:
         return self.id_number(self.count - 1)
 
     # ── fields ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    @lazy
+    def payload(self) -> memoryview:
+        """The payloads, end to end."""
+        return memoryview(self.wire.payload)
+
+    @property
+    def payload_size(self) -> int:
+        """How many bytes the payloads have, found without decompressing them."""
+        return payload_size(self.wire)
+
     @lazy
     def kind_codes(self) -> Sequence[int]:
         return unpack_ints(self.wire.kind_codes, self.count)
@@ -461,7 +507,7 @@ def _join_headers(parts: Sequence[tuple[Headers, int]]) -> Headers:
 # its checksum, as a block does.
 
 
-_REFERENCE_MARK = b"\xc1"
+REFERENCE_MARK = b"\xc1"
 """msgpack never uses this byte."""
 
 
@@ -486,12 +532,12 @@ _decode_reference = msgspec.msgpack.Decoder(Reference).decode
 
 def pack_reference(made: Reference) -> bytes:
     """The stored form of a reference."""
-    return with_checksum(_REFERENCE_MARK + _encode_reference(made))
+    return with_checksum(REFERENCE_MARK + _encode_reference(made))
 
 
 def reference_in(value: bytes, topic: str) -> Reference | None:
     """The reference that is stored in a block's place; None when the block itself is."""
-    if value[:1] != _REFERENCE_MARK:
+    if value[:1] != REFERENCE_MARK:
         return None
     body = without_checksum(value)
     if body is None:
@@ -803,6 +849,141 @@ decode_wire = msgspec.msgpack.Decoder(Wire).decode
 """What `encode_wire` made; the payload is a view into it."""
 
 
+# ── Compressed blocks: each large column by itself, so that who reads some columns decompresses no others ──
+# A block is compressed when it will stay as it is: when it is large, or made by merging. It has the same columns. Those
+# that become much smaller lie apart, by name, each as the zstd frame of its msgpack; payloads as their bytes, and ids,
+# positions and times as theirs in another order: all first bytes, all second ones …, because neighbours are alike.
+
+
+COMPRESSED_FORMAT = 2
+COMPRESSED_MARK = 0x93
+"""What a compressed block begins with: an array of three. A `Wire` has more."""
+
+
+class CompressedColumn(msgspec.Struct, array_like=True, gc=False):
+    """A column's msgpack, compressed, and its size before."""
+
+    size: Count
+    data: memoryview
+
+
+class CompressedForm(msgspec.Struct, array_like=True, gc=False):
+    """A compressed block as it lies on disk."""
+
+    format: int
+    wire: Wire
+    """The block, with nothing in the place of its compressed columns."""
+    columns: dict[str, CompressedColumn]
+
+
+class CompressedWire(Wire, gc=False):
+    """A block whose compressed columns are decompressed when they are first asked for."""
+
+    columns: dict[str, CompressedColumn] = {}
+    """The compressed columns; a column that is set to something else leaves."""
+    topic: str = ""
+
+    def __getattr__(self, name: str) -> Any:
+        # Python asks this only for a column that has no value yet.
+        column = self.columns.get(name) if name in _COLUMNS else None
+        if column is None:
+            raise AttributeError(name)
+        try:
+            plain = decompress(column.data, column.size)
+            width = _RAW_WIDTHS.get(name)
+            if width is None:
+                value = column_decoders()[name](plain)
+            else:
+                value = memoryview(plain) if width == 1 else interleave(plain, width)
+        except (Corrupt, msgspec.DecodeError, UnicodeDecodeError) as error:
+            what = f"the compressed column {name!r} of a block cannot be read: {error}"
+            raise Corrupt(what, topic=self.topic, seq=self.first) from error
+        super().__setattr__(name, value)
+        return value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self.columns.pop(name, None)
+        super().__setattr__(name, value)
+
+    def form(self) -> CompressedForm:
+        """The stored form."""
+        fields: list[Any] = [_ABSENT[name] if name in self.columns else getattr(self, name) for name in _COLUMNS]
+        return CompressedForm(COMPRESSED_FORMAT, Wire(*fields), self.columns)
+
+
+_COLUMNS = Wire.__struct_fields__
+_ABSENT: dict[str, int | bytes | list[str] | None] = dict.fromkeys(_COLUMNS)
+"""What stands in the place of a compressed column."""
+_ABSENT |= {"run_counts": 0, "run_times": 0, "run_ids": b"", "kinds": [], "kind_codes": 0, "lengths": 0, "payload": b""}
+_RAW_WIDTHS = {"payload": 1, "run_ids": ID_BYTES, "seqs": 8, "occurred": 8}
+_decode_form = msgspec.msgpack.Decoder(CompressedForm).decode
+
+
+@cache
+def column_decoders() -> Mapping[str, Callable[[bytes], object]]:
+    """What reads each column's msgpack."""
+    return {field.encode_name: msgspec.msgpack.Decoder(field.type).decode for field in msgspec.structs.fields(Wire)}
+
+
+def compressed(wire: Wire) -> Wire:
+    """The block with its large columns compressed; the block itself where none becomes much smaller."""
+    if type(wire) is not Wire:  # it is compressed already, or asks for something and is not stored as it is
+        return wire
+    columns: dict[str, CompressedColumn] = {}
+    values = astuple(wire)
+    for name, value in zip(_COLUMNS, values, strict=True):
+        if value is None or isinstance(value, int):
+            continue
+        width = _RAW_WIDTHS.get(name)
+        if width is None:
+            plain = encode_wire(value)
+        else:
+            plain = value if width == 1 else separate(value, width)
+        if len(plain) >= COMPRESSED_BYTES:
+            data = compress(plain)
+            if 4 * len(data) <= 3 * len(plain):
+                columns[name] = CompressedColumn(len(plain), memoryview(data))
+    if not columns:
+        return wire
+    return CompressedWire(*values, columns)  # type: ignore[call-arg]  # mypy sees no fields after inherited ones
+
+
+def compressed_if_large(wire: Wire) -> Wire:
+    """The block, compressed when it is too large to be merged with others later."""
+    return compressed(wire) if payload_size(wire) >= MERGED_BYTES else wire
+
+
+def payload_size(wire: Wire) -> int:
+    """How many bytes the payloads of a block have, found without decompressing them."""
+    if isinstance(wire, CompressedWire) and "payload" in wire.columns:
+        return wire.columns["payload"].size
+    return len(wire.payload)
+
+
+def plain_size(value: bytes) -> int:
+    """About how many bytes a stored block has when nothing of it is compressed; of a damaged block, those it takes."""
+    if value[:1] != COMPRESSED_MARK.to_bytes():
+        return stored_size(value)
+    try:
+        columns = _decode_form(memoryview(value)[:-4]).columns.values()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return len(value)
+    return len(value) + sum(column.size - len(column.data) for column in columns)
+
+
+def decode_compressed(body: memoryview, topic: str) -> Wire:
+    """What was compressed, before anything is decompressed."""
+    form = _decode_form(body)
+    if form.format != COMPRESSED_FORMAT or not form.columns.keys() <= set(_COLUMNS):
+        raise Corrupt(
+            f"a compressed block has format {form.format}, or columns this version does not know", topic=topic
+        )
+    wire = CompressedWire(*astuple(form.wire), form.columns, topic)  # type: ignore[call-arg]
+    for name in form.columns:
+        delattr(wire, name)
+    return wire
+
+
 class Columns(msgspec.Struct, eq=False, weakref=False):
     """Events on their way into a block, as columns; an optional column is None until an event needs it."""
 
@@ -1032,8 +1213,8 @@ def decode_pending(body: bytes | memoryview) -> Wire:
 
 def read_pending(value: bytes, topic: str) -> Wire:
     """A block as it was staged."""
-    read_block(value, topic)  # its checksum
-    return decode_pending(memoryview(value)[:-4])
+    wire = read_block(value, topic).wire
+    return wire if isinstance(wire, CompressedWire) else decode_pending(memoryview(value)[:-4])
 
 
 def options_of(wire: Wire) -> RowOptions | None:

@@ -23,8 +23,11 @@ from penstock.core.journal import keys
 from penstock.core.journal.blocks import (
     Reference,
     Wire,
+    compressed_if_large,
     options_of,
     pack_reference,
+    payload_size,
+    plain_size,
     read_block,
     read_pending,
     reference_in,
@@ -48,6 +51,13 @@ class StagedBlock(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Whether any of its events has a key."""
     asks: bool = False
     """Whether any of them asks for more than to be appended."""
+    plain: int = 0
+    """Bytes before compression; 0 in a record of an earlier version, which compressed nothing."""
+
+    @property
+    def plain_size(self) -> int:
+        """Bytes before compression."""
+        return self.plain or self.size
 
 
 class StagedBatch(msgspec.Struct, array_like=True):
@@ -66,6 +76,11 @@ class StagedBatch(msgspec.Struct, array_like=True):
     def size(self) -> int:
         """Bytes staged."""
         return sum(block.size for blocks in self.pieces.values() for block in blocks)
+
+    @property
+    def plain(self) -> int:
+        """Bytes before compression."""
+        return sum(block.plain_size for blocks in self.pieces.values() for block in blocks)
 
     @property
     def events(self) -> int:
@@ -104,9 +119,9 @@ class PreparedPiece:
         self.values: list[bytes] = []
         for topic, wire in wires:
             stamp(wire, 0, 0, 0)
-            value = seal(wire)
-            asks = options_of(wire) is not None
-            self.blocks.append(StagedBlock(topic, wire.count, len(value), wire.key is not None, asks))
+            value = seal(compressed_if_large(wire))
+            keyed, asks = wire.key is not None, options_of(wire) is not None
+            self.blocks.append(StagedBlock(topic, wire.count, len(value), keyed, asks, plain_size(value)))
             self.values.append(value)
 
     @property
@@ -213,7 +228,7 @@ def publish(commit: Commit, batches: Sequence[bytes], *, remember: bool, rows: R
     records = unpublished(commit, batches)
     if records is None:
         return False
-    apart = sum(record.size for record in records) > INLINE_BYTES
+    apart = sum(record.plain for record in records) > INLINE_BYTES
     for batch, record in zip(batches, records, strict=True):
         refs = []
         for piece, index, block in record.blocks:
@@ -221,7 +236,7 @@ def publish(commit: Commit, batches: Sequence[bytes], *, remember: bool, rows: R
             if rows is not None and rows.wants(keyed=block.keyed, asks=block.asks):
                 rows.append(block.topic, _staged_wire(commit.tx, key, block.topic))
                 commit.tx.delete(key)
-            elif apart and block.size >= MERGED_BYTES and not commit.ensure(block.topic).settings.verified:
+            elif apart and block.plain_size >= MERGED_BYTES and not commit.ensure(block.topic).settings.verified:
                 refs.append(_refer(commit, key, block, piece, index))
             else:
                 append_wires(commit, block.topic, (_staged_wire(commit.tx, key, block.topic),))
@@ -308,7 +323,7 @@ def _is_held(snap: Snapshot, batch: bytes, ref: tuple[int, int, int, int]) -> bo
 
 
 _LARGE = 256 << 10
-"""Bytes of a block from which on it is worth a thread to make the next ones meanwhile."""
+"""Payload bytes of a block from which on it is worth a thread to make the next ones meanwhile."""
 _BLOCKS_AHEAD = 3
 
 
@@ -342,7 +357,7 @@ def _values(wires: Iterable[Wire], seq: int, recorded: int, number: int) -> Iter
     """Blocks, and their stored form."""
     for wire in wires:
         stamp(wire, seq, recorded, number)
-        yield wire, seal(wire)
+        yield wire, seal(compressed_if_large(wire))
         seq += wire.count
         number += wire.count
 
@@ -351,7 +366,7 @@ def _ahead(values: Iterator[tuple[Wire, bytes]]) -> Iterator[tuple[Wire, bytes]]
     """The same, made in another thread while the store takes in the ones before, when they are large."""
     for wire, value in values:
         yield wire, value
-        if len(value) >= _LARGE:
+        if payload_size(wire) >= _LARGE:
             break
     else:
         return  # most batches of a stream: a thread would cost them more than their blocks, while others wait

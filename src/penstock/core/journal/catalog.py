@@ -23,6 +23,8 @@ from penstock.core.journal.blocks import (
     Wire,
     build_joined,
     build_wire,
+    compressed,
+    compressed_if_large,
     read_block,
     reference_in,
     resolve_reference,
@@ -32,7 +34,15 @@ from penstock.core.journal.keys import block_key
 from penstock.core.journal.summaries import range_rows, replace_range_rows, summarise
 from penstock.core.model.durations import Seconds
 from penstock.errors import Corrupt
-from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MERGE_FAN_IN, SMALL_BYTES, SUMMARY_EVENTS, TOPIC_DEDUP_WINDOW
+from penstock.limits import (
+    BLOCK_BYTES,
+    BLOCK_EVENTS,
+    MERGE_FAN_IN,
+    MERGED_BYTES,
+    SMALL_BYTES,
+    SUMMARY_EVENTS,
+    TOPIC_DEDUP_WINDOW,
+)
 
 T = TypeVar("T")
 
@@ -372,7 +382,7 @@ def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> tuple
     parts = tail.parts
     if fits and (len(parts) >= MERGE_FAN_IN - 1 or tail.size >= BLOCK_BYTES // 2):
         joined = build_joined([*parts, part])
-        key, value = block_key(head.topic_id, parts[0][0]), seal(joined)
+        key, value = block_key(head.topic_id, parts[0][0]), seal(compressed_if_large(joined))
         tx.delete_range(key + b"\0", block_key(head.topic_id, first))
         tx.put(key, value)
         last = joined.first + joined.count - 1
@@ -381,12 +391,13 @@ def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> tuple
         head.tail = None
         return key, value, None
     wire = build_wire(columns, first, recorded_ms, base_id)
-    key, value = block_key(head.topic_id, first), seal(wire)
+    large = len(wire.payload) >= MERGED_BYTES
+    key, value = block_key(head.topic_id, first), seal(compressed(wire) if large else wire)
     tx.put(key, value)
     if wire.count >= SUMMARY_EVENTS:
         summarise(tx, head.topic_id, wire, indexed=head.settings.indexed, made_of=columns)
     size = len(value)
-    if fits and size < SMALL_BYTES:
+    if fits and size < SMALL_BYTES and not large:
         parts.append(part)
         tail.size += size
         tail.next = first + len(columns.kinds)
@@ -404,7 +415,7 @@ def write_blocks(tx: WriteTx, head: Head, part: RecentBlock) -> tuple[bytes, byt
         stop = start + _fitting(weights, start)
         some = columns.slice(start, stop)
         wire = build_wire(some, position + start, recorded_ms, base_id + start)
-        key, value = block_key(head.topic_id, position + start), seal(wire)
+        key, value = block_key(head.topic_id, position + start), seal(compressed_if_large(wire))
         tx.put(key, value)
         summarise(tx, head.topic_id, wire, indexed=head.settings.indexed, made_of=some)
         wires.append(wire)

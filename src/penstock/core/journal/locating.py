@@ -173,7 +173,7 @@ def _unfolded(snap: Snapshot, topic: bytes) -> Iterator[_Unfolded]:
     for block in view.blocks(max(keys.unpack_seq(since), view.trimmed()), keys.MAX_SEQ):
         for column in (block.wire.correlation, block.wire.causation):
             hashes.update(_hashes(column, block.count))
-        size += len(block.payload)
+        size += block.payload_size
         if size >= _STEP_BYTES and block.last < last:
             last, more = block.last, True
             break

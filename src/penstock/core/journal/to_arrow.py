@@ -112,7 +112,7 @@ def joined(blocks: Iterator[Block], batch_rows: int) -> Iterator[Block]:
         else:
             small.append(block)
             rows += block.count
-            size += len(block.payload)
+            size += block.payload_size
     if small:
         yield small[0] if len(small) == 1 else join_blocks(small)
 

@@ -24,10 +24,10 @@ from penstock.core.journal.blocks import (
     Columns,
     build_wire,
     pack_seqs,
+    plain_size,
+    positions_in,
     seal,
     set_runs_of,
-    stored_size,
-    unpack_signed,
     whole_value,
 )
 from penstock.core.journal.catalog import open_block, topic_names
@@ -42,7 +42,7 @@ from penstock.core.names import check_name
 from penstock.core.protocol import bulk as wire
 from penstock.core.protocol.bulk import SpansDocument, TopicEnds, Wanted, message_of
 from penstock.core.protocol.operation import PAGE_BYTES
-from penstock.errors import ConfigError, Corrupt, UnknownTopic
+from penstock.errors import ConfigError, UnknownTopic
 from penstock.limits import MAX_KEY_BYTES
 
 T = TypeVar("T")
@@ -67,26 +67,6 @@ class StoredBlock(msgspec.Struct, gc=False):
     value: bytes
 
 
-class _Edges(msgspec.Struct, array_like=True, gc=False):
-    """What of a `Wire` says which positions it holds; the rest is passed over."""
-
-    format: int
-    count: int
-    first: int
-    run_counts: msgspec.Raw
-    run_time: msgspec.Raw
-    run_times: msgspec.Raw
-    run_ids: msgspec.Raw
-    kinds: msgspec.Raw
-    kind_codes: msgspec.Raw
-    lengths: msgspec.Raw
-    payload: msgspec.Raw
-    seqs: bytes | None = None
-
-
-_edges = msgspec.msgpack.Decoder(_Edges).decode
-
-
 def stored_blocks(view: TopicView, after: int, through: int) -> Iterator[StoredBlock]:
     """The blocks with events in after < position ≤ through, ascending. Sealed ones are made of their row groups."""
     if after >= through:
@@ -104,12 +84,7 @@ def stored_blocks(view: TopicView, after: int, through: int) -> Iterator[StoredB
 
 def _stored(snap: Snapshot, key: bytes, value: bytes, topic: str) -> StoredBlock:
     value = whole_value(snap, value, topic)
-    try:
-        found = _edges(memoryview(value)[:-4])
-        last = found.first + found.count - 1 if found.seqs is None else unpack_signed(found.seqs, found.count)[-1]
-    except (msgspec.DecodeError, Corrupt, IndexError) as error:
-        raise Corrupt(f"a block does not decode: {error}", topic=topic) from error
-    return StoredBlock(found.first, last, value)
+    return StoredBlock(*positions_in(value, topic), value)
 
 
 def list_lakes(at: LocalBackend, query: wire.TopicsQuery) -> list[LakeSummary]:
@@ -164,7 +139,7 @@ def _range_size(snap: Snapshot, topic: str, after: int, through: int) -> int:
     middle = (after + through + 1) // 2
     for key, value in view.snap.scan(low, keys.block_key(view.topic_id, middle + 1), reverse=True):
         count = open_block(view.snap, key, value, view.name).count
-        return size + (through - after) * stored_size(value) // count
+        return size + (through - after) * plain_size(value) // count
     return size
 
 

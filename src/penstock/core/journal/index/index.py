@@ -405,7 +405,7 @@ def _waiting_bytes(view: TopicView, base: int, hashed: Sequence[TermHashes]) -> 
     for one in hashed:
         waiting -= max(0, one.last - max(one.first - 1, covered))
         covered = max(covered, one.last)
-    return waiting * (len(block.payload) // block.count + 64)
+    return waiting * (block.payload_size // block.count + 64)
 
 
 def _read_into(tail: Memtable, view: TopicView, through: int) -> None:

@@ -281,7 +281,7 @@ class Indexer(Background):
                 return False
             directory = load_directory(snap, record.topic_id, topic)
             waiting = block.last - max(directory.through, load_state(snap, record.topic_id, topic).trimmed)
-            size = waiting * (len(block.payload) // block.count + 48)
+            size = waiting * (block.payload_size // block.count + 48)
             return waiting >= INDEX_RUN_EVENTS or size >= INDEX_RUN_BYTES or bool(directory.rubbish)
 
     def _gather(self, topic: str, thorough: bool) -> bool:
@@ -514,7 +514,7 @@ def blocks_of_a_run(blocks: Iterator[Block], latest: int, alone: bool, breathe: 
         breathe()
         found.append(block)
         count += block.count
-        size += len(block.payload) + 48 * block.count
+        size += block.payload_size + 48 * block.count
         left = (latest - block.last) * size // count
         if size >= 4 * INDEX_RUN_BYTES and not (alone and size + left <= 8 * INDEX_RUN_BYTES):
             break
@@ -524,7 +524,7 @@ def blocks_of_a_run(blocks: Iterator[Block], latest: int, alone: bool, breathe: 
 def are_enough(blocks: Sequence[Block]) -> bool:
     """Whether blocks are worth a run of their own."""
     events = sum(block.count for block in blocks)
-    return events >= INDEX_RUN_EVENTS or sum(len(block.payload) for block in blocks) + 48 * events >= INDEX_RUN_BYTES
+    return events >= INDEX_RUN_EVENTS or sum(block.payload_size for block in blocks) + 48 * events >= INDEX_RUN_BYTES
 
 
 def first_sources(blocks: Sequence[Block], base: int, breathe: Breathe) -> Sources:

@@ -211,7 +211,7 @@ class Memtable:
                     block = Block(wire, topic)
                     stop = start + wire.count
                     part = keys if keys is None or wire.count == len(keys) else keys[start:stop]
-                    self._add(block, 0, len(block.payload) + 64 * wire.count + 1024, part)  # a call less
+                    self._add(block, 0, len(wire.payload) + 64 * wire.count + 1024, part)  # a call less
                     start = stop
             self.state = (self.covered, newest, monotonic())
             return self.size <= 2 * INDEX_MEMORY_BYTES
@@ -325,7 +325,7 @@ class Memtable:
 
 def block_size(block: Block) -> int:
     """The bytes a block takes in memory, about."""
-    return len(block.payload) + 64 * block.count + 1024
+    return block.payload_size + 64 * block.count + 1024
 
 
 def _note(found: Positions, terms: Sequence[str | None], seqs: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from penstock.core.engine.contract import Engine, Snapshot
 from penstock.core.journal import keys
-from penstock.core.journal.blocks import stored_size, text_values
+from penstock.core.journal.blocks import plain_size, stored_size, text_values
 from penstock.core.journal.catalog import load_state, save_state
 from penstock.core.journal.commit import Commit
 from penstock.core.journal.upkeep.retention import Hold, held_back
@@ -77,7 +77,7 @@ def _newest_positions(engine: Engine, topic_id: int, topic: str, after: int) -> 
                     for key, seq in zip(text_values(block.wire.key, block.count), block.seqs, strict=True)
                     if key is not None
                 )
-                scanned += stored_size(value)
+                scanned += plain_size(value)
                 after = block.last
     return newest
 
@@ -97,7 +97,7 @@ def _newest_only(
             for row, (key, seq) in enumerate(zip(text_values(block.wire.key, block.count), block.seqs, strict=True))
             if key is None or seq > through or seq >= newest.get(key, 0)
         ]
-        scanned += stored_size(stored.value)
+        scanned += plain_size(stored.value)
         if len(kept) < block.count:
             thinned.append(without(stored, kept))
             size += stored_size(stored.value)

@@ -2,8 +2,9 @@
 
 One commit makes one block, so that many small commits leave many small blocks. When enough small neighbours have
 gathered they become one: first the smallest among themselves, and when enough of the results have gathered, those. A
-block of `MERGED_BYTES` or more is left alone. The reading and joining happens beside the writer; only the exchange
-takes its turn, in a commit that need not be on disk (a lost merge loses nothing).
+merged block is compressed. A block of `MERGED_BYTES` or more, before compression, is left alone. The reading and
+joining happens beside the writer; only the exchange takes its turn, in a commit that need not be on disk (a lost merge
+loses nothing).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 
 from penstock.core.engine.contract import Snapshot
 from penstock.core.journal import keys
-from penstock.core.journal.blocks import Block, Wire, joined, seal, stored_size
+from penstock.core.journal.blocks import REFERENCE_MARK, Block, Wire, compressed, joined, plain_size, seal
 from penstock.core.journal.catalog import load_record, open_block
 from penstock.core.journal.commit import Commit
 from penstock.core.journal.index.runs import load_directory
@@ -33,7 +34,8 @@ def merge_tail(writer: Writer, topic: str, *, below: int, fan_in: int = MERGE_FA
         if record is None:
             return 0
         for key, value in snap.scan(*keys.block_range(record.topic_id), reverse=True):
-            if stored_size(value) >= below or len(tail) == _TAIL_BLOCKS:
+            apart = value[:1] == REFERENCE_MARK
+            if apart or plain_size(value) >= below or len(tail) == _TAIL_BLOCKS:
                 break
             tail.append((key, value))
         if len(tail) < max(2, fan_in):
@@ -43,7 +45,7 @@ def merge_tail(writer: Writer, topic: str, *, below: int, fan_in: int = MERGE_FA
         covered = load_directory(snap, record.topic_id, topic).through if record.settings.indexed else keys.MAX_SEQ
     merged = 0
     for run, blocks in chunks:
-        wire = joined(blocks)
+        wire = compressed(joined(blocks))
         value, about = seal(wire), range_rows(wire, indexed=keys.block_first(run[-1][0]) > covered)
         if writer.run_relaxed(_put_joined, topic, record.topic_id, run, wire, value, about, noted):
             merged += len(run)
@@ -56,14 +58,14 @@ def _chunks(snap: Snapshot, run: list[_Row], topic: str) -> Iterator[tuple[list[
     blocks: list[Block] = []
     size = events = 0
     for key, value in run:
-        block = open_block(snap, key, value, topic)
-        if chunk and (size + len(value) > BLOCK_BYTES or events + block.count > BLOCK_EVENTS):
+        block, own = open_block(snap, key, value, topic), plain_size(value)
+        if chunk and (size + own > BLOCK_BYTES or events + block.count > BLOCK_EVENTS):
             if len(chunk) > 1:
                 yield chunk, blocks
             chunk, blocks, size, events = [], [], 0, 0
         chunk.append((key, value))
         blocks.append(block)
-        size += len(value)
+        size += own
         events += block.count
     if len(chunk) > 1:
         yield chunk, blocks

@@ -169,7 +169,7 @@ def copy_columns(event: Event) -> Columns:
 
 
 def _size(block: Block) -> int:
-    return len(block.payload) + 64 * block.count
+    return block.payload_size + 64 * block.count
 
 
 # ── ordering keys ────────────────────────────────────────────────────────────────────────────────────────────────────
