@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from penstock.core.clock import Clock
 from penstock.core.engine.contract import Durability, ObjectOptions
-from penstock.core.engine.url import open_engine, parse_url
+from penstock.core.engine.url import open_engine, parse_url, shown_store
 from penstock.core.journal.description import Description
 from penstock.core.local.backend import LocalJournal
 from penstock.core.names import check_whole, is_number, shown_url
@@ -67,6 +67,7 @@ def open(
     url: str | os.PathLike[str] | None = None,
     *,
     read_only: bool = False,
+    create: bool = True,
     durability: Durability | None = None,
     writer_capacity: int | None = None,
     pressure: float = WRITER_PRESSURE,
@@ -79,7 +80,8 @@ def open(
     standby: bool = False,
     store_options: Mapping[str, object] | None = None,
 ) -> Journal:
-    """Opens a journal, making it when it is not there.
+    """Opens a journal, making it when it is not there; with `create=False`, NoStore says so. The folder that it is to
+    lie in must be there.
 
     `url` is a path (SQLite) or names an engine: memory:, sqlite:shop.db, rocksdb:shop, file:shop. Without
     it, PENSTOCK_URL is used, else ./penstock.db. PENSTOCK_DURABILITY and PENSTOCK_WRITER_CAPACITY stand in for
@@ -98,6 +100,11 @@ def open(
         from penstock.remote.backend import RemoteJournal
 
         return RemoteJournal(url, token=token, read_only=read_only)
+    options = _object_options(
+        linger=linger, timeout=timeout, lease=lease, takeover=takeover, standby=standby, store=store_options
+    )
+    if not create and not read_only:
+        _check_made(url, _object_options(timeout=timeout, store=store_options))
     return open_local(
         url,
         read_only=read_only,
@@ -105,10 +112,19 @@ def open(
         writer_capacity=writer_capacity,
         pressure=pressure,
         clock=clock,
-        options=_object_options(
-            linger=linger, timeout=timeout, lease=lease, takeover=takeover, standby=standby, store=store_options
-        ),
+        options=options,
     )
+
+
+def _check_made(url: str | os.PathLike[str], options: ObjectOptions | None) -> None:
+    """Raises NoStore when no journal is there. A store in memory without a name is always new."""
+    scheme, path = parse_url(url)
+    if scheme == "memory" and not path:
+        return
+    try:
+        open_local(url, read_only=True, options=options).close()
+    except NoStore as error:
+        raise NoStore(f"there is no journal at {shown_store(url)}; create=True makes one") from error
 
 
 def open_local(

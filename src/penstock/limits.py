@@ -42,6 +42,8 @@ BACKPRESSURE_RETRY: Final = 0.01
 # ── object storage ───────────────────────────────────────────────────────────────────────────────────────────────────
 STORE_TIMEOUT: Final = 30.0
 """The seconds that an operation on a journal in an object store waits for the store before it raises an error."""
+STORE_CONNECT_SECONDS: Final = 5.0
+"""The seconds for which opening a journal in an object store asks again at an address where no server answers."""
 LEASE_SECONDS: Final = 5.0
 """After how long without a renewal another process may take a journal in an object store over from its writer."""
 LEASE_SECONDS_LEAST: Final = 0.2

@@ -16,7 +16,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
@@ -104,19 +103,19 @@ class CommandContext:
         `standby` waits for as long as another process writes a journal in an object store. At a terminal it says which
         journal it is.
         """
-        from penstock.api import is_served, open
+        from penstock.api import open
         from penstock.errors import NoStore
 
         takeover = self.takeover and not read_only
         try:
-            if (
-                not read_only
-                and not self.create
-                and not is_served(self.journal_url)
-                and not self.journal_url.startswith("memory:")
-            ):
-                open(self.journal_url, read_only=True).close()
-            opened = open(self.journal_url, read_only=read_only, token=self.token, takeover=takeover, standby=standby)
+            opened = open(
+                self.journal_url,
+                read_only=read_only,
+                create=self.create or self.journal_url.startswith("memory:"),
+                token=self.token,
+                takeover=takeover,
+                standby=standby,
+            )
         except NoStore:
             ctx = click.get_current_context(silent=True)  # none while a shell completes names
             creates = ctx is not None and any(one.name == "create" for one in ctx.command.params)
@@ -139,9 +138,11 @@ class CommandContext:
     @property
     def shown_journal(self) -> str:
         """The same for people: a path from the root, a url without its secrets."""
+        from penstock.api import is_served
+        from penstock.core.engine.url import shown_store
         from penstock.core.names import shown_url
 
-        return shown_url(self.journal_url) if ":" in self.journal_url else str(Path(self.journal_url).absolute())
+        return shown_url(self.journal_url) if is_served(self.journal_url) else shown_store(self.journal_url)
 
     def existing_topic(self, journal: Journal, name: str) -> Topic:
         """A topic that is there; Nothing when it is not."""

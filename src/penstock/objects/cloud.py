@@ -158,11 +158,29 @@ def _version(meta: ObjectMeta | PutResult) -> dict[str, str]:
     return version
 
 
+class NoAnswer(StorageError):
+    """No server answers at the store's address."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=True)
+
+
+def _no_answer(dump: str) -> str:
+    """Returns the address and the reason from obstore's dump of an error, which is forty lines long."""
+    address = re.search(r"https?://[^/\s]+", dump)
+    reasons = re.findall(r'message: "([^"]+)"', dump) or re.findall(r"(dns error|timed? ?out)", dump, re.IGNORECASE)
+    reason = f" ({reasons[-1].lower()})" if reasons else ""
+    where = f"at {address[0]}" if address else "there"
+    return f"no server answers {where}{reason}: is the endpoint right, and does the store run?"
+
+
 @contextmanager
 def _errors(verb: str, url: str, path: str) -> Iterator[None]:
     try:
         yield
     except (refused.BaseError, OSError, ValueError) as error:
+        if "kind: Connect," in (dump := str(error)):
+            raise NoAnswer(f"cannot {verb} {path} in {url}: {_no_answer(dump)}") from None
         told = _brief(error)
         if gone := isinstance(error, FileNotFoundError) or any(word in told for word in _NO_BUCKET):
             told = f"no such bucket or container ({told})"

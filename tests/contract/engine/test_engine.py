@@ -650,13 +650,6 @@ def test_location_names_the_place(store: Store) -> None:
 
 
 @only(on_disk=True)
-def test_parent_folders_are_made(store: Store) -> None:
-    with open_engine_closing(f"{store.kind.scheme}:{store.folder / 'deep' / 'deeper' / 'store'}") as engine:
-        put(engine, a=b"1")
-        assert everything(engine) == {b"a": b"1"}
-
-
-@only(on_disk=True)
 def test_a_store_of_another_program_or_engine_is_refused_and_left_alone(store: Store) -> None:
     foreign = store.folder / "store"
     foreign.write_bytes(b"these are somebody's notes, not a store\n" * 500)

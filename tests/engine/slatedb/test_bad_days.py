@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
+import traceback
 from typing import Any
 
 import pytest
@@ -251,6 +253,25 @@ def test_what_is_wrong_with_a_place_is_said_at_once(emulator: Emulator) -> None:
             f"{bucket}/x", timeout=1, store_options={**emulator.options, "endpoint": f"http://127.0.0.1:{free_port()}"}
         )
     assert caught.value.retryable
+
+
+def test_an_address_where_no_server_answers_is_named_soon_and_in_a_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place_module, "STORE_CONNECT_SECONDS", 0.8)
+    address = f"http://127.0.0.1:{free_port()}"
+    options = {"endpoint": address, "access_key_id": "a", "secret_access_key": "b", "region": "eu", "allow_http": True}
+    begun = time.monotonic()
+    with pytest.raises(StorageError) as caught:
+        penstock.open("s3://bucket/shop", timeout=DEADLINE, store_options=options)
+    assert time.monotonic() - begun < DEADLINE / 2  # not the time that a store that is late gets
+    assert caught.value.retryable
+    shown = "".join(traceback.format_exception_only(caught.value))
+    assert f"no server answers at {address}" in shown and "is the endpoint right" in shown
+    whole = "".join(traceback.format_exception(caught.value))
+    assert "Debug source" not in whole
+    assert [record.name for record in caplog.records if "cannot be opened yet" in record.getMessage()] != []
+    assert len(caplog.records) == 1
 
 
 def test_credentials_the_store_refuses_are_an_error_at_once(behind: Home, proxy: StoreProxy) -> None:

@@ -86,6 +86,7 @@ class Worker:
     def run(self) -> None:
         """Works in the calling thread until stopped; a failure beyond the restart budget is raised here."""
         with self._in_this_thread():
+            log.info("worker %r begins; its journal is %r", self.name, self._journal)
             say_started(self._journal, self.name)
             while True:
                 try:

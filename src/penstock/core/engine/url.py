@@ -123,12 +123,14 @@ def open_engine(
     durability: Durability = "disk",
     options: ObjectOptions | None = None,
 ) -> Engine:
-    """Opens the store a url names, making it (and its parent folders) unless `read_only`.
+    """Opens the store a url names, making it unless `read_only`; the folder that it is to lie in must be there.
 
     `options` are for stores in an object store; ConfigError when they are given for another one.
     """
     scheme, path = parse_url(url)
     kind = engine_class(scheme)
+    if not read_only and scheme != "memory" and not StoreUrl(scheme, path).in_bucket:
+        _check_parent(path)
     if issubclass(kind, ObjectEngine):
         with as_storage_error(f"open {shown_url(str(url))}"):
             return kind(path, read_only=read_only, durability=durability, options=options, scheme=scheme)
@@ -164,6 +166,23 @@ def engine_class(scheme: str) -> type[Engine]:
     if not isinstance(found, type) or not issubclass(found, Engine):
         raise ConfigError(f"the {scheme} engine is {entry.value!r}, and that is no subclass of penstock's Engine")
     return found
+
+
+def shown_store(url: str | os.PathLike[str]) -> str:
+    """Returns where a store lies, for messages: a path from the root, or a url without its secrets."""
+    found = parse_url(url)
+    if found.scheme == "memory" or found.in_bucket:
+        return shown_url(str(url))
+    path = os.path.abspath(found.path)  # noqa: PTH100 - a path that is no valid one is the engine's to refuse
+    return path if found.scheme == "sqlite" else f"{found.scheme}:{path}"
+
+
+def _check_parent(path: str) -> None:
+    """Raises where the folder of a store is missing: a mistyped path makes no folders."""
+    store = os.path.abspath(path)  # noqa: PTH100 - a path that is no valid one is the engine's to refuse
+    parent = os.path.dirname(store)  # noqa: PTH120
+    if not os.path.lexists(parent):
+        raise ConfigError(f"there is no folder {parent} for the journal {store}: make the folder, or correct the path")
 
 
 def _checked(path: str, url: object) -> str:

@@ -113,6 +113,8 @@ class JournalCore:
                 if value is None:
                     value = msgspec.msgpack.encode(StoreRecord(FORMAT, str(uuid.uuid4()), self.clock.now_ms()))
                     tx.put(keys.STORE, value)
+            if self.engine.location is not None:
+                log.info("a new journal was made: %r", self)
         if value is None:
             return StoreRecord(FORMAT, "", 0)
         try:

@@ -25,9 +25,10 @@ from penstock.limits import (
     OBJECT_CACHE_BYTES,
     OBJECT_MEMTABLE_BYTES,
     RELAXED_SECONDS,
+    STORE_CONNECT_SECONDS,
     TABLE_LEASES,
 )
-from penstock.objects.cloud import CloudStore
+from penstock.objects.cloud import CloudStore, NoAnswer
 from penstock.objects.store import cloud_settings, open_cloud, probe_conditional_puts
 
 COLLECT_SECONDS = 600.0
@@ -267,11 +268,12 @@ def check_store(location: ObjectLocation, *, writing: bool, timeout: float, pati
     when `writing`.
 
     SlateDB would ask a missing bucket, or one that refuses, again for ever. A store that is late or away is asked again
-    for `timeout` seconds, and without end by a `patient` standby, which waits for another writer's end anyway.
+    for `timeout` seconds, for a few where no server answers at its address, and without end by a `patient` standby,
+    which waits for another writer's end anyway.
     """
     if isinstance(location.objects, FolderStore):
         return
-    deadline = time.monotonic() + timeout
+    begun, warned = time.monotonic(), False
     while True:
         try:
             # An object of a bucket that is not there is None too; listing it tells.
@@ -283,7 +285,10 @@ def check_store(location: ObjectLocation, *, writing: bool, timeout: float, pati
         except StorageError as error:
             if not error.retryable:
                 raise ConfigError(f"no journal can be opened at {location.url}: {error}") from error
-            if not patient and time.monotonic() + AGAIN_SECONDS > deadline:
+            patience = min(timeout, STORE_CONNECT_SECONDS) if isinstance(error, NoAnswer) else timeout
+            if not patient and time.monotonic() + AGAIN_SECONDS > begun + patience:
                 raise
-            log.warning("%s cannot be opened yet: %s", location.url, error)
+            if not warned:
+                warned = True
+                log.warning("%s cannot be opened yet, and is asked again: %s", location.url, error)
         time.sleep(AGAIN_SECONDS)
