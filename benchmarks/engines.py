@@ -72,8 +72,11 @@ def alternate(appender: Appender) -> int:
 
 
 def measure(table: Table, folder: Path, scheme: str) -> None:
+    place = folder / scheme
+    place.mkdir()
+
     def opened(name: str, durability: Durability = "disk") -> Engine:
-        return open_engine(f"{scheme}:{folder / scheme / name}", durability=durability)
+        return open_engine(f"{scheme}:{place / name}", durability=durability)
 
     def raw() -> float:
         return raw_rate(folder, 100)

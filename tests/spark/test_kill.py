@@ -91,6 +91,7 @@ class Program:
 
 
 def homes(tmp_path: Path) -> str:
+    (tmp_path / "homes").mkdir(exist_ok=True)
     return f"slatedb:{tmp_path}/homes"
 
 

@@ -60,6 +60,7 @@ def test_a_store_that_has_lost_its_name_acknowledges_nothing_and_its_readers_say
     scheme: str, happens: Callable[[Path], None], tmp_path: Path
 ) -> None:
     folder = tmp_path / "stores"
+    folder.mkdir()
     url = f"{scheme}:{folder / 'store'}"
     with penstock.open(url) as journal, penstock.open(url, read_only=True) as reader:
         topic = journal.topic("t")
@@ -133,6 +134,7 @@ def test_closing_changes_nothing_of_the_store_that_was_put_in_its_place(scheme: 
 @pytest.mark.parametrize("scheme", ["sqlite", "file", "rocksdb"])
 def test_a_store_that_is_moved_back_goes_on_with_what_was_written_meanwhile(scheme: str, tmp_path: Path) -> None:
     folder = tmp_path / "stores"
+    folder.mkdir()
     with penstock.open(f"{scheme}:{folder / 'store'}") as journal:
         topic = journal.topic("t")
         topic.append("k", 1)
