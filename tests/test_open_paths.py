@@ -9,6 +9,7 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigError, NoStore
+from waiting import eventually
 
 ENGINES = ["", "sqlite:", "file:", "rocksdb:", "slatedb:"]
 
@@ -72,7 +73,7 @@ def test_two_programs_in_different_folders_find_out_that_their_journals_differ(
             assert repr(journal) == place and f"a new journal was made: {place}" in caplog.text
             caplog.clear()
             worker = journal.queue("mails").worker(print, concurrency=1)
+            says = f"begins; its journal is {place}"
             with worker:
-                pass
-            assert f"begins; its journal is {place}" in caplog.text
+                eventually(lambda says=says: says in caplog.text)
     assert ids[0] != ids[1]
