@@ -1,4 +1,4 @@
-"""The settings of a Django project for tests; JOURNAL in the environment is where its tasks lie."""
+"""The settings of a Django project for tests; the environment says where its rows and its tasks lie."""
 
 import os
 from tempfile import TemporaryDirectory
@@ -7,12 +7,18 @@ _home = TemporaryDirectory()  # of this process: no test looks into another proc
 
 SECRET_KEY = "for tests"
 USE_TZ = True
-INSTALLED_APPS = ["penstock.integrations.django"]
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{_home.name}/django.db"}}
+INSTALLED_APPS = ["penstock.integrations.django", "penstock.integrations.outbox.django"]
+DATABASES = {
+    "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ.get("DATABASE", f"{_home.name}/django.db")}
+}
 TASKS = {
     "default": {
         "BACKEND": "penstock.integrations.django.backend.TasksBackend",
         "QUEUES": ["default", "mail"],
-        "OPTIONS": {"url": os.environ.get("JOURNAL", "memory:"), "lease": 1.0},
+        "OPTIONS": {
+            "url": os.environ.get("JOURNAL", "memory:"),
+            "enqueue": os.environ.get("ENQUEUE", "on_commit"),
+            "lease": 1.0,
+        },
     }
 }

@@ -19,8 +19,8 @@ from typing import Any
 import django_shop_tasks as shop
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import transaction
-from django.test import override_settings
+from django.db import connections, transaction
+from django.test import modify_settings, override_settings
 from django.utils import timezone
 
 import penstock
@@ -115,6 +115,66 @@ def test_a_task_can_be_enqueued_whatever_the_transaction_does(configured: Callab
         shop.add.enqueue(2, 2)
         raise RuntimeError("no")
     assert len(backend.queue("default")) == 1
+
+
+@pytest.fixture
+def outbox_table() -> Iterator[None]:
+    call_command("migrate", verbosity=0)
+    yield
+    call_command("flush", interactive=False, verbosity=0)
+
+
+def run_batch(**options: Any) -> None:
+    """Runs the command, and leaves the handlers of signals as they were."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        call_command("penstock_worker", batch=True, **options)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("outbox_table")
+def test_a_task_in_an_outbox_is_in_the_very_transaction(configured: Callable[..., TasksBackend]) -> None:
+    backend = configured(enqueue="outbox")
+    later = timezone.now() + timedelta(hours=1)
+    with transaction.atomic():
+        kept = shop.add.using(priority=3).enqueue(1, 1)
+        delayed = shop.add.using(run_after=later).enqueue(3, 3)
+    with pytest.raises(RuntimeError), transaction.atomic():
+        dropped = shop.add.enqueue(2, 2)
+        raise RuntimeError("no")
+    alone = shop.add.enqueue(4, 4)
+    with pytest.raises(TaskResultDoesNotExist):
+        shop.add.get_result(kept.id)  # a relay has not moved it yet
+    run_batch()
+    assert [backend.get_result(one.id).status for one in (kept, alone)] == [TaskResultStatus.SUCCESSFUL] * 2
+    assert [event.kind for event in backend.states.read(key=kept.id)] == ["enqueued", "started", "successful"]
+    assert backend.get_result(delayed.id).task.run_after == later
+    assert backend.queue("default").stats().delayed == 1
+    with pytest.raises(TaskResultDoesNotExist):
+        shop.add.get_result(dropped.id)
+
+
+@NIGHTLY
+@pytest.mark.usefixtures("outbox_table")
+def test_a_worker_relays_the_outbox_while_it_works(configured: Callable[..., TasksBackend]) -> None:
+    backend = configured(enqueue="outbox")
+    worker = worker_process(backend)
+    try:
+        results = [shop.add.enqueue(number, 0).id for number in range(5)]
+        eventually(lambda: all(found and found.is_finished for found in (backend.find(id)[1] for id in results)))
+    finally:
+        worker.terminate()
+        assert worker.wait(60) == 0
+
+
+def test_an_outbox_without_its_table_is_named(configured: Callable[..., TasksBackend]) -> None:
+    backend = configured(enqueue="outbox")
+    with modify_settings(INSTALLED_APPS={"remove": "penstock.integrations.outbox.django"}):
+        (found,) = backend.check()
+    assert found.hint == "add 'penstock.integrations.outbox.django' to INSTALLED_APPS, and migrate"
+    assert backend.check() == []
 
 
 def test_a_signal_says_that_a_task_is_enqueued_when_it_is(backend: TasksBackend) -> None:
@@ -351,7 +411,8 @@ def test_a_killed_workers_task_goes_to_another_worker(
 
 
 def worker_process(backend: TasksBackend) -> subprocess.Popen[bytes]:
-    environ = {**os.environ, "JOURNAL": str(backend.given.url), "DJANGO_SETTINGS_MODULE": "django_settings"}
+    environ = {**os.environ, "JOURNAL": str(backend.given.url), "ENQUEUE": backend.given.enqueue}
+    environ |= {"DATABASE": connections["default"].settings_dict["NAME"], "DJANGO_SETTINGS_MODULE": "django_settings"}
     environ["PYTHONPATH"] = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "django", "penstock_worker", "--concurrency", "2"]
     return subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
@@ -364,7 +425,7 @@ def worker_process(backend: TasksBackend) -> subprocess.Popen[bytes]:
         ({"urls": "x"}, "unknown option 'urls': did you mean 'url'"),
         ({"colour": 1}, "unknown option 'colour': there are url, "),
         ({"url": ""}, "needs 'url'"),
-        ({"enqueue": "later"}, "is one of on_commit, at_once, not 'later'"),
+        ({"enqueue": "later"}, "is one of on_commit, at_once, outbox, not 'later'"),
         ({"database": "orders"}, "names 'orders', which is not in DATABASES"),
     ],
 )
@@ -390,12 +451,7 @@ def test_the_command_names_what_it_cannot_find(backend: TasksBackend) -> None:
 
 def test_the_command_runs_a_batch(backend: TasksBackend) -> None:
     results = [shop.add.using(queue_name=name).enqueue(1, 1) for name in ("default", "mail")]
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    try:
-        call_command("penstock_worker", queue_name="mail", batch=True)
-    finally:
-        signal.signal(signal.SIGINT, before[0])
-        signal.signal(signal.SIGTERM, before[1])
+    run_batch(queue_name="mail")
     assert [backend.get_result(one.id).is_finished for one in results] == [False, True]
 
 

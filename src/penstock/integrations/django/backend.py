@@ -12,10 +12,13 @@ from functools import partial
 from typing import Any, Literal
 
 import msgspec
+from django.apps import apps
 from django.core import checks
 from django.db import connections, transaction
+from msgspec.structs import replace
 
 import penstock
+from penstock import outbox
 from penstock.errors import Conflict, PenstockError
 from penstock.integrations.django.records import RecordedError, TaskRecord, stored_time
 from penstock.integrations.django.tasks_api import (
@@ -33,7 +36,9 @@ from penstock.integrations.opening import open_once
 
 TASK_ID = "task-id"
 """The header of a message that has the id of the task's result."""
-ENQUEUE = ("on_commit", "at_once")
+ENQUEUE = ("on_commit", "at_once", "outbox")
+SERVED = ("http://", "https://")
+OUTBOX_APP = "penstock.integrations.outbox.django"
 
 
 def seconds(given: float | timedelta) -> float:
@@ -47,7 +52,7 @@ class Options:
 
     url: str | os.PathLike[str]
     token: str | None = None
-    enqueue: Literal["on_commit", "at_once"] = "on_commit"
+    enqueue: Literal["on_commit", "at_once", "outbox"] = "on_commit"
     database: str = "default"
     prefix: str = "django"
     lease: float | timedelta = 30
@@ -91,11 +96,15 @@ class TasksBackend(BaseTaskBackend):
         """The journal that holds the tasks."""
         return open_once(str(self.given.url), self.given.token)
 
+    def queue_name(self, name: str) -> str:
+        """The journal's name for a queue name of Django's."""
+        return f"{self.given.prefix}.{name}"
+
     def queue(self, name: str) -> penstock.Queue:
         """The journal's queue for a queue name of Django's. It has the policy that the options say."""
         # One delivery more than there are attempts: the worker that gets it records that all attempts ended badly.
         return self.journal.queue(
-            f"{self.given.prefix}.{name}",
+            self.queue_name(name),
             policy="update",
             priority=True,
             lease=self.given.lease,
@@ -104,13 +113,18 @@ class TasksBackend(BaseTaskBackend):
 
     def queues_in_journal(self) -> list[str]:
         """The queue names that have queues in the journal."""
-        prefix = f"{self.given.prefix}."
+        prefix = self.queue_name("")
         return [name.removeprefix(prefix) for name in self.journal.queues() if name.startswith(prefix)]
+
+    @property
+    def states_name(self) -> str:
+        """The name of the topic of the tasks' states."""
+        return f"{self.given.prefix}-results"
 
     @property
     def states(self) -> penstock.Topic:
         """The topic of the tasks' states."""
-        topic = self.journal.topic(f"{self.given.prefix}-results")
+        topic = self.journal.topic(self.states_name)
         settings, keep = topic.settings, self.given.keep_results
         if (settings.by_key, settings.max_age) != (True, None if keep is None else seconds(keep)):
             topic.configure(by_key=True, max_age=keep)
@@ -118,7 +132,7 @@ class TasksBackend(BaseTaskBackend):
 
     # ── enqueueing ───────────────────────────────────────────────────────────────────────────────────────────────────
     def enqueue(self, task: Task, args: Iterable[object], kwargs: Mapping[str, object]) -> TaskResult:
-        """Enqueues a call of a task: now, or when the transaction commits that is open on the database."""
+        """Enqueues a call of a task: with the transaction that is open on the database, or as the options say."""
         self.validate_task(task)
         record = TaskRecord(
             task=task.module_path,
@@ -131,36 +145,60 @@ class TasksBackend(BaseTaskBackend):
             run_after=stored_time(task.run_after),
         )
         id = get_random_string(32)
-        push = partial(self._push, id, record, task)
-        if self.given.enqueue == "on_commit" and connections[self.given.database].in_atomic_block:
-            transaction.on_commit(push, using=self.given.database)
+        if self.given.enqueue == "outbox":
+            self._write(id, record, task)
+        elif self.given.enqueue == "on_commit" and self._database.in_atomic_block:
+            transaction.on_commit(partial(self._push, id, record, task), using=self.given.database)
         else:
-            push()
+            self._push(id, record, task)
         return record.result(id, task)
+
+    @property
+    def _database(self) -> Any:
+        return connections[self.given.database]
+
+    def _message(self, id: str, record: TaskRecord) -> dict[str, Any]:
+        """What a task's message is pushed with."""
+        return {
+            "kind": record.task,
+            "priority": record.priority,
+            "not_before": record.run_after,
+            "headers": {TASK_ID: id},
+        }
 
     def _push(self, id: str, record: TaskRecord, task: Task) -> None:
         # Both are in one commit, unless the writer was about to begin. Then a worker may be faster than the event,
         # which expects to be the first of its id and is not needed any more.
-        message = self.queue(record.queue).submit(
-            record,
-            kind=record.task,
-            priority=record.priority,
-            not_before=record.run_after,
-            headers={TASK_ID: id},
-        )
+        message = self.queue(record.queue).submit(record, **self._message(id, record))
         event = self.states.submit("enqueued", record, key=id, expect=0)
         try:
             message.result()
         except PenstockError as error:
             event.result()
-            refused = msgspec.structs.replace(
-                record, status=TaskResultStatus.FAILED.value, errors=[RecordedError.of(error)]
-            )
+            refused = replace(record, status=TaskResultStatus.FAILED.value, errors=[RecordedError.of(error)])
             self.states.append("refused", refused, key=id)
             raise
         with suppress(Conflict):
             event.result()
+        self._tell(id, record, task)
+
+    def _write(self, id: str, record: TaskRecord, task: Task) -> None:
+        if not self.queues:  # a worker makes the queues that it knows; a row for another one would wait
+            self.queue(record.queue)
+        # The state first: a relay moves rows in their order, so no worker has begun the task when the state comes.
+        with transaction.atomic(using=self.given.database):
+            outbox.append(self._database, self.states_name, "enqueued", record, key=id)
+            outbox.push(self._database, self.queue_name(record.queue), record, **self._message(id, record))
+            transaction.on_commit(partial(self._tell, id, record, task), using=self.given.database)
+
+    def _tell(self, id: str, record: TaskRecord, task: Task) -> None:
         signals.task_enqueued.send_robust(type(self), task_result=record.result(id, task))
+
+    def relay(self) -> outbox.Relay | None:
+        """A relay of the outbox, for a worker; None where there is no outbox, or where the journal is served."""
+        if self.given.enqueue != "outbox" or str(self.given.url).startswith(SERVED):
+            return None
+        return outbox.Relay(self.journal, lambda: self._database, name=f"django-{self.given.database}")
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def get_result(self, result_id: str) -> TaskResult:
@@ -178,11 +216,15 @@ class TasksBackend(BaseTaskBackend):
         return (0, None) if event is None else (event.seq, msgspec.convert(event.payload, TaskRecord))
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
-        """Finds names of queues that a journal cannot have."""
+        """Finds names of queues that a journal cannot have, and an outbox without its table."""
         messages = list(super().check(**kwargs))
         for name in sorted(self.queues):
             try:
-                self.journal.topic(f"{self.given.prefix}.{name}")
+                self.journal.topic(self.queue_name(name))
             except PenstockError as error:
                 messages.append(checks.Error(str(error), obj=f"TASKS[{self.alias!r}]", id="penstock.E001"))
+        if self.given.enqueue == "outbox" and not apps.is_installed(OUTBOX_APP):
+            said = "the option 'enqueue' is 'outbox', and the app that has the outbox's table is not installed"
+            hint = f"add {OUTBOX_APP!r} to INSTALLED_APPS, and migrate"
+            messages.append(checks.Error(said, hint, obj=f"TASKS[{self.alias!r}]", id="penstock.E002"))
         return messages

@@ -74,6 +74,19 @@ class Command(BaseCommand):
         self, *, backend: str, queue_name: str, concurrency: int, worker_id: str, batch: bool, **options: Any
     ) -> None:
         chosen = self._backend(backend)
+        for name in self._queues(chosen, queue_name):
+            chosen.queue(name)  # rows of an outbox wait for their queues
+        relay = chosen.relay()
+        if relay is None or batch:
+            if relay is not None:
+                relay.drain()
+                relay.stop()
+            self._work(chosen, queue_name, concurrency, worker_id, batch)
+        else:
+            with relay:
+                self._work(chosen, queue_name, concurrency, worker_id, batch)
+
+    def _work(self, chosen: TasksBackend, queue_name: str, concurrency: int, worker_id: str, batch: bool) -> None:
         running: dict[str, penstock.Worker] = {}
         began = looked = 0.0
         try:
