@@ -86,21 +86,61 @@ def test_types_are_said_not_cast() -> None:
     assert found == CASTS, "a type says what a thing is: change the type, or give the reason here"
 
 
-def test_the_table_of_changes_names_files_that_exist() -> None:
-    """docs/architecture.md: every path of the table exists; a short name lies in the folder before it."""
-    root = SOURCE.parent
-    table = (root / "docs" / "architecture.md").read_text("utf-8").partition("## To change X")[2]
-    missing = []
-    for row in table.splitlines():
-        folder = root
-        for name in re.findall(r"`([\w./-]+)`", row):
-            package = root / "src" / "penstock"
-            places = [package / name, package / "core" / name, root / name, folder / name]
-            found = next((place for place in places if place.exists()), None)
-            if found is None:
-                missing.append(name)
-            else:
-                folder = found if found.is_dir() else found.parent
+def defined_in(path: Path) -> set[str]:
+    """The classes, functions, methods and values that a module defines, methods as `Class.method`."""
+    found: set[str] = set()
+
+    def walk(body: list[ast.stmt], before: str) -> None:
+        for node in body:
+            match node:
+                case ast.ClassDef(name=name, body=inner):
+                    found.add(before + name)
+                    walk(inner, f"{before}{name}.")
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    found.add(before + name)
+                case ast.Assign(targets=[*targets]):
+                    found.update(before + target.id for target in targets if isinstance(target, ast.Name))
+                case ast.AnnAssign(target=ast.Name(id=name)):
+                    found.add(before + name)
+
+    walk(tree(path).body, "")
+    return found
+
+
+def named_places(cell: str) -> list[tuple[str, list[str]]]:
+    """The files that a cell of the page names, each with its names: "`a.py`: `x`, `y`; `b.py`: `z`"."""
+    found = []
+    for part in cell.split(";"):
+        file, _, names = part.partition(":")
+        found.append((file.strip().strip("`"), re.findall(r"`([^`]+)`", names)))
+    return found
+
+
+def test_the_page_of_the_architecture_names_files_and_names_that_exist() -> None:
+    """docs/architecture.md: the answers to its questions, its seams, and every file of its paths."""
+    root, package = SOURCE.parent, SOURCE / "penstock"
+    page = (root / "docs" / "architecture.md").read_text("utf-8")
+    questions = [
+        [cell.strip() for cell in row.strip("| ").split(" | ")]
+        for row in page.partition("## Twenty questions")[2].splitlines()
+        if row.startswith("| ")
+    ][1:]
+    assert len(questions) >= 20 and {len(row) for row in questions} == {3}
+    seams = [row.strip("| ").split(" | ")[0] for row in page.splitlines() if row.startswith("| `core/")]
+    assert len(seams) == 4
+    missing = [
+        f"{file}: {name}"
+        for cell in [*seams, *(places for _, places, _ in questions)]
+        for file, names in named_places(cell)
+        for name in names or ["no name"]
+        if not (package / file).is_file() or name not in defined_in(package / file)
+    ]
+    missing += [
+        name for _, _, tests in questions for name in re.findall(r"`([^`]+)`", tests) if not (root / name).exists()
+    ]
+    paths = page.partition("## Five paths")[2].partition("## Twenty questions")[0]
+    assert paths.count("\n### ") == 5
+    missing += [name for name in re.findall(r"`(\w[\w/]*/\w*\.py|\w+/\w+/)`", paths) if not (package / name).exists()]
     assert missing == []
 
 

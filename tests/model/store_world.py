@@ -24,7 +24,7 @@ import pytest
 import penstock
 from dead_store import copy_as_it_is
 from model.programs import Program, a_seed, a_share, one_of, rule, rules_of, same
-from model.topic_model import Known, TopicModel
+from model.topic_model import Known, Refused, TopicModel
 from model.ways import Asked, Seen, ask_everything
 from penstock import Draft, Journal, ManualClock, limits
 from penstock.core.entity import states
@@ -36,7 +36,7 @@ from penstock.core.journal.sealed.tables import TableRequest
 from penstock.core.journal.upkeep import by_key
 from penstock.core.journal.waking import Background
 from penstock.core.local.backend import LocalJournal
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Conflict
 from server.over_http.shared_server import SharedServer
 
 NAMES = ("a", "b")
@@ -301,6 +301,67 @@ class StoreWorld:
             same("a transaction, by key", [event.seq for event in tx.read(model.name, key=key)], wanted)
         same("a transaction", [event.seq for event in tx.read(model.name)], [known.seq for known in model.stored()])
 
+    @rule(
+        4,
+        topic=one_of("a", "a", "b"),
+        key=one_of(None, *KEYS),
+        dedup=one_of(None, "d1", "d1", "d2"),
+        expect=one_of(None, None, 0, 0, 1),
+        seed=a_seed,
+        way=one_of("here", "elsewhere", "transaction", "http"),
+    )
+    def append_once(
+        self, topic: str, key: str | None, dedup: str | None, expect: int | None, seed: int, way: str
+    ) -> None:
+        """Appends unless the event is there already, or its entity has moved on; `expect`: how far beside the truth."""
+        model = self._model(topic)
+        (draft,) = self._drafts(1, seed)
+        draft.key, draft.dedup = key, dedup
+        newest = model.newest.get(key or "", 0)
+        if key is not None and expect is not None and (newest == 0 or newest in model.events):
+            draft.expect = newest + expect
+        journal = (self.client() if way == "http" else None) or self.stores[-1 if way == "elsewhere" else 0]
+
+        models: dict[str, TopicModel] = {}
+        try:
+            if way == "transaction":
+                with self.journal.transaction() as tx:
+                    receipts = tx.append_many(topic, [draft])
+            else:
+                receipts = journal.topic(topic).append_many([draft])
+        except Conflict as error:
+            with pytest.raises(Refused) as refused:
+                model.append([draft], self.clock.now_ms(), self._find)
+            wanted = (refused.value.expected, refused.value.actual)
+            same("a refused append", (error.expected, error.actual), wanted)
+            return
+        self._appended(models, topic, [draft], receipts)
+        self.topics |= models
+
+    @rule(
+        2,
+        topic=one_of("a", "a", "b"),
+        consumer=one_of("c1", "c2"),
+        how=one_of("commit", "commit", "seek", "forget"),
+        share=a_share,
+        http=one_of(False, True),
+    )
+    def move_cursor(self, topic: str, consumer: str, how: str, share: float, http: bool) -> None:
+        if topic not in self.topics:
+            return
+        model = self._model(topic)
+        handle = ((self.client() if http else None) or self.stores[-1]).topic(topic)
+        if how == "forget":
+            same("forget", handle.forget(consumer), model.cursors.pop(consumer, None) is not None)
+        else:
+            seq = round(share * model.latest)
+            if how == "commit":
+                handle.commit(consumer, seq)
+            else:
+                handle.seek(consumer, seq)
+            model.move(consumer, seq, back=how == "seek")
+        self._keep(model)
+
     @rule(1, topic=one_of("a", "a", "b"), count=one_of(3, 20), seed=a_seed)
     def roll_back(self, topic: str, count: int, seed: int) -> None:
         drafts, models = [self._without_rows(draft) for draft in self._drafts(count, seed)], dict[str, TopicModel]()
@@ -312,6 +373,12 @@ class StoreWorld:
     @rule(3, seconds=one_of(0.001, 1, 60, 40_000, 90_000))
     def time_passes(self, seconds: float) -> None:
         self.clock.advance(seconds)
+        self._remove_what_is_too_old()
+
+    def _remove_what_is_too_old(self) -> None:
+        """Removes what readers are not shown any more; contract tests ask for what is hidden and still stored."""
+        if any(model.max_age is not None for model in self.topics.values()):
+            self.maintain()
 
     # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
     @rule(3, topic=one_of("a", "a", "b"), share=a_share)
@@ -336,7 +403,8 @@ class StoreWorld:
         2,
         topic=one_of("a", "a", "b"),
         change=one_of(("max_events", 30), ("max_events", None), ("by_key", True), ("by_key", False),
-                      ("indexed", False), ("indexed", True), ("verified", True)),
+                      ("indexed", False), ("indexed", True), ("verified", True), ("max_age", 50_000.0),
+                      ("max_age", None), ("dedup_window", 30.0), ("dedup_window", 50_000.0), ("dedup_window", None)),
     )  # fmt: skip
     def configure(self, topic: str, change: tuple[str, Any]) -> None:
         name, value = change
@@ -350,9 +418,12 @@ class StoreWorld:
             return
         settings = self.journal.topic(topic).configure(**{name: value})
         same("configure", getattr(settings, name), value)
-        if name in ("max_events", "by_key"):
+        if name in ("max_events", "max_age", "by_key"):
             setattr(model, name, value)
+        elif name == "dedup_window":
+            model.change_window(value, self.clock.now_ms())
         self._keep(model)
+        self._remove_what_is_too_old()
 
     @rule(1, topic=one_of("a", "b"))
     def stop_verifying(self, topic: str) -> None:
@@ -531,8 +602,10 @@ class StoreWorld:
         for _ in range(2 if twice else 1):
             self.journal.import_(folder)
         self.ended = {}
-        for name in list(self.topics):
-            self.topics[name].sealed = 0
+        for name, model in self.topics.items():
+            model.sealed = 0
+            model.newest = {known.key: known.seq for known in model.stored() if known.key is not None}
+            model.cursors, model.dedups = {}, {}
             self.lakes[name] = self.lakes.get(name, 0) + 1
 
 

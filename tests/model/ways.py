@@ -139,6 +139,9 @@ def ask_topic(asked: Asked, model: TopicModel) -> None:
     _read_arrow(asked, model, topic)
     _find(asked, model, topic)
     _project(asked, model, topic)
+    same(f"{place}cursors", topic.cursors(), model.cursors)
+    lags = {consumer: sum(seq > at for seq in model.events) for consumer, at in model.cursors.items()}
+    same(f"{place}consumers", {one.name: one.lag for one in topic.consumers()}, lags)
     if not asked.remote:
         found = sorted(topic.entities())
         same(f"{place}entities", found, sorted({known.key for known in stored if known.key is not None}))
