@@ -88,6 +88,8 @@ INLINE_BYTES: Final = 4 << 20
 """Up to this size a batch of blocks is appended in one commit; a larger one is staged first, in steps."""
 STEP_BYTES: Final = 1 << 20
 """Payload bytes of one such step: what all other callers wait behind."""
+SEGMENT_BYTES: Final = 8 << 20
+"""From so many bytes of payloads on, a Spark task writes a file that becomes events, where the topic has a lake."""
 STAGED_SECONDS: Final = 7 * 24 * 3600.0
 """After this time a batch that was staged and never published is removed."""
 MERGE_FAN_IN: Final = 64

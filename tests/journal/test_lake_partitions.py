@@ -187,7 +187,7 @@ def test_row_groups_of_the_same_positions_are_read_together(
     journal: penstock.Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look-up opens the row groups around its event, not whole files."""
-    monkeypatch.setattr(writing, "_GROUP_ROWS", 40)
+    monkeypatch.setattr(writing, "GROUP_ROWS", 40)
     for start in range(0, 400, 20):
         fill(journal, 20, start)
     before = [event.as_dict() for event in journal.topic("orders").read()]

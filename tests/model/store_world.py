@@ -66,8 +66,8 @@ SMALL: dict[str, list[tuple[Any, str, Any]]] = {
         (limits, "RETENTION_BLOCKS", 3),
         (states, "SAVE_AFTER", 3),
     ],
-    "row groups": [(writing, "_GROUP_ROWS", 7)],
-    "larger row groups": [(writing, "_GROUP_ROWS", 40)],
+    "row groups": [(writing, "GROUP_ROWS", 7)],
+    "larger row groups": [(writing, "GROUP_ROWS", 40)],
     "index": [
         (limits, "INDEX_RUN_EVENTS", 16),
         (limits, "INDEX_FAN_IN", 3),

@@ -6,6 +6,7 @@ only where it gives the rows that the source would give; the source reads everyt
 
 - what is not sealed, or lies where Spark has no file system for it;
 - with `payloadSchema`, files without typed columns of the same types, or with a payload that does not fit its columns;
+- files of bulk writes, which say no positions;
 - all of a topic, with `where` and `keys`, which the source looks up in the index, and with `payloadFormat=variant`.
 """
 
@@ -128,7 +129,9 @@ def _spark_reads(asked: ReadOptions) -> bool:
 
 
 def _fits(files: SealedFiles, typed: Mapping[str, str] | None) -> bool:
-    """Whether files have typed columns of some names and types, or none are asked for."""
+    """Whether files say everything that is asked for, also in typed columns of some names and types."""
+    if files.base_id:
+        return False
     return typed is None or typed.items() <= files.columns.items()
 
 

@@ -16,15 +16,17 @@ dedup, expect, priority, delay, not_before, max_attempts   as `append` and `push
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StructType
 
 from penstock.core.clock import to_ms
+from penstock.core.journal.sealed.columns import columns_schema
 from penstock.core.queue.policy import duration_ms
 from penstock.core.queue.state.keys import FRONT
 from penstock.errors import ConfigError
@@ -197,6 +199,21 @@ class SinkLayout(msgspec.Struct, frozen=True):
         known = [column for column in (correlation, inherited, ids) if column is not None]
         made["causation"] = ids
         made["correlation"] = pc.coalesce(*known)
+
+
+def typed_columns(schema: StructType) -> str:
+    """The fields of a frame's payload that can be typed columns of files, as text like `customer STRING`."""
+    payload = next((field.dataType for field in schema.fields if field.name == "payload"), None)
+    if not isinstance(payload, StructType):
+        return ""
+    found: list[str] = []
+    for field in payload.fields:
+        one = f"`{field.name}` {field.dataType.simpleString().upper()}"
+        with suppress(ConfigError):  # a nested value, or a name that events have: it stays in the JSON text
+            if not isinstance(field.dataType, BinaryType) and "`" not in field.name:
+                columns_schema(", ".join([*found, one]))
+                found.append(one)
+    return ", ".join(found)
 
 
 def _check_together(names: Sequence[str], options: WriteOptions) -> None:

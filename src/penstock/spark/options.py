@@ -232,6 +232,7 @@ _WRITE = (
     "staging",
     "gates",
     "failOnOtherRows",
+    "lake",
 )
 EVENT_COLUMNS = {
     **dict.fromkeys(("seq", "topic", "kind", "key", "scope", "payload"), "STRING"),
@@ -314,6 +315,8 @@ class WriteOptions(msgspec.Struct, frozen=True):
     """The names of gates; once the write is planned, of all that see rows of it."""
     fail_on_other_rows: bool = True
     """Whether a stream's batch that runs again with other rows ends the query."""
+    lake: str | None = None
+    """Where tasks leave files that become events; None: in the topic's lake, if it has one."""
     journal: str | None = None
     """The journal's id, once it is known."""
 
@@ -457,7 +460,18 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         _staging(given),
         check_gate_names(listed(given, "gates")),
         switch(given, "failOnOtherRows"),
+        _lake(given),
     )
+
+
+def _lake(given: Mapping[str, str]) -> str | None:
+    """Where files go that become events: a place in an object store, or a folder."""
+    lake = given.get("lake")
+    if lake is None:
+        return None
+    if not lake.strip():
+        raise ConfigError("lake is empty: name a folder, or a url like s3://bucket/prefix")
+    return lake.rstrip("/") if "://" in lake else os.path.abspath(lake)  # noqa: PTH100
 
 
 def _staging(given: Mapping[str, str]) -> str | None:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, groupby, islice
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
@@ -33,15 +33,18 @@ from pyspark.sql.types import StructType
 from penstock.core.entity.gate import load_gates, names_in, with_installed
 from penstock.core.journal.blocks import Wire, decode_pending, encode_wire
 from penstock.core.journal.from_arrow import BLOCK_PAYLOAD, blocks
+from penstock.core.journal.sealed.bulk import write_files
+from penstock.core.journal.sealed.referring import BulkTarget, find_target, plan_bulk
+from penstock.core.journal.sealed.segments import NewSegment
 from penstock.errors import ConfigError, PenstockError, StorageError
-from penstock.limits import MAX_KEY_BYTES
-from penstock.spark.journals import check_same, journal_id, patiently, writing
-from penstock.spark.layout import SinkLayout
+from penstock.limits import MAX_KEY_BYTES, SEGMENT_BYTES
+from penstock.spark.journals import check_same, journal_id, patiently, reading, writing
+from penstock.spark.layout import OPTIONS, SinkLayout, typed_columns
 from penstock.spark.options import WriteOptions, write_options
 from penstock.spark.sentences import in_sentences
 from penstock.spark.versions import ArrowStreamWriter
 from penstock.transfer.objects import StagingArea, area_of, decode_piece, encode_piece
-from penstock.transfer.publishing import Blocks, publish_blocks
+from penstock.transfer.publishing import Blocks, publish_blocks, publish_parts
 
 
 @dataclass
@@ -170,6 +173,8 @@ class StagedShare(TaskShare):
 
     batch: str
     """The name of what it staged."""
+    number: int = 0
+    """The micro-batch; 0 for a job that has only one."""
     events: int = 0
     keyed: bool = False
     """Whether any event has a key."""
@@ -179,11 +184,30 @@ class StagedShare(TaskShare):
     """Its only piece, when that is small."""
     pieces: list[_StagedPiece] = field(default_factory=list)
     """The others, in order."""
+    segments: bytes = b""
+    """Instead of blocks: the files it has written, encoded."""
 
     @property
     def size(self) -> int:
         """Bytes staged."""
         return len(self.carried) + sum(piece.size for piece in self.pieces)
+
+
+_ASKING = frozenset({*OPTIONS, "cause", "causation_id", "correlation_id", "correlation"})
+"""Columns whose rows are looked at one by one when they become events, or that are noted in an index: go as blocks."""
+_encode_files = msgspec.msgpack.Encoder().encode
+_decode_files = msgspec.msgpack.Decoder(list[NewSegment]).decode
+
+
+def _beginning(made: Iterator[tuple[str, Wire]]) -> tuple[list[tuple[str, Wire]], Iterator[tuple[str, Wire]]]:
+    """As many of the first blocks as make a file worth its while, or all; and the others."""
+    first, size = [], 0
+    for one in made:
+        first.append(one)
+        size += len(one[1].payload)
+        if size >= SEGMENT_BYTES:
+            break
+    return first, made
 
 
 def _hash(staged: bytes) -> bytes:
@@ -311,13 +335,37 @@ class TopicTarget:
         if options.staging is not None or not location.served:
             self.area = area_of(location.url) if options.staging is None else StagingArea(options.staging)
         journal, gates = _planned(options, self.area, again=again)
-        self.options = msgspec.structs.replace(options, journal=journal, gates=gates)
-        self.layout = SinkLayout.of(schema, self.options)
+        self.options = options = msgspec.structs.replace(options, journal=journal, gates=gates)
+        self.layout = SinkLayout.of(schema, options)
+        self.bulk = self._plan_bulk(typed_columns(schema))
+        """Where large shares go as files; None: all go as blocks."""
+
+    def _plan_bulk(self, columns: str) -> BulkTarget | None:
+        options, location = self.options, self.location
+        if options.topic is None or options.queue or options.gates or self.layout.columns & _ASKING:
+            return None
+        if location.server is not None or (options.journal is None and options.lake is None):
+            return None
+        if options.journal is not None:
+            known = reading(location.url, options.journal, newest=True).backend.core
+            target, ready = find_target(known, options.topic, options.lake, columns)
+            if target is None or ready:
+                return target
+        with writing(location.url, options.journal) as opened:
+            self.options = msgspec.structs.replace(options, journal=opened.id)
+            return plan_bulk(opened.backend.core, options.topic, options.lake, columns)
 
     # ── in a task ────────────────────────────────────────────────────────────────────────────────────────────────────
     def stage(self, batches: Iterator[pa.RecordBatch], job: str, number: int) -> StagedShare:
-        share, waiting = StagedShare(job, uuid.uuid4().hex), b""
-        for piece in _pieces(encoded(batches, self.layout, share if self.compared else None), share):
+        share, waiting = StagedShare(job, uuid.uuid4().hex, number), b""
+        made = encoded(batches, self.layout, share if self.compared else None)
+        if self.bulk is not None:
+            first, made = _beginning(made)
+            if sum(len(wire.payload) for _, wire in first) >= SEGMENT_BYTES:
+                self._write_files(self.bulk, chain(first, made), share)
+                return share
+            made = chain(first, made)
+        for piece in _pieces(made, share):
             if waiting:
                 self._put(share, number, waiting)
             waiting = piece
@@ -326,6 +374,12 @@ class TopicTarget:
         else:
             share.carried = waiting
         return share
+
+    def _write_files(self, target: BulkTarget, made: Iterator[tuple[str, Wire]], share: StagedShare) -> None:
+        wires, timed = (wire for _, wire in made), "occurred_at" in self.layout.columns
+        files = list(write_files(target, wires, (share.job, share.number, share.batch), timed=timed))
+        share.events = sum(file.count for file in files)
+        share.segments = _encode_files(files)
 
     def _put(self, share: StagedShare, number: int, body: bytes) -> None:
         at, path = len(share.pieces), ""
@@ -347,25 +401,43 @@ class TopicTarget:
         queue = options.topic if options.queue else None
         staged = [share for share in events if share.size]
         content = sum(share.content for share in events) % _CONTENT if self.compared else None
+        if self.location.server is None and any(share.segments for share in events):
+            parts, origin = self._parts(events), (options.topic or "", events[0].job, events[0].number)
+            with writing(self.location.url, options.journal) as opened:
+                return publish_parts(opened, parts, origin, (mark, version, content)) or self.compared
         if self.location.server is None:
-            blocks = Blocks(
-                self._wires(staged),
-                sum(share.size for share in staged),
-                sum(share.events for share in staged),
-                any(share.keyed for share in staged),
-                content,
-            )
+            blocks = self._blocks(staged, content)
             with writing(self.location.url, options.journal, options.gates) as opened:
                 return publish_blocks(opened, blocks, mark, version, queue) or self.compared
         from penstock.core.protocol.bulk import CommitRequest
         from penstock.spark.served import commit_staged
 
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-stage") as pool:
-            for done in [pool.submit(self._take_in, share) for share in staged]:
-                done.result()
+            for taken in [pool.submit(self._take_in, share) for share in staged]:
+                taken.result()
         batches = [share.batch for share in staged]
         request = CommitRequest(options.journal or "", batches, mark, version, queue, content)
         return commit_staged(self.location.server, request) or self.compared
+
+    def _parts(self, shares: Sequence[StagedShare]) -> list[Blocks | list[NewSegment]]:
+        """Files, and blocks between them, in order."""
+        parts: list[Blocks | list[NewSegment]] = []
+        for are_files, group in groupby(shares, key=lambda share: bool(share.segments)):
+            some = list(group)
+            if are_files:
+                parts.append([file for share in some for file in _decode_files(share.segments)])
+            elif any(share.size for share in some):
+                parts.append(self._blocks([share for share in some if share.size], None))
+        return parts
+
+    def _blocks(self, staged: Sequence[StagedShare], content: int | None) -> Blocks:
+        return Blocks(
+            self._wires(staged),
+            sum(share.size for share in staged),
+            sum(share.events for share in staged),
+            any(share.keyed for share in staged),
+            content,
+        )
 
     def _take_in(self, share: StagedShare) -> None:
         """Gives the server what of a share it does not have yet."""

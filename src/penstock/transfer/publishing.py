@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from hashlib import md5
 from itertools import compress, groupby
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +22,9 @@ from penstock.core.journal.bulk import (
     PreparedPiece,
     append_wires,
     drop,
+    is_published,
     publish,
+    remember,
     stage,
     staged_batch,
     staged_wires,
@@ -31,6 +34,9 @@ from penstock.core.journal.bulk import (
 from penstock.core.journal.checking import check_options
 from penstock.core.journal.commit import Commit, find_duplicates, read_mark, read_mark_content
 from penstock.core.journal.prepare import PreparedBatch
+from penstock.core.journal.sealed.referring import BulkTarget, append_segments, check_there, sweep_job
+from penstock.core.journal.sealed.segments import NewSegment
+from penstock.core.journal.upkeep.retention import held_back
 from penstock.core.journal.upkeep.summarising import fill_summaries
 from penstock.core.local.backend import LocalJournal
 from penstock.core.model.push import PushOptions
@@ -50,6 +56,35 @@ _PAUSE = 0.002
 """Seconds between two steps, in which other processes get their turn and the next step is made."""
 
 
+class PlacedSegments(msgspec.Struct, frozen=True):
+    """Files that a job has written, which become events of a topic."""
+
+    files: list[NewSegment]
+    before: int = 0
+    """How many of the commit's batches come before them."""
+
+
+class BulkSegments(msgspec.Struct, frozen=True):
+    """What of a commit lies in files already."""
+
+    topic: str
+    job: str
+    """What wrote them."""
+    number: int
+    """The micro-batch; 0 for a job that has only one."""
+    placed: list[PlacedSegments]
+
+    @property
+    def files(self) -> list[NewSegment]:
+        """All of them, in order."""
+        return [file for one in self.placed for file in one.files]
+
+    @property
+    def once(self) -> bytes:
+        """The name under which it is remembered that they are published."""
+        return md5(f"{self.topic} {self.job} {self.number}".encode(), usedforsecurity=False).digest()
+
+
 class BulkCommit(msgspec.Struct, frozen=True):
     """A commit of staged batches: what says that it was done, and the queue they are pushed to."""
 
@@ -59,6 +94,7 @@ class BulkCommit(msgspec.Struct, frozen=True):
     queue: str | None = None
     content: int | None = None
     """A hash of all rows, whatever their order: a repeat must have the same. None: it may have others."""
+    segments: BulkSegments | None = None
 
 
 class Blocks(msgspec.Struct, frozen=True):
@@ -77,8 +113,15 @@ def publish_staged(journal: LocalJournal, wanted: BulkCommit) -> bool:
     """Makes staged batches visible at once; False when that was done before: then what is staged again is dropped."""
     asked = _ask_of_staged(journal, wanted) if journal.backend.entities.gates else None
     queue = _queue(journal, wanted.queue)
+    segments = wanted.segments
+    if segments is not None and not _were_published(journal, wanted, segments):
+        if segments.topic in journal.backend.entities.gates.topics:
+            raise ConfigError(f"a gate sees every event of topic {segments.topic!r}: run the write again")
+        check_there(segments.files)
     ends: dict[str, int] = {}
-    done = bool(journal.backend.core.run(partial(_publish_staged, wanted, asked, queue, ends)))
+    done = bool(journal.backend.core.run(partial(_publish_staged, journal, wanted, asked, queue, ends)))
+    if segments is not None:
+        _sweep(journal, segments)
     for topic, end in ends.items() if done else ():  # in small commits: what is not said yet is read
         fill_summaries(journal.backend.core.writer, topic, after=end, hashed=True)
     return done
@@ -101,11 +144,29 @@ def _ask_of_staged(journal: LocalJournal, wanted: BulkCommit) -> list[int]:
     return [record.steps for record in records if record is not None]
 
 
+def _were_published(journal: LocalJournal, wanted: BulkCommit, segments: BulkSegments) -> bool:
+    """Whether files were published before: by now they may be removed again."""
+    with journal.backend.engine.read() as snap:
+        if wanted.mark is not None and is_done(snap, wanted.mark, wanted.version, wanted.content):
+            return True
+        return is_published(snap, segments.once)
+
+
 def _publish_staged(
-    wanted: BulkCommit, asked: list[int] | None, queue: LocalQueue | None, ends: dict[str, int], commit: Commit
+    journal: LocalJournal,
+    wanted: BulkCommit,
+    asked: list[int] | None,
+    queue: LocalQueue | None,
+    ends: dict[str, int],
+    commit: Commit,
 ) -> bool:
     """Publishes batches; `ends` gets where the topics of those ended that become part of the journal as they lie."""
     if wanted.mark is not None and is_done(commit.tx, wanted.mark, wanted.version, wanted.content):
+        for batch in wanted.batches:
+            drop(commit, batch)
+        return False
+    segments = wanted.segments
+    if segments is not None and is_published(commit.tx, segments.once):
         for batch in wanted.batches:
             drop(commit, batch)
         return False
@@ -123,10 +184,64 @@ def _publish_staged(
     if queue is not None:
         fresh = sum(one.events for one in records) - duplicates
         check_push(commit, queue, fresh, keyed=any(one.keyed for one in records))
-    done = publish(commit, wanted.batches, remember=wanted.mark is None, rows=rows)
+    if segments is None:
+        done = publish(commit, wanted.batches, remember=wanted.mark is None, rows=rows)
+    else:
+        done = _publish_parts(journal, commit, wanted.batches, segments, rows)
     if wanted.mark is not None:
         commit.set_mark(wanted.mark, wanted.version, wanted.content)
     return done
+
+
+def _publish_parts(
+    journal: LocalJournal, commit: Commit, batches: Sequence[bytes], segments: BulkSegments, rows: RowsInCommit
+) -> bool:
+    """Publishes batches and files, in order."""
+    begin = 0
+    for one in segments.placed:
+        publish(commit, batches[begin : one.before], remember=False, rows=rows)
+        begin = one.before
+        append_segments(commit, segments.topic, one.files)
+    publish(commit, batches[begin:], remember=False, rows=rows)
+    latest = commit.latest(segments.topic)
+    if held_back(commit, segments.topic, latest, journal.backend.core.housekeeper.holds)[0] < latest:
+        raise ConfigError(f"{segments.topic!r} became a queue meanwhile: run the write again")
+    remember(commit, segments.once)
+    return True
+
+
+def _sweep(journal: LocalJournal, segments: BulkSegments) -> None:
+    """Removes the files of other tries of a job's batch: it is published, so that none of them can be any more."""
+    for lake in {file.lake for file in segments.files}:
+        with suppress(PenstockError):  # what cannot be removed now goes when it is old
+            sweep_job(journal.backend.core, BulkTarget(segments.topic, lake), segments.job, segments.number)
+
+
+def publish_parts(
+    journal: LocalJournal,
+    parts: Sequence[Blocks | list[NewSegment]],
+    origin: tuple[str, str, int],
+    by: tuple[str | None, int, int | None],
+) -> bool:
+    """Appends blocks and files to a topic in order, all at once; False when that was done before.
+
+    `origin`: the topic, the job, and the number of its micro-batch. `by`: a mark, its version, and the hash of all
+    rows, as in `BulkCommit`.
+    """
+    batches: list[bytes] = []
+    placed: list[PlacedSegments] = []
+    segments, (mark, version, content) = BulkSegments(*origin, placed), by
+    try:
+        for part in parts:
+            if not isinstance(part, Blocks):
+                placed.append(PlacedSegments(part, len(batches)))
+            elif not _was_done(journal, mark, version, content):
+                batches.append(uuid.uuid4().bytes)
+                _stage_blocks(journal, batches[-1], part)
+        return publish_staged(journal, BulkCommit(batches, mark, version, None, content, segments))
+    except BaseException:
+        _drop_quietly(journal, batches)
+        raise
 
 
 def publish_blocks(
@@ -146,20 +261,30 @@ def publish_blocks(
         return False
     batch = uuid.uuid4().bytes
     try:
-        unsynced, next_turn = 0, 0.0
-        for number, step in enumerate(in_parts(blocks.pieces, lambda one: len(one[1].payload), STEP_BYTES)):
-            made = PreparedPiece(step)
-            unsynced += made.size
-            time.sleep(max(0.0, next_turn - time.monotonic()))
-            stage_step(journal, batch, number, made, sync=unsynced >= SYNC_BYTES)
-            next_turn = time.monotonic() + _PAUSE
-            if unsynced >= SYNC_BYTES:
-                unsynced = 0
+        _stage_blocks(journal, batch, blocks)
         return publish_staged(journal, BulkCommit([batch], mark, version, queue_name, blocks.content))
     except BaseException:
-        with suppress(PenstockError):  # what could not be dropped is swept when it is old
-            journal.backend.core.run(lambda commit: drop(commit, batch))
+        _drop_quietly(journal, [batch])
         raise
+
+
+def _stage_blocks(journal: LocalJournal, batch: bytes, blocks: Blocks) -> None:
+    unsynced, next_turn = 0, 0.0
+    for number, step in enumerate(in_parts(blocks.pieces, lambda one: len(one[1].payload), STEP_BYTES)):
+        made = PreparedPiece(step)
+        unsynced += made.size
+        time.sleep(max(0.0, next_turn - time.monotonic()))
+        stage_step(journal, batch, number, made, sync=unsynced >= SYNC_BYTES)
+        next_turn = time.monotonic() + _PAUSE
+        if unsynced >= SYNC_BYTES:
+            unsynced = 0
+
+
+def _drop_quietly(journal: LocalJournal, batches: Sequence[bytes]) -> None:
+    """Drops what was staged in vain; what cannot be dropped now is swept when it is old."""
+    for batch in batches:
+        with suppress(PenstockError):
+            journal.backend.core.run(partial(drop, batch=batch))
 
 
 def _append(

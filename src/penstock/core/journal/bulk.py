@@ -165,6 +165,16 @@ def stage(commit: Commit, batch: bytes, piece: int, made: PreparedPiece, owner: 
     commit.tx.put(keys.staged_key(batch), _encode(record))
 
 
+def is_published(snap: Snapshot, batch: bytes) -> bool:
+    """Whether something was published under a name, and that is remembered."""
+    return snap.get(keys.published_key(batch)) is not None
+
+
+def remember(commit: Commit, batch: bytes) -> None:
+    """Remembers that something was published of which nothing is stored apart."""
+    commit.tx.put(keys.published_key(batch), _encode(PublishedBatch(commit.now_ms, [])))
+
+
 def unpublished(commit: Commit, batches: Sequence[bytes]) -> list[StagedBatch] | None:
     """The records of batches that are published together; None when they were published before."""
     values = [commit.tx.get(keys.staged_key(batch)) for batch in batches]

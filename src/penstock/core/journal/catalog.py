@@ -96,6 +96,13 @@ class TopicState(msgspec.Struct, frozen=True, array_like=True):
     """The topic began after this position: those up to it were of topics of this name that were dropped."""
     unreadable_at: keys.StoredPosition = 0
     """Where the block lies that `unreadable` speaks of; 0 when it speaks of something else."""
+    referred: keys.StoredPosition = 0
+    """After this position the topic has no segment; between `sealed` and it, segments lie among hot blocks."""
+
+    @property
+    def in_files(self) -> int:
+        """After this position no event lies in a Parquet file."""
+        return max(self.sealed, self.referred)
 
 
 _encode = msgspec.msgpack.Encoder().encode

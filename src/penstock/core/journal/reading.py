@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from penstock.core.engine.contract import Snapshot
 from penstock.core.events import Event
@@ -21,7 +21,7 @@ from penstock.core.journal.catalog import (
     open_block,
 )
 from penstock.core.journal.sealed.files import sealed_blocks
-from penstock.core.journal.sealed.segments import load_segments
+from penstock.core.journal.sealed.segments import Segment, load_segments
 from penstock.core.journal.summaries import Summary, stored_summaries
 from penstock.core.model.query import EVERYTHING, EventQuery
 from penstock.errors import PositionTrimmed
@@ -41,6 +41,15 @@ class Span(Protocol):
 
 
 S = TypeVar("S", bound=Span)
+
+
+class Stretch(NamedTuple):
+    """Positions after the first and through the second: all in files, or none."""
+
+    after: int
+    through: int
+    in_files: bool
+
 
 Bounds = tuple[int, int]
 """Positions after the first and through the second."""
@@ -199,33 +208,69 @@ class TopicView:
             )
 
     # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def stretches(self, after: int, through: int) -> Iterator[Stretch]:
+        """The parts of after < position ≤ through, ascending: each lies in files, or in hot blocks."""
+        state = self.state()
+        if after < min(through, state.sealed):
+            yield Stretch(after, min(through, state.sealed), in_files=True)
+            after = state.sealed
+        if after < min(through, state.referred):
+            for segment in load_segments(self.snap, self.topic_id, after, min(through, state.referred)):
+                if after < segment.first - 1:
+                    yield Stretch(after, segment.first - 1, in_files=False)
+                    after = segment.first - 1
+                yield Stretch(after, min(through, segment.last), in_files=True)
+                after = segment.last
+        if after < through:
+            yield Stretch(after, through, in_files=False)
+
+    def bulk_segments(self, after: int, through: int) -> Iterator[Segment]:
+        """The segments with events in after < position ≤ through that bulk writes made; no index covers them."""
+        through = min(through, self.state().referred)
+        if after < through:
+            for segment in load_segments(self.snap, self.topic_id, max(after, self.state().trimmed), through):
+                if segment.by_reference:
+                    yield segment
+
+    def blocks_to_index(self, after: int, through: int) -> Iterator[Block]:
+        """The blocks with events in after < position ≤ through, but those of bulk segments."""
+        for segment in self.bulk_segments(after, through):
+            yield from self.blocks(after, min(through, segment.first - 1))
+            after = max(after, segment.last)
+        yield from self.blocks(after, through)
+
     def block_holding(self, seq: int) -> Block | None:
         """The newest block that begins at or before a position."""
-        low, _ = keys.block_range(self.topic_id)
-        for key, value in self.snap.scan(low, keys.block_key(self.topic_id, seq + 1), reverse=True):
-            return open_block(self.snap, key, value, self.name)
-        state = self.state()
-        through = min(seq, state.sealed)  # compaction by key may have emptied what lies between these and the others
-        if state.trimmed < through:
-            sealed = sealed_blocks(self.snap, self.topic_id, self.name, 0, through, state.trimmed, reverse=True)
-            return next(sealed, None)
-        return None
+        state, low = self.state(), keys.block_range(self.topic_id)[0]
+        hot = next(iter(self.snap.scan(low, keys.block_key(self.topic_id, seq + 1), reverse=True)), None)
+        if hot is None:
+            # Compaction by key may have emptied what lies between the files and the blocks.
+            floor = state.trimmed
+        elif state.referred <= (floor := keys.block_first(hot[0])):
+            return open_block(self.snap, *hot, self.name)
+        through = min(seq, state.in_files)
+        if floor < through:
+            filed = sealed_blocks(self.snap, self.topic_id, self.name, floor, through, state.trimmed, reverse=True)
+            if (block := next(filed, None)) is not None:
+                return block
+        return None if hot is None else open_block(self.snap, *hot, self.name)
 
     def blocks(self, after: int, through: int) -> Iterator[Block]:
         """The blocks with events in after < position ≤ through, ascending."""
-        if after >= through:
-            return
-        state = self.state()
-        if state.sealed > after:
-            high = min(through, state.sealed)
-            yield from sealed_blocks(self.snap, self.topic_id, self.name, after, high, state.trimmed)
-            after = high
-            if after >= through:
-                return
-        yield from self.hot_blocks(after, through, open_block)
+        for part in self.stretches(after, through):
+            if part.in_files:
+                low, high, trimmed = part.after, part.through, self.state().trimmed
+                yield from sealed_blocks(self.snap, self.topic_id, self.name, low, high, trimmed)
+            else:
+                yield from self._hot_blocks(part.after, part.through, open_block)
 
     def hot_blocks(self, after: int, through: int, open: Callable[[Snapshot, bytes, bytes, str], S]) -> Iterator[S]:
-        """What `open` makes of the blocks in the store itself (their keys and values): all but the sealed ones."""
+        """What `open` makes of the blocks in the store itself (their keys and values): all but those in files."""
+        for part in self.stretches(after, through):
+            if not part.in_files:
+                yield from self._hot_blocks(part.after, part.through, open)
+
+    def _hot_blocks(self, after: int, through: int, open: Callable[[Snapshot, bytes, bytes, str], S]) -> Iterator[S]:
         state, start = self.state(), after + 1
         whole = max(after, state.trimmed, state.compacted)  # through here, positions may be missing by design
         first, _ = keys.block_range(self.topic_id)
@@ -249,15 +294,22 @@ class TopicView:
             self._check_is_end(whole + 1, through)
 
     def blocks_back(self, after: int, through: int) -> Iterator[Block]:
-        """The same, descending."""
+        """The same as `blocks`, descending."""
+        state = self.state()
+        if state.in_files <= after:
+            yield from self._hot_blocks_back(after, through)
+            return
+        for part in reversed(list(self.stretches(after, through))):
+            low, high = part.after, part.through
+            if part.in_files:
+                yield from sealed_blocks(self.snap, self.topic_id, self.name, low, high, state.trimmed, reverse=True)
+            else:
+                yield from self._hot_blocks_back(low, high)
+
+    def _hot_blocks_back(self, after: int, through: int) -> Iterator[Block]:
         low, _ = keys.block_range(self.topic_id)
         stop = keys.block_key(self.topic_id, min(through, keys.MAX_SEQ) + 1)
         state = self.state()
-        if state.sealed > after:
-            yield from self.blocks_back(state.sealed, through)
-            high = min(through, state.sealed)
-            yield from sealed_blocks(self.snap, self.topic_id, self.name, after, high, state.trimmed, reverse=True)
-            return
         floor = max(after, state.trimmed, state.compacted)
         upper: int | None = None
         for key, value in self.snap.scan(low, stop, reverse=True):
@@ -364,10 +416,9 @@ class TopicView:
     # ── searching ────────────────────────────────────────────────────────────────────────────────────────────────────
     def _search(self, at_or_before: Callable[[Block], bool]) -> Block | None:
         """The last block for which a condition holds that is true of a prefix of the blocks; by halving positions."""
-        state = self.state()
         first, last = self._first_block(), last_block(self.snap, self.topic_id, self.name)
-        if last is None and state.sealed > state.trimmed:
-            last = self.block_holding(state.sealed)
+        if last is None or self.state().referred > last.last:
+            last = self.block_holding(self.state().in_files)
         if first is None or last is None or not at_or_before(first):
             return None
         if at_or_before(last):
@@ -385,8 +436,8 @@ class TopicView:
 
     def _first_block(self) -> Block | None:
         state = self.state()
-        if state.sealed > state.trimmed:
-            for block in self.blocks(state.trimmed, state.sealed):  # the first positions may be empty: compacted by key
+        if state.in_files > state.trimmed:
+            for block in self.blocks(state.trimmed, state.in_files):  # the first may be empty: compacted by key
                 return block
         return first_block(self.snap, self.topic_id, self.name)
 

@@ -34,7 +34,7 @@ from penstock.core.journal.catalog import open_block, topic_names
 from penstock.core.journal.index.index import EntityIndex, prefixed_in_runs
 from penstock.core.journal.index.runs import load_directory
 from penstock.core.journal.reading import Bounds, TopicView
-from penstock.core.journal.sealed.files import list_segments, sealed_blocks, sealed_start
+from penstock.core.journal.sealed.files import list_segments, sealed_start
 from penstock.core.journal.sealed.segments import LakeSummary, SealedFiles, lake_summaries, load_segments
 from penstock.core.local.backend import LocalBackend
 from penstock.core.model.query import EventQuery
@@ -69,17 +69,12 @@ class StoredBlock(msgspec.Struct, gc=False):
 
 def stored_blocks(view: TopicView, after: int, through: int) -> Iterator[StoredBlock]:
     """The blocks with events in after < position ≤ through, ascending. Sealed ones are made of their row groups."""
-    if after >= through:
-        return
-    state = view.state()
-    if state.sealed > after:
-        high = min(through, state.sealed)
-        for block in sealed_blocks(view.snap, view.topic_id, view.name, after, high, state.trimmed):
-            yield StoredBlock(block.first, block.last, seal(block.wire))
-        after = high
-        if after >= through:
-            return
-    yield from view.hot_blocks(after, through, _stored)
+    for part in view.stretches(after, through):
+        if part.in_files:
+            for block in view.blocks(part.after, part.through):
+                yield StoredBlock(block.first, block.last, seal(block.wire))
+        else:
+            yield from view.hot_blocks(part.after, part.through, _stored)
 
 
 def _stored(snap: Snapshot, key: bytes, value: bytes, topic: str) -> StoredBlock:
@@ -128,18 +123,18 @@ def _range_size(snap: Snapshot, topic: str, after: int, through: int) -> int:
     view = TopicView.open(snap, topic)
     if view is None or after >= (through := min(through, view.latest())):
         return 0
-    sealed = min(view.state().sealed, through)
-    size = 0
-    if sealed > after:
-        for segment in load_segments(view.snap, view.topic_id, after, sealed):
-            share = min(segment.last, sealed) - max(segment.first - 1, after)
-            size += _UNPACKED * segment.size * share // (segment.last - segment.first + 1)
-    after = max(after, sealed)
+    size, filed = 0, min(view.state().in_files, through)
+    hot = through - max(after, filed)
+    for part in view.stretches(after, filed):
+        hot += 0 if part.in_files else part.through - part.after
+    for segment in load_segments(view.snap, view.topic_id, after, filed):
+        share = min(segment.last, filed) - max(segment.first - 1, after)
+        size += _UNPACKED * segment.size * share // (segment.last - segment.first + 1)
     low, _ = keys.block_range(view.topic_id)
-    middle = (after + through + 1) // 2
+    middle = (max(after, filed) + through + 1) // 2
     for key, value in view.snap.scan(low, keys.block_key(view.topic_id, middle + 1), reverse=True):
         count = open_block(view.snap, key, value, view.name).count
-        return size + (through - after) * plain_size(value) // count
+        return size + hot * plain_size(value) // count
     return size
 
 
@@ -173,8 +168,8 @@ def _range_cuts(view: TopicView, after: int, through: int, pieces: int, *, exact
 
 def _start_near(view: TopicView, seq: int) -> int | None:
     """Where the block begins that holds a position; the row group, when it is sealed."""
-    if seq <= view.state().sealed:
-        return sealed_start(view.snap, view.topic_id, view.name, seq)
+    if seq <= view.state().in_files and (start := sealed_start(view.snap, view.topic_id, view.name, seq)):
+        return start
     block = view.block_holding(seq)
     return None if block is None else block.first
 

@@ -38,6 +38,8 @@ from penstock.core.journal.index.runs import (
     text_begin,
 )
 from penstock.core.journal.reading import TopicView, wanted_rows
+from penstock.core.journal.sealed.files import blocks_with
+from penstock.core.journal.sealed.segments import Segment
 from penstock.core.journal.summaries import TermHashes, stored_hashes
 from penstock.core.model.query import EventQuery
 from penstock.limits import INDEX_FAN_IN, INDEX_MEMORY_BYTES, MERGED_BYTES
@@ -185,6 +187,7 @@ class Lookup:
             _read_into(tail, view, hashes.first - 1)
             tail.add_hashes(hashes)
         _read_into(tail, view, keys.MAX_SEQ)
+        tail.covered = max(tail.covered, view.state().referred)  # no term of a bulk segment is ever in memory
         self._limit = tail.covered
         if keep:
             # The next look-up knows the newest block again, and does not read it for nothing.
@@ -244,6 +247,31 @@ class Lookup:
     def pieces(self, key: str, after: int, through: int, *, reverse: bool = False) -> Iterator[Piece]:
         """The same as rows of blocks, never none of one, for those who read whole columns."""
         after = max(after, self._trimmed)
+        segments = list(self._view.bulk_segments(after, through))
+        if not segments:
+            return self._indexed(key, after, through, reverse)
+        parts: list[Callable[[], Iterator[Piece]]] = []
+        for one in segments:
+            low, high = max(after, one.first - 1), min(through, one.last)
+            parts.append(partial(self._indexed, key, after, low, reverse))
+            parts.append(partial(self._in_segment, one, key, low, high, reverse))
+            after = high
+        parts.append(partial(self._indexed, key, after, through, reverse))
+        return chain.from_iterable(part() for part in (reversed(parts) if reverse else parts))
+
+    def _in_segment(self, segment: Segment, key: str, after: int, through: int, reverse: bool) -> Iterator[Piece]:
+        """Those in a segment that a bulk write made: it has filters of its own."""
+        if not segment.may_hold(key):
+            return
+        for block in blocks_with(segment, self._view.name, key, reverse=reverse):
+            rows = wanted_rows(EventQuery(key=key), block, block.row_after(after), block.row_after(through))
+            if rows:
+                yield block, rows[::-1] if reverse else rows
+
+    def _indexed(self, key: str, after: int, through: int, reverse: bool) -> Iterator[Piece]:
+        """Those in positions that no bulk segment holds."""
+        if after >= through:
+            return iter(())
         recent = self._recent(key, max(after, self.directory.through), through, reverse)
         if not self.directory.runs:
             return recent
@@ -354,6 +382,11 @@ class Lookup:
                     if key is not None and key not in seen and seq > self._trimmed:
                         seen.add(key)
                         yield key
+        for segment in view.bulk_segments(self._trimmed, keys.MAX_SEQ):
+            for block in view.blocks(max(self._trimmed, segment.first - 1), segment.last) if segment.keys else ():
+                fresh = {key for key in text_values(block.wire.key, block.count) if key is not None} - seen
+                seen |= fresh
+                yield from sorted(fresh)
         for tail, after, through in self._tails(self._trimmed):
             for key in tail.entities(view, after, through):
                 if key not in seen:
@@ -382,7 +415,7 @@ class Lookup:
     def _tails(self, after: int) -> Iterator[tuple[Memtable, int, int]]:
         after = max(after, self.directory.through)
         if self._behind:
-            for block in self._view.blocks(after, keys.MAX_SEQ):
+            for block in self._view.blocks_to_index(after, keys.MAX_SEQ):
                 part = Memtable((0, 0), after)
                 part.add(block, 0)
                 yield part, after, keys.MAX_SEQ
@@ -402,6 +435,8 @@ def _waiting_bytes(view: TopicView, base: int, hashed: Sequence[TermHashes]) -> 
     if block is None:
         return 0
     waiting, covered = block.last - base, base
+    for segment in view.bulk_segments(base, block.last):
+        waiting -= segment.last - max(segment.first - 1, base)
     for one in hashed:
         waiting -= max(0, one.last - max(one.first - 1, covered))
         covered = max(covered, one.last)
@@ -411,7 +446,7 @@ def _waiting_bytes(view: TopicView, base: int, hashed: Sequence[TermHashes]) -> 
 def _read_into(tail: Memtable, view: TopicView, through: int) -> None:
     """Reads what a memtable does not have yet, through a position."""
     if tail.covered < through:
-        for block in view.blocks(tail.covered, through):
+        for block in view.blocks_to_index(tail.covered, through):
             tail.add(block, block_size(block))
 
 
@@ -460,7 +495,10 @@ def prefixed_events(view: TopicView, query: EventQuery, after: int, limit: int |
 def prefixed_in_runs(
     view: TopicView, directory: Directory, query: EventQuery, after: int, most: int
 ) -> list[Event] | None:
-    """Those that runs cover, in order of their positions; None when they are more than `most`."""
+    """Those that runs cover, in order of their positions; None when they are more than `most`, or lie in segments that
+    no run covers."""
+    if next(view.bulk_segments(after, min(query.through, directory.through)), None) is not None:
+        return None
     found: dict[int, Event] = {}
     for run in directory.runs:
         if run.last <= after or run.first > query.through or "e" not in run.sections:

@@ -52,6 +52,7 @@ from penstock.core.journal.index.runs import (
 )
 from penstock.core.journal.locating import CausalNotes, is_crowded
 from penstock.core.journal.reading import TopicView
+from penstock.core.journal.sealed.segments import Segment
 from penstock.core.journal.summaries import forget_hashes
 from penstock.core.journal.upkeep.dropping import clear_rows
 from penstock.core.journal.waking import Background
@@ -280,7 +281,11 @@ class Indexer(Background):
             if block is None:
                 return False
             directory = load_directory(snap, record.topic_id, topic)
-            waiting = block.last - max(directory.through, load_state(snap, record.topic_id, topic).trimmed)
+            state = load_state(snap, record.topic_id, topic)
+            base = max(directory.through, state.trimmed)
+            if state.referred > base:
+                return True
+            waiting = block.last - base
             size = waiting * (block.payload_size // block.count + 48)
             return waiting >= INDEX_RUN_EVENTS or size >= INDEX_RUN_BYTES or bool(directory.rubbish)
 
@@ -292,10 +297,15 @@ class Indexer(Background):
                 return False
             directory = load_directory(snap, view.topic_id, topic)
             base = max(directory.through, view.trimmed())
-            blocks = blocks_of_a_run(view.blocks(base, keys.MAX_SEQ), view.latest(), not directory.runs, self._breathe)
-            if not blocks or not (thorough or are_enough(blocks)):
+            segment = next(view.bulk_segments(base, keys.MAX_SEQ), None)
+            through = view.latest() if segment is None else segment.first - 1
+            found = view.blocks(base, through)
+            blocks = blocks_of_a_run(found, through, not directory.runs, self._breathe)
+            last = blocks[-1].last if blocks else base
+            if segment is not None and last >= through:  # the index goes on behind the segment
+                last = _end_of_bulk(view, segment)
+            elif not blocks or not (thorough or are_enough(blocks)):
                 return False
-            last = blocks[-1].last
             sources = first_sources(blocks, base, self._breathe)
 
         def advance(found: Directory) -> Directory | None:
@@ -365,6 +375,16 @@ def forget_rubbish(commit: Commit, topic: str, topic_id: int, run: int) -> None:
         directory = load_directory(commit.tx, topic_id, topic)
         left = tuple(other for other in directory.rubbish if other != run)
         save_directory(commit.tx, topic_id, replace(directory, rubbish=left))
+
+
+def _end_of_bulk(view: TopicView, first: Segment) -> int:
+    """Where the bulk segments end that follow one another from one of them on."""
+    last = first.last
+    for segment in view.bulk_segments(last, keys.MAX_SEQ):
+        if segment.first > last + 1:
+            break
+        last = segment.last
+    return last
 
 
 def _is_full(memtable: Memtable) -> bool:

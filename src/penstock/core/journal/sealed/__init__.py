@@ -3,6 +3,8 @@
 segments    the journal's record of which file holds which events, and who is sealing; what lies in the lakes
 files       reading sealed files
 sealing     `seal`: moves settled history into files, verified before the journal removes it
+referring   segments by reference: files that tasks wrote become events; sweeping those that did not
+bulk        the file that a task writes
 writing     one file: written, read back, compared, given its name; the folder it lies in
 columns     fields of payloads as typed columns; files by the values of one
 tables      sealed files as a table that others read: delta, iceberg

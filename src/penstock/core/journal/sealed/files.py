@@ -13,13 +13,25 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Generic, TypeVar
 from urllib.parse import parse_qs
 
+import msgspec
+
 from penstock.core.engine.contract import Snapshot
-from penstock.core.journal.blocks import Block, read_block, select
-from penstock.core.journal.sealed.segments import SealedFiles, Segment, SegmentFile, load_segments, load_segments_back
+from penstock.core.events import format_id
+from penstock.core.journal.blocks import Block, read_block, select, stamp
+from penstock.core.journal.index.runs import BloomFilter
+from penstock.core.journal.sealed.segments import (
+    KEYS_SUFFIX,
+    SealedFiles,
+    Segment,
+    SegmentFile,
+    load_segments,
+    load_segments_back,
+)
 from penstock.core.names import shown_url, split_url
 from penstock.errors import ConfigError, Corrupt, StorageError
 
@@ -32,6 +44,8 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 V = TypeVar("V")
+decode_filters = msgspec.msgpack.Decoder(list[bytes]).decode
+"""The filters of keys of a segment that a bulk write made, one for each row group."""
 _COLUMNS = [
     *("seq", "kind", "key", "scope", "payload", "headers", "occurred_at", "recorded_at", "id", "correlation_id"),
     *("causation_id", "payload_bytes"),
@@ -55,28 +69,37 @@ def sealed_blocks(
                 yield without(found.block(group), trimmed)
 
 
-def sealed_start(snap: Snapshot, topic: int, name: str, seq: int) -> int:
-    """Where the row group begins that holds a sealed position: a good place to cut a range."""
+def blocks_with(segment: Segment, topic: str, key: str, *, reverse: bool) -> Iterator[Block]:
+    """The blocks of a segment that a bulk write made which may have events of a key."""
+    found = _open_segment(segment, topic)
+    groups = list(found.groups_with(key))
+    yield from map(found.block, reversed(groups) if reverse else groups)
+
+
+def sealed_start(snap: Snapshot, topic: int, name: str, seq: int) -> int | None:
+    """Where the row group begins that holds a position: a good place to cut a range. None: it lies in no file."""
     for segment in load_segments(snap, topic, seq - 1, seq):
         for first, last in _open_segment(segment, name).groups:
             if first <= seq <= last:
                 return first
-    return seq
+        return seq
+    return None
 
 
 def check_sealed(snap: Snapshot, topic: int, name: str) -> None:
     """Corrupt or StorageError when a file of sealed history is not, byte for byte, what was written."""
     for segment in load_segments(snap, topic):
-        SealedSegment(segment, name)
-        for file in segment.files:
-            SealedBytes(segment, file, name).check()
+        SealedSegment(segment, name).check()
 
 
 def sealed_files_with(
     snap: Snapshot, topic: int, name: str, after: int, through: int, columns: frozenset[str]
 ) -> list[SealedBytes]:
-    """The files of sealed events after < position ≤ through; none when one of them lacks one of some columns."""
+    """The files of sealed events after < position ≤ through, which say everything of their events themselves; none when
+    one of them does not, or lacks one of some columns."""
     segments = list(load_segments(snap, topic, after, through))
+    if any(segment.by_reference for segment in segments):
+        return []
     if columns and not all(columns <= _open_segment(segment, name).names for segment in segments):
         return []
     return [SealedBytes(segment, file, name) for segment in segments for file in segment.files]
@@ -99,6 +122,8 @@ def list_segments(
             [name for name, there in named.items() if there],
             segment.binary > 0,
             _typed_columns(segment, name) if columns and not segment.unfit else {},
+            format_id(int.from_bytes(segment.base_id)) if segment.by_reference else "",
+            segment.recorded_ms,
         )
 
 
@@ -142,7 +167,52 @@ class SealedSegment:
 
     def _read(self, group: int) -> Block:
         tables = [self._files[at].read(row) for at, row in self._sources[group]]
-        return Block(_wire_of(tables[0] if len(tables) == 1 else _by_position(tables)), self._topic)
+        return Block(self._wire(tables[0] if len(tables) == 1 else _by_position(tables), group), self._topic)
+
+    def _wire(self, table: pa.Table, group: int) -> Wire:
+        batch = table.combine_chunks().to_batches()[0]
+        wire = _columns_of(batch)
+        if self._segment.by_reference:
+            first = self.groups[group][0]
+            number = int.from_bytes(self._segment.base_id) + first - self._segment.first
+            stamp(wire, first, self._segment.recorded_ms, number)
+        else:
+            _set_places(wire, batch)
+        return wire
+
+    def groups_with(self, key: str) -> Iterator[int]:
+        """The row groups that may have events of a key, of a segment that a bulk write made."""
+        hashed = zlib.crc32(key.encode())
+        return (group for group, filter in enumerate(self._filters) if hashed in filter)
+
+    @cached_property
+    def _filters(self) -> list[BloomFilter]:
+        """For each row group, which keys are certainly not in it."""
+        known = self._segment.keys
+        assert known is not None
+        path = self._segment.path + KEYS_SUFFIX
+        filesystem, root = open_lake(self._segment.lake)
+        try:
+            with filesystem.open_input_file(f"{root}/{path}") as opened:
+                data = opened.read()
+        except OSError as error:
+            place = self._segment.shown(path)
+            raise StorageError(f"the keys of sealed events, in {place}, cannot be read: {error}") from error
+        if len(data) != known.size or zlib.crc32(data) != known.crc:
+            raise Corrupt(
+                "the keys of sealed events are not those that were written",
+                topic=self._topic,
+                seq=self._segment.first,
+                file=self._segment.shown(path),
+            )
+        return [BloomFilter(words) for words in decode_filters(data)]
+
+    def check(self) -> None:
+        """Corrupt or StorageError when something of it is not, byte for byte, what was written."""
+        for file in self._segment.files:
+            SealedBytes(self._segment, file, self._topic).check()
+        if self._segment.keys is not None:
+            _ = self._filters
 
     @property
     def names(self) -> set[str]:
@@ -261,6 +331,7 @@ class _SealedFile:
 
     def __init__(self, segment: Segment, file: SegmentFile, topic: str) -> None:
         self._bytes = SealedBytes(segment, file, topic)
+        self._segment = segment
         self._opened: pa.NativeFile | None = None
         opened = self._bytes.open()
         self.metadata = self._bytes.footer(opened)
@@ -273,6 +344,10 @@ class _SealedFile:
 
     def _find_groups(self) -> list[tuple[int, int]]:
         """The first and last position of each row group."""
+        if self._segment.by_reference:
+            counts = [self.metadata.row_group(group).num_rows for group in range(self.metadata.num_row_groups)]
+            ends = list(accumulate(counts, initial=self._segment.first - 1))
+            return [(end + 1, through) for end, through in pairwise(ends)]
         at = self.metadata.schema.to_arrow_schema().get_field_index("seq")
         found = []
         for group in range(self.metadata.num_row_groups):
@@ -294,6 +369,7 @@ class _SealedFile:
             data = self._bytes.between(self._opened, start, stop, seq)
         piece = self._bytes.as_file(data, start)
         try:
+            # Those that it has: a file that a bulk write made does not say positions, ids and recording times.
             return pq.ParquetFile(piece, metadata=self.metadata).read_row_group(group, columns=_COLUMNS)
         except (OSError, pa.ArrowException) as error:
             raise self._bytes.damaged(str(error), seq) from error
@@ -347,14 +423,13 @@ def _by_position(tables: list[pa.Table]) -> pa.Table:
     return table.take(pa.array(np.argsort(np.asarray(table.column("seq")))))
 
 
-def _wire_of(table: pa.Table) -> Wire:
-    import numpy as np
+def _columns_of(batch: pa.RecordBatch) -> Wire:
+    """Everything but positions, ids and recording times."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     from penstock.core.journal.from_arrow import wire_of
 
-    batch = table.combine_chunks().to_batches()[0]
     columns = {name: batch.column(name) for name in ("kind", "key", "scope", "headers", "occurred_at")}
     columns["correlation"] = batch.column("correlation_id")
     columns["causation"] = batch.column("causation_id")
@@ -365,13 +440,17 @@ def _wire_of(table: pa.Table) -> Wire:
         columns["binary"] = pc.is_valid(raw)
     else:
         columns["payload"] = text
-    wire = wire_of(pa.RecordBatch.from_pydict(columns), trusted=True)
+    return wire_of(pa.RecordBatch.from_pydict(columns), trusted=True)
+
+
+def _set_places(wire: Wire, batch: pa.RecordBatch) -> None:
+    import numpy as np
+
     seqs = np.asarray(batch.column("seq"))
     wire.first = int(seqs[0])
     if int(seqs[-1] - seqs[0]) != len(seqs) - 1:
         wire.seqs = seqs.astype("<i8").tobytes()
     _set_runs(wire, batch)
-    return wire
 
 
 def _set_runs(wire: Wire, batch: pa.RecordBatch) -> None:

@@ -40,22 +40,23 @@ from penstock.core.journal.core import JournalCore
 from penstock.core.journal.reading import TopicView
 from penstock.core.journal.sealed.segments import (
     FILE_EVENTS,
+    SealMarker,
     SealReport,
     Seals,
     Segment,
     TableSettings,
+    check_marker,
     load_seals,
     load_segments,
     replace_segments,
     save_seals,
     save_segment,
     sealed_files,
+    sealed_through,
 )
 from penstock.core.journal.sealed.tables import Owner, TableRequest, bring_up_to_date
 from penstock.core.journal.sealed.writing import (
-    MARKER,
     LakeFolder,
-    SealMarker,
     SealTarget,
     compacted,
     day_of,
@@ -151,7 +152,7 @@ class _Sealing:
         before = TableSettings() if self.lake in seals.markers else None
         self.settings = self.request.applied(seals.tables.get(self.lake, before), self.lake)
         changed = self.settings != seals.tables.get(self.lake, TableSettings())
-        sealed = max(state.sealed, state.trimmed)
+        done = 0
         total = sum(stop - after for after, stop in ranges)
         written: list[Segment] = []
         if ranges or merges or changed or seals.gone or any(lake == self.lake for lake, _ in seals.unfinished):
@@ -161,15 +162,18 @@ class _Sealing:
                     for segment in segments:
                         self._record(segment)
                         written.append(segment)
-                        sealed = segment.last
                         if progress is not None:
-                            progress(sealed - ranges[0][0], total)
+                            done += segment.last - segment.first + 1
+                            progress(done, total)
                 for old in merges:
                     self._merge(old)
                 self._register()
             self.core.run(self._finish)
         if written:
             self.core.writer.reclaim()
+        with self.core.engine.read() as snap:
+            view = topic_to_seal(snap, self.topic)
+            sealed = sealed_through(snap, view.topic_id, view.state())
         return SealReport(
             self.topic,
             shown_url(self.lake),
@@ -233,16 +237,8 @@ class _Sealing:
         head = self._head(commit)
         seals = load_seals(commit.tx, head.topic_id)
         known = sealed_files(commit.tx, head.topic_id)
-        if marker is None and any(lake == self.lake for lake, _ in known):
-            raise StorageError(
-                f"{self.folder} should hold sealed history, and its {MARKER} is not there: is the right folder mounted?"
-            )
-        if marker is not None and marker.seal not in self._own_tokens(seals):
-            raise ConfigError(
-                f"{self.folder} was sealed to by a copy of this journal or by a topic of this "
-                "name that was dropped since, or this journal was restored from a backup older than that: use another "
-                "lake"
-            )
+        held = any(lake == self.lake for lake, _ in known)
+        check_marker(seals, self.lake, marker, str(self.folder), known=held)
         markers = seals.markers if marker is None else {**seals.markers, self.lake: marker.seal}
         unfinished = (*seals.unfinished, (self.lake, self.token))
         tables = {**seals.tables, self.lake: self.settings}
@@ -252,11 +248,6 @@ class _Sealing:
             replace(seals, token=self.token, markers=markers, unfinished=unfinished, tables=tables),
         )
         return seals, known
-
-    def _own_tokens(self, seals: Seals) -> set[str | None]:
-        """The seals of this journal that may have been the last to sign the lake: its last one, and any cut off."""
-        cut_off = {token for lake, token in seals.unfinished if lake == self.lake}
-        return {seals.markers.get(self.lake), seals.token, *cut_off}
 
     def _finish(self, commit: Commit) -> None:
         """Every file of this seal is a segment, and what earlier ones had left in this lake is gone."""
@@ -313,15 +304,16 @@ class _Sealing:
         head = self._head(commit)
         state = load_state(commit.tx, head.topic_id, self.topic)
         mine = load_seals(commit.tx, head.topic_id).token == self.token
-        if not mine or segment.first != max(state.sealed, state.trimmed) + 1:
+        if not mine or segment.first != sealed_through(commit.tx, head.topic_id, state) + 1:
             raise compacted(self.topic)
         if segment.count != topic_to_seal(commit.tx, self.topic).count_between(segment.first - 1, segment.last):
             raise compacted(self.topic)  # by key, after the file was written: what went would be there again
         if held_back(commit, self.topic, segment.last, self.core.housekeeper.holds)[0] < segment.last:
             raise ConfigError(f"{self.topic!r} became a queue meanwhile: its messages are not sealed")
-        save_segment(commit.tx, head.topic_id, segment)
         remove_blocks(commit, self.topic, head.topic_id, state, segment.last)
-        save_with_end(commit.tx, head, replace(state, sealed=segment.last))
+        save_segment(commit.tx, head.topic_id, segment)
+        state = replace(state, sealed=segment.last)
+        save_with_end(commit.tx, head, replace(state, sealed=sealed_through(commit.tx, head.topic_id, state)))
 
     # ── small files, and the table ───────────────────────────────────────────────────────────────────────────────────
     def _merge(self, old: list[Segment]) -> None:
@@ -369,17 +361,18 @@ def plan_ranges(view: TopicView, after: int, through: int | None, file_events: i
     """
     latest = view.latest()
     if through is None:
-        block = view.block_holding(latest) if latest > after else None
+        block = view.block_holding(latest) if latest > max(after, view.state().in_files) else None
         through = block.first - 1 if block else latest
     through = min(through, latest)
     ranges: list[Range] = []
-    begin = after
-    while after < through:
-        stop = min(after + file_events, through)
-        for end in _ends_of_days(view, after, stop):
-            ranges.append((begin, end))
-            begin = end
-        after = stop
+    for part in view.stretches(after, through):
+        begin = after = part.after
+        while after < part.through and not part.in_files:
+            stop = min(after + file_events, part.through)
+            for end in _ends_of_days(view, after, stop):
+                ranges.append((begin, end))
+                begin = end
+            after = stop
     return ranges
 
 
@@ -404,12 +397,12 @@ def plan_merges(snap: Snapshot, topic_id: int, trimmed: int, lake: str, file_eve
     found: list[list[Segment]] = []
     run: list[Segment] = []
     for segment in load_segments(snap, topic_id, trimmed):
-        fits = run and run[-1].day == segment.day and run[-1].lake == segment.lake
+        fits = run and (run[-1].day, run[-1].lake, run[-1].last + 1) == (segment.day, segment.lake, segment.first)
         values = {part.folder for one in [*run, segment] for part in one.parts}
         many = sum(one.count for one in run) + segment.count > file_events
         if not fits or many or len(values) > MAX_PARTITION_VALUES:
             found.append(run)
             run = []
-        if segment.lake == lake:
+        if segment.lake == lake and not segment.by_reference:  # those of bulk writes stay: each byte is written once
             run.append(segment)
     return [run for run in [*found, run] if len(run) > 1]

@@ -3,10 +3,15 @@
     z topic last        a segment: a Parquet file with the events first … last, or one for each value of a column
     y topic             the topic's seals: whose turn it is, and which files await their removal
 
-Segments follow one another without a gap from the topic's beginning; `TopicState.sealed` is where they end and hot
-blocks go on. A segment and the dropping of its blocks are one commit, made after the file was written and verified.
-Every seal has a token, which is part of its files' names: two seals never write the same file, and only the newest one
-may record segments.
+Sealing makes segments of hot blocks: they follow one another without a gap from the topic's beginning through
+`TopicState.sealed`. A segment and the dropping of its blocks are one commit, made after the file was written and
+verified. Every seal has a token, which is part of its files' names: two seals never write the same file, and only the
+newest one may record segments.
+
+A bulk write makes segments at the topic's end (see `referring`): its file was there before the commit that refers to
+it, so that the file says neither positions nor ids nor the recording time. The segment says those of the first row, and
+a row's own follow from its index in the file. Behind `sealed` such segments lie among hot blocks, through
+`TopicState.referred`; sealing goes on around them.
 """
 
 from __future__ import annotations
@@ -17,8 +22,9 @@ import msgspec
 
 from penstock.core.engine.contract import Snapshot, WriteTx
 from penstock.core.journal import keys
-from penstock.core.journal.catalog import load_record, load_state
+from penstock.core.journal.catalog import TopicState, load_record, load_state
 from penstock.core.names import shown_url
+from penstock.errors import ConfigError, StorageError
 
 Pieces = tuple[tuple[int, int], ...]
 """Where each piece of a file ends, and the CRC-32 of its bytes. Readers check them.
@@ -51,6 +57,38 @@ class SegmentFile(msgspec.Struct, frozen=True):
     pieces: Pieces
 
 
+class SegmentKeys(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of the keys of a bulk segment: the file of filters beside it, and the least and greatest key."""
+
+    size: int
+    """Bytes of the file, whose path is the segment's with `KEYS_SUFFIX`."""
+    crc: int
+    low: str
+    high: str
+
+
+KEYS_SUFFIX = ".keys"
+
+
+class NewSegment(msgspec.Struct, frozen=True, array_like=True):
+    """A Parquet file that a task has written, and that becomes a segment when a commit refers to it."""
+
+    lake: str
+    path: str
+    count: int
+    size: int
+    crc: int
+    binary: int
+    unfit: int
+    pieces: Pieces
+    kinds: tuple[str, ...] | None
+    """The kinds of its events; None when they are many."""
+    scopes: tuple[str, ...] | None
+    occurred: tuple[int, int] | None
+    """The producers' earliest and latest time, in milliseconds; None: no event has one."""
+    keys: SegmentKeys | None = None
+
+
 class Segment(msgspec.Struct, frozen=True, array_like=True):
     """Sealed events that follow one another: a Parquet file, or one for each value of the lake's partition column."""
 
@@ -72,6 +110,27 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     """Its files, when they are parted by a column."""
     pieces: Pieces = ()
     """Those of the file; each part has its own."""
+    base_id: bytes = b""
+    """The id of the first event, of a segment that a bulk write made; the others' count up. Empty: the file says it."""
+    recorded_ms: int = 0
+    """When its events were recorded; 0: the file says it."""
+    keys: SegmentKeys | None = None
+    """What is known of its keys; the index covers those of other segments."""
+
+    @property
+    def by_reference(self) -> bool:
+        """Whether a bulk write made it: its file has no positions, ids and recording times."""
+        return bool(self.base_id)
+
+    def may_hold(self, key: str) -> bool:
+        """Whether events of a bulk segment may have a key."""
+        return self.keys is not None and self.keys.low <= key <= self.keys.high
+
+    @property
+    def paths(self) -> list[str]:
+        """Everything that lies in the lake for it."""
+        beside = [] if self.keys is None else [self.path + KEYS_SUFFIX]
+        return [*(file.path for file in self.files), *beside]
 
     @property
     def day(self) -> str:
@@ -120,6 +179,40 @@ class Seals(msgspec.Struct, frozen=True, array_like=True):
     """Lakes and paths of files that are no segments any more: removed from the topic, or merged into others."""
     tables: dict[str, TableSettings] = {}
     """By lake: the table that its files are registered in, and their typed columns."""
+    signed: tuple[tuple[str, str, int], ...] = ()
+    """Lakes, tokens and times of the newest bulk writes that have signed the topic's folder: any of them may have been
+    the last."""
+
+
+class SealMarker(msgspec.Struct, frozen=True):
+    """Whose history a folder holds, and which seal or bulk write was the last to work on it."""
+
+    journal: str
+    topic: str
+    seal: str
+
+
+MARKER = "_penstock.json"
+
+
+def check_marker(seals: Seals, lake: str, marker: SealMarker | None, folder: str, *, known: bool) -> None:
+    """Raises when a folder is not as this journal left it; `known`: it has files of this journal.
+
+    A seal of this journal may have been the last to sign it, the last one or any cut off, or a bulk write.
+    """
+    if marker is None:
+        if known:
+            raise StorageError(
+                f"{folder} should hold sealed history, and its {MARKER} is not there: is the right folder mounted?"
+            )
+        return
+    own = {token for place, token, *_ in (*seals.unfinished, *seals.signed) if place == lake}
+    if marker.seal not in {seals.markers.get(lake), seals.token, *own}:
+        raise ConfigError(
+            f"{folder} was sealed to by a copy of this journal or by a topic of this "
+            "name that was dropped since, or this journal was restored from a backup older than that: use another "
+            "lake"
+        )
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -141,6 +234,16 @@ def load_segments(snap: Snapshot, topic: int, after: int = 0, through: int = key
         yield segment
 
 
+def sealed_through(snap: Snapshot, topic: int, state: TopicState) -> int:
+    """Through which position everything is removed or in files, without a gap."""
+    reached = max(state.sealed, state.trimmed)
+    for segment in load_segments(snap, topic, reached, state.referred):
+        if segment.first > reached + 1:
+            break
+        reached = segment.last
+    return reached
+
+
 def load_segments_back(snap: Snapshot, topic: int, after: int, through: int) -> Iterator[Segment]:
     """The same from the newest back, each when it is asked for."""
     if after < through:
@@ -151,7 +254,7 @@ def load_segments_back(snap: Snapshot, topic: int, after: int, through: int) -> 
 
 def sealed_files(snap: Snapshot, topic: int) -> frozenset[tuple[str, str]]:
     """The lakes and paths of all files that hold sealed history."""
-    return frozenset((one.lake, file.path) for one in load_segments(snap, topic) for file in one.files)
+    return frozenset((one.lake, path) for one in load_segments(snap, topic) for path in one.paths)
 
 
 def load_seals(snap: Snapshot, topic: int) -> Seals:
@@ -182,7 +285,7 @@ def drop_segments(tx: WriteTx, topic: int, through: int) -> None:
 
 def _let_go(tx: WriteTx, topic: int, segments: list[Segment]) -> None:
     seals = load_seals(tx, topic)
-    gone = (*seals.gone, *((segment.lake, file.path) for segment in segments for file in segment.files))
+    gone = (*seals.gone, *((segment.lake, path) for segment in segments for path in segment.paths))
     save_seals(tx, topic, msgspec.structs.replace(seals, gone=gone))
 
 
@@ -230,9 +333,14 @@ class LakeSummary(msgspec.Struct, frozen=True):
     catalog: str = ""
     partition_by: str = ""
     """The column by whose values files are parted within their day."""
+    by_reference: int = 0
+    """Events in files that bulk writes made: only the journal knows which of these count, and the positions."""
 
     def readers(self) -> dict[str, str]:
-        """By program: the line that reads it. DuckDB needs its extension `delta` for a Delta table."""
+        """By program: the line that reads it, where files alone say everything. DuckDB needs its extension `delta` for
+        a Delta table."""
+        if self.by_reference:
+            return {}
         folder = f"{self.lake}/{self.topic}"
         files = f"{folder}/date=*/*/*.parquet" if self.partition_by else f"{folder}/date=*/*.parquet"
         if self.format == "delta":
@@ -259,6 +367,11 @@ class SealedFiles(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether some payloads are bytes: those are in the column `payload_bytes`."""
     columns: dict[str, str] = {}
     """The typed columns, with Arrow's names of their types; none when a payload did not fit all of them."""
+    base_id: str = ""
+    """The id of the first event, where the file does not say positions, ids and the recording time: those of a row
+    follow from its index in the file. Empty: the file says them."""
+    recorded_ms: int = 0
+    """When its events were recorded, where the file does not say it."""
 
 
 def lake_summaries(snap: Snapshot, topic: str) -> Iterator[LakeSummary]:
@@ -267,12 +380,13 @@ def lake_summaries(snap: Snapshot, topic: str) -> Iterator[LakeSummary]:
     if record is None:
         return
     seals = load_seals(snap, record.topic_id)
-    found: dict[str, list[int]] = {lake: [0, 0, 0, 0] for lake in seals.tables}
+    found: dict[str, list[int]] = {lake: [0, 0, 0, 0, 0] for lake in seals.tables}
     for segment in load_segments(snap, record.topic_id, load_state(snap, record.topic_id, topic).trimmed):
-        numbers = found.setdefault(segment.lake, [0, 0, 0, 0])
+        numbers = found.setdefault(segment.lake, [0, 0, 0, 0, 0])
         numbers[:3] = numbers[0] + len(segment.files), numbers[1] + segment.count, numbers[2] + segment.size
         numbers[3] = segment.last
-    for lake, (files, events, size, through) in found.items():
+        numbers[4] += segment.count if segment.by_reference else 0
+    for lake, (files, events, size, through, by_reference) in found.items():
         settings = seals.tables.get(lake, TableSettings())
         yield LakeSummary(
             topic,
@@ -285,4 +399,5 @@ def lake_summaries(snap: Snapshot, topic: str) -> Iterator[LakeSummary]:
             through,
             settings.catalog,
             settings.partition_by,
+            by_reference,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import NamedTuple, Self
@@ -24,21 +24,24 @@ from penstock.core.journal.blocks import Block
 from penstock.core.journal.reading import TopicView
 from penstock.core.journal.sealed.columns import Partition, TypedColumns, text_and_bytes
 from penstock.core.journal.sealed.files import column_ends, open_lake
-from penstock.core.journal.sealed.segments import Pieces, Segment, SegmentPart
+from penstock.core.journal.sealed.segments import MARKER, Pieces, SealMarker, Segment, SegmentPart
 from penstock.core.journal.to_arrow import arrow_schema, joined, record_batch
 from penstock.core.names import shown_url
 from penstock.errors import ConfigError, Corrupt, StorageError, UnknownTopic
 
-_GROUP_ROWS = 65_536
+GROUP_ROWS = 65_536
 """Rows in a row group at the most, unless a block has more: what a look-up of one event has to decode."""
 _PIECE_BYTES = 16_384
 """What has a checksum of its own in the journal: a column of a row group, or several small ones."""
 _TEXTS = ["topic", "kind", "key", "scope", "correlation_id", "causation_id"]
 
 
-def sealed_schema() -> pa.Schema:
-    """The columns of every sealed file: a topic's, with payloads that are bytes beside them."""
-    return arrow_schema().append(pa.field("payload_bytes", pa.binary()))
+def sealed_schema(names: Sequence[str] | None = None) -> pa.Schema:
+    """The columns of every sealed file: a topic's, or those of them named, with payloads that are bytes beside them."""
+    schema = arrow_schema()
+    if names is not None:
+        schema = pa.schema([schema.field(name) for name in names])
+    return schema.append(pa.field("payload_bytes", pa.binary()))
 
 
 class SealTarget(NamedTuple):
@@ -159,7 +162,7 @@ class _OpenFile:
         self.target = target
         self.tally = _Tally()
         self._out = filesystem.open_output_stream(path)
-        self._writer = pq.ParquetWriter(self._out, rows.schema, **_PARQUET, **_key_filter(rows))
+        self._writer = open_parquet(self._out, rows)
 
     def add(self, table: pa.Table) -> None:
         for batch in table.to_batches():
@@ -171,20 +174,32 @@ class _OpenFile:
         self._out.close()
 
 
-_PARQUET: dict[str, object] = {
-    "compression": "zstd",
-    "compression_level": 1,
-    "use_dictionary": _TEXTS,
-    "column_encoding": {
-        "seq": "DELTA_BINARY_PACKED",
-        "id": "DELTA_BYTE_ARRAY",
-        "occurred_at": "DELTA_BINARY_PACKED",
-        "recorded_at": "DELTA_BINARY_PACKED",
-    },
-    "write_page_checksum": True,
-    "sorting_columns": [pq.SortingColumn(0)],
+_ENCODINGS = {
+    "seq": "DELTA_BINARY_PACKED",
+    "id": "DELTA_BYTE_ARRAY",
+    "occurred_at": "DELTA_BINARY_PACKED",
+    "recorded_at": "DELTA_BINARY_PACKED",
 }
 """Encodings that Spark's vectorised reader, DuckDB and Arrow all read; ids and times differ little from row to row."""
+
+
+def open_parquet(out: pa.NativeFile, rows: pa.Table) -> pq.ParquetWriter:
+    """Begins a file of sealed events; `rows`: those of its first row group."""
+    names = set(rows.schema.names)
+    sorting = {"sorting_columns": [pq.SortingColumn(rows.schema.get_field_index("seq"))]} if "seq" in names else {}
+    return pq.ParquetWriter(
+        out,
+        rows.schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[name for name in _TEXTS if name in names],
+        column_encoding={name: encoding for name, encoding in _ENCODINGS.items() if name in names},
+        write_page_checksum=True,
+        **sorting,
+        **_key_filter(rows),
+    )
+
+
 _HAS_FILTERS = "bloom_filter_options" in inspect.signature(pq.ParquetWriter.__init__).parameters
 """Not every pyarrow that we take writes them."""
 
@@ -198,22 +213,29 @@ def _key_filter(rows: pa.Table) -> dict[str, object]:
 def _batches(
     view: TopicView, after: int, through: int, typed: TypedColumns, partition: Partition | None
 ) -> Iterator[pa.RecordBatch]:
-    for block in joined(view.blocks(after, through), _GROUP_ROWS):
+    for block in joined(view.blocks(after, through), GROUP_ROWS):
         start = block.row_after(after) if block.first <= after else 0
         stop = block.row_after(through) if block.last > through else block.count
         if stop > start:
-            yield _sealed_batch(block, start, stop, typed, partition)
+            yield sealed_batch(block, start, stop, typed, partition)
 
 
-def _sealed_batch(
-    block: Block, start: int, stop: int, typed: TypedColumns, partition: Partition | None
+def sealed_batch(
+    block: Block,
+    start: int,
+    stop: int,
+    typed: TypedColumns,
+    partition: Partition | None = None,
+    names: Sequence[str] | None = None,
 ) -> pa.RecordBatch:
-    whole = record_batch(block, "binary")
+    """Some rows of a block with the columns of a sealed file; with `names`, of those of every event only these."""
+    whole = record_batch(block, "binary", names)
     payload = whole.column("payload")
     binary = None if block.wire.binary is None else np.frombuffer(block.wire.binary, dtype=np.uint8) != 0
     text, raw = text_and_bytes(payload, binary)
     columns = [text if name == "payload" else whole.column(name) for name in whole.schema.names]
-    batch = pa.RecordBatch.from_arrays([*columns, raw], schema=sealed_schema()).slice(start, stop - start)
+    schema = sealed_schema(names)
+    batch = pa.RecordBatch.from_arrays([*columns, raw], schema=schema).slice(start, stop - start)
     if not len(typed.schema):
         return batch
     fields = typed.of(payload.slice(start, stop - start), None if binary is None else binary[start:stop])
@@ -221,8 +243,7 @@ def _sealed_batch(
         at = typed.schema.names.index(partition.column)
         fields[at], unfit = partition.fitting(fields[at])
         typed.unfit += unfit
-    schema = pa.schema([*sealed_schema(), *typed.schema])
-    return pa.RecordBatch.from_arrays([*batch.columns, *fields], schema=schema)
+    return pa.RecordBatch.from_arrays([*batch.columns, *fields], schema=pa.schema([*schema, *typed.schema]))
 
 
 def _grouped(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
@@ -230,7 +251,7 @@ def _grouped(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
     held: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
-        if held and rows + batch.num_rows > _GROUP_ROWS:
+        if held and rows + batch.num_rows > GROUP_ROWS:
             yield held
             held, rows = [], 0
         held.append(batch)
@@ -286,7 +307,7 @@ def _verify(filesystem: fs.FileSystem, path: str, tally: _Tally, topic: str) -> 
             for group in range(parquet.num_row_groups):
                 for batch in parquet.read_row_group(group, columns=["seq", *found.crcs]).to_batches():
                     found.add(batch)
-            ends = _piece_ends(parquet.metadata, file.size())
+            ends = piece_ends(parquet.metadata, file.size())
     except pa.ArrowException as error:
         raise damaged from error
     if not found.same(tally):
@@ -303,7 +324,7 @@ def _verify(filesystem: fs.FileSystem, path: str, tally: _Tally, topic: str) -> 
     return crc, tuple(pieces)
 
 
-def _piece_ends(metadata: pq.FileMetaData, size: int) -> list[int]:
+def piece_ends(metadata: pq.FileMetaData, size: int) -> list[int]:
     """Where pieces end: with a column that makes them large enough, with a row group, with the file."""
     ends = [0]
     for columns in column_ends(metadata):
@@ -327,17 +348,6 @@ def day_of(view: TopicView, seq: int, through: int) -> datetime | None:
 # ── A topic's folder in a lake: its marker says whose history it holds, and files that became no segment are removed ──
 
 
-MARKER = "_penstock.json"
-
-
-class SealMarker(msgspec.Struct, frozen=True):
-    """Whose history a folder holds, and which seal was the last to work on it."""
-
-    journal: str
-    topic: str
-    seal: str
-
-
 class LakeFolder:
     """The folder that one seal of a topic writes to."""
 
@@ -353,6 +363,13 @@ class LakeFolder:
         """Bytes of a file of this lake; None when it is not there."""
         size: int | None = self._filesystem.get_file_info(f"{self._root}/{path}").size
         return size
+
+    def files(self, below: str) -> Iterator[tuple[str, int]]:
+        """The paths of the files in and below a folder of the lake, with their sizes."""
+        selector = pyarrow.fs.FileSelector(f"{self._root}/{below}", allow_not_found=True, recursive=True)
+        for info in self._filesystem.get_file_info(selector):
+            if info.type == pyarrow.fs.FileType.File:
+                yield info.path.removeprefix(f"{self._root}/"), info.size
 
     def marker(self, journal: str) -> SealMarker | None:
         """The folder's marker, which has to be this journal's; None when no seal has signed the folder yet."""
@@ -402,9 +419,6 @@ class LakeFolder:
 
         One that is still at work may give a file its name meanwhile; it finds out, and removes what it has written.
         """
-        selector = pyarrow.fs.FileSelector(f"{self._root}/{self.topic}", allow_not_found=True, recursive=True)
-        for info in self._filesystem.get_file_info(selector):
-            path = info.path.removeprefix(f"{self._root}/")
-            if info.type == pyarrow.fs.FileType.File and seal in info.base_name and (self.lake, path) not in known:
-                with suppress(FileNotFoundError):
-                    self._filesystem.delete_file(info.path)
+        for path, _ in list(self.files(self.topic)):
+            if seal in path.rpartition("/")[2] and (self.lake, path) not in known:
+                self.remove(self.lake, path)

@@ -32,8 +32,8 @@ def compact_by_key(writer: Writer, topic: str, holds: Sequence[Hold]) -> int:
         head = commit.head(topic)
         if head is None:
             return 0, 0, 0
-        sealed = load_state(commit.tx, head.topic_id, topic).sealed
-        return head.topic_id, sealed, held_back(commit, topic, head.latest, holds)[0]
+        in_files = load_state(commit.tx, head.topic_id, topic).in_files
+        return head.topic_id, in_files, held_back(commit, topic, head.latest, holds)[0]
 
     topic_id, at, through = writer.run_relaxed(begin)
     if through <= at:

@@ -115,7 +115,7 @@ def drop_topic(commit: Commit, topic: str, force: bool, rules: DropRules) -> Dro
             "(force=True, --force)"
         )
     view = TopicView(commit.tx, topic, TopicRecord(head.topic_id, head.settings))
-    files = [one.shown(file.path) for one in load_segments(commit.tx, head.topic_id) for file in one.files]
+    files = [one.shown(file) for one in load_segments(commit.tx, head.topic_id) for file in one.paths]
     report = DropReport(topic, view.count(), files)
     for hook in rules.hooks:
         hook(commit, topic, head.topic_id)

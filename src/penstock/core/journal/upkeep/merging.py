@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from penstock.core.engine.contract import Snapshot
 from penstock.core.journal import keys
 from penstock.core.journal.blocks import REFERENCE_MARK, Block, Wire, compressed, joined, plain_size, seal
-from penstock.core.journal.catalog import load_record, open_block
+from penstock.core.journal.catalog import load_record, load_state, open_block
 from penstock.core.journal.commit import Commit
 from penstock.core.journal.index.runs import load_directory
 from penstock.core.journal.summaries import RangeRows, range_rows, replace_range_rows
@@ -33,7 +33,10 @@ def merge_tail(writer: Writer, topic: str, *, below: int, fan_in: int = MERGE_FA
         record = load_record(snap, topic)
         if record is None:
             return 0
-        for key, value in snap.scan(*keys.block_range(record.topic_id), reverse=True):
+        # What lies before a segment is not joined with what follows it.
+        begin = load_state(snap, record.topic_id, topic).in_files + 1
+        stop = keys.block_range(record.topic_id)[1]
+        for key, value in snap.scan(keys.block_key(record.topic_id, begin), stop, reverse=True):
             apart = value[:1] == REFERENCE_MARK
             if apart or plain_size(value) >= below or len(tail) == _TAIL_BLOCKS:
                 break

@@ -99,7 +99,8 @@ def one_step(commit: Commit, topic: str, through: int) -> int:
     size = 0
     for count, segment in enumerate(load_segments(commit.tx, view.topic_id, view.trimmed(), through)):
         if count == RETENTION_BLOCKS or size > SEGMENT_EVENTS:
-            return segment.first - 1
+            through = segment.first - 1
+            break
         size += segment.count
     low, _ = keys.block_range(view.topic_id)
     size = 0
@@ -120,7 +121,8 @@ def remove_blocks(commit: Commit, topic: str, topic_id: int, state: TopicState, 
         return removed
     # A block that begins right after the cut needs no look at the one before: damaged history can be removed too.
     clean_cut = commit.tx.get(keys.block_key(topic_id, through + 1)) is not None
-    boundary = None if clean_cut else view.block_holding(through)
+    in_file = next(load_segments(commit.tx, topic_id, through - 1, through), None) is not None
+    boundary = None if clean_cut or in_file else view.block_holding(through)
     low, _ = keys.block_range(topic_id)
     commit.reshape()
     commit.tx.delete_range(low, keys.block_key(topic_id, through + 1))

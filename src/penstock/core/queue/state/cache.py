@@ -369,11 +369,11 @@ class QueueCache:
 
 def _refuse_sealed(name: str, stored: TopicState, begin: int) -> None:
     """Refuses a queue over sealed history: events in Parquet files would never be delivered."""
-    if stored.sealed > begin:
+    if stored.in_files > begin:
         raise ConfigError(
-            f"topic {name!r} cannot become a queue: its history through {stored.sealed} is sealed in Parquet "
+            f"topic {name!r} cannot become a queue: its history through {stored.in_files} is sealed in Parquet "
             f"files, which a queue does not hand out; push to a queue of another name, or remove that history with "
-            f"compact({stored.sealed})"
+            f"compact({stored.in_files})"
         )
 
 

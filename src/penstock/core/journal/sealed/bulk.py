@@ -1,0 +1,190 @@
+"""The files of a bulk write, as a task makes them: those that sealing makes, without what only the commit knows.
+
+A row's position, id and recording time follow from its segment and its index in the file. What look-ups by key need is
+made here as well: for each row group the filter of its keys, in a small file beside the Parquet file.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from penstock.core.durable import as_storage_error, like, make_folder, move_into_place
+from penstock.core.journal.blocks import Block, Wire, stamp
+from penstock.core.journal.index.runs import BloomFilter, go_on
+from penstock.core.journal.sealed.columns import TypedColumns
+from penstock.core.journal.sealed.files import open_lake
+from penstock.core.journal.sealed.referring import BulkTarget, FileName
+from penstock.core.journal.sealed.segments import FILE_EVENTS, KEYS_SUFFIX, NewSegment, Pieces, SegmentKeys
+from penstock.core.journal.sealed.writing import GROUP_ROWS, open_parquet, piece_ends, sealed_batch
+from penstock.core.journal.summaries import summary_of
+from penstock.core.journal.to_arrow import arrow_schema
+from penstock.core.names import shown_url
+from penstock.limits import SUMMARY_VALUES
+
+PLACES = ("seq", "recorded_at", "id")
+"""What only the commit knows."""
+_FILE_BYTES = 128 << 20
+"""About how large a file grows: a task holds it in memory until it is whole."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def write_files(
+    target: BulkTarget, wires: Iterable[Wire], origin: tuple[str, int, str], *, timed: bool, now_ms: int | None = None
+) -> Iterator[NewSegment]:
+    """Writes the events of blocks into files of a lake. They are no events until a commit refers to them.
+
+    `origin`: the job, the number of its micro-batch (0 where there is only one), and the name of this try of a task.
+    `timed`: producers say when the events happened; a block that says nothing has the time of this writing.
+    """
+    file = _BulkFile(target)
+    job, number, attempt = origin
+    begun, files = round(time.time() * 1000) if now_ms is None else now_ms, 0
+    name = partial(FileName, job, number, begun)
+    for wire in wires:
+        if timed and wire.occurred is None:
+            wire.occurred = begun
+        file.add(wire)
+        if file.count >= FILE_EVENTS or file.size >= _FILE_BYTES:
+            yield file.finish(name(f"{attempt}-{files}.parquet").path)
+            file, files = _BulkFile(target), files + 1
+    if file.count:
+        yield file.finish(name(f"{attempt}-{files}.parquet").path)
+
+
+class _BulkFile:
+    """One file while it is made, in memory."""
+
+    def __init__(self, target: BulkTarget) -> None:
+        self._target = target
+        self._typed = TypedColumns(target.columns)
+        self._names = [name for name in arrow_schema().names if name not in PLACES]
+        self._out = pa.BufferOutputStream()
+        self._writer: pq.ParquetWriter | None = None
+        self._held: list[pa.RecordBatch] = []
+        self._rows = 0
+        self.count = 0
+        self._binary = 0
+        self._kinds: set[str] | None = set()
+        self._scopes: set[str] | None = set()
+        self._occurred: tuple[int, int] | None = None
+        self._filters: list[bytes] = []
+        self._keys: tuple[str, str] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes that are written."""
+        return int(self._out.tell())
+
+    def add(self, wire: Wire) -> None:
+        """Adds a block's events."""
+        stamp(wire, 1, 0, 0)
+        block = Block(wire, self._target.topic)
+        if self._rows and self._rows + block.count > GROUP_ROWS:
+            self._write_group()
+        self._summarise(block)
+        batch = sealed_batch(block, 0, block.count, self._typed, names=self._names)
+        if wire.occurred is None:
+            at = batch.schema.get_field_index("occurred_at")
+            batch = batch.set_column(at, "occurred_at", pa.nulls(len(batch), batch.schema.field(at).type))
+        self._binary += len(batch) - batch.column("payload_bytes").null_count
+        self._held.append(batch)
+        self._rows += block.count
+        self.count += block.count
+
+    def _summarise(self, block: Block) -> None:
+        summary = summary_of(block)
+        self._kinds = _united(self._kinds, summary.kinds)
+        self._scopes = _united(self._scopes, summary.scopes)
+        if block.wire.occurred is not None:
+            low, high = summary.occurred
+            known = self._occurred
+            self._occurred = (low, high) if known is None else (min(known[0], low), max(known[1], high))
+
+    def _write_group(self) -> None:
+        table = pa.Table.from_batches(self._held)
+        if self._writer is None:
+            self._writer = open_parquet(self._out, table)
+        self._writer.write_table(table, row_group_size=table.num_rows)
+        keys = pc.unique(table.column("key")).drop_null()
+        if len(keys):
+            ends = pc.min_max(keys)
+            low, high = ends["min"].as_py(), ends["max"].as_py()
+            known = self._keys
+            self._keys = (low, high) if known is None else (min(known[0], low), max(known[1], high))
+        hashes = array("I", [zlib.crc32(key) for key in keys.cast(pa.binary()).to_pylist()])
+        self._filters.append(BloomFilter.build(hashes, go_on))
+        self._held, self._rows = [], 0
+
+    def finish(self, path: str) -> NewSegment:
+        """Puts the file into its lake."""
+        self._write_group()
+        assert self._writer is not None
+        self._writer.close()
+        data = self._out.getvalue()
+        crc, pieces = _checksums(data)
+        path = f"{self._target.topic}/{path}"
+        keys = None
+        with as_storage_error(f"write {path} in {shown_url(self._target.lake)}"):
+            if self._keys is not None:
+                filters = _encode(self._filters)
+                _put(self._target, path + KEYS_SUFFIX, filters)
+                keys = SegmentKeys(len(filters), zlib.crc32(filters), *self._keys)
+            _put(self._target, path, data)
+        return NewSegment(
+            self._target.lake,
+            path,
+            self.count,
+            data.size,
+            crc,
+            self._binary,
+            self._typed.unfit,
+            pieces,
+            None if self._kinds is None else tuple(sorted(self._kinds)),
+            None if self._scopes is None else tuple(sorted(self._scopes)),
+            self._occurred,
+            keys,
+        )
+
+
+def _united(known: set[str] | None, more: tuple[str, ...] | None) -> set[str] | None:
+    """The values of two ranges together; None when they are many, or not known."""
+    if known is None or more is None:
+        return None
+    known |= set(more)
+    return known if len(known) <= SUMMARY_VALUES else None
+
+
+def _checksums(data: pa.Buffer) -> tuple[int, Pieces]:
+    """The CRC-32 of a file, and of each of its pieces."""
+    view, start, pieces = memoryview(data), 0, []
+    for end in piece_ends(pq.read_metadata(pa.BufferReader(data)), data.size):
+        pieces.append((end, zlib.crc32(view[start:end])))
+        start = end
+    return zlib.crc32(view), tuple(pieces)
+
+
+def _put(target: BulkTarget, path: str, data: pa.Buffer | bytes) -> None:
+    filesystem, root = open_lake(target.lake)
+    whole = f"{root}/{path}"
+    if not isinstance(filesystem, fs.LocalFileSystem):
+        with filesystem.open_output_stream(whole) as out:
+            out.write(data)
+        return
+    folder, _, name = whole.rpartition("/")
+    partial_path = f"{folder}/_{name}"
+    make_folder(folder)
+    with filesystem.open_output_stream(partial_path) as out:
+        out.write(data)
+    like(target.store, partial_path)
+    move_into_place(partial_path, whole)

@@ -1,0 +1,284 @@
+"""Segments by reference: Parquet files that tasks wrote become events in one commit, which reads none of their bytes.
+
+    lake/orders/_segments/<job>.<number>/<milliseconds>.<try>-<file>.parquet          and beside it .parquet.keys
+
+A file is no event until a commit refers to it. Its name says all that sweeping must know: the job, the number of
+the micro-batch (0 for a job that has only one), and when its task began. What no commit refers to goes
+
+- when its job's batch of that number is over: another try of it cannot be committed any more;
+- when it is old. A commit refuses files that are nearly as old, so that none can go while a commit refers to it.
+
+Readers of folders pass over names that begin with `_`: which files count only the journal knows.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.core.durable import as_storage_error
+from penstock.core.journal.catalog import load_record, load_state, save_with_end
+from penstock.core.journal.commit import Commit, next_id, topic_is_full
+from penstock.core.journal.sealed.segments import (
+    KEYS_SUFFIX,
+    NewSegment,
+    Seals,
+    Segment,
+    TableSettings,
+    check_marker,
+    load_seals,
+    load_segments,
+    save_seals,
+    save_segment,
+    sealed_files,
+)
+from penstock.core.journal.summaries import Summary, pack_summaries, put_range_rows
+from penstock.core.names import shown_url
+from penstock.errors import ConfigError, StorageError
+from penstock.limits import MAX_POSITION, STAGED_SECONDS, SUMMARY_RANGES
+
+if TYPE_CHECKING:
+    from penstock.core.journal.core import JournalCore
+    from penstock.core.journal.sealed.segments import SealMarker
+    from penstock.core.journal.sealed.writing import LakeFolder
+
+FOLDER = "_segments"
+"""The folder in a topic's folder of a lake where the files of bulk writes lie."""
+_SWEPT_MS = int(STAGED_SECONDS * 1000)
+"""A file that no commit refers to goes when it is as old."""
+_SIGNED = 16
+"""Tokens of bulk writes that are remembered: markers may be written in another order than tokens are given."""
+_SIGN_MS = 3_600_000
+"""For so long a folder that was signed is not signed and swept again: the batches of a stream are many."""
+_COMMITTED_MS = _SWEPT_MS - 3_600_000
+"""A commit refuses files that are older: clocks of machines may be an hour apart."""
+
+
+class FileName(NamedTuple):
+    """What the path of a file says, behind the topic's folder."""
+
+    job: str
+    number: int
+    begun_ms: int
+    rest: str
+
+    @property
+    def path(self) -> str:
+        return f"{FOLDER}/{self.job}.{self.number}/{self.begun_ms}.{self.rest}"
+
+
+def read_file_name(path: str) -> FileName | None:
+    """What a path behind the topic's folder says; None when no task has given it."""
+    parts = path.split("/")
+    if len(parts) != 3 or parts[0] != FOLDER:
+        return None
+    job, _, number = parts[1].rpartition(".")
+    begun, _, rest = parts[2].partition(".")
+    if not (job and rest and number.isdecimal() and begun.isdecimal()):
+        return None
+    return FileName(job, int(number), int(begun), rest)
+
+
+def append_segments(commit: Commit, name: str, added: Sequence[NewSegment]) -> range:
+    """Makes files the newest events of a topic, in their order; returns the positions these have got.
+
+    It costs what the references take, however many events they stand for.
+    """
+    commit.check_barrier(name)
+    commit.flush()
+    head = commit.ensure(name)
+    _check(commit, name, added)
+    recorded = max(commit.now_ms, head.recorded_ms)
+    first = seq = head.latest + 1
+    base = next_id(head.last_id, recorded, head.id_bits)
+    if first + sum(one.count for one in added) - 1 > MAX_POSITION:
+        raise topic_is_full(name, head.latest, sum(one.count for one in added))
+    summaries = []
+    for one in added:
+        segment = _placed(one, seq, recorded, base + seq - first)
+        save_segment(commit.tx, head.topic_id, segment)
+        summaries.append(Summary(seq, segment.last, one.kinds, one.scopes, one.occurred or (recorded, recorded)))
+        seq += one.count
+    for at in range(0, len(summaries), SUMMARY_RANGES):
+        some = summaries[at : at + SUMMARY_RANGES]
+        put_range_rows(commit.tx, head.topic_id, some[0].first, (pack_summaries(some), None))
+    commit.move_end(head, seq - 1, recorded, base + seq - 1 - first, seq - first, causal=False)
+    state = load_state(commit.tx, head.topic_id, name)
+    state = replace(state, referred=seq - 1)
+    if max(state.sealed, state.trimmed) == first - 1:
+        state = replace(state, sealed=seq - 1)
+    save_with_end(commit.tx, commit.ensure(name), state)
+    return range(first, seq)
+
+
+def _placed(one: NewSegment, first: int, recorded_ms: int, number: int) -> Segment:
+    return Segment(
+        first,
+        first + one.count - 1,
+        one.count,
+        one.lake,
+        one.path,
+        one.size,
+        one.crc,
+        one.binary,
+        one.unfit,
+        pieces=one.pieces,
+        base_id=number.to_bytes(16),
+        recorded_ms=recorded_ms,
+        keys=one.keys,
+    )
+
+
+def _check(commit: Commit, name: str, added: Iterable[NewSegment]) -> None:
+    """ConfigError or StorageError when a topic cannot have some files as its events."""
+    settings = commit.ensure(name).settings
+    if settings.verified or settings.by_key:
+        raise ConfigError(f"the settings of topic {name!r} have changed since this write began: run it again")
+    oldest = commit.now_ms - _COMMITTED_MS
+    for one in added:
+        named = read_file_name(one.path.removeprefix(f"{name}/"))
+        if named is None:
+            raise ConfigError(f"{one.path[:200]!r} is not the path of a file that a task wrote for topic {name!r}")
+        if named.begun_ms < oldest:
+            raise StorageError(
+                f"what was written for topic {name!r} is too old to become its events, and will be removed: run the "
+                "write again",
+                retryable=False,
+            )
+
+
+# ── where the files of a topic's bulk writes go, and the removal of those that no commit refers to ──
+
+
+class BulkTarget(msgspec.Struct, frozen=True):
+    """Where the files of a bulk write to a topic go."""
+
+    topic: str
+    lake: str
+    columns: str = ""
+    """Typed columns beside the JSON text."""
+    store: str | None = None
+    """The journal's file, whose permissions the files get; None where they are none of a folder."""
+
+
+def find_target(core: JournalCore, topic: str, lake: str | None, columns: str = "") -> tuple[BulkTarget | None, bool]:
+    """Where files that become events of a topic go, None when it takes only blocks; and whether its folder is ready.
+
+    `lake`: where the caller wants them; else they go to the topic's lake. `columns`: the typed columns of files in a
+    lake without columns of its own.
+    """
+    if topic in core.journal.queues():
+        return None, False
+    with core.engine.read() as snap:
+        record = load_record(snap, topic)
+        if record is not None and (record.settings.verified or record.settings.by_key):
+            return None, False
+        seals = Seals() if record is None else load_seals(snap, record.topic_id)
+    lake = lake or next(reversed(seals.tables), None)
+    if lake is None:
+        return None, False
+    settings = seals.tables.get(lake, TableSettings())
+    if settings.format != "parquet" or settings.partition_by:
+        return None, False
+    signed = max((at for place, _, at in seals.signed if place == lake), default=0)
+    target = BulkTarget(topic, lake, settings.columns or columns, core.engine.location)
+    return target, core.clock.now_ms() - signed < _SIGN_MS
+
+
+def plan_bulk(core: JournalCore, topic: str, lake: str | None, columns: str = "") -> BulkTarget | None:
+    """The same as `find_target`. Now and then it signs the folder, and removes what is old and no commit refers to."""
+    target, ready = find_target(core, topic, lake, columns)
+    if target is None or ready:
+        return target
+    from penstock.core.journal.sealed.writing import LakeFolder
+
+    folder, token = LakeFolder(target.lake, topic), uuid.uuid4().hex[:12]
+    with as_storage_error(f"write to {folder}"):
+        core.run(partial(_sign, target, token, folder.marker(core.id), str(folder)))
+        folder.sign(core.id, token)
+        sweep_old(core, folder)
+    return target
+
+
+def _sign(target: BulkTarget, token: str, marker: SealMarker | None, folder: str, commit: Commit) -> None:
+    """Notes whose token the folder's marker is about to have: a copy of this journal does not know it."""
+    head, lake = commit.ensure(target.topic), target.lake
+    seals = load_seals(commit.tx, head.topic_id)
+    held = any(segment.lake == lake for segment in load_segments(commit.tx, head.topic_id))
+    check_marker(seals, lake, marker, folder, known=held)
+    signed = (*seals.signed, (lake, token, commit.now_ms))[-_SIGNED:]
+    tables = seals.tables if lake in seals.tables else {**seals.tables, lake: TableSettings()}
+    save_seals(commit.tx, head.topic_id, replace(seals, signed=signed, tables=tables))
+
+
+def check_there(added: Sequence[NewSegment]) -> None:
+    """StorageError when a file, or what lies beside it, is not there as its task has left it."""
+    from penstock.core.journal.sealed.writing import LakeFolder
+
+    sizes: dict[str, dict[str, int]] = {}
+    for one in added:
+        folder, topic = one.path.rpartition("/")[0], one.path.partition("/")[0]
+        key = f"{one.lake}/{folder}"
+        if key not in sizes:
+            sizes[key] = dict(LakeFolder(one.lake, topic).files(folder))
+        wanted = {one.path: one.size} | ({} if one.keys is None else {one.path + KEYS_SUFFIX: one.keys.size})
+        for path, size in wanted.items():
+            if sizes[key].get(path) != size:
+                raise StorageError(
+                    f"{shown_url(one.lake)}/{path}, which a task has written with {size:,} bytes, is not there as it "
+                    "was: it was swept, or lies on the disk of another machine; run the query again"
+                )
+
+
+def sweep_job(core: JournalCore, target: BulkTarget, job: str, number: int) -> None:
+    """Removes the files of a job's batch, which is over, that became no segments."""
+    from penstock.core.journal.sealed.writing import LakeFolder
+
+    folder = LakeFolder(target.lake, target.topic)
+    below = f"{target.topic}/{FOLDER}/{job}.{number}"
+    with as_storage_error(f"sweep {folder}"):
+        _remove(core, folder, [path for path, _ in folder.files(below)], lambda named: True)
+
+
+def sweep_old(core: JournalCore, folder: LakeFolder) -> None:
+    """Removes the files of a topic that are old and became no segments, and those whose events were removed."""
+    now_ms = core.clock.now_ms()
+    _remove(
+        core,
+        folder,
+        [path for path, _ in folder.files(f"{folder.topic}/{FOLDER}")],
+        lambda named: named.begun_ms < now_ms - _SWEPT_MS,
+    )
+    with core.engine.read() as snap:
+        record = load_record(snap, folder.topic)
+        gone = () if record is None else load_seals(snap, record.topic_id).gone
+    gone = tuple(one for one in gone if one[0] == folder.lake and folder.remove(*one))
+    if gone:
+        core.run(partial(_forget_gone, folder.topic, frozenset(gone)))
+
+
+def _forget_gone(topic: str, gone: frozenset[tuple[str, str]], commit: Commit) -> None:
+    head = commit.head(topic)
+    if head is not None:
+        seals = load_seals(commit.tx, head.topic_id)
+        left = tuple(one for one in seals.gone if one not in gone)
+        save_seals(commit.tx, head.topic_id, replace(seals, gone=left))
+
+
+def _remove(core: JournalCore, folder: LakeFolder, paths: list[str], ended: Callable[[FileName], bool]) -> None:
+    """Removes files that no commit refers to, as of after they were listed."""
+    named = [(path, read_file_name(path.removeprefix(f"{folder.topic}/"))) for path in paths]
+    going = [path for path, name in named if name is not None and ended(name)]
+    if not going:
+        return
+    with core.engine.read() as snap:
+        record = load_record(snap, folder.topic)
+        known = frozenset() if record is None else sealed_files(snap, record.topic_id)
+    for path in going:
+        if (folder.lake, path) not in known:
+            folder.remove(folder.lake, path)

@@ -1,0 +1,241 @@
+"""Large shares of a write become events as the files that tasks write; the commit reads none of their bytes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+from without_spark import read, source, task_of
+
+import penstock
+import penstock.spark.sink as sink
+from penstock.core.journal.sealed.segments import Segment, load_segments
+from penstock.errors import ConfigError, StorageError
+from penstock.spark import seal
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Share = Any
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares of a kibibyte are large."""
+    monkeypatch.setattr(sink, "SEGMENT_BYTES", 1024)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> str:
+    return str(tmp_path / "lake")
+
+
+def frame(start: int, stop: int) -> pa.RecordBatch:
+    numbers = range(start, stop)
+    return pa.RecordBatch.from_pydict(
+        {
+            "kind": ["placed"] * len(numbers),
+            "key": [f"k{n % 7}" for n in numbers],
+            "payload": [{"n": n, "customer": f"c{n % 3}", "tags": ["a"]} for n in numbers],
+        }
+    )
+
+
+def writer(url: str, lake: str | None, *, stream: bool = False, **options: object) -> Any:
+    given = {"topic": "orders", **({} if lake is None else {"lake": lake}), **options}
+    found = source(url, **given)
+    schema = from_arrow_schema(frame(0, 1).schema)
+    return found.streamWriter(schema, False) if stream else found.writer(schema, False)
+
+
+def batch(url: str, lake: str | None, *tasks: tuple[int, int], **options: object) -> None:
+    made = writer(url, lake, **options)
+    made.commit([made.write(iter([frame(*task)])) for task in tasks])
+
+
+def shares_of(made: Any, number: int, *tasks: tuple[int, int]) -> list[Share]:
+    with task_of("query", number):
+        return [made.write(iter([frame(*task)])) for task in tasks]
+
+
+def numbers(journal: penstock.Journal) -> list[int]:
+    return [event.payload["n"] for event in journal.topic("orders").read()]
+
+
+def segments(journal: penstock.Journal) -> list[Segment]:
+    with journal.backend.engine.read() as snap:  # type: ignore[attr-defined]
+        return list(load_segments(snap, 1))
+
+
+def files(lake: str) -> list[str]:
+    return sorted(path.name for path in Path(lake).rglob("*.parquet"))
+
+
+def test_large_shares_are_files_and_small_ones_blocks_in_order(
+    url: str, journal: penstock.Journal, lake: str, tmp_path: Path
+) -> None:
+    batch(url, lake, (0, 100), (100, 103), (103, 300), (300, 302))
+    assert numbers(journal) == list(range(302))
+    assert [(one.first, one.count) for one in segments(journal)] == [(1, 100), (104, 197)]
+    assert [row["payload"] for row in read(url, topic="orders")][99:101] == [
+        '{"n":99,"customer":"c0","tags":["a"]}',
+        '{"n":100,"customer":"c1","tags":["a"]}',
+    ]
+    assert {path.name for path in tmp_path.iterdir()} <= {"lake", "shop.db", "shop.db-wal", "shop.db-shm"}
+    batch(url, None, (302, 400))  # the topic has a lake by now
+    assert numbers(journal) == list(range(400)) and len(segments(journal)) == 3
+
+
+def test_a_journal_that_is_not_there_yet_is_made(url: str, lake: str) -> None:
+    batch(url, lake, (0, 100))
+    with penstock.open(url) as journal:
+        assert numbers(journal) == list(range(100)) and len(segments(journal)) == 1
+
+
+def test_fields_of_the_payload_are_typed_columns(url: str, journal: penstock.Journal, lake: str) -> None:
+    import pyarrow.parquet as pq
+
+    batch(url, lake, (0, 100))
+    (path,) = Path(lake).rglob("*.parquet")
+    table = pq.read_table(path)
+    assert table.column("n").to_pylist() == list(range(100)) and table.schema.field("n").type == pa.int64()
+    assert table.column("customer").to_pylist()[:3] == ["c0", "c1", "c2"]
+    assert "tags" not in table.schema.names and "seq" not in table.schema.names
+
+
+def test_a_sealed_topic_takes_files_with_the_columns_of_its_lake(
+    url: str, journal: penstock.Journal, lake: str
+) -> None:
+    journal.topic("orders").append("placed", {"n": -1})
+    seal(journal, "orders", lake=lake, through=1, columns="n BIGINT")
+    batch(url, None, (0, 100))
+    assert numbers(journal) == list(range(-1, 100))
+    assert [one.by_reference for one in segments(journal)] == [False, True]
+
+
+def test_rows_that_are_looked_at_one_by_one_are_blocks(url: str, journal: penstock.Journal, lake: str) -> None:
+    def write(options: dict[str, object], **columns: list[str]) -> None:
+        rows = frame(0, 100)
+        for name, values in columns.items():
+            rows = rows.append_column(name, pa.array(values))
+        made = source(url, topic="orders", lake=lake, **options).writer(from_arrow_schema(rows.schema), False)
+        made.commit([made.write(iter([rows]))])
+
+    write({}, dedup=[f"d{n}" for n in range(100)])
+    write({}, correlation=["c"] * 100)
+    journal.topic("orders").configure(verified=True)
+    write({})
+    assert len(journal.topic("orders")) == 300 and not segments(journal) and not files(lake)
+
+
+def test_a_batch_of_a_stream_that_runs_again_changes_nothing(url: str, journal: penstock.Journal, lake: str) -> None:
+    for _ in range(2):
+        made = writer(url, lake, stream=True)
+        made.commit(shares_of(made, 0, (0, 100), (100, 200)), 0)
+    made = writer(url, lake, stream=True)
+    made.commit(shares_of(made, 1, (200, 300)), 1)
+    assert numbers(journal) == list(range(300))
+    assert len(files(lake)) == 3 == len(segments(journal))
+
+
+def test_a_version_of_an_application_is_written_once(url: str, journal: penstock.Journal, lake: str) -> None:
+    for _ in range(2):
+        batch(url, lake, (0, 100), txnAppId="nightly", txnVersion=5)
+    assert numbers(journal) == list(range(100)) and len(files(lake)) == 1
+
+
+def test_other_tries_of_a_task_leave_nothing(url: str, journal: penstock.Journal, lake: str) -> None:
+    made = writer(url, lake)
+    made.write(iter([frame(0, 100)]))
+    made.commit([made.write(iter([frame(0, 100)]))])
+    assert numbers(journal) == list(range(100)) and len(files(lake)) == 1
+
+
+def test_a_slow_job_keeps_its_files_while_another_ends(url: str, journal: penstock.Journal, lake: str) -> None:
+    slow = writer(url, lake)
+    share = slow.write(iter([frame(0, 100)]))
+    batch(url, lake, (100, 200))
+    slow.commit([share])
+    assert numbers(journal) == [*range(100, 200), *range(100)] and len(files(lake)) == 2
+
+
+def test_two_jobs_at_once(url: str, journal: penstock.Journal, lake: str) -> None:
+    made = [writer(url, lake) for _ in range(4)]
+    shares = [[one.write(iter([frame(at * 1000, at * 1000 + 100)]))] for at, one in enumerate(made)]
+    threads = [threading.Thread(target=one.commit, args=(share,)) for one, share in zip(made, shares, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = numbers(journal)
+    assert sorted(found) == [n for at in range(4) for n in range(at * 1000, at * 1000 + 100)]
+    assert [found[at] % 1000 for at in range(0, 400, 100)] == [0] * 4
+
+
+def test_files_that_are_gone_fail_the_commit(url: str, journal: penstock.Journal, lake: str) -> None:
+    made = writer(url, lake)
+    share = made.write(iter([frame(0, 100)]))
+    for path in Path(lake).rglob("*.parquet"):
+        path.unlink()
+    with pytest.raises(StorageError, match="run the query again"):
+        made.commit([share])
+    assert not numbers(journal)
+
+
+def test_a_topic_that_became_a_queue_takes_no_files(url: str, journal: penstock.Journal, lake: str) -> None:
+    made = writer(url, lake)
+    share = made.write(iter([frame(0, 100)]))
+    journal.queue("orders").push({"n": 1})
+    with pytest.raises(ConfigError, match="became a queue"):
+        made.commit([share])
+    assert len(journal.topic("orders")) == 1
+
+
+STEPS = {
+    "before the commit": "penstock.transfer.publishing.check_there",
+    "in the commit": "penstock.transfer.publishing.remember",
+    "after the commit": "penstock.transfer.publishing.sweep_job",
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_stream_that_is_killed_between_two_steps_goes_on(
+    url: str, journal: penstock.Journal, lake: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = writer(url, lake, stream=True)
+    shares = shares_of(first, 0, (0, 100), (100, 102), (102, 300))
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt(step)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(STEPS[step], die)
+        with pytest.raises(KeyboardInterrupt):
+            first.commit(shares, 0)
+    assert numbers(journal) in ([], list(range(300)))
+    again = writer(url, lake, stream=True)
+    again.commit(shares_of(again, 0, (0, 100), (100, 102), (102, 300)), 0)
+    assert numbers(journal) == list(range(300)) and len(files(lake)) == 2
+    with journal.backend.engine.read() as snap:  # type: ignore[attr-defined]
+        assert not list(snap.scan(b"w", b"x"))  # nothing stays staged
+
+
+def test_spark_writes_files_that_it_and_the_source_read(
+    spark: SparkSession, url: str, journal: penstock.Journal, lake: str
+) -> None:
+    from pyspark.sql import functions as F
+
+    rows = spark.range(200_000).select(
+        F.lit("placed").alias("kind"),
+        F.concat(F.lit("k"), F.col("id") % 100).alias("key"),
+        F.struct(F.col("id").alias("n"), F.lit("x" * 100).alias("text")).alias("payload"),
+    )
+    rows.write.format("penstock").mode("append").options(url=url, topic="orders", lake=lake).save()
+    assert sum(one.count for one in segments(journal)) == 200_000
+    found = spark.read.format("penstock").options(url=url, topic="orders").load()
+    assert found.selectExpr("count(distinct seq)", "max(seq)", "count(distinct id)").first() == (200_000,) * 3
+    assert [event.payload["n"] for event in journal.topic("orders").read(key="k42", limit=3)] == [42, 142, 242]
