@@ -15,7 +15,8 @@ import penstock
 import penstock.spark.sink as sink
 from penstock.core.journal.sealed.segments import Segment, load_segments
 from penstock.errors import ConfigError, StorageError
-from penstock.spark import seal
+from penstock.spark import read_topic, seal
+from penstock.spark.places import perfect_hash
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -224,11 +225,12 @@ def test_a_stream_that_is_killed_between_two_steps_goes_on(
         assert not list(snap.scan(b"w", b"x"))  # nothing stays staged
 
 
-def test_spark_writes_files_that_it_and_the_source_read(
+def test_spark_writes_files_and_reads_them_itself(
     spark: SparkSession, url: str, journal: penstock.Journal, lake: str
 ) -> None:
     from pyspark.sql import functions as F
 
+    journal.topic("orders").append("hot", {"n": -1, "text": None}, key="k42")
     rows = spark.range(200_000).select(
         F.lit("placed").alias("kind"),
         F.concat(F.lit("k"), F.col("id") % 100).alias("key"),
@@ -236,6 +238,29 @@ def test_spark_writes_files_that_it_and_the_source_read(
     )
     rows.write.format("penstock").mode("append").options(url=url, topic="orders", lake=lake).save()
     assert sum(one.count for one in segments(journal)) == 200_000
-    found = spark.read.format("penstock").options(url=url, topic="orders").load()
-    assert found.selectExpr("count(distinct seq)", "max(seq)", "count(distinct id)").first() == (200_000,) * 3
-    assert [event.payload["n"] for event in journal.topic("orders").read(key="k42", limit=3)] == [42, 142, 242]
+    assert [event.payload["n"] for event in journal.topic("orders").read(key="k42", limit=3)] == [-1, 42, 142]
+    for start in (0, 3):  # of files alone, and of files among blocks
+        batch(url, None, (start * 100, (start + 1) * 100))
+        journal.topic("orders").append("hot", {"n": -2, "text": "y"})
+    given = {"payloadSchema": "n BIGINT, text STRING"}
+    by_source = spark.read.format("penstock").options(url=url, topic="orders", **given).load()
+    by_spark = read_topic(spark, url, "orders", **given)
+    assert by_spark.schema == by_source.schema and by_spark.count() == 200_203
+    said = [F.xxhash64(*[F.to_json(name) if name == "headers" else name for name in by_source.columns])]
+    digests = [
+        frame.select(F.sum(F.col("h").cast("decimal(38,0)")), F.sum("seq"), F.countDistinct("id")).first()
+        for frame in (frame.select(*said, "seq", "id").toDF("h", "seq", "id") for frame in (by_source, by_spark))
+    ]
+    assert digests[0] == digests[1] and digests[0][2] == 200_203
+    where = "seq between 99998 and 100001 or seq in (1, 2, 200001, 200002, 200100, 200103, 200203)"
+    assert sorted(by_spark.where(where).collect()) == sorted(by_source.where(where).collect())
+    part = read_topic(spark, url, "orders", startingOffsets="50000", endingOffsets="150000")
+    assert part.selectExpr("count(*)", "min(seq)", "max(seq)").first() == (100_000, 50_001, 150_000)
+    plan = by_spark.select("n")._jdf.queryExecution().executedPlan().toString()
+    assert "FileScan parquet" in plan and "crc32" not in plan  # a query pays for places only when it wants them
+
+
+def test_every_file_has_a_slot_of_its_own() -> None:
+    for count in (1, 2, 3, 100, 3_000):
+        found = perfect_hash([f"{n * 7919:x}-{n % 3}.parquet" for n in range(count)])
+        assert len(set(found.slots)) == count and max(found.slots) < found.size

@@ -6,7 +6,6 @@ only where it gives the rows that the source would give; the source reads everyt
 
 - what is not sealed, or lies where Spark has no file system for it;
 - with `payloadSchema`, files without typed columns of the same types, or with a payload that does not fit its columns;
-- files of bulk writes, which say no positions;
 - all of a topic, with `where` and `keys`, which the source looks up in the index, and with `payloadFormat=variant`.
 """
 
@@ -30,6 +29,7 @@ from penstock.errors import ConfigError, StorageError
 from penstock.spark.journals import LocalSource, SourceJournal, check_kept, check_rights, open_source
 from penstock.spark.options import EVENT_COLUMNS, JournalLocation, ReadOptions, location_of_journal, read_options
 from penstock.spark.options import resolved as resolved_options
+from penstock.spark.places import places
 from penstock.spark.rows import CORRUPT, source_schema
 from penstock.spark.source import BatchReader, Topics
 
@@ -95,7 +95,11 @@ def read_topic(
     if asked.start == "earliest" and asked.start_ms is None:
         gaps = [_from_oldest(source, parts, spans) for parts in gaps]
     layers = [{part.topic: part for part in layer if part is not None} for layer in zip_longest(*gaps)]
-    frames = [_read_files(spark, files, spans, asked, schema)] if any(files.values()) else []
+    frames = []
+    for by_reference in (False, True):
+        some = {name: [one for one in found if bool(one.base_id) is by_reference] for name, found in files.items()}
+        if any(some.values()):
+            frames.append(_read_files(spark, some, spans, asked, schema))
     if not layers and not frames:
         layers = [{name: _Part(name, end, end) for name, (_, end) in spans.items()}]
     frames += [_read_source(spark, given, layer) for layer in layers]
@@ -129,9 +133,7 @@ def _spark_reads(asked: ReadOptions) -> bool:
 
 
 def _fits(files: SealedFiles, typed: Mapping[str, str] | None) -> bool:
-    """Whether files say everything that is asked for, also in typed columns of some names and types."""
-    if files.base_id:
-        return False
+    """Whether files have typed columns of some names and types, or none are asked for."""
     return typed is None or typed.items() <= files.columns.items()
 
 
@@ -245,19 +247,22 @@ def _read_files(
     asked: ReadOptions,
     schema: StructType,
 ) -> DataFrame:
-    """Spark's own frame of sealed files, with the source's columns."""
+    """Spark's own frame of sealed files, with the source's columns: all say positions, or none does."""
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
     stored = _parsed(", ".join(f"{name} {kind}" for name, kind in {**EVENT_COLUMNS, "payload_bytes": "BINARY"}.items()))
     if asked.payload_schema is not None:
         stored = stored.__class__([*stored.fields, *_parsed(asked.payload_schema).fields])
-    paths = [_escaped(one.scheme, path) for some in files.values() for one in some for path in one.paths]
+    found = [one for some in files.values() for one in some]
+    paths = [_escaped(one.scheme, path) for one in found for path in one.paths]
     try:
         frame = spark.read.schema(stored).option(_VERIFY, "true").parquet(*paths)
     except AnalysisException as error:
         names = ", ".join(name for name, some in files.items() if some)
         raise StorageError(f"sealed history of topic {names} cannot be read by Spark: {error}") from error
+    if found[0].base_id:
+        frame = frame.withColumns(places(found))
     for name, some in files.items():
         for outside, condition in _outside(some, spans[name]):
             if outside:
@@ -265,7 +270,7 @@ def _read_files(
                 frame = frame.where(here if len(files) == 1 else (F.col("topic") != F.lit(name)) | here)
     if asked.kinds is not None:
         frame = frame.where(F.col("kind").isin(sorted(asked.kinds)))
-    binary = any(one.binary for some in files.values() for one in some)
+    binary = any(one.binary for one in found)
     return frame.select(*(_column(field.name, asked, binary=binary).alias(field.name) for field in schema.fields))
 
 
