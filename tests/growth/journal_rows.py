@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from growth.row import Many, Row, new, size
 from growth.world import Count, World
 from penstock import Draft, Outbox, Subscription, Watch, Worker
 from penstock.core.consuming.subscription import EventFollower
+from penstock.errors import ConfigError
 
 TOPICS_MERGED = "asks every topic that is meant: the first of all may be in any of them"
 
@@ -332,6 +334,12 @@ def settle(how: str) -> Any:
     return run
 
 
+def refused_sql(w: World, tx: Any) -> None:
+    """The rows of a program's own tables cost what SQLite takes; here is the call, which memory refuses."""
+    with suppress(ConfigError):
+        tx.sql("select 1")
+
+
 TRANSACTIONS = [
     Row("Transaction.append", in_transaction(lambda w, tx: tx.append("written", "placed"))),
     Row("Transaction.append_many", in_transaction(lambda w, tx: size(tx.append_many("written", drafts())))),
@@ -340,6 +348,7 @@ TRANSACTIONS = [
     Row("Transaction.read", in_transaction(lambda w, tx: size(tx.read("log", key=w.middle)))),
     Row("Transaction.get_mark", in_transaction(lambda w, tx: tx.get_mark("mark"))),
     Row("Transaction.set_mark", in_transaction(lambda w, tx: tx.set_mark("mark", 1))),
+    Row("Transaction.sql", in_transaction(refused_sql)),
     Row("Transaction.push", in_transaction(lambda w, tx: tx.push("settled", 1))),
     Row("Transaction.push_many", in_transaction(lambda w, tx: size(tx.push_many("settled", range(5))))),
     Row("Transaction.ack", settle("ack"), lambda w: w.queue("settled").take()),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from penstock.core.durable import as_storage_error, like, move_into_place
-from penstock.core.engine.contract import MAX_KEY_BYTES, Durability, Engine, EngineView, Held
+from penstock.core.engine.contract import MAX_KEY_BYTES, Durability, Engine, EngineView, Held, SqlParameters, SqlRow
 from penstock.core.units import in_parts
 from penstock.errors import Closed, ConfigError, NoStore, OutcomeUnknown, PenstockError, ReadOnly, StorageError
 
@@ -351,6 +351,10 @@ class OverlayWrite:
         self.foreign = False
         self.relaxed = not sync
         self.kept = False
+
+    def sql(self, statement: str, parameters: SqlParameters) -> list[SqlRow]:
+        scheme = "this" if self._engine is None else self._engine.scheme
+        raise ConfigError(f"{scheme} stores have no tables for SQL: tx.sql needs a journal in a SQLite file")
 
     def keep(self) -> None:
         self.kept = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import ClassVar, Literal, Protocol, Self
 
@@ -23,6 +23,12 @@ Durability = Literal["disk", "process"]
 
 MAX_KEY_BYTES = 500
 """The longest key an engine takes."""
+
+
+SqlValue = None | int | float | str | bytes
+SqlRow = tuple[SqlValue, ...]
+SqlParameters = Sequence[SqlValue] | Mapping[str, SqlValue]
+"""The values of a statement's `?`, or by name of its `:name`."""
 
 
 class EngineView(Protocol):
@@ -97,6 +103,10 @@ class WriteTx(Snapshot, Protocol):
 
     def delete_range(self, start: bytes, stop: bytes) -> None:
         """Removes every key with start ≤ key < stop."""
+        ...
+
+    def sql(self, statement: str, parameters: SqlParameters) -> list[SqlRow]:
+        """Runs SQL on tables beside the store's own and returns the rows; ConfigError in a store without SQL."""
         ...
 
     def keep(self) -> None:

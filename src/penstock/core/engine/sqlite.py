@@ -24,7 +24,7 @@ import apsw
 
 from penstock.core.durable import like, sync_file, sync_folder
 from penstock.core.engine.base import BaseEngine, OpenFiles, backup_at, check_key, transaction_is_over
-from penstock.core.engine.contract import MAX_KEY_BYTES, Durability, Held
+from penstock.core.engine.contract import MAX_KEY_BYTES, Durability, Held, SqlParameters, SqlRow
 from penstock.errors import Closed, ConfigError, Corrupt, NoStore, OutcomeUnknown, PenstockError, StorageError
 
 LOG_LIMIT_BYTES = 64 << 20
@@ -142,6 +142,8 @@ class SqliteEngine(BaseEngine):
         if not made:
             run_all(writer, MAKE)
         self._writer_execute = writer.cursor().execute
+        self.sql_guard = SqlGuard(self)
+        writer.authorizer = self.sql_guard.check
         if self._wal.in_doubt:
             self._wal.repair()
         self._wal.allocate()
@@ -532,6 +534,25 @@ class SqliteWrite(_SqliteTransaction):
         except apsw.Error as error:
             raise self._engine._explain(error) from error
 
+    def sql(self, statement: str, parameters: SqlParameters) -> list[SqlRow]:
+        connection = self._connection
+        if connection is None:
+            raise transaction_is_over()
+        # Not from the cache of statements: one that is prepared already is not asked about.
+        cursor, guard = connection.cursor(), self._engine.sql_guard
+        self._execute(SAVEPOINT)
+        try:
+            with guard:
+                rows = list(cursor.execute(statement, parameters, can_cache=False))
+        except BaseException as error:
+            if connection.in_transaction:
+                self._execute(UNDO)
+            else:
+                self.writes += 1  # OR ROLLBACK has undone all of this transaction: it is spoiled
+            raise guard.explain(error) or error from error
+        self._execute(RELEASE)
+        return rows
+
     def keep(self) -> None:
         return  # the system has it when the block ends
 
@@ -541,6 +562,84 @@ class SqliteWrite(_SqliteTransaction):
             self._execute(DELETE_RANGE, (start, stop))
         except apsw.Error as error:
             raise self._engine._explain(error) from error
+
+
+# ── SQL on a program's own tables, in the transactions of the store ──
+
+
+STORE_TABLE = "kv"
+SAVEPOINT = "SAVEPOINT own_sql"
+RELEASE = "RELEASE own_sql"
+UNDO = "ROLLBACK TO own_sql; RELEASE own_sql"
+_SECOND_NAMES_TABLE = {
+    apsw.SQLITE_CREATE_INDEX,
+    apsw.SQLITE_CREATE_TRIGGER,
+    apsw.SQLITE_DROP_INDEX,
+    apsw.SQLITE_DROP_TRIGGER,
+    apsw.SQLITE_ALTER_TABLE,
+}
+"""Actions whose second name is the table's."""
+_REFUSED = {
+    apsw.SQLITE_TRANSACTION: "the block of the transaction is what commits or rolls back",
+    apsw.SQLITE_SAVEPOINT: "a savepoint would undo appends behind the journal's back",
+    apsw.SQLITE_ATTACH: "the transaction is of one file",
+    apsw.SQLITE_DETACH: "the transaction is of one file",
+    apsw.SQLITE_PRAGMA: "the settings of the connection are the store's",
+    **dict.fromkeys(
+        (
+            apsw.SQLITE_CREATE_TEMP_TABLE,
+            apsw.SQLITE_CREATE_TEMP_INDEX,
+            apsw.SQLITE_CREATE_TEMP_VIEW,
+            apsw.SQLITE_CREATE_TEMP_TRIGGER,
+        ),
+        "what is temporary would outlive the transaction, and could hide the store's table",
+    ),
+}
+"""Actions that statements of programs may not do, and why."""
+
+
+class SqlGuard:
+    """Within its block, statements may not touch the store's own table, or what it relies on."""
+
+    def __init__(self, engine: SqliteEngine) -> None:
+        self._engine = engine
+        self._on = False
+        self._why = ""
+
+    def __enter__(self) -> None:
+        self._on, self._why = True, ""
+
+    def __exit__(self, *_: object) -> None:
+        self._on = False
+
+    def check(self, action: int, first: str | None, second: str | None, schema: str | None, inner: str | None) -> int:
+        """Answers SQLite's question about an action of a statement that is being prepared."""
+        if self._on:
+            table = second if action in _SECOND_NAMES_TABLE else first
+            if action in _REFUSED:
+                self._why = _REFUSED[action]
+            elif table is not None and table.lower() in (STORE_TABLE, f"sqlite_autoindex_{STORE_TABLE}_1"):
+                self._why = f"the table {STORE_TABLE!r} is the store's own"
+            elif table is not None and table.lower() == "sqlite_dbpage":
+                self._why = "pages of the file are the store's"
+            if self._why:
+                return apsw.SQLITE_DENY
+        return apsw.SQLITE_OK
+
+    def explain(self, error: BaseException) -> PenstockError | None:
+        """Returns the penstock error for a statement that failed; None for what is no error of SQLite."""
+        if self._why:
+            return ConfigError(f"tx.sql does not take this statement: {self._why}")
+        if isinstance(error, _OWN_FAULTS):
+            return ConfigError(f"tx.sql: {error}")
+        return self._engine._explain(error) if isinstance(error, apsw.Error) else None
+
+
+_OWN_FAULTS = (
+    *(apsw.SQLError, apsw.BindingsError, apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError, apsw.RangeError),
+    *(apsw.IncompleteExecutionError, TypeError, OverflowError, UnicodeError),
+)
+"""Errors of a statement or its parameters, not of the store."""
 
 
 # ── How a SQLite database is recognised as a store, and made one ──

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, Unpack
 from penstock.core.clock import Duration, seconds
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.documents.conditions import EventChoice, Where, check_events_chosen, predicate
+from penstock.core.engine.contract import SqlParameters, SqlRow
 from penstock.core.events import Draft, Event, Receipt
 from penstock.core.journal.cursors import move_cursor, read_cursor
 from penstock.core.journal.transaction import HeldWriter
@@ -153,6 +154,17 @@ class Transaction:
         found = self._held.read(self._log(topic).name, query)
         typed = None if isinstance(topic, str) else topic._payload
         return found if typed is None else map(typed.typed, found)
+
+    def sql(self, statement: str, parameters: SqlParameters = ()) -> list[SqlRow]:
+        """Runs SQL on your own tables in the journal's SQLite file, and returns the rows that it gives.
+
+        What it changes commits with the appends, pushes and acks of this transaction, or not at all. `parameters` are
+        the statement's `?`, or by name its `:name`. A statement that fails has changed nothing, and the transaction can
+        go on. The store's own table, PRAGMA, ATTACH, BEGIN and temporary tables are refused, also in triggers.
+        """
+        if not isinstance(statement, str) or isinstance(parameters, str | bytes):
+            raise ConfigError("tx.sql takes a statement, and a list or mapping of its parameters")
+        return self._held.change(lambda commit: commit.tx.sql(statement, parameters))
 
     def get_mark(self, name: str) -> int | None:
         """A named number that commits with transactions: what an exactly-once writer keeps to know itself done."""
