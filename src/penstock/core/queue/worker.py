@@ -397,7 +397,7 @@ class _Renewals:
         self._renewed = self._now()
 
     def _now(self) -> float:
-        """The seconds that pass for leases, by a clock that nobody sets where there is one."""
+        """The seconds that pass for leases, by a clock that is never set, where the machine has one."""
         return time.monotonic() if self._exact else self._clock.now_ms() / 1000
 
     def keep(self, over: Callable[[float | None], bool]) -> None:
