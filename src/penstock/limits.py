@@ -143,6 +143,10 @@ RETENTION_BYTES: Final = 1 << 20
 """The approximate bytes that a step of retention removes."""
 EXCHANGE_BYTES: Final = 512 << 10
 """About how many bytes of blocks one commit of housekeeping replaces by what is left of them."""
+RECLAIM_SHARE: Final = 8
+"""`maintain` gives freed space back when it is at least this part (an eighth) of the store."""
+RECLAIM_BYTES: Final = 1 << 20
+"""The size from which on a store is worth that."""
 WORKER_BATCH: Final = 64
 """Events a worker hands to its handler at once, at the most."""
 WORKER_IDLE: Final = 0.01

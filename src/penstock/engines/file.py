@@ -249,6 +249,11 @@ class FileEngine(BatchEngine):
         except OSError as error:
             raise StorageError(f"{self._name} could not be compacted: {error}; it is as it was") from error
 
+    def garbage(self) -> int:
+        """Bytes of values that were overwritten or deleted."""
+        self._check_usable()
+        return self._upkeep.garbage()
+
     # the rest
 
     def changes(self) -> int:
@@ -368,11 +373,11 @@ class Upkeep:
         with self._working:
             pass
 
-    def _garbage(self) -> int:
+    def garbage(self) -> int:
         return self._engine._position.end - START - self._engine._index.live
 
     def _wants_compaction(self) -> bool:
-        garbage = self._garbage()
+        garbage = self.garbage()
         return garbage > GARBAGE_BYTES and garbage > self._engine._index.live and garbage > 2 * self._failed_at
 
     def _run(self) -> None:
@@ -385,7 +390,7 @@ class Upkeep:
         except Cancelled:
             pass
         except (PenstockError, OSError) as error:
-            self._failed_at = self._garbage()
+            self._failed_at = self.garbage()
             self._saved_end, self._saved_seq = engine._position.end, engine._position.seq
             log.warning("the upkeep of %s failed and will be tried again later: %s", engine._name, error)
 
@@ -408,7 +413,7 @@ class Upkeep:
     def compact_if_over(self, garbage: int) -> None:
         """Compacts when there is more garbage than that."""
         with self._working:
-            if self._garbage() <= garbage:
+            if self.garbage() <= garbage:
                 return
             target = self._engine._folder / "data.new"
             try:

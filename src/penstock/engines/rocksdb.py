@@ -293,6 +293,14 @@ class RocksdbEngine(BatchEngine):
             self._db.flush()
             self._db.compact_range(None, None, force)
 
+    def garbage(self) -> int:
+        """All bytes when something was deleted since the files were compacted: what its removal frees is not known."""
+        self._check_writable()
+        with explained(self._name):
+            self._db.flush()
+            deleted = any(file["num_deletions"] for file in self._db.live_files())
+        return self.size() if deleted else 0
+
     def size(self) -> int:
         """Bytes of all files in the store's folder."""
         self._check_usable()

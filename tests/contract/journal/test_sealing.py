@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from journals import Place, on, payloads, seqs
+from journals import Place, on, only, payloads, seqs
 
 import penstock
 from penstock import Draft, Journal, ManualClock, Topic
@@ -251,3 +252,23 @@ def test_positions_that_compaction_by_key_has_emptied_are_sealed_with_the_next_e
     seal_topic(local(journal)._core, "orders", lake=str(lake), through=64, compact=True)
     assert topic.get(31) is not None and topic.get(32) is None
     assert payloads(topic.read(reverse=True)) == [5, 4, 3, 2, 1, 60, 48, 31, 6, 5] and topic.verify().unhashed == 10
+
+
+@only(on_disk=True, shrinks=True)
+def test_maintain_gives_the_space_of_sealed_events_back_when_the_seal_did_not(
+    place: Place, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place.open(durability="process") as journal, monkeypatch.context() as killed:
+        for number in range(40):
+            drafts = [Draft("placed", random.Random(number * 50 + one).randbytes(2_000)) for one in range(50)]
+            journal.topic("orders").append_many(drafts)
+        full = journal.describe().size_bytes
+        assert full > 3_500_000
+        # The process ends before the seal has given anything back.
+        killed.setattr(local(journal)._core.engine, "reclaim", lambda: None)
+        assert seal(journal, lake, through=1900).events == 1900
+        journal.flush()
+    with place.open() as journal:
+        journal.maintain()
+        assert journal.describe().size_bytes < full / 4
+        assert seqs(journal.topic("orders").read()) == list(range(1, 2001))

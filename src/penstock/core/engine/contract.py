@@ -172,7 +172,12 @@ class Engine(ABC):
 
     @abstractmethod
     def reclaim(self) -> None:
-        """Gives space freed by deletions back, as far as the engine can while in use."""
+        """Gives space freed by deletions back, as far as the engine can while in use. Killed at any moment, it leaves a
+        store that has lost nothing."""
+
+    def garbage(self) -> int:
+        """Returns about how many bytes `reclaim` would give back; 0 where nothing tells, or a thread sees to it."""
+        return 0
 
     @abstractmethod
     def size(self) -> int:

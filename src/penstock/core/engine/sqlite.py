@@ -312,12 +312,29 @@ class SqliteEngine(BaseEngine):
                 pass
             self._take_turn()
             try:
-                self._wal.checkpoint_waiting(apsw.SQLITE_CHECKPOINT_TRUNCATE, milliseconds=500)
+                self._wal.checkpoint_waiting(apsw.SQLITE_CHECKPOINT_TRUNCATE, milliseconds=50)
                 self._wal.allocate()
             finally:
                 self._end_turn()
         except apsw.Error as error:
             raise self._explain(error) from error
+
+    def garbage(self) -> int:
+        """Bytes of free pages, and of the log beyond its working size."""
+        self._check_usable()
+        try:
+            with self._watch:
+                free: int = self._watcher.execute("PRAGMA freelist_count").get
+        except apsw.Error as error:
+            raise self._explain(error) from error
+        return free * PAGE_BYTES + self._log_excess()
+
+    def _log_excess(self) -> int:
+        """Bytes of the log beyond the part that is allocated in advance."""
+        try:
+            return max(0, self._log.stat().st_size - LOG_BYTES)
+        except FileNotFoundError:
+            return 0
 
     def _vacuum_some(self) -> bool:
         """Frees some pages in a short transaction, so that other writers get their turns. Returns False when no free
@@ -346,11 +363,7 @@ class SqliteEngine(BaseEngine):
                 page_bytes = self._watcher.execute("PRAGMA page_size").get
         except apsw.Error as error:
             raise self._explain(error) from error
-        try:
-            log = self._log.stat().st_size
-        except FileNotFoundError:
-            log = 0
-        return int(pages * page_bytes + max(0, log - LOG_BYTES))
+        return int(pages * page_bytes + self._log_excess())
 
     def backup(self, destination: str | os.PathLike[str]) -> None:
         self._check_usable()

@@ -195,7 +195,8 @@ class JournalCore:
             self.engine.flush()
 
     def maintain(self) -> None:
-        """Does all housekeeping now: merges small blocks, applies retention, brings the index up to date."""
+        """Does all housekeeping now: merges small blocks, applies retention, brings the index up to date, and gives
+        freed space back where it is much."""
         self.writer.check_idle_here()  # the housekeeper may be waiting for this thread's transaction to end
         self.housekeeper.clear_dropped()
         list_topics(self.writer)
@@ -206,6 +207,7 @@ class JournalCore:
             except Corrupt as error:
                 unreadable = unreadable or error
         self.indexer.notes.fold()
+        self.writer.reclaim_much()
         if unreadable is not None:  # after all others have had their turn
             raise unreadable
 

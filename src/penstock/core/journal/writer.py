@@ -34,7 +34,7 @@ from penstock.core.observe.logs import Log
 from penstock.core.observe.metrics import DURATION_BUCKETS, REGISTRY, Reading
 from penstock.core.ticket import Ticket, wake
 from penstock.errors import Backpressure, Closed, ConfigError, OutcomeUnknown, PenstockError, ReadOnly, StorageError
-from penstock.limits import BACKPRESSURE_RETRY, GROUP_BYTES, GROUP_SUBMISSIONS
+from penstock.limits import BACKPRESSURE_RETRY, GROUP_BYTES, GROUP_SUBMISSIONS, RECLAIM_BYTES, RECLAIM_SHARE
 
 if TYPE_CHECKING:
     from penstock.core.journal.index.index import EntityIndex
@@ -246,6 +246,11 @@ class Writer:
                 self.engine.reclaim()
             except StorageError as error:
                 log.warning("freed space is given back to the disk another time: %s", error)
+
+    def reclaim_much(self) -> None:
+        """Gives freed space back when it is an eighth of the store or more."""
+        if self.engine.garbage() * RECLAIM_SHARE >= max(self.engine.size(), RECLAIM_BYTES):
+            self.reclaim()
 
     def check_idle_here(self) -> None:
         """ConfigError when this thread is inside a transaction."""
