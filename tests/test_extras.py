@@ -10,7 +10,7 @@ PROGRAM = """
 import sys, tempfile
 for missing in ["ulid", "obstore", "starlette", "uvicorn", "jinja2", "pyspark", "pyarrow",
                 "rocksdict", "slatedb", "duckdb", "celery", "django", "eventsourcing", "langchain_core",
-                "psycopg", "pymysql"]:
+                "psycopg", "pymysql", "mcp"]:
     sys.modules[missing] = None
 import penstock
 
@@ -36,6 +36,9 @@ def eventsourcing():
 def langgraph():
     import penstock.integrations.langgraph
 
+def mcp():
+    import penstock.integrations.mcp
+
 def postgresql():
     penstock.outbox.Relay(journal, "postgresql://shop@db/shop")
 
@@ -60,6 +63,7 @@ for extra, use in [
     ("django", django),
     ("eventsourcing", eventsourcing),
     ("langgraph", langgraph),
+    ("mcp", mcp),
     ("postgresql", postgresql),
     ("mysql", mysql),
     ("arrow", lambda: list(journal.topic("orders").read_arrow())),

@@ -58,6 +58,7 @@ EXTRAS: Final = {
     "connect": ("pyspark", "pandas", "grpc"),
     "eventsourcing": ("eventsourcing",),
     "langgraph": ("langgraph",),
+    "mcp": ("mcp", "mcp_types"),
     "django": ("django", "django_tasks"),
     "postgresql": ("psycopg",),
     "mysql": ("pymysql",),

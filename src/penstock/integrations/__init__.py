@@ -5,6 +5,7 @@
     eventsourcing   a persistence module for eventsourcing
     langgraph       a checkpointer for LangGraph
     opening         one open journal for a process
+    mcp             an event store for MCP servers
     outbox          rows of a program's own database, on their way into a journal (penstock.outbox)
 
 Each module that is named after a library has an extra of its name, which brings the library.
