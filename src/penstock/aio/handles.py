@@ -100,6 +100,7 @@ class AsyncJournal(AsyncHandle[Journal]):
     mark = threaded(Journal.mark)
     correlated = streamed(Journal.correlated)
     graph = threaded(Journal.graph)
+    task = threaded(Journal.task)
     sql = threaded(Journal.sql)
     pressure = threaded(Journal.pressure)
     describe = threaded(Journal.describe)

@@ -37,6 +37,8 @@ from penstock.core.queue.queue import LocalQueue
 from penstock.core.queue.registry import with_topics_window
 from penstock.core.queue.results import answer_of
 from penstock.core.queue.state.cache import QueueState, forget_presence
+from penstock.core.queue.tasks.looking import find_call
+from penstock.core.queue.tasks.state import TaskState, TaskTimes, task_times
 from penstock.errors import Backpressure, ConfigError, StaleDelivery
 
 A = TypeVar("A")
@@ -136,6 +138,16 @@ def list_consumers(at: LocalBackend, name: str) -> list[inspect.QueueConsumer]:
 def leave_queue(at: LocalBackend, name: str, wanted: wire.LeaveRequest) -> bool:
     group, consumer = check_consumer(wanted.group, "group"), check_consumer(wanted.consumer)
     return at.queue(name).change(forget_presence, group, consumer, relaxed=True)
+
+
+# ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def read_task(at: LocalBackend, id: str) -> TaskState | None:
+    return find_call(at.queues, id)
+
+
+def list_task_times(at: LocalBackend, name: str) -> list[TaskTimes]:
+    with inspect.viewing(at.queue(name)) as view:
+        return task_times(view.snap, view.state.topic, name, view.now)
 
 
 # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────────

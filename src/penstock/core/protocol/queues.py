@@ -29,6 +29,7 @@ from penstock.core.queue.inspect import (
 from penstock.core.queue.operations.groups import Pause
 from penstock.core.queue.operations.repair import LettersLeft
 from penstock.core.queue.schedule import Schedule
+from penstock.core.queue.tasks.state import TaskState, TaskTimes
 from penstock.errors import PolicyMismatch, QueueFull, StaleDelivery, UnknownQueue
 
 MOST_TAKEN = 10_000
@@ -450,6 +451,22 @@ LIST_CONSUMERS = Operation(
     None,
     list[QueueConsumer],
     "Workers, and other consumers that gave their name",
+)
+
+READ_TASK = Operation(
+    "GET /tasks/{id}",
+    "read",
+    None,
+    TaskState,
+    "The state of a task's call, or of another message whose outcome is kept, by the id of its receipt",
+    missing="UnknownTask",
+)
+LIST_TASK_TIMES = Operation(
+    "GET /queues/{queue}/tasks -> tasks",
+    "read",
+    None,
+    list[TaskTimes],
+    "How long the calls of each task took, in this hour and the one before",
 )
 
 OPERATIONS = declared(globals())

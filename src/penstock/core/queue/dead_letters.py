@@ -12,6 +12,7 @@ import msgspec
 from penstock.core.clock import from_ms
 from penstock.core.events import Event
 from penstock.core.model.failure import DEAD_QUEUE, Attempt, FailureText
+from penstock.core.model.reply import carried
 from penstock.core.observe.sample import FailedMessage
 from penstock.core.queue.operations.push import DeliveryOptions
 from penstock.core.queue.policy import MOST_ATTEMPTS
@@ -85,7 +86,10 @@ def dead_headers(
         PRIORITY: str(message.priority) if message.priority else None,
         BEFORE: deaths_before(event.headers, queue),
     }
-    return {**original_headers(event.headers), **{name: text for name, text in found.items() if text}}
+    return {
+        **original_headers(carried(event.headers, event.id)),
+        **{name: text for name, text in found.items() if text},
+    }
 
 
 def original_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -226,10 +226,10 @@ class View:
         """The same, of one ordering key."""
         after = max(after, min(group.floor(self.snap) for group in groups))
         for seq in keyed_positions(self.state.view(self.snap), index.open, key, after):
-            found = [self._entry(group, seq) for group in groups]
+            found = [self.entry(group, seq) for group in groups]
             yield from (entry for entry in found if entry is not None and entry.state in (states or STATES))
 
-    def _entry(self, group: Group, seq: int) -> Entry | None:
+    def entry(self, group: Group, seq: int) -> Entry | None:
         """The message at a position, unless a group has settled it."""
         message = group.find(self.snap, seq)
         if message is None:
@@ -287,7 +287,7 @@ class View:
 
     def has(self, group: Group, seq: int) -> bool:
         """Whether a group has not settled the message at a position."""
-        return self._entry(group, seq) is not None
+        return self.entry(group, seq) is not None
 
     def events(self, entries: Iterable[Entry]) -> Iterator[Event]:
         """The events of messages in order of position, each once."""
@@ -307,7 +307,7 @@ class View:
 
     def is_free(self, seq: int) -> bool:
         """Whether a message is neither settled nor in flight, and no group has given it up."""
-        found = {entry.state for group in self.state.all_groups(self.snap) if (entry := self._entry(group, seq))}
+        found = {entry.state for group in self.state.all_groups(self.snap) if (entry := self.entry(group, seq))}
         return bool(found) and found.isdisjoint(("in_flight", "failed"))
 
     def failed_message(self, entry: Entry, event: Event) -> FailedMessage:

@@ -1,34 +1,37 @@
 """Outcomes of messages: what a handler returned, or why a message was given up, for those who pushed with `reply=True`.
 
-A message that wants a reply has a header (`reply-to`) that names the topic `<queue>.results` and a token. The outcome
-is an event of that topic, with the token as its key and the message as its cause, in the commit that settles it. The
-pusher waits with a ticket; one thread follows the topic for all of a journal, while any waits. No outcome is missed: a
-ticket enlists, and only then reads what is there already; what comes later, the thread sees.
+A message that wants a reply has a header (`reply-to`) that names the topic `<queue>.results`. The outcome is an event
+of that topic, with the message's id as its key and the message as its cause, in the commit that settles it; its headers
+say when the message was pushed and taken, and how often. A copy (a dead letter, a moved message) keeps the id of the
+first, and an event says where the message went, so that whoever has the first receipt finds it. The pusher may wait
+with a ticket; one thread follows the topic for all of a journal, while any waits. No outcome is missed: a ticket
+enlists, and only then reads what is there already; what comes later, the thread sees.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
-from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from penstock.core.clock import Duration, seconds
+from penstock.core.clock import Duration, from_ms, seconds
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.consuming.handover import hand_over
 from penstock.core.events import Event, Receipt
 from penstock.core.journal.blocks import Columns
-from penstock.core.journal.catalog import TopicRecord, save_record
-from penstock.core.journal.commit import Commit
+from penstock.core.journal.commit import Commit, change_settings
 from penstock.core.journal.prepare import PreparedBatch, encode_payload, is_binary
 from penstock.core.model.failure import DEAD_QUEUE, FailureText
+from penstock.core.model.reply import KEEP, REPLY, SUFFIX, WantedReply, read_reply, reply_headers
 from penstock.core.names import check_mapping, check_name
 from penstock.core.queue.state.cache import QueueState
-from penstock.core.queue.state.records import FAILED
+from penstock.core.queue.state.records import FAILED, MessageRow
+from penstock.core.queue.tasks.state import note_run
 from penstock.core.ticket import Ticket, wake
 from penstock.errors import Closed, ConfigError, PenstockError, PositionTrimmed, ReplyFailed
 from penstock.limits import RESULT_TTL
@@ -39,10 +42,18 @@ if TYPE_CHECKING:
     from penstock.core.surface.queue import Queue
     from penstock.core.surface.topic import Topic
 
-REPLY: Final = "reply-to"
-SUFFIX: Final = ".results"
 RESULT: Final = "result"
 FAILURE: Final = "failure"
+MOVED: Final = "moved"
+"""The message went on elsewhere: its outcome is still to come."""
+
+# Headers of an outcome.
+TASK: Final = "task"
+QUEUE: Final = "queue"
+SEQ: Final = "seq"
+ATTEMPTS: Final = "attempts"
+PUSHED: Final = "pushed-at"
+BEGAN: Final = "began-at"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -71,26 +82,22 @@ def answer_of(result: object) -> StoredResult:
 
 
 # ── asking for a reply ───────────────────────────────────────────────────────────────────────────────────────────────
-def with_reply(queue: str, headers: Mapping[str, str] | None) -> tuple[dict[str, str], str]:
-    """The headers of a message of a queue that wants a reply, and the token of the reply."""
-    token = uuid4().hex
-    topic = check_name(queue + SUFFIX, "topic")
-    return {**check_mapping(headers, "headers"), REPLY: f"{topic}#{token}"}, token
-
-
-def read_reply(headers: Mapping[str, str]) -> tuple[str, str] | None:
-    """Topic and token of the reply a message wants; None: it wants none. Any producer may have written the header."""
-    topic, found, token = headers.get(REPLY, "").rpartition("#")
-    return (topic, token) if found and topic.endswith(SUFFIX) and topic != SUFFIX and token else None
+def with_reply(queue: str, headers: Mapping[str, str] | None, keep: float | None = None) -> dict[str, str]:
+    """The headers of a message of a queue that wants a reply, which is kept for so many seconds."""
+    check_name(queue + SUFFIX, "topic")
+    return {**check_mapping(headers, "headers"), **reply_headers(queue, keep)}
 
 
 def note_replies(
     commit: Commit, queue: QueueState, headers: Sequence[Mapping[str, str] | None], *, moved: bool
 ) -> None:
     """Notes that some of a queue's messages want replies, when the first of them is pushed."""
-    if not any(one and REPLY in one for one in headers):
+    asking = [one for one in headers if one and REPLY in one]
+    if not asking:
         return
     if queue.fanout and not moved:
+        if all(KEEP in one for one in asking):  # a task's: nobody said that they wait for it
+            return
         raise ConfigError(
             f"queue {queue.name!r} is in fanout mode, where every group has an outcome of its own: "
             'reply=True needs mode="work"'
@@ -100,28 +107,52 @@ def note_replies(
 
 
 # ── answering ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def answer(commit: Commit, queue: QueueState, seq: int, given: StoredResult) -> None:
+def answer(commit: Commit, queue: QueueState, message: MessageRow, given: StoredResult) -> None:
     """A message was handled: says what came of it, if it wants a reply."""
-    _append(commit, queue, seq, RESULT, given)
+    _append(commit, queue, message, RESULT, given)
 
 
-def answer_failure(commit: Commit, queue: QueueState, seq: int, reason: str, failure: FailureText) -> None:
+def answer_failure(commit: Commit, queue: QueueState, message: MessageRow, reason: str, failure: FailureText) -> None:
     """A message was given up: says why, if it wants a reply."""
-    _append(commit, queue, seq, FAILURE, StoredResult(_encode(FailureReply(reason, failure.error, failure.traceback))))
+    text = _encode(FailureReply(reason, failure.error, failure.traceback))
+    _append(commit, queue, message, FAILURE, StoredResult(text))
 
 
-def _append(commit: Commit, queue: QueueState, seq: int, kind: str, given: StoredResult) -> None:
-    event = queue.blocks.event(commit.tx, seq)
+def _append(commit: Commit, queue: QueueState, message: MessageRow, kind: str, given: StoredResult) -> None:
+    event = queue.blocks.event(commit.tx, message.seq)
     # A dead letter has had its answer: what becomes of it here is no outcome of the message it was.
-    wanted = None if event is None or DEAD_QUEUE in event.headers else read_reply(event.headers)
+    wanted = None if event is None or DEAD_QUEUE in event.headers else read_reply(event.headers, event.id)
     if event is None or wanted is None:
         return
-    topic, token = wanted
-    if commit.head(topic) is None:
-        head = commit.ensure(topic)
-        head.settings = msgspec.structs.replace(head.settings, max_age=RESULT_TTL)
-        save_record(commit.tx, topic, TopicRecord(head.topic_id, head.settings))
-    columns = Columns([kind], [given.payload], [True] if given.binary else None, [token])
+    headers = {TASK: event.kind, QUEUE: queue.name, SEQ: str(message.seq), PUSHED: event.recorded_at.isoformat()}
+    if message.last_ms:
+        headers |= {ATTEMPTS: str(message.attempts), BEGAN: from_ms(message.last_ms).isoformat()}
+    if wanted.keep is not None:
+        headers[KEEP] = event.headers[KEEP]
+        took = max(0, commit.now_ms - message.last_ms) if kind == RESULT else None
+        note_run(commit, queue.topic, queue.name, event.kind, took)
+    _write(commit, wanted, kind, given, event, headers)
+
+
+def note_moved(commit: Commit, event: Event, receipt: Receipt) -> None:
+    """A message went elsewhere: those who ask for it by its id find it there."""
+    wanted = read_reply(event.headers, event.id)
+    if wanted is not None:
+        headers = {TASK: event.kind, QUEUE: receipt.topic, SEQ: str(receipt.seq)}
+        _write(commit, wanted, MOVED, NOTHING, event, headers)
+
+
+def _write(
+    commit: Commit, wanted: WantedReply, kind: str, given: StoredResult, event: Event, headers: dict[str, str]
+) -> None:
+    topic = wanted.topic
+    head = commit.head(topic)
+    if head is None:
+        change_settings(commit, topic, {"max_age": wanted.keep or RESULT_TTL})
+    elif wanted.keep is not None and 0 < (head.settings.max_age or math.inf) < wanted.keep:
+        change_settings(commit, topic, {"max_age": wanted.keep})
+    columns = Columns([kind], [given.payload], [True] if given.binary else None, [wanted.token])
+    columns.headers = [headers]
     columns.causation = [event.id]
     columns.correlation = [event.correlation_id or event.id]
     commit.append(topic, PreparedBatch(columns, len(given.payload)))
@@ -129,7 +160,7 @@ def _append(commit: Commit, queue: QueueState, seq: int, kind: str, given: Store
 
 def ack_with(delivery: Delivery, result: object) -> None:
     """Settles a message that a worker's handler is done with; a reply that cannot be stored gives the message up."""
-    if read_reply(delivery.headers) is None:
+    if read_reply(delivery.headers, delivery.event.id) is None:
         delivery.ack()
         return
     try:
@@ -167,7 +198,8 @@ def answer_taken(
     for seq in seqs:
         if all(message.state != FAILED for _, message in queue.find(commit.tx, seq)):
             late = seq <= overdue and seq not in held
-            answer_failure(commit, queue, seq, _EXPIRED if late else why, FailureText() if late else _WHY)
+            reason, failure = (_EXPIRED, FailureText()) if late else (why, _WHY)
+            answer_failure(commit, queue, MessageRow(seq), reason, failure)
 
 
 def _wanting(commit: Commit, queue: QueueState, through: int) -> Iterator[int]:
@@ -223,7 +255,7 @@ class ResultsFollower:
         outcome: BaseException | None = None
         try:
             while (event := following.next(IDLE)) is not None or not self._is_idle():
-                if event is not None and event.key is not None:
+                if event is not None and event.key is not None and event.kind != MOVED:
                     self._tell(event.key, event)
         except PositionTrimmed:
             pass  # those who wait read the topic again, and enlist anew
@@ -271,19 +303,19 @@ def follower_of(journal: Journal, topic: str) -> ResultsFollower:
 class ResultTicket:
     """Stands for the outcome of a message that was pushed with `reply=True`: wait with `result()`, or `await` it."""
 
-    def __init__(self, queue: Queue, receipt: Receipt, token: str) -> None:
+    def __init__(self, queue: Queue, receipt: Receipt) -> None:
         self.queue = queue
         self.receipt = receipt
         """Where the message is."""
+        self._token = receipt.id
         if receipt.duplicate:
             original = queue.journal.topic(queue.name).get(receipt.seq)
-            wanted = None if original is None else read_reply(original.headers)
+            wanted = None if original is None else read_reply(original.headers, original.id)
             if wanted is None:
                 raise ConfigError(
                     f"this push repeats message {receipt.seq} of queue {queue.name!r}, which wants no reply or is gone"
                 )
-            token = wanted[1]
-        self._token = token
+            self._token = wanted.token
         self._topic = queue.journal.topic(queue.name + SUFFIX)
         self._follower = follower_of(queue.journal, queue.name + SUFFIX)
         self._found: Event | None = None
@@ -336,7 +368,8 @@ class ResultTicket:
         if self._found is None:
             if self.queue.journal.closed:
                 raise Closed(f"the journal was closed while {self!r} waited")
-            self._found = next(iter(self._topic.read(key=self._token, reverse=True, limit=1)), None)
+            found = next(iter(self._topic.read(key=self._token, reverse=True, limit=1)), None)
+            self._found = None if found is None or found.kind == MOVED else found
         return self._found
 
     def _enlist(self) -> Ticket[Event | None] | None:

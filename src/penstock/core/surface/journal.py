@@ -20,8 +20,10 @@ from penstock.core.names import (
     check_mapping,
     check_name,
     check_path,
+    check_text,
     check_whole,
 )
+from penstock.core.protocol import queues as queue_wire
 from penstock.core.protocol import topics as wire
 from penstock.core.queue.policy import QueuePolicy
 from penstock.core.schema import PayloadT
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.core.journal.moving import CopyReport
     from penstock.core.journal.upkeep.dropping import DropReport
     from penstock.core.observe.sample import Sample
+    from penstock.core.queue.tasks.state import TaskState
     from penstock.core.surface.backend import Backend
     from penstock.core.surface.queue import Queue
     from penstock.core.surface.transaction import Transaction
@@ -271,6 +274,14 @@ class Journal:
         from penstock.core.entity.causality import mermaid
 
         return mermaid(self.correlated(correlation_id))
+
+    def task(self, id: str) -> TaskState | None:
+        """The state of a task's call by its receipt's id: waiting, running, done, failed or dead, with its result or
+        error, attempts and times. None: there is no such call, or its result is not kept any more."""
+        from penstock.core.queue.tasks.looking import with_result
+
+        found = self._backend.find(queue_wire.READ_TASK, check_text(id, "id"))
+        return None if found is None else with_result(found)
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def pressure(self) -> Pressure:

@@ -45,6 +45,7 @@ from penstock.core.queue.operations.repair import Redriven
 from penstock.core.queue.policy import QueuePolicy, checked
 from penstock.core.queue.results import ResultTicket, with_reply
 from penstock.core.queue.schedule import Schedule, cron_line
+from penstock.core.queue.tasks.state import TaskTimes
 from penstock.core.schema import MESSAGE_KIND, PayloadT, brings_kind, encode_event
 from penstock.core.surface.receiving import Receiver
 from penstock.errors import ConfigError
@@ -149,14 +150,13 @@ class Queue(Generic[PayloadT]):
         window the same key gives the first message's receipt again. `max_attempts`: its own retry budget.
         `reply`: returns a ticket for what a worker's handler returns.
         """
-        token = None
         if self._payload is not None:
             payload = self._payload.accept(payload, kind)
         if reply:
-            headers, token = with_reply(self.name, headers)
+            headers = with_reply(self.name, headers)
         options = PushOptions(kind, key, priority, delay, not_before, dedup, max_attempts, headers, cause)
         receipt = self._backend.push(payload, options)
-        return receipt if token is None else ResultTicket(self, receipt, token)
+        return ResultTicket(self, receipt) if reply else receipt
 
     @shows(PushArguments, PushOptions)
     def submit(self, payload: PayloadT, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
@@ -349,6 +349,11 @@ class Queue(Generic[PayloadT]):
     def consumers(self) -> list[QueueConsumer]:
         """Workers, and other consumers that gave their name: where, since when, last seen when, and what they hold."""
         return self._call(wire.LIST_CONSUMERS)
+
+    def task_times(self) -> list[TaskTimes]:
+        """How long the calls of each task took from delivery to settlement, in this hour and the one before, by name:
+        of tasks whose results are kept."""
+        return self._call(wire.LIST_TASK_TIMES)
 
     # ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────
     def claim(

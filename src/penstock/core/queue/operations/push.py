@@ -172,7 +172,7 @@ def _debounce(commit: Commit, queue: QueueState, receipts: list[Receipt], keys_g
             first = min(held.first, now)
             if queue.traits.replies:
                 replaced = FailureText("a newer push of its key took its place")
-                answer_failure(commit, queue, held.seq, "replaced", replaced)
+                answer_failure(commit, queue, MessageRow(held.seq), "replaced", replaced)
             queue.discard(commit, held.seq, Change("discarded", "replaced"))
         due = now + round(policy.debounce * 1000)
         if policy.debounce_limit is not None:

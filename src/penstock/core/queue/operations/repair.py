@@ -23,6 +23,7 @@ from penstock.core.journal.commit import Commit
 from penstock.core.journal.upkeep.retention import compact
 from penstock.core.journal.writer import WriteRequest
 from penstock.core.model.push import PushOptions
+from penstock.core.model.reply import carried
 from penstock.core.model.take import TakeRequest
 from penstock.core.queue.dead_letters import GROUP, former_headers, letter, origin, original_headers, original_options
 from penstock.core.queue.inspect import View, viewing
@@ -37,7 +38,7 @@ from penstock.core.queue.operations.push import (
 )
 from penstock.core.queue.operations.settle import end_lapsed, expire_messages, over_budget
 from penstock.core.queue.operations.take import STEP, TakeOperation, absorb, wake_due
-from penstock.core.queue.results import DISCARDED, answer_removed, answer_taken
+from penstock.core.queue.results import DISCARDED, answer_removed, answer_taken, note_moved
 from penstock.core.queue.state import keys
 from penstock.core.queue.state.blocks import copy_columns
 from penstock.core.queue.state.cache import WORK, QueueState
@@ -535,7 +536,9 @@ def _move(commit: Commit, state: QueueState, chosen: list[int], to: str) -> int:
 def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) -> Receipt | None:
     """Puts another payload into the place of a message that is not in flight, or sends a dead letter back with it;
     None when the message is gone. In fanout mode the groups that are done with the message do not get it again."""
-    options = PushOptions(event.kind, event.key, headers=original_headers(event.headers), cause=event)
+    options = PushOptions(
+        event.kind, event.key, headers=original_headers(carried(event.headers, event.id)), cause=event
+    )
     batch, _ = to.prepare(payload, options)
 
     def apply(commit: Commit, state: QueueState) -> Receipt | None:
@@ -556,6 +559,7 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) ->
         sent = Change("discarded", "replaced") if to.name == queue.name else Change("redriven", "replaced", to=to.name)
         state.discard(commit, seq, sent)  # first: a full queue has room for it again
         (receipt,) = push(commit, target, batch, _fitting(wanted, event, target), moved=True)
+        note_moved(commit, event, receipt)
         _settle_for_others(commit, target, waiting, receipt)
         return receipt
 
@@ -571,6 +575,7 @@ def _copy_over(
     """Pushes copies of messages; raises when the target cannot take them all. `revived`: of letters, their headers."""
     columns = None
     options: list[DeliveryOptions | None] = []
+    events: list[Event] = []
     for seq in seqs:
         event = state.blocks.event(commit.tx, seq)
         if event is None:
@@ -582,11 +587,17 @@ def _copy_over(
             died = original_options(event)
             wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts, wanted.since)
         options.append(_fitting(wanted, event, target))
+        events.append(event)
         if columns is None:
             columns = copy
         else:
             columns.extend(copy)
-    return [] if columns is None else push(commit, target, as_batch(columns), None, each=options, moved=True)
+    if columns is None:
+        return []
+    receipts = push(commit, target, as_batch(columns), None, each=options, moved=True)
+    for event, receipt in zip(events, receipts, strict=True):
+        note_moved(commit, event, receipt)
+    return receipts
 
 
 def _fitting(wanted: DeliveryOptions, event: Event, target: QueueState) -> DeliveryOptions:

@@ -112,7 +112,7 @@ def ack(commit: Commit, group: Group, lease_id: int, lease: Lease, mask: int, gi
     queue = group.queue
     if queue.traits.replies:
         for index in indexes_of(mask):
-            answer(commit, queue, lease.seq(index), given)
+            answer(commit, queue, lease.message(index), given)
     times = group.record.settle_times
     bucket = (commit.now_ms - lease.delivered_ms).bit_length()  # a call less than a function of its own
     times[bucket] = times.get(bucket, 0) + mask.bit_count()
@@ -292,7 +292,7 @@ def give_up(
     queue = group.queue
     failure = failure or FailureText()
     if queue.traits.replies:
-        answer_failure(commit, queue, message.seq, reason, failure)
+        answer_failure(commit, queue, message, reason, failure)
     attempts = group.trail(commit.tx, message).attempts if tried is None else tried
     message.error = failure.error
     if stays or (queue.policy.dead_letter is None and reason != EXPIRED):

@@ -17,6 +17,7 @@ from penstock.core.journal import keys
 from penstock.core.journal.blocks import Block, CodedText, Columns, build_wire, columns_of, unpack_ints
 from penstock.core.journal.catalog import load_state, open_block
 from penstock.core.journal.commit import Commit
+from penstock.core.model.reply import REPLY, carried
 from penstock.errors import Corrupt
 
 KEPT_BLOCKS = 128
@@ -162,7 +163,10 @@ def copy_columns(event: Event) -> Columns:
     rows, row = event._rows, event._row
     assert isinstance(rows, Block)  # queues read their messages from blocks
     if not isinstance(rows, DamagedBlock):
-        return columns_of(rows, [row])
+        columns = columns_of(rows, [row])
+        if columns.headers is not None and REPLY in event.headers:
+            columns.headers = [carried(event.headers, event.id)]
+        return columns
     columns = Columns([event.kind], [event.raw])
     columns.binary = [True]
     return columns

@@ -92,6 +92,18 @@ def split_tick(key: bytes) -> tuple[int, str]:
     return _seq.unpack_from(key, _shared.size)[0], stored_name(key[_shared_seq.size :])
 
 
+def task_key(topic: int, task: str) -> bytes:
+    return _shared.pack(_SHARED, topic, b"m") + task.encode()
+
+
+def task_range(topic: int) -> tuple[bytes, bytes]:
+    return _shared.pack(_SHARED, topic, b"m"), _shared.pack(_SHARED, topic, b"n")
+
+
+def task_name(key: bytes) -> str:
+    return stored_name(key[_shared.size :])
+
+
 def schedule_name(key: bytes) -> str:
     return stored_name(key[_shared.size :])
 

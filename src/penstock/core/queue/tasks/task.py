@@ -12,7 +12,7 @@ from penstock.core.events import Receipt
 from penstock.core.model.arguments import PushArguments, shows
 from penstock.core.names import check_consumer, check_items, check_mapping
 from penstock.core.queue.policy import Retry
-from penstock.core.queue.results import ResultTicket
+from penstock.core.queue.results import ResultTicket, with_reply
 from penstock.core.queue.schedule import Cron
 from penstock.core.queue.tasks.arguments import Signature, TaskArguments
 from penstock.errors import ConfigError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.core.queue.schedule import Missed
     from penstock.core.queue.tasks.tasks import Tasks
     from penstock.core.surface.journal import Journal
+    from penstock.core.surface.queue import Queue
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,11 +58,20 @@ class Task(Generic[P, R]):
     """A function that `Tasks.task` has made pushable. Call it as before, or `push` its arguments."""
 
     def __init__(
-        self, tasks: Tasks, function: Callable[P, R], name: str, queue: str, retry: Retry | None, **options: object
+        self,
+        tasks: Tasks,
+        function: Callable[P, R],
+        name: str,
+        queue: str,
+        retry: Retry | None,
+        keep: float | None,
+        **options: object,
     ) -> None:
         self.name = name
         self.queue = queue
         self.retry = retry
+        self.keep = keep
+        """Seconds for which results are kept; None: they are not."""
         self.function = function
         self.__doc__ = function.__doc__
         self.__name__ = name
@@ -78,21 +88,31 @@ class Task(Generic[P, R]):
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def push(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
-        """Pushes a call: a worker makes it. TypeError, as a call would, when the arguments do not fit the function or
-        its annotations."""
-        queue = self._tasks.journal.queue(self.queue)
-        receipt: Receipt = queue.push(self.signature.payload(args, kwargs), kind=self.name, **self._options)
+        """Pushes a call: a worker makes it. `tasks.result(receipt.id)` says in any process what became of it.
+
+        TypeError, as a call would raise it, when the arguments do not fit the function or its annotations.
+        """
+        receipt: Receipt = self._handle().push(self.signature.payload(args, kwargs), **self._push_options())
         return receipt
 
     async def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         """`push` for an event loop."""
-        queue = self._tasks.journal.queue(self.queue)
-        return await queue.submit(self.signature.payload(args, kwargs), kind=self.name, **self._options)
+        return await self._handle().submit(self.signature.payload(args, kwargs), **self._push_options())
 
     def ask(self, *args: P.args, **kwargs: P.kwargs) -> ResultTicket:
         """Pushes a call and returns a ticket for what the function returns."""
-        queue = self._tasks.journal.queue(self.queue)
-        return queue.push(self.signature.payload(args, kwargs), kind=self.name, reply=True, **self._options)
+        queue = self._handle()
+        options = {**self._push_options(), "headers": with_reply(self.queue, self._options.get("headers"), self.keep)}
+        return ResultTicket(queue, queue.push(self.signature.payload(args, kwargs), **options))
+
+    def _handle(self) -> Queue[Any]:
+        return self._tasks.journal.queue(self.queue)
+
+    def _push_options(self) -> dict[str, Any]:
+        headers = self._options.get("headers")
+        if self.keep is not None:
+            headers = with_reply(self.queue, headers, self.keep)
+        return {**self._options, "kind": self.name, "headers": headers}
 
     @shows(PushArguments)
     def using(self, **options: Unpack[PushArguments]) -> Task[P, R]:
@@ -100,7 +120,7 @@ class Task(Generic[P, R]):
         if "kind" in options:
             raise ConfigError("a task's messages have its name as their kind: kind= cannot be given")
         changed: dict[str, object] = {**self._options, **options}
-        return Task(self._tasks, self.function, self.name, self.queue, self.retry, **changed)
+        return Task(self._tasks, self.function, self.name, self.queue, self.retry, self.keep, **changed)
 
     # ── by the clock ─────────────────────────────────────────────────────────────────────────────────────────────────
     def every(
@@ -142,7 +162,9 @@ class Task(Generic[P, R]):
         timezone: str,
         missed: Missed,
     ) -> None:
-        options = {one: value for one, value in self._options.items() if one != "max_attempts"}
+        options = {one: value for one, value in self._push_options().items() if value is not None}
+        del options["kind"]
+        options.pop("max_attempts", None)
         if unfit := sorted(set(options) - {"key", "priority", "headers"}):
             raise ConfigError(f"a periodic call has no {unfit[0]}=: leave it out of using()")
         payload = self.signature.payload(tuple(check_items(args, "args")), check_mapping(kwargs, "kwargs"))

@@ -7,19 +7,21 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, overload
 
-from penstock.core.clock import to_ms
+from penstock.core.clock import seconds, to_ms
 from penstock.core.consuming.delivery import Delivery
+from penstock.core.documents.decoding import nearest
 from penstock.core.model.take import DEFAULT_GROUP
 from penstock.core.names import check_kind, check_name
 from penstock.core.observe.logs import Log
 from penstock.core.queue.policy import Retry, check_attempts
 from penstock.core.queue.tasks.task import PeriodicCall, Task
 from penstock.errors import ConfigError, UnknownTask
-from penstock.limits import UNKNOWN_TASK_LONGEST, UNKNOWN_TASK_PAUSE
+from penstock.limits import RESULT_TTL, UNKNOWN_TASK_LONGEST, UNKNOWN_TASK_PAUSE
 
 if TYPE_CHECKING:
     from penstock.core.clock import Duration
     from penstock.core.consuming.worker import Worker
+    from penstock.core.queue.tasks.state import TaskState
     from penstock.core.queue.worker import Middleware
     from penstock.core.surface.journal import Journal
 
@@ -45,13 +47,22 @@ class Tasks:
     <task 'send' of queue 'tasks'>
     """
 
-    def __init__(self, journal: Journal | None = None, *, unknown: Literal["wait", "dead"] = "wait") -> None:
-        """`unknown`: what becomes of messages whose task this program does not have. They "wait" for a worker that
+    def __init__(
+        self,
+        journal: Journal | None = None,
+        *,
+        keep_results: Duration | None = RESULT_TTL,
+        unknown: Literal["wait", "dead"] = "wait",
+    ) -> None:
+        """`keep_results`: for how long `result` finds what became of a call after its end; None: not at all.
+
+        `unknown`: what becomes of messages whose task this program does not have. They "wait" for a worker that
         has it, which uses up no attempt, or they are given up ("dead")."""
         if unknown not in ("wait", "dead"):
             raise ConfigError(f'unknown is "wait" or "dead", not {unknown!r:.80}')
         self.bind(journal)
         self._unknown = unknown
+        self._keep = None if keep_results is None else seconds(keep_results, "keep_results", minimum=0.001)
         self._reported: dict[str, float] = {}
         """When an unknown task was last logged, by its name."""
         self._reporting = threading.Lock()
@@ -95,6 +106,7 @@ class Tasks:
         name: str | None = None,
         retry: Retry | None = None,
         max_attempts: int | None = None,
+        keep_results: Duration | Literal["default"] | None = "default",
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
     def task(
@@ -105,10 +117,12 @@ class Tasks:
         name: str | None = None,
         retry: Retry | None = None,
         max_attempts: int | None = None,
+        keep_results: Duration | Literal["default"] | None = "default",
     ) -> Task[..., Any] | Callable[[Callable[..., Any]], Task[..., Any]]:
         """Makes a function pushable to a queue, under its own name unless `name` says otherwise. `@tasks.task` will do.
 
-        `retry`, `max_attempts`: when and how often it is tried again; the queue's policy, unless given.
+        `retry`, `max_attempts`: when and how often it is tried again; the queue's policy, unless given. `keep_results`:
+        for how long results are kept, if not as long as those of the other tasks; None: not at all.
         """
         check_name(queue, "queue")
         if retry is not None and not isinstance(retry, Retry):
@@ -116,17 +130,27 @@ class Tasks:
         if max_attempts is not None:
             check_attempts(max_attempts)
 
+        keep = self._keep
+        if keep_results != "default":
+            keep = None if keep_results is None else seconds(keep_results, "keep_results", minimum=0.001)
+
         def made(function: Callable[..., Any]) -> Task[..., Any]:
             if not callable(function) or isinstance(function, type):
                 raise ConfigError(f"a task is made of a function, not of {function!r:.80}")
             called = check_kind(name or function.__name__)
             if called in self._tasks:
                 raise ConfigError(f"there is a task {called!r} already: give this one another name=")
-            task = Task(self, function, called, queue, retry, max_attempts=max_attempts)
+            task = Task(self, function, called, queue, retry, keep, max_attempts=max_attempts)
             self._tasks[called] = task
             return task
 
         return made if function is None else made(function)
+
+    def __getitem__(self, name: str) -> Task[..., Any]:
+        """The task of that name; UnknownTask when there is none."""
+        if name not in self._tasks:
+            raise UnknownTask(f"there is no task {name!r}{nearest(name, self._tasks)}")
+        return self._tasks[name]
 
     def names(self) -> list[str]:
         """The names of all tasks, sorted."""
@@ -145,6 +169,22 @@ class Tasks:
             raise ConfigError(f"there is a periodic call {call.name!r} already: give this one another name=")
         if self._journal is not None:
             call.store(self._journal)
+
+    def result(self, id: str) -> TaskState | None:
+        """What became of the call whose receipt has this id, in whichever process it was pushed: its state, its result
+        or error, attempts and times. None: there is no such call, or its result is not kept any more.
+
+        >>> receipt = send.push("ada")
+        >>> tasks.result(receipt.id).state
+        'waiting'
+        """
+        return self.journal.task(id)
+
+    async def result_async(self, id: str) -> TaskState | None:
+        """`result` for an event loop."""
+        import asyncio
+
+        return await asyncio.to_thread(self.result, id)
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def workers(

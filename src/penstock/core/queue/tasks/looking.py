@@ -1,0 +1,147 @@
+"""How a call is found by the id of its receipt, wherever its message went: in a queue, else in the kept outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.core.clock import from_ms
+from penstock.core.documents.events import decode_binary
+from penstock.core.events import Event, parse_id
+from penstock.core.journal.locating import find_event
+from penstock.core.journal.log import TopicLog
+from penstock.core.model.failure import DEAD_QUEUE
+from penstock.core.model.query import EventQuery
+from penstock.core.model.reply import SUFFIX, read_keep, read_reply
+from penstock.core.queue import results
+from penstock.core.queue.inspect import Entry, View
+from penstock.core.queue.tasks.state import CallState, TaskState
+
+if TYPE_CHECKING:
+    from penstock.core.queue.registry import QueueRegistry
+
+_STATES: dict[str, CallState] = {"ready": "waiting", "delayed": "waiting", "in_flight": "running", "failed": "failed"}
+
+
+def find_call(queues: QueueRegistry, id: str) -> TaskState | None:
+    """The state of a call; None when there is none with this id whose message or outcome is there."""
+    return None if parse_id(id) is None else _Search(queues, id).find()
+
+
+def with_result(found: TaskState) -> TaskState:
+    """The same with a result that is bytes as bytes."""
+    return msgspec.structs.replace(found, result=decode_binary(found.result)) if found.binary else found
+
+
+LOOKS = 5
+"""How often a call is looked for that goes from queue to queue meanwhile."""
+
+
+class _Search:
+    """A look for one call. The message is looked for first: once it is settled, its outcome is there."""
+
+    def __init__(self, queues: QueueRegistry, id: str) -> None:
+        self._queues = queues
+        self._id = id
+        self._now = queues.core.clock.now_ms()
+
+    def find(self) -> TaskState | None:
+        for _ in range(LOOKS):
+            with self._queues.core.engine.read() as snap:
+                event = find_event(snap, self._id, self._now)
+            if event is not None and (found := self._unsettled(event.topic, event.seq)) is not None:
+                return found
+            outcome = self._outcome(event)
+            if outcome is None:
+                return None
+            if outcome.kind != results.MOVED:
+                return self._settled(outcome)
+            queue, seq = outcome.headers.get(results.QUEUE, ""), outcome.headers.get(results.SEQ, "0")
+            if (found := self._unsettled(queue, int(seq))) is not None:
+                return found
+        return None
+
+    def _unsettled(self, queue: str, seq: int) -> TaskState | None:
+        """The call as its message in a queue has it; None when that is settled, or a dead letter."""
+        with self._queues.core.engine.read() as snap:
+            state = self._queues.cache.load(snap, queue)
+            if state is None:
+                return None
+            view = View(snap, state, self._now)
+            entry = next((one for group in state.all_groups(snap) if (one := view.entry(group, seq))), None)
+            event = None if entry is None else view.event(entry)
+            if entry is None or event is None or DEAD_QUEUE in event.headers:
+                return None
+            return self._shown(view, entry, event)
+
+    def _shown(self, view: View, entry: Entry, event: Event) -> TaskState:
+        message, held = entry.message, entry.held
+        trail = entry.group.trail(view.snap, message)
+        failed = view.failed_message(entry, event) if entry.state == "failed" else None
+        return TaskState(
+            self._id,
+            view.state.name,
+            entry.seq,
+            event.kind,
+            _STATES[entry.state],
+            error=message.error,
+            traceback=trail.traceback,
+            reason=failed.reason if failed else None,
+            attempts=message.attempts,
+            max_attempts=view.state.budget(view.snap, entry.seq),
+            pushed_at=event.recorded_at,
+            started_at=from_ms(message.last_ms) if message.last_ms else None,
+            finished_at=trail.attempts[-1].shown().ended_at if failed and trail.attempts else None,
+            due=from_ms(message.due) if message.due else None,
+            consumer=held.lease.consumer if held else None,
+        )
+
+    # ── outcomes ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _outcome(self, event: Event | None) -> Event | None:
+        """The newest that is known of a call whose message is settled, as long as it is kept."""
+        wanted = None if event is None else read_reply(event.headers, event.id)
+        token = self._id if wanted is None else wanted.token
+        topics = self._topics() if wanted is None else [wanted.topic]
+        for topic in topics:
+            newest = next(TopicLog(self._queues.core, topic).read(EventQuery(key=token, reverse=True, limit=1)), None)
+            if newest is not None:
+                keep = read_keep(newest.headers)
+                over = keep is not None and newest.recorded_at + timedelta(seconds=keep) <= from_ms(self._now)
+                return None if over else newest
+        return None
+
+    def _topics(self) -> Iterator[str]:
+        for name in self._queues.names():
+            with self._queues.core.engine.read() as snap:
+                state = self._queues.cache.load(snap, name)
+            if state is not None and state.traits.replies:
+                yield name + SUFFIX
+
+    def _settled(self, outcome: Event) -> TaskState:
+        said, found = outcome.headers, outcome.payload
+        state: CallState = "done" if outcome.kind == results.RESULT else "dead"
+        is_bytes = isinstance(found, bytes)
+        why = found if state == "dead" and isinstance(found, dict) else {}
+        return TaskState(
+            self._id,
+            said.get(results.QUEUE, outcome.topic.removesuffix(SUFFIX)),
+            int(said.get(results.SEQ, 0)),
+            said.get(results.TASK, "message"),
+            state,
+            result=None if state == "dead" else msgspec.to_builtins(found) if is_bytes else found,
+            binary=is_bytes,
+            error=why.get("error"),
+            traceback=why.get("traceback"),
+            reason=why.get("reason"),
+            attempts=int(said.get(results.ATTEMPTS, 0)),
+            pushed_at=_moment(said.get(results.PUSHED)),
+            started_at=_moment(said.get(results.BEGAN)),
+            finished_at=outcome.recorded_at,
+        )
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

@@ -1,0 +1,138 @@
+"""The state of one task's call, and how long the calls of a task take: what callers and the console ask for."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import msgspec
+
+from penstock.core.engine.contract import Snapshot
+from penstock.core.journal.commit import Commit
+from penstock.core.queue.state import keys
+
+CallState = Literal["waiting", "running", "done", "failed", "dead"]
+
+
+class TaskProgress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a running call says it is."""
+
+    share: float
+    """From 0 to 1."""
+    text: str | None
+    at: datetime
+
+
+class TaskState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of a call so far. It is known by the id of its receipt, wherever its message went since."""
+
+    id: str
+    queue: str
+    """Where its message is, or was settled."""
+    seq: int
+    task: str
+    state: CallState
+    """waiting: for a worker, for its time or for its next attempt. running: a worker has it. done: it returned. failed:
+    it was given up and its message stays in the queue. dead: it was given up, and its message went."""
+    result: Any = None
+    """What the function returned."""
+    binary: bool = False
+    """Whether the result is bytes; in JSON they are base64."""
+    error: str | None = None
+    """Why its last attempt failed."""
+    traceback: str | None = None
+    reason: str | None = None
+    """Why it was given up."""
+    attempts: int = 0
+    """How often a worker has begun with it."""
+    max_attempts: int | None = None
+    pushed_at: datetime | None = None
+    started_at: datetime | None = None
+    """When its last attempt began."""
+    finished_at: datetime | None = None
+    due: datetime | None = None
+    """When it may begin, if it waits for its time."""
+    consumer: str | None = None
+    """The worker that has it."""
+    progress: TaskProgress | None = None
+
+
+# ── run times ────────────────────────────────────────────────────────────────────────────────────────────────────────
+HOUR_MS: Final = 3_600_000
+STEPS: Final = 4
+"""Buckets for each doubling of a time: a percentile is at most a tenth off."""
+
+
+class TaskTimes(msgspec.Struct, frozen=True):
+    """How long the calls of a task took, from delivery to settlement, in this hour and the one before."""
+
+    task: str
+    done: int
+    """How many returned, ever."""
+    failed: int
+    """How many were given up, ever."""
+    recent: int
+    """How many the percentiles are of."""
+    p50: float | None
+    """Seconds within which half of them returned."""
+    p95: float | None
+
+
+class TimesRow(msgspec.Struct, array_like=True):
+    """A task's row: counts by bucket, of the hour and of the hour before."""
+
+    hour: int
+    now: dict[int, int] = {}
+    before: dict[int, int] = {}
+    done: int = 0
+    failed: int = 0
+
+    def turn(self, now_ms: int) -> None:
+        """Begins a new hour when it is time; a clock that was set back goes on with the hour there is."""
+        hour = now_ms // HOUR_MS
+        if hour > self.hour:
+            self.before = self.now if hour == self.hour + 1 else {}
+            self.now, self.hour = {}, hour
+
+
+_read = keys.reader(TimesRow)
+
+
+def note_run(commit: Commit, topic: int, queue: str, task: str, took_ms: int | None) -> None:
+    """Counts a call that returned after some time; None: one that was given up."""
+    key = keys.task_key(topic, task)
+    value = commit.tx.get(key)
+    row = TimesRow(commit.now_ms // HOUR_MS) if value is None else _read(value, queue)
+    row.turn(commit.now_ms)
+    if took_ms is None:
+        row.failed += 1
+    else:
+        bucket = round(STEPS * math.log2(max(0, took_ms) + 1))
+        row.now[bucket] = row.now.get(bucket, 0) + 1
+        row.done += 1
+    commit.tx.put(key, keys.encode(row))
+
+
+def task_times(snap: Snapshot, topic: int, queue: str, now_ms: int) -> list[TaskTimes]:
+    """The run times of every task of a queue, by name."""
+    found = []
+    for key, value in snap.scan(*keys.task_range(topic)):
+        row = _read(value, queue)
+        row.turn(now_ms)
+        counts = Counter(row.now)
+        counts.update(row.before)
+        total = counts.total()
+        times = _percentile(counts, total, 0.5), _percentile(counts, total, 0.95)
+        found.append(TaskTimes(keys.task_name(key), row.done, row.failed, total, *times))
+    return found
+
+
+def _percentile(counts: Counter[int], total: int, share: float) -> float | None:
+    passed = 0
+    for bucket in sorted(counts):
+        passed += counts[bucket]
+        if passed >= share * total:
+            return round((2 ** (bucket / STEPS) - 1) / 1000, 4)
+    return None
