@@ -51,6 +51,8 @@ NAMES = [
     "Settings",
     "Subscription",
     "Task",
+    "TaskState",
+    "TaskTimes",
     "Tasks",
     "Ticket",
     "Topic",

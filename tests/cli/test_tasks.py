@@ -50,6 +50,17 @@ def test_work_runs_the_tasks_of_all_queues(cli: Cli, jobs: Path) -> None:
     assert sorted((jobs / "followed").read_text().splitlines()) == ["ada 3", "bob 3"]
 
 
+def test_a_call_is_shown_by_its_id(cli: Cli, jobs: Path) -> None:
+    headers = ("--header", "reply-to=mail.results", "--header", "keep-result=3600")
+    pushed = cli("push", "mail", '{"kwargs": {"to": "ada"}}', "--kind", "send", *headers, "--json").document
+    assert "waiting" in cli("task", pushed["id"]).out
+    cli("work", "cli_jobs:tasks", "--until-empty")
+    found = cli("task", pushed["id"], "--json").document
+    assert (found["state"], found["result"], found["task"], found["attempts"]) == ("done", "ada", "send", 1)
+    missing = cli("task", "018bcfe5-6800-76ca-9cd3-91dd7c4312f0", code=3)
+    assert "no call with the id" in missing.err
+
+
 BOUND = """
 import penstock
 

@@ -180,6 +180,8 @@ JOURNALS = [
     Row("Journal.sql", lambda w: Many(sql(w, "from log").num_rows)),
     Row("Journal.sql(key)", lambda w: sql(w, "select max(seq) from log where key = ?", w.middle)),
     Row("Journal.sql(seq)", lambda w: sql(w, "select kind from log where seq = ?", w.size // 2)),
+    Row("Journal.task", lambda w: w.journal.task(next(iter(w.queue("jobs"))).id)),
+    Row("Journal.task(unknown)", lambda w: w.journal.task("018bcfe5-6800-76ca-9cd3-91dd7c4312f0")),
     Row("Journal.pressure", lambda w: w.journal.pressure()),
     Row("Journal.describe", lambda w: size(w.journal.describe().topics)),
     Row("Journal.stats", lambda w: everything(w, w.journal.stats())),

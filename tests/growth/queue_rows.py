@@ -139,6 +139,7 @@ QUEUES = [
     Row("Queue.messages(ready none)", lambda w: size(w.queue("waiting").messages("ready", limit=1))),
     Row("Queue.stats(priorities)", lambda w: w.queue("ranked").stats()),
     Row("Queue.messages(group=)", lambda w: size(w.queue("groups").messages(group="group 3", limit=5))),
+    Row("Queue.task_times", lambda w: size(w.queue("jobs").task_times())),
     Row("Queue.consumers", lambda w: size(w.queue("jobs").consumers())),
     Row("Queue.claim", lambda w: size(w.queue("jobs").claim(min_idle=0, limit=2))),
     Row("Queue.claim(of many)", lambda w: size(w.queue("flying").claim(min_idle=0, limit=1))),
@@ -197,7 +198,6 @@ RESULTS = [
     Row("Task.every", lambda w, one: one.every("1d", args=(1, 2), name=new("schedule")), task),
     Row("Task.at", lambda w, one: one.at(cron="0 6 * * *", args=(1, 2), name=new("schedule")), task),
     Row("Task.using", lambda w, one: one.using(delay=5), task),
-    Row("Task.bound", lambda w, one: one.bound({"args": [1, 2]}), task),
 ]
 
 ROWS = [*QUEUES, *DELIVERIES, *RESULTS]

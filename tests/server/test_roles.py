@@ -156,8 +156,21 @@ class World:
         return self.loop.run(_asked(self.app, operation, path, data if operation.body else b"", TOKEN_OF[role], last))
 
     def _name(self, part: str, target: str) -> str:
-        given = {"consumer": "auditor", "group": "mail", "schedule": "daily", "event": "1", "seq": "3", "piece": "0"}
-        given |= {"correlation": "together", "token": self.held.get(target, "none"), "batch": _batch(target)}
+        given = {
+            "consumer": "auditor",
+            "group": "mail",
+            "schedule": "daily",
+            "event": "1",
+            "seq": "3",
+            "piece": "0",
+        }
+        messages = (message.id for name in self.journal.queues() for message in self.journal.queue(name))
+        given |= {
+            "id": next(messages, "none"),
+            "correlation": "together",
+            "token": self.held.get(target, "none"),
+            "batch": _batch(target),
+        }
         return given.get(part, target)
 
 

@@ -286,6 +286,7 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
     dead_letters = streamed(Queue.dead_letters)
     messages = threaded(Queue.messages)
     consumers = threaded(Queue.consumers)
+    task_times = threaded(Queue.task_times)
     discard = threaded(Queue.discard)
     run_now = threaded(Queue.run_now)
     purge = threaded(Queue.purge)

@@ -28,7 +28,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "keeping": "compact verify graph rebuild seal lake root proof check-proof",
     },
     "Queues": {
-        "queues": "messages peek pending failed dead redrive run-now discard move purge schedule pause resume "
+        "queues": "messages peek pending failed dead task redrive run-now discard move purge schedule pause resume "
         "take settle workers",
     },
     "Operate": {

@@ -547,6 +547,30 @@ def work(
     context.note("ended")
 
 
+@command(
+    "task",
+    "penstock task 01995c1e-9d3a-7c52-8c15-3f8f4be3c6a1",
+    "penstock task 01995c1e-9d3a-7c52-8c15-3f8f4be3c6a1 --json",
+)
+@click.argument("id", help="the id of its receipt")
+def task(context: CommandContext, id: str) -> None:
+    """Shows what became of a task's call: waiting, running, done, failed or dead, with its result or error."""
+    with context.journal(read_only=True) as journal:
+        found = journal.task(id)
+    if found is None:
+        raise Nothing(f"there is no call with the id {id}, or its result is not kept any more")
+    if context.json:
+        context.document(found)
+        return
+    from msgspec.structs import asdict
+
+    shown = {name: value for name, value in asdict(found).items() if value is not None and name != "binary"}
+    trace = shown.pop("traceback", None)
+    context.record({name.replace("_", " "): value for name, value in shown.items()})
+    if trace:
+        context.line(f"\n{safe_lines(trace)}")
+
+
 def _awaited(context: CommandContext, journal: Journal, name: str, stop: StopSignals) -> Queue:
     """The queue; waits for it, as a worker may start before the program that makes it. A misspelt name is an error."""
     told = False

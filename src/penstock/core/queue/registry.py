@@ -13,6 +13,7 @@ from penstock.core.journal.catalog import load_record
 from penstock.core.journal.commit import Commit
 from penstock.core.journal.keys import prefix_end, stored_name
 from penstock.core.journal.owners import new_owner, retire_owner
+from penstock.core.model.reply import SUFFIX
 from penstock.core.names import check_name
 from penstock.core.queue.policy import FEED, QueuePolicy, checked, refuse_mismatch
 from penstock.core.queue.state import keys
@@ -39,8 +40,6 @@ def _rows_of(topic: int) -> list[tuple[bytes, bytes]]:
 
 def _owner_of_topic(snap: Snapshot, name: str) -> str | None:
     """The queue whose results, or whose feed, a topic has."""
-    from penstock.core.queue.results import SUFFIX
-
     owners = (name.removesuffix(suffix) for suffix in (SUFFIX, FEED) if name.endswith(suffix))
     return next((queue for queue in owners if queue and snap.get(keys.queue_key(queue)) is not None), None)
 

@@ -3,7 +3,7 @@
 A message that wants a reply has a header (`reply-to`) that names the topic `<queue>.results`. The outcome is an event
 of that topic, with the message's id as its key and the message as its cause, in the commit that settles it; its headers
 say when the message was pushed and taken, and how often. A copy (a dead letter, a moved message) keeps the id of the
-first, and an event says where the message went, so that whoever has the first receipt finds it. The pusher may wait
+first, and an event says where the message went, so that a caller with the first receipt finds it. The pusher may wait
 with a ticket; one thread follows the topic for all of a journal, while any waits. No outcome is missed: a ticket
 enlists, and only then reads what is there already; what comes later, the thread sees.
 """
@@ -96,7 +96,7 @@ def note_replies(
     if not asking:
         return
     if queue.fanout and not moved:
-        if all(KEEP in one for one in asking):  # a task's: nobody said that they wait for it
+        if all(KEEP in one for one in asking):  # a task's: no caller said that it waits
             return
         raise ConfigError(
             f"queue {queue.name!r} is in fanout mode, where every group has an outcome of its own: "
@@ -158,9 +158,14 @@ def _write(
     commit.append(topic, PreparedBatch(columns, len(given.payload)))
 
 
+def wants_result(delivery: Delivery) -> bool:
+    """Whether a caller is told what the handler of a message returns."""
+    return REPLY in delivery.headers
+
+
 def ack_with(delivery: Delivery, result: object) -> None:
     """Settles a message that a worker's handler is done with; a reply that cannot be stored gives the message up."""
-    if read_reply(delivery.headers, delivery.event.id) is None:
+    if not wants_result(delivery):
         delivery.ack()
         return
     try:
@@ -368,8 +373,8 @@ class ResultTicket:
         if self._found is None:
             if self.queue.journal.closed:
                 raise Closed(f"the journal was closed while {self!r} waited")
-            found = next(iter(self._topic.read(key=self._token, reverse=True, limit=1)), None)
-            self._found = None if found is None or found.kind == MOVED else found
+            outcomes = self._topic.read(key=self._token, kind=(RESULT, FAILURE), reverse=True, limit=1)
+            self._found = next(iter(outcomes), None)
         return self._found
 
     def _enlist(self) -> Ticket[Event | None] | None:

@@ -32,7 +32,7 @@ from penstock.core.observe.logs import Log
 from penstock.core.observe.tracing import ActiveSpan, handling
 from penstock.core.queue import metrics
 from penstock.core.queue.policy import Retry
-from penstock.core.queue.results import ack_with, read_reply
+from penstock.core.queue.results import ack_with, wants_result
 from penstock.errors import (
     Closed,
     ConfigError,
@@ -321,7 +321,7 @@ class QueueWorker(Worker):
             more = 0 if self._taking else max(0, free)
             self._promised += more
         try:
-            answer = None if read_reply(delivery.headers) is None else result
+            answer = result if wants_result(delivery) else None
             found = self._backend.ack_and_take(delivery, answer, replace(self._wanted, limit=1 + more, wait=0.0))
         except (Closed, StaleDelivery, OutcomeUnknown):
             raise
