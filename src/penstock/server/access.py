@@ -175,16 +175,21 @@ class Access:
     # ── where from ───────────────────────────────────────────────────────────────────────────────────────────────────
     def check_origin(self, connection: HTTPConnection, method: str) -> None:
         """Refused when the request was made for another name than this server's, or by another site's page."""
-        headers = connection.headers
-        host = headers.get("host", "")
+        host, origin, site = "", None, "same-origin"
+        for name, value in reversed(connection.scope["headers"]):  # once for all of them: of several the first counts
+            if name == b"host":
+                host = value.decode("latin-1")
+            elif name == b"origin":
+                origin = value.decode("latin-1")
+            elif name == b"sec-fetch-site":
+                site = value.decode("latin-1")
         if self._hosts and _host_name(host) not in self._hosts:
             raise Refused(421, "WrongHost", f"this server does not answer for {host[:80]!r}; name it with --allow-host")
         if method in _SAFE_METHODS:
             return
         # Browsers say where a request comes from; programs say nothing, and no site can make them send one.
-        origin = headers.get("origin")
         is_foreign = origin is not None and origin.partition("://")[2].lower() != host.lower()
-        if is_foreign or headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        if is_foreign or site not in ("same-origin", "none"):
             raise Refused(403, "CrossSite", "requests that change something are not taken from other sites' pages")
 
 

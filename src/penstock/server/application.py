@@ -48,6 +48,7 @@ SECURITY_HEADERS = (
     ),
 )
 """On every answer."""
+_SECURITY_NAMES = frozenset(name for name, _ in SECURITY_HEADERS)
 
 
 class Secured:
@@ -64,7 +65,9 @@ class Secured:
         async def secured(message: Message) -> None:
             if message["type"] == "http.response.start":
                 given = {name.lower() for name, _ in message["headers"]}
-                added = [header for header in SECURITY_HEADERS if header[0] not in given]
+                added: tuple[tuple[bytes, bytes], ...] = SECURITY_HEADERS
+                if not _SECURITY_NAMES.isdisjoint(given):
+                    added = tuple(header for header in SECURITY_HEADERS if header[0] not in given)
                 message["headers"] = [*message["headers"], *added]
             await send(message)
 

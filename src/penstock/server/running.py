@@ -129,6 +129,9 @@ def timed_protocol(limit: float) -> type[HttpToolsProtocol]:
 
     class TimedProtocol(HttpToolsProtocol):
         _patience: asyncio.TimerHandle | None = None
+        """Looks at the connection again; a timer for each request would cost as much as reading its head."""
+        _since: float | None = None
+        """When the request that is expected began; None while none is."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -139,25 +142,28 @@ def timed_protocol(limit: float) -> type[HttpToolsProtocol]:
             self._expect_request()
 
         def on_headers_complete(self) -> None:
-            self._arrived()
+            self._since = None
             super().on_headers_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._arrived()
+            self._since = None
+            if self._patience is not None:
+                self._patience.cancel()
             super().connection_lost(exc)
 
         def _expect_request(self) -> None:
-            self._arrived()
-            self._patience = self.loop.call_later(limit, self._give_up)
+            self._since = self.loop.time()
+            if self._patience is None:
+                self._patience = self.loop.call_later(limit, self._look)
 
-        def _arrived(self) -> None:
-            if self._patience is not None:
-                self._patience.cancel()
-                self._patience = None
-
-        def _give_up(self) -> None:
+        def _look(self) -> None:
             self._patience = None
-            if self.transport is not None and not self.transport.is_closing():
+            if self._since is None:
+                return
+            left = self._since + limit - self.loop.time()
+            if left > 0:
+                self._patience = self.loop.call_later(left, self._look)
+            elif self.transport is not None and not self.transport.is_closing():
                 self.transport.abort()
 
     return TimedProtocol

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 from anyio import CapacityLimiter, to_thread
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -76,6 +76,49 @@ class MemoryBudget:
 
     def release(self, size: int) -> None:
         self.held -= size
+
+
+# ── how long tasks may wait ───────────────────────────────────────────────────────────────────────────────────────────
+class Patience:
+    """The same time limit for parts of many tasks of one event loop, with one timer for all of them.
+
+    A part that takes longer raises TimeoutError. `asyncio.timeout` makes a timer for each part, and costs ten times as
+    much as this.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until: dict[asyncio.Task[object], float] = {}
+        """When the time of a task is over, the first one first."""
+        self._over: set[asyncio.Task[object]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __enter__(self) -> None:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None and task not in self._until
+        self._until[task] = loop.time() + self._seconds
+        if self._timer is None or loop is not self._loop:
+            self._timer, self._loop = loop.call_later(self._seconds, self._look, loop), loop
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._until.pop(task, None)
+        if task in self._over:
+            self._over.discard(task)
+            if task.uncancel() == 0 and kind is asyncio.CancelledError:
+                raise TimeoutError from error
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        for task, until in list(self._until.items()):
+            if until > loop.time():
+                self._timer = loop.call_at(until, self._look, loop)
+                return
+            del self._until[task]
+            self._over.add(task)
+            task.cancel()
 
 
 class StreamedResponse(StreamingResponse):
@@ -219,6 +262,8 @@ class Service:
         """What streams wait for; set once more when the server stops."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self._checking = CapacityLimiter(CHECKING)
+        self.patience = Patience(limits.body_timeout)
+        """With bodies that arrive."""
 
     async def check(self, work: Callable[[], T]) -> T:
         """Does what may run a program's own checks, beside the threads that all other requests share."""
@@ -297,20 +342,23 @@ async def read_body(request: Request, service: Service) -> bytes:
     if length.isascii() and length.isdigit() and int(length[:19]) > limits.max_body:
         raise _too_large(limits.max_body)
     chunks: list[bytes] = []
-    size = 0
+    size, more = 0, True
     try:
-        async with asyncio.timeout(limits.body_timeout):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > limits.max_body:
-                    raise _too_large(limits.max_body)
-                service.budget.hold(len(chunk))
-                request.state.held = size
-                chunks.append(chunk)
+        with service.patience:
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise Refused(400, "Disconnected", "the body ended early")
+                chunk, more = message.get("body", b""), message.get("more_body", False)
+                if chunk:
+                    size += len(chunk)
+                    if size > limits.max_body:
+                        raise _too_large(limits.max_body)
+                    service.budget.hold(len(chunk))
+                    request.state.held = size
+                    chunks.append(chunk)
     except TimeoutError:
         raise Refused(408, "RequestTimeout", f"the body did not arrive within {limits.body_timeout:g} s") from None
-    except ClientDisconnect:
-        raise Refused(400, "Disconnected", "the body ended early") from None
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 

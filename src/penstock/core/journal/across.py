@@ -188,9 +188,11 @@ class Source:
 class Merge:
     """The events of several topics in the order of their ids."""
 
-    def __init__(self, core: JournalCore, query: AcrossQuery, most_held: int) -> None:
+    def __init__(self, core: JournalCore, query: AcrossQuery, most_held: int, *, to_its_end: bool = True) -> None:
+        """`to_its_end`: all of it will be read, so that where the topics end is worth a look at each one."""
         self._core = core
         self._query = query
+        self._ends_first = to_its_end or query.events.reverse or not query.events.everything
         self._reverse = query.events.reverse
         self._heap: list[tuple[int, int, Source]] = []
         """Each topic under the id that its next event has at the least (backwards: at the most, negative)."""
@@ -276,8 +278,10 @@ class Merge:
             share = self._most_held // (BLOCK_BYTES * len(self.sources))
             source.fill = max(FIRST_FILL, min(most * FILL_GROWTH, LARGEST_FILL, share))
             low, high = found[-1].seq, found[-1].seq - 1
-        else:
+        elif self._ends_first:
             low, high = high, low
+        else:
+            low = source.high = min(source.bound, view.latest())
         if self._reverse:
             source.high = high
         else:
@@ -292,6 +296,8 @@ class Merge:
         wanted = self._query.events
         source.fresh = False
         source.low = max(source.low, view.trimmed())
+        if not self._ends_first:
+            return  # it is asked when it gives fewer events than it was asked for
         end = self.ends[source.name] = view.latest()
         source.high = min(source.bound, end)
         if wanted.since_ms is not None:
@@ -311,7 +317,7 @@ class Merge:
 def read_across(core: JournalCore, query: AcrossQuery) -> Iterator[Event]:
     """Streams the wanted events of one snapshot, which is taken when the first is asked for."""
     with core.engine.read() as snap:
-        merge = Merge(core, query, READER_BYTES)
+        merge = Merge(core, query, READER_BYTES, to_its_end=query.events.limit is None)
         merge.add(wanted_topics(core, snap, query), query.after)
         yield from islice(merge.events(snap, core.clock.now_ms()), query.events.limit)
 

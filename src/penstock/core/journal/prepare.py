@@ -85,7 +85,7 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
         for row in rows:
             if not isinstance(row, Draft):
                 raise ConfigError(f"append_many takes Draft objects, not {type(row).__name__}")
-    if len(rows) == 1 and _has_key_alone(rows[0]):
+    if len(rows) == 1 and _has_key_at_most(rows[0]):
         return _prepare_keyed(rows[0])
     fields = list(zip(*map(astuple, rows), strict=True))
     kinds, given, topics, keys, scopes, headers, occurred, dedups, causes, correlations, expects = fields
@@ -147,11 +147,11 @@ def sized_batch(columns: Columns) -> PreparedBatch:
     return PreparedBatch(columns, size)
 
 
-def _has_key_alone(draft: Draft) -> bool:
-    """Whether a draft says nothing but its kind, its payload, its key and what is expected of that."""
+def _has_key_at_most(draft: Draft) -> bool:
+    """Whether a draft says nothing but its kind, its payload, maybe its key, and what is expected of that."""
     return (
         draft.kind.__class__ is str
-        and draft.key is not None
+        and (draft.key is not None or draft.expect is None)
         and draft.topic is None
         and draft.scope is None
         and draft.headers is None
@@ -163,9 +163,10 @@ def _has_key_alone(draft: Draft) -> bool:
 
 
 def _prepare_keyed(draft: Draft) -> PreparedBatch:
-    """The batch of one event of an entity, which is what event sourcing appends most: a third of the usual work."""
+    """The batch of one event, maybe of an entity, which is what is appended most: a third of the usual work."""
     batch = prepare_one(draft.kind, draft.payload)
-    batch.columns.key = [check_text(draft.key, "key")]
+    if draft.key is not None:
+        batch.columns.key = [check_text(draft.key, "key")]
     if draft.expect is not None:
         check_position(draft.expect, "expect")
         batch.expects = (draft.expect,)

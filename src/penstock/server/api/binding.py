@@ -244,7 +244,7 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any]) -> Endp
         service = entered(request, role)
         for part in named:
             service.access.check_change(request.path_params[part])
-        given = request.query_params
+        given = request.query_params if request.scope["query_string"] else None
         query = None
         if query_type is not None:
             query = query_of({name: given.getlist(name) for name in given}, query_type) if given else query_type()
