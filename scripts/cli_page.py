@@ -58,9 +58,9 @@ def page() -> str:
 
 def _conditions() -> list[str]:
     """The language of --where, as its module explains it: the first line in words, the rest as it stands."""
-    import penstock.core.documents.conditions
+    import penstock.core.model.conditions
 
-    first, _, rest = inspect.cleandoc(penstock.core.documents.conditions.__doc__ or "").partition("\n")
+    first, _, rest = inspect.cleandoc(penstock.core.model.conditions.__doc__ or "").partition("\n")
     return [f"`--where` takes {first[0].lower()}{first[1:]}", "", "```text", *rest.strip("\n").splitlines(), "```"]
 
 

@@ -83,7 +83,7 @@ def test_no_public_method_hides_arguments() -> None:
 @pytest.mark.parametrize("call", [Topic.append, AsyncTopic.append, Transaction.append, Outbox.stage, AsyncOutbox.stage])
 def test_help_shows_what_an_event_may_be_appended_with(call: Any) -> None:
     shown = inspect.signature(call).parameters
-    assert [name for name in Draft.__struct_fields__ if name not in ("kind", "payload", "topic")] == list(shown)[-8:]
+    assert [name for name in Draft.__struct_fields__ if name not in ("kind", "payload", "topic")] == list(shown)[-11:]
     assert shown["key"].default is None and shown["key"].kind is inspect.Parameter.KEYWORD_ONLY
     assert "dedup: 'str | None' = None" in pydoc.render_doc(call, renderer=pydoc.plaintext)
 

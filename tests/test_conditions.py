@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.core.documents.conditions import Where
+from penstock.core.model.conditions import Where
 from penstock.errors import ConfigError
 
 

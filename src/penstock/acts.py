@@ -19,9 +19,9 @@ import msgspec
 
 from penstock.core.clock import Duration
 from penstock.core.consuming.delivery import Delivery
-from penstock.core.documents.conditions import EventChoice, predicate
 from penstock.core.events import Draft, Event, GivenUpEvent
 from penstock.core.local.backend import LocalJournal
+from penstock.core.model.conditions import EventChoice, predicate
 from penstock.core.model.take import DEFAULT_GROUP
 from penstock.core.observe import workers
 from penstock.core.observe.sample import held_messages

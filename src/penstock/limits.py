@@ -18,6 +18,8 @@ MAX_HEADERS: Final = 256
 """Headers on one event."""
 MAX_HEADER_BYTES: Final = 64 << 10
 """UTF-8 bytes of all header names and values of one event."""
+MAX_TAGS: Final = 64
+"""Tags on one event."""
 MAX_POSITION: Final = (1 << 63) - 1
 """The highest position a topic could reach."""
 MAX_PAYLOAD_BYTES: Final = 256 << 20

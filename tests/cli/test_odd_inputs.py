@@ -15,7 +15,7 @@ import pytest
 import penstock
 from cli.commandline import Cli
 from penstock.cli.main import run
-from penstock.core.documents.conditions import Where
+from penstock.core.model.conditions import Where
 from penstock.core.queue.operations.repair import paced
 from penstock.core.units import show_moment
 

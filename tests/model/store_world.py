@@ -203,6 +203,7 @@ class StoreWorld:
         keys = chance.choice([(None,), KEYS, (*KEYS, None), ("k1", None, None)])
         scopes = chance.choice([(None,), ("s", "t", None)])
         causes = chance.choice([(None,), (None, None, *ids), ids or (None,)])
+        tags = chance.choice([(None,), (("a",), ("a", "b"), None), (("a",), ("b", "é", "a"), ("c",))])
         payloads: list[Callable[[int], object]] = [
             lambda row: row,
             lambda row: {"total": row, "name": "x" * (row % 9)},
@@ -220,6 +221,7 @@ class StoreWorld:
                 occurred_at=chance.choice(moments),
                 cause=chance.choice([*causes, *([chance.randrange(row)] if row and None in causes else [])]),
                 correlation=chance.choice([None, None, None, "c"]),
+                tags=chance.choice(tags),
             )
             for row in range(count)
         ]
@@ -278,7 +280,7 @@ class StoreWorld:
             outbox = journal.outbox()
             drafts = [self._without_rows(draft) for draft in drafts]
             for draft in drafts:
-                given = {field: getattr(draft, field) for field in ("key", "scope", "headers", "occurred_at")}
+                given = {field: getattr(draft, field) for field in ("key", "scope", "headers", "occurred_at", "tags")}
                 outbox.stage(
                     topic, draft.kind, draft.payload, cause=draft.cause, correlation=draft.correlation, **given
                 )
@@ -299,6 +301,9 @@ class StoreWorld:
         for key in KEYS:
             wanted = [known.seq for known in model.stored() if known.key == key]
             same("a transaction, by key", [event.seq for event in tx.read(model.name, key=key)], wanted)
+        for tag in ("a", "b"):
+            wanted = [known.seq for known in model.stored() if tag in known.tags]
+            same("a transaction, by tag", [event.seq for event in tx.read(model.name, tags=tag)], wanted)
         same("a transaction", [event.seq for event in tx.read(model.name)], [known.seq for known in model.stored()])
 
     @rule(

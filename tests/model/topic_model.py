@@ -62,6 +62,7 @@ class Known:
     recorded_ms: int
     correlation: str | None
     causation: str | None
+    tags: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -77,6 +78,7 @@ class Known:
             "id": self.id,
             "correlation_id": self.correlation,
             "causation_id": self.causation,
+            "tags": self.tags,
         }
 
     def receipt(self, duplicate: bool) -> list[Any]:
@@ -138,6 +140,17 @@ class TopicModel:
             newest = self.newest.get(draft.key or "", 0)
             if draft.expect is not None and not duplicate and newest != draft.expect:
                 raise Refused(draft.expect, newest)
+        for row, draft in enumerate(drafts):
+            old = self.dedups.get(draft.dedup or "")
+            duplicate = draft.dedup is not None and (
+                (old is not None and self.counts(old, now_ms)) or fresh_dedups[draft.dedup] != row
+            )
+            if draft.unless is not None and not duplicate:
+                after = draft.unless.after if draft.after is None else draft.after
+                tags, kinds = draft.unless.tags or set(), draft.unless.kinds
+                for known in self.stored():
+                    if known.seq > after and tags <= set(known.tags) and (kinds is None or known.kind in kinds):
+                        raise Refused(after, known.seq)
         made: Made = []
         by_dedup: dict[str, Known] = {}
         recorded = max(now_ms, self.recorded_ms)
@@ -165,6 +178,7 @@ class TopicModel:
                 recorded,
                 draft.correlation,
                 None,
+                tuple(sorted(set(draft.tags or ()))),
             )
             if draft.cause is not None:
                 cause = made[draft.cause][0] if isinstance(draft.cause, int) else find(str(draft.cause))

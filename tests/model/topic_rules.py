@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 import penstock
 from model.homes import Home, Lockstep, Raised, step
 from model.topic_model import Known, Made, Positions, Refused, TopicModel
-from penstock import Draft, Event, Journal, ManualClock, Projection, Topic
+from penstock import Draft, Event, EventQuery, Journal, ManualClock, Projection, Topic
 from penstock.errors import ConfigError, Conflict, PositionTrimmed, TopicInUse, UnknownTopic
 
 NAMES = ["a", "b"]
 TOPICS = st.sampled_from(NAMES)
 CONSUMERS = st.sampled_from(["c1", "c2"])
 KEYS = ["x", "xy", "z"]
+KINDS = st.sampled_from([None, None, "placed", ("paid", "é")])
 WHICH = st.integers(0, 1)
 
 drafts = st.builds(
@@ -32,6 +33,7 @@ drafts = st.builds(
     occurred_at=st.sampled_from([None, None, datetime(1969, 5, 5, tzinfo=UTC), datetime(2024, 5, 5, tzinfo=UTC)]),
     dedup=st.sampled_from([None, None, None, "d1", "d2"]),
     correlation=st.sampled_from([None, None, None, "c"]),
+    tags=st.sampled_from([None, None, ("a",), ("b", "a"), ["c", "a", "c"]]),
 )
 
 CONDITIONS: dict[str, Callable[[Known], bool]] = {
@@ -39,6 +41,8 @@ CONDITIONS: dict[str, Callable[[Known], bool]] = {
     "headers.h = '1' or seq >= 4": lambda known: known.headers.get("h") == "1" or known.seq >= 4,
     "key in ('x', 'z') and not kind = 'é'": lambda known: known.key in ("x", "z") and known.kind != "é",
     "payload.a contains 1": lambda known: isinstance(known.payload, dict),
+    "tags contains 'b' or len(tags) = 1": lambda known: "b" in known.tags or len(known.tags) == 1,
+    "tags contains 'a'": lambda known: "a" in known.tags,
 }
 
 
@@ -64,8 +68,13 @@ def folded(events: list[Known]) -> dict[str, Any] | None:
     return {"seqs": seqs, "kinds": counts} if events else None
 
 
+def plain(known: Known) -> dict[str, Any]:
+    """An event as a home's answer has it."""
+    return {**known.as_dict(), "tags": list(known.tags)}
+
+
 def shown(events: list[Known]) -> list[dict[str, Any]]:
-    return [known.as_dict() for known in events]
+    return [plain(known) for known in events]
 
 
 def moment(ms: int) -> datetime:
@@ -79,6 +88,10 @@ def place(event: Event | Known) -> tuple[str, int]:
 def in_order(events: Iterator[Event]) -> list[Event]:
     """Events of several topics, by topic: those of one millisecond are in no order across topics."""
     return sorted(events, key=place)
+
+
+def as_set(given: str | Iterable[str]) -> set[str]:
+    return {given} if isinstance(given, str) else set(given)
 
 
 class Rollback(Exception):
@@ -124,6 +137,11 @@ class TopicRules(Lockstep):
             newest = model.newest.get(draft.key or "", 0)
             if draft.key is not None and (newest == 0 or newest in model.events):
                 draft.expect = data.draw(st.sampled_from([None, None, None, newest, newest + 1]))
+            if data.draw(st.sampled_from([False, False, False, True])):
+                tags, kinds = data.draw(st.sampled_from([(), "a", ("a", "b"), "c"])), data.draw(KINDS)
+                draft.unless = EventQuery(tags=tags, kinds=kinds)
+                later = max(model.trimmed, model.latest - 2, 0)
+                draft.after = data.draw(st.sampled_from([None, model.trimmed, later, model.latest]))
         return made
 
     def expected(self, model: TopicModel, made: list[Draft]) -> Made | Raised:
@@ -363,6 +381,7 @@ class TopicRules(Lockstep):
         st.sampled_from([{}, {}, {}, {}, {"key": "x"}, {"key": "nobody"}, {"key_prefix": "x"}, {"key_prefix": "q"}]),
         st.sampled_from(
             [{}, {}, {}, {"kind": "paid"}, {"kind": ["paid", "é"]}, {"kind": []}, {"scope": "s"}]
+            + [{"tags": "a"}, {"tags": ["a", "b"]}, {"tags": "a", "kind": "paid"}, {"tags": ("nobody",)}]
             + [{"where": where} for where in sorted(CONDITIONS)]
         ),
     )
@@ -378,6 +397,7 @@ class TopicRules(Lockstep):
             and (known.key or "").startswith(filters.get("key_prefix", ""))
             and (kinds is None or known.kind in kinds)
             and ("scope" not in filters or known.scope == filters["scope"])
+            and as_set(filters.get("tags", ())) <= set(known.tags)
             and ("where" not in filters or CONDITIONS[filters["where"]](known))
         ]
 
@@ -466,7 +486,7 @@ class TopicRules(Lockstep):
         model = self.seen(name)
         seq = data.draw(st.integers(0, model.latest + 1))
         known = model.events.get(seq)
-        wanted = known.as_dict() if known else None
+        wanted = plain(known) if known else None
         assert self.ask_topic(name, lambda topic: topic.get(seq), which) == wanted
         id = self.positions.id_of(name, seq)
         assert self.ask(lambda home: home.journal(which).topic(name).find(home.real(id))) == wanted

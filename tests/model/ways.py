@@ -19,16 +19,19 @@ CONDITIONS: dict[str, Callable[[Known], bool]] = {
     "headers.h = '1' or seq >= 14": lambda known: known.headers.get("h") == "1" or known.seq >= 14,
     "key in ('k1', 'é') and not kind = 'é'": lambda known: known.key in ("k1", "é") and known.kind != "é",
     "key = 'k1'": lambda known: known.key == "k1",
+    "tags contains 'a' and tags contains 'b'": lambda known: {"a", "b"} <= set(known.tags),
 }
 BY_KEY: list[dict[str, Any]] = [
     *({"key": key} for key in ("k1", "k11", "k2", "é", "nobody")),
     *({"key_prefix": begin} for begin in ("k", "k1", "é", "q")),
+    *({"tags": tags} for tags in ("a", ["a", "é"], ["b", "a"], "nobody")),
 ]
 OTHERS: list[dict[str, Any]] = [
     {"kind": "paid"},
     {"kind": ["placed", "é"]},
     {"kind": "never"},
     {"scope": "s"},
+    {"tags": "b"},
     *({"where": where} for where in CONDITIONS),
 ]
 
@@ -59,6 +62,10 @@ def folded(events: list[Known]) -> Seen | None:
     return state
 
 
+def _texts(given: str | list[str]) -> list[str]:
+    return [given] if isinstance(given, str) else given
+
+
 def chosen(events: list[Known], filters: Mapping[str, Any]) -> list[Known]:
     """A filter over everything."""
     kind = filters.get("kind")
@@ -70,6 +77,7 @@ def chosen(events: list[Known], filters: Mapping[str, Any]) -> list[Known]:
         and ("key_prefix" not in filters or (known.key or "").startswith(filters["key_prefix"]))
         and (kinds is None or known.kind in kinds)
         and ("scope" not in filters or known.scope == filters["scope"])
+        and ("tags" not in filters or set(known.tags) >= {*_texts(filters["tags"])})
         and ("where" not in filters or CONDITIONS[filters["where"]](known))
     ]
 
@@ -200,11 +208,11 @@ def _read_arrow(asked: Asked, model: TopicModel, topic: Topic) -> None:
     rows = asked.chance.choice([2, 1000])
     for batch in topic.read_arrow(after, limit, batch_rows=rows, payload="binary"):
         for row in batch.to_pylist():
-            found.append(tuple(row[name] for name in ("seq", "id", "kind", "key", "scope", "causation_id")))
+            found.append(tuple(row[name] for name in ("seq", "id", "kind", "key", "scope", "causation_id", "tags")))
     same(
         f"{asked.place}read_arrow: after {after}, limit {limit}",
         found,
-        [(one.seq, one.id, one.kind, one.key, one.scope, one.causation) for one in wanted],
+        [(one.seq, one.id, one.kind, one.key, one.scope, one.causation, list(one.tags) or None) for one in wanted],
     )
 
 

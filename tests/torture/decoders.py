@@ -26,7 +26,6 @@ from penstock.buffer.format import (
     parse_manifest,
 )
 from penstock.core.clock import parse_duration
-from penstock.core.documents.conditions import predicate
 from penstock.core.engine.url import parse_url
 from penstock.core.entity import receipts
 from penstock.core.entity.copying import MANIFEST, CopyFormat, import_file, load_manifest
@@ -37,6 +36,7 @@ from penstock.core.journal.blocks import RowOptions, decode_pending, encode_wire
 from penstock.core.journal.checking import checked_wire
 from penstock.core.journal.index.runs import read_chunk
 from penstock.core.journal.sealed import segments
+from penstock.core.model.conditions import predicate
 from penstock.core.names import shown_url
 from penstock.core.queue.dead_letters import _attempts as read_attempts
 from penstock.core.queue.schedule import Cron

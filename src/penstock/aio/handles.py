@@ -53,7 +53,7 @@ from penstock.errors import PoisonMessage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.core.documents.conditions import EventChoice
+    from penstock.core.model.conditions import EventChoice
     from penstock.core.queue.operations.repair import Redriven
     from penstock.core.queue.results import ResultTicket
 

@@ -146,6 +146,7 @@ def event_record(event: Event) -> dict[str, object]:
         "scope": event.scope,
         "correlation": event.correlation_id,
         "caused by": event.causation_id,
+        "tags": ", ".join(event.tags) or None,
     }
     values |= {name: value for name, value in optional.items() if value is not None}
     values |= {"recorded": event.recorded_at, "occurred": event.occurred_at}

@@ -24,7 +24,7 @@ from penstock.errors import StaleDelivery
 if TYPE_CHECKING:
     from penstock import Delivery, Journal, Queue, Tasks
     from penstock.acts import Done, Outcome
-    from penstock.core.documents.conditions import Where
+    from penstock.core.model.conditions import Where
     from penstock.core.model.failure import Attempt
     from penstock.core.observe.sample import FailedMessage
     from penstock.core.queue.inspect import MessageState

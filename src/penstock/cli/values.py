@@ -17,7 +17,7 @@ from penstock.core.units import parse_moment, parse_size
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.core.documents.conditions import Where
+    from penstock.core.model.conditions import Where
 
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ def count(text: str) -> int:
 
 def condition(text: str) -> Where:
     """A condition on events."""
-    from penstock.core.documents.conditions import Where
+    from penstock.core.model.conditions import Where
 
     return Where(text)
 

@@ -7,22 +7,27 @@ fields are looked up when asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from penstock.core.clock import from_ms
-from penstock.core.names import check_items
+from penstock.core.names import check_items, unpack_tags
 from penstock.core.schema import PayloadSchema, PayloadT, decode_event
 from penstock.errors import ConfigError, PoisonMessage
+
+if TYPE_CHECKING:
+    from penstock.core.model.query import EventQuery
+else:
+    EventQuery = object  # `inspect.signature` needs a name here, and the module of queries needs this module
 
 T = TypeVar("T")
 
 EVENT_FIELDS = (
     *("seq", "topic", "kind", "key", "scope", "id", "occurred_at", "recorded_at"),
-    *("correlation_id", "causation_id", "headers", "payload"),
+    *("correlation_id", "causation_id", "tags", "headers", "payload"),
 )
 """The names of an event's fields."""
 _json_decode = msgspec.json.Decoder().decode
@@ -46,6 +51,7 @@ class EventRows(Protocol):
     def id_number(self, row: int) -> int: ...
     def correlation(self, row: int) -> str | None: ...
     def causation(self, row: int) -> str | None: ...
+    def tags(self, row: int) -> str | None: ...
     def extract(self, row: int) -> bytes: ...
 
 
@@ -136,6 +142,11 @@ class Event(msgspec.Struct, Generic[PayloadT], frozen=True, eq=False, gc=False, 
         """The id of the event that caused this one."""
         return self._rows.causation(self._row)
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The names by which the event is found besides its key, such as "course:1", in order."""
+        return unpack_tags(self._rows.tags(self._row))
+
     def as_(self, type: type[T]) -> T:
         """The payload as a value of a declared event type, upcast to its newest version."""
         return decode_event(self, type)
@@ -223,6 +234,9 @@ class Draft(_DraftHead, kw_only=True):
     cause: Event | Receipt | str | int | None = None
     correlation: str | None = None
     expect: int | None = None
+    tags: Iterable[str] | None = None
+    unless: EventQuery | Sequence[EventQuery] | None = None
+    after: int | None = None
 
 
 class PayloadType(PayloadSchema[PayloadT]):

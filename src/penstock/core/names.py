@@ -16,6 +16,7 @@ from penstock.limits import (
     MAX_KIND_LENGTH,
     MAX_NAME_LENGTH,
     MAX_POSITION,
+    MAX_TAGS,
 )
 
 P = ParamSpec("P")
@@ -142,6 +143,39 @@ def check_headers(headers: object) -> Mapping[str, str]:
             "put the rest into the payload"
         )
     return dict(headers)
+
+
+TAG_END = "\x1f"
+"""Stands before, between and after the tags of an event where they are stored as one text."""
+
+
+def check_tags(tags: object) -> tuple[str, ...]:
+    """Returns an event's tags, each once and in order. A single text is one tag."""
+    given = (tags,) if isinstance(tags, str) else tags
+    if not isinstance(given, Iterable) or isinstance(given, Mapping | bytes):
+        raise ConfigError(f"tags must be several texts, not {tags!r:.80}")
+    found = sorted({_check_tag(tag) for tag in given})
+    if len(found) > MAX_TAGS:
+        raise ConfigError(f"{len(found)} tags are too many; at most {MAX_TAGS} are allowed on one event")
+    return tuple(found)
+
+
+def _check_tag(tag: object) -> str:
+    text = check_text(tag, "a tag")
+    if TAG_END in text:
+        raise ConfigError(f"a tag must not hold the character U+001F, which {text[:40]!r} does")
+    return text
+
+
+def pack_tags(tags: Iterable[str]) -> str | None:
+    """Returns checked tags as the one text that is stored; None for no tags."""
+    joined = TAG_END.join(tags)
+    return f"{TAG_END}{joined}{TAG_END}" if joined else None
+
+
+def unpack_tags(text: str | None) -> tuple[str, ...]:
+    """Returns the tags of a stored text."""
+    return tuple(text[1:-1].split(TAG_END)) if text else ()
 
 
 def check_limit(limit: int | None, name: str = "limit", minimum: int = 0) -> int | None:

@@ -11,13 +11,13 @@ import msgspec
 from urllib3.exceptions import HTTPError
 
 from penstock.core.clock import to_ms
-from penstock.core.documents.events import DraftDocument, EventDocument, ReceiptDocument, base64_json
+from penstock.core.documents.events import ConditionDocument, DraftDocument, EventDocument, ReceiptDocument, base64_json
 from penstock.core.events import Draft, Event, Receipt, parse_id
 from penstock.core.journal.across import AcrossQuery
 from penstock.core.journal.keys import MAX_SEQ
 from penstock.core.journal.prepare import prepare
 from penstock.core.model.query import EventQuery
-from penstock.core.names import check_items
+from penstock.core.names import check_items, pack_tags, unpack_tags
 from penstock.core.protocol import topics as wire
 from penstock.core.protocol.operation import ARROW, LINES, PAGE_EVENTS
 from penstock.core.protocol.problems import Problem, error_of_problem
@@ -79,6 +79,9 @@ class DocumentRows:
     def causation(self, row: int) -> str | None:
         return self._documents[row].causation_id
 
+    def tags(self, row: int) -> str | None:
+        return pack_tags(self._documents[row].tags)
+
     def extract(self, row: int) -> bytes:
         """A block of this one event, for pickling."""
         from penstock.core.journal.blocks import Columns, build_block
@@ -91,6 +94,7 @@ class DocumentRows:
         columns.occurred = [self.occurred_ms(row)]
         columns.correlation = [self.correlation(row)]
         columns.causation = [self.causation(row)]
+        columns.tags = [self.tags(row)]
         return build_block(columns, self.seq(row), self.recorded_ms(row), self.id_number(row))
 
 
@@ -107,13 +111,14 @@ def receipt_of(document: ReceiptDocument) -> Receipt:
 def draft_documents(drafts: Iterable[Draft], topic: str) -> list[DraftDocument]:
     """Returns the documents of drafts for a topic. Checks the drafts as a local append does."""
     rows = check_items(drafts, "drafts")
-    columns = prepare(rows, topic, None).columns
-    documents = []
+    batch = prepare(rows, topic, None)
+    columns, documents = batch.columns, []
     for row, draft in enumerate(rows):
         binary = columns.binary is not None and columns.binary[row]
         raw = columns.payloads[row]
         headers = None if columns.headers is None else columns.headers[row]
         cause = draft.cause
+        condition = None if batch.conditions is None else batch.conditions[row]
         documents.append(
             DraftDocument(
                 kind=columns.kinds[row],
@@ -127,6 +132,8 @@ def draft_documents(drafts: Iterable[Draft], topic: str) -> list[DraftDocument]:
                 cause=cause.id if isinstance(cause, Event | Receipt) else cause,
                 correlation=draft.correlation,
                 expect=draft.expect,
+                tags=None if columns.tags is None else list(unpack_tags(columns.tags[row])) or None,
+                unless=None if condition is None else list(map(ConditionDocument.of, condition)),
             )
         )
     return documents
@@ -161,6 +168,7 @@ def wire_filter(query: EventQuery) -> dict[str, Any]:
         "key_prefix": query.key_prefix,
         "kind": sorted(query.kinds or ()),
         "scope": query.scope,
+        "tag": sorted(query.tags or ()),
         "where": None if query.where is None else query.where.text,
     }
 

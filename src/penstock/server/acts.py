@@ -21,12 +21,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock import acts
-from penstock.core.documents.conditions import EventChoice, Where
 from penstock.core.documents.decoding import decoded
 from penstock.core.documents.events import DraftDocument, decode_binary
 from penstock.core.events import Event
 from penstock.core.journal.catalog import Settings
 from penstock.core.local.backend import LocalJournal
+from penstock.core.model.conditions import EventChoice, Where
 from penstock.core.names import AUDIT
 from penstock.core.observe.logs import Log
 from penstock.core.protocol import queues, topics

@@ -5,6 +5,7 @@ payload       JSON text, bytes (kept as bytes), or any other type, which is writ
 topic         text, where the option does not name one topic
 key, scope    text
 headers       map of text to text
+tags          array of text
 occurred_at   a time; the time of writing where it is null
 cause         the id of the event this one follows from, or a struct of its id and correlation_id
 correlation_id, causation_id   text, as read from a topic; with a cause, causation_id is the cause's own and not used
@@ -27,6 +28,7 @@ from pyspark.sql.types import BinaryType, StructType
 
 from penstock.core.clock import to_ms
 from penstock.core.journal.sealed.columns import columns_schema
+from penstock.core.names import check_tags, pack_tags
 from penstock.core.queue.policy import duration_ms
 from penstock.core.queue.state.keys import FRONT
 from penstock.errors import ConfigError
@@ -97,7 +99,7 @@ def _plain(name: str, value: Any) -> Any:
 _TEXT = ("topic", "kind", "key", "scope", "correlation_id", "causation_id", "correlation")
 _IGNORED = ("seq", "id", "recorded_at")
 _KNOWN = (
-    *("kind", "payload", "topic", "key", "scope", "headers", "occurred_at", "cause"),
+    *("kind", "payload", "topic", "key", "scope", "headers", "tags", "occurred_at", "cause"),
     *("correlation_id", "causation_id", "correlation", *OPTIONS),
 )
 _TIME = pa.timestamp("us", "UTC")
@@ -170,6 +172,9 @@ class SinkLayout(msgspec.Struct, frozen=True):
         for name in ("key", "scope", "headers", "occurred_at"):
             if name in given:
                 made[name] = given[name]
+        if "tags" in given:
+            packed = [None if tags is None else pack_tags(check_tags(tags)) for tags in given["tags"].to_pylist()]
+            made["tags"] = pa.array(packed, pa.string())
         self._link(given, made)
         made.update(_options(given))
         return pa.RecordBatch.from_pydict(made)
@@ -241,6 +246,8 @@ def _check_type(name: str, kind: pa.DataType) -> None:
     elif name == "headers":
         wanted = "a map of text to text"
         fits = pa.types.is_map(kind) and kind.key_type == pa.string() and kind.item_type == pa.string()
+    elif name == "tags":
+        fits, wanted = pa.types.is_list(kind) and kind.value_type == pa.string(), "an array of text"
     elif name == "occurred_at":
         fits, wanted = kind == _TIME, "a timestamp"
     elif name == "cause":
@@ -284,6 +291,8 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.timestamp(kind.unit, "UTC")
     if pa.types.is_map(kind) and pa.types.is_large_string(kind.key_type) and pa.types.is_large_string(kind.item_type):
         return pa.map_(pa.string(), pa.string())
+    if pa.types.is_list(kind) and pa.types.is_large_string(kind.value_type):
+        return pa.list_(pa.string())
     if pa.types.is_struct(kind) and all(pa.types.is_large_string(field.type) for field in kind):
         return pa.struct([(field.name, pa.string()) for field in kind])
     return kind

@@ -18,10 +18,10 @@ import msgspec
 
 from penstock.api import local
 from penstock.core.clock import parse_duration, to_ms
-from penstock.core.documents.conditions import Where, check_events_chosen
 from penstock.core.documents.ddl import SchemaText, fields
 from penstock.core.engine.url import parse_url
 from penstock.core.entity.gate import check_gate_names
+from penstock.core.model.conditions import Where, check_events_chosen
 from penstock.core.names import check_consumer, check_kind, check_name, check_topics, did_you_mean, shown_url, split_url
 from penstock.core.surface.journal import Journal
 from penstock.errors import ConfigError
@@ -239,6 +239,7 @@ EVENT_COLUMNS = {
     "headers": "MAP<STRING, STRING>",
     **dict.fromkeys(("occurred_at", "recorded_at"), "TIMESTAMP"),
     **dict.fromkeys(("id", "correlation_id", "causation_id"), "STRING"),
+    "tags": "ARRAY<STRING>",
     "seq": "BIGINT",
 }
 """The columns of every event, and their types as Spark writes them."""

@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StringType, StructType
 
-from penstock.core.documents.conditions import Where, moment
 from penstock.core.documents.ddl import SchemaText, fields
 from penstock.core.documents.payloads import ParsedColumns, PayloadParser, is_variant, variant_of
 from penstock.core.events import Draft, Event
 from penstock.core.journal.blocks import Block, may_hold
 from penstock.core.journal.reading import Bounds
 from penstock.core.journal.to_arrow import arrow_schema, joined, record_batch
+from penstock.core.model.conditions import Where, moment
 from penstock.core.names import is_whole
 from penstock.core.protocol.bulk import Wanted, blocks_of
 from penstock.core.surface.journal import Journal

@@ -193,7 +193,7 @@ class StagedShare(TaskShare):
         return len(self.carried) + sum(piece.size for piece in self.pieces)
 
 
-_ASKING = frozenset({*OPTIONS, "cause", "causation_id", "correlation_id", "correlation"})
+_ASKING = frozenset({*OPTIONS, "tags", "cause", "causation_id", "correlation_id", "correlation"})
 """Columns whose rows are looked at one by one when they become events, or that are noted in an index: go as blocks."""
 _encode_files = msgspec.msgpack.Encoder().encode
 _decode_files = msgspec.msgpack.Decoder(list[NewSegment]).decode

@@ -40,6 +40,7 @@ from penstock.core.journal.upkeep.retention import held_back
 from penstock.core.journal.upkeep.summarising import fill_summaries
 from penstock.core.local.backend import LocalJournal
 from penstock.core.model.push import PushOptions
+from penstock.core.names import unpack_tags
 from penstock.core.queue.operations.push import DeliveryOptions, check_rank, push, read_delivery_options
 from penstock.core.queue.queue import LocalQueue
 from penstock.core.queue.state import keys
@@ -543,6 +544,7 @@ def _draft(block: Block, row: int, encoded: bytes) -> Draft:
         cause=block.causation(row),
         correlation=block.correlation(row),
         expect=None if expect is None else expect[row],
+        tags=unpack_tags(block.tags(row)) or None,
     )
 
 

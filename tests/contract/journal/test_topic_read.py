@@ -323,6 +323,7 @@ COLUMNS = {
     "id": pa.string(),
     "correlation_id": pa.string(),
     "causation_id": pa.string(),
+    "tags": pa.list_(pa.string()),
 }
 
 
@@ -330,6 +331,7 @@ def as_rows(batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
     rows = [row for batch in batches for row in batch.to_pylist()]
     for row in rows:
         row["payload"], row["headers"] = json.loads(row["payload"]), dict(row["headers"])
+        row["tags"] = tuple(row["tags"] or ())
     return rows
 
 
@@ -350,6 +352,7 @@ def varied(topic: Topic, clock: ManualClock) -> Topic:
                     occurred_at=chance.choice([None, datetime(1901, 1, 1, n % 24, tzinfo=UTC)]) if step % 2 else None,
                     cause=chance.choice([None, n - 1]) if n else None,
                     correlation=chance.choice([None, "c"]) if step % 7 == 0 else None,
+                    tags=chance.choice([None, ("ö:1",), ("a", f"n:{n}")]) if step % 6 == 0 else None,
                 )
                 for n in range(chance.choice([1, 1, 2, 30]))
             ]

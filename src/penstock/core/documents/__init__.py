@@ -1,9 +1,8 @@
-"""Values as text and JSON: how the command line, the HTTP API and exports spell events, and ask about them.
+"""Values as text and JSON: how the command line, the HTTP API and exports spell events.
 
 events       events, drafts and receipts as JSON documents
 cloudevents  events as CloudEvents 1.0, and back
 decoding     bodies decoded into structs, with errors that name the field and the nearest known one
-conditions   the small language of `where=`: `payload.total > 10 and kind in ('paid', 'placed')`
 payloads     fields of JSON payloads as Arrow columns
 ddl          the text of a schema, checked
 """

@@ -5,6 +5,7 @@
     time            occurred_at                 data            payload; bytes are `data_base64`
     correlationid   correlation id              causationid     causation id
     sequence        position (20 digits)        traceparent     header `traceparent`; also `tracestate`
+    tags            tags, as a JSON array of text
 
 Any other attribute `x` is the header `ce-x`. What comes in is deduplicated by its source and id, which CloudEvents says
 are unique together: a producer may repeat a request whose answer was lost.
@@ -35,12 +36,13 @@ _NAME = re.compile(r"[a-z0-9]+")
 _REQUIRED: Final = ("id", "source", "type")
 _PLAIN: Final = frozenset(("traceparent", "tracestate"))
 """Extensions that are event headers of the same name."""
-_FIELDS: Final = ("subject", "time", "data", "data_base64", "datacontenttype", "correlationid", "causationid")
+_FIELDS: Final = ("subject", "time", "data", "data_base64", "datacontenttype", "correlationid", "causationid", "tags")
 _OWN: Final = frozenset((*_REQUIRED, "specversion", *_FIELDS))
 """Attributes that are fields of an event, or made from them."""
 _DEDUP_BYTES: Final = 200
 _encode = msgspec.json.Encoder().encode
 _decode_one = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_tags = msgspec.json.Decoder(list[str]).decode
 _decode_many = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
@@ -63,6 +65,8 @@ def attributes_of(event: Event) -> dict[str, str]:
         found["correlationid"] = event.correlation_id
     if event.causation_id is not None:
         found["causationid"] = event.causation_id
+    if event.tags:
+        found["tags"] = _encode(event.tags).decode()
     for name, value in headers.items():
         attribute = name if name in _PLAIN else name.removeprefix(PREFIX) if name.startswith(PREFIX) else ""
         if attribute and attribute not in _OWN and _NAME.fullmatch(attribute):
@@ -166,6 +170,7 @@ def _draft(given: Mapping[str, object], data: object, where: str) -> Draft:
         dedup=_dedup(attributes["source"], attributes["id"]),
         cause=attributes.get("causationid") or None,
         correlation=attributes.get("correlationid") or None,
+        tags=_tags(attributes.get("tags"), where),
     )
 
 
@@ -178,6 +183,13 @@ def _text(name: str, value: object, where: str) -> str:
     if isinstance(value, int | str):
         return str(value)
     raise ConfigError(f"{where} has an attribute {name} that is no text, number or truth value")
+
+
+def _tags(text: str | None, where: str) -> list[str] | None:
+    """Returns the tags in an attribute: a JSON array, or text of another producer, which is one tag."""
+    if not text or not text.startswith("["):
+        return [text] if text else None
+    return decoded(text.encode(), _decode_tags, list[str], f"the attribute tags of {where}")
 
 
 def _time(text: str | None, where: str) -> datetime | None:

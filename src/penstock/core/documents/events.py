@@ -1,8 +1,8 @@
 """Events as JSON documents: how the command line, the HTTP API and exports spell them.
 
 An event's document has `seq, topic, kind, id, recorded_at, occurred_at, payload`, and `key, scope, headers,
-correlation_id, causation_id` when it has them. A payload appended as bytes is base64 text, and `binary` says so. A
-draft's document has the fields of `Draft`; an event's document is also a draft's, so what was exported can be imported.
+correlation_id, causation_id, tags` when it has them. A payload appended as bytes is base64 text, and `binary` says so.
+A draft's document has the fields of `Draft`. An event's document is also a draft's: exported events can be imported.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.core.documents.decoding import decoded
 from penstock.core.events import Draft, Event, Receipt, format_id
+from penstock.core.model.query import EventQuery
 from penstock.errors import ConfigError, PoisonMessage
 
 _encode = msgspec.json.Encoder().encode
@@ -38,9 +39,39 @@ class EventDocument(msgspec.Struct, omit_defaults=True):
     headers: dict[str, str] = {}
     correlation_id: str | None = None
     causation_id: str | None = None
+    tags: tuple[str, ...] = ()
     binary: bool = False
     poison: bool = False
     """The stored payload does not decode: what is shown is its bytes as base64."""
+
+
+class ConditionDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """The events of which none may be there: all of it must hold for an event, and its position comes after `after`."""
+
+    key: str | None = None
+    key_prefix: str | None = None
+    kinds: list[str] | None = None
+    scope: str | None = None
+    tags: list[str] | None = None
+    where: str | None = None
+    after: int = 0
+
+    def query(self) -> EventQuery:
+        """Returns the query that this document describes."""
+        return EventQuery(**msgspec.structs.asdict(self))
+
+    @classmethod
+    def of(cls, query: EventQuery) -> ConditionDocument:
+        """Returns the document of a query."""
+        return cls(
+            query.key,
+            query.key_prefix,
+            None if query.kinds is None else sorted(query.kinds),
+            query.scope,
+            None if query.tags is None else sorted(query.tags),
+            None if query.where is None else query.where.text,
+            query.after,
+        )
 
 
 class DraftDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -58,6 +89,12 @@ class DraftDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tr
     correlation: str | None = None
     expect: int | None = None
     """The position of its entity's newest event; a Conflict when that is another."""
+    tags: list[str] | None = None
+    """Names by which the event is found besides its key."""
+    unless: list[ConditionDocument] | None = None
+    """A Conflict when such an event is there: one that any of these describes."""
+    after: int | None = None
+    """The position up to which the caller has read: `unless` is about the events after it."""
     binary: bool = False
     """The payload is base64 text."""
     topic: str | None = None
@@ -88,6 +125,9 @@ class DraftDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tr
             cause=self.cause if self.cause is not None else self.causation_id,
             correlation=self.correlation if self.correlation is not None else self.correlation_id,
             expect=self.expect,
+            tags=self.tags,
+            unless=None if self.unless is None else [one.query() for one in self.unless],
+            after=self.after,
         )
 
 
@@ -128,6 +168,7 @@ def event_document(event: Event) -> EventDocument:
         dict(event.headers),
         event.correlation_id,
         event.causation_id,
+        event.tags,
         binary,
         poison,
     )

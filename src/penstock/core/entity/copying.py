@@ -37,7 +37,15 @@ from penstock.core.journal.catalog import Settings, ended_topic
 from penstock.core.journal.commit import Commit, adopt_topic, append_copies, end_copies
 from penstock.core.journal.log import TopicLog
 from penstock.core.journal.reading import TopicView
-from penstock.core.names import check_headers, check_kind, check_name, check_position, check_text
+from penstock.core.names import (
+    check_headers,
+    check_kind,
+    check_name,
+    check_position,
+    check_tags,
+    check_text,
+    pack_tags,
+)
 from penstock.core.units import Progress
 from penstock.errors import ConfigError, Corrupt, FenceActive
 from penstock.limits import BLOCK_BYTES, MAX_PAYLOAD_BYTES, MAX_POSITION
@@ -344,7 +352,7 @@ _ENDINGS: dict[str, CopyFormat] = {
 _BATCH = 8192
 _CSV_COLUMNS = (
     *("seq", "topic", "kind", "id", "recorded_at", "occurred_at", "key", "scope"),
-    *("correlation_id", "causation_id", "headers", "payload"),
+    *("correlation_id", "causation_id", "tags", "headers", "payload"),
 )
 
 
@@ -407,6 +415,7 @@ def _csv_row(event: Event) -> list[str | int | None]:
         *(event.seq, event.topic, event.kind, event.id),
         *(moment.isoformat().replace("+00:00", "Z") for moment in (event.recorded_at, event.occurred_at)),
         *(event.key, event.scope, event.correlation_id, event.causation_id),
+        msgspec.json.encode(event.tags).decode() if event.tags else None,
         msgspec.json.encode(dict(event.headers)).decode() if event.headers else None,
         base64.b64encode(event.raw).decode() if payload is None else payload,
     ]
@@ -448,6 +457,7 @@ def _event_batch(events: list[Event], schema: pa.Schema) -> pa.RecordBatch:
 
     columns = _payload_columns((event.raw, event.binary) for event in events)
     columns["headers"] = [list(event.headers.items()) for event in events]
+    columns["tags"] = [list(event.tags) or None for event in events]
     for name in EVENT_FIELDS:
         if name not in columns:
             columns[name] = [getattr(event, name) for event in events]
@@ -662,6 +672,8 @@ def _row(copy: EventDocument, topic: str | None) -> PlacedRows:
     for field, value in texts.items():
         if value is not None:
             setattr(columns, field, [check_text(value, field)])
+    if copy.tags:
+        columns.tags = [pack_tags(check_tags(copy.tags))]
     if copy.headers:
         columns.headers = [check_headers(copy.headers)]
     if number >> 8 * ID_BYTES != recorded:
@@ -701,6 +713,7 @@ def _copy_of(row: dict[str, Any]) -> EventDocument:
         **{name: row[name] for name in _AS_THEY_ARE},
         payload=msgspec.Raw(text.encode()) if text is not None else base64_json(other or b""),
         headers=dict(row["headers"] or ()),
+        tags=tuple(row.get("tags") or ()),
         binary=text is None,
         poison=text is None and not row["binary"],
     )

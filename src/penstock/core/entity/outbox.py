@@ -159,7 +159,7 @@ class _TopicDrafts:
                 draft = replace(draft, cause=cause - first if cause >= first else None)
             own.append(draft)
         self.checked = prepare(own, topic, core.find_cause)
-        self.batch = replace(self.checked, expects=None)
+        self.batch = replace(self.checked, expects=None, conditions=None)
 
     def append(self, commit: Commit, receipts: Sequence[Receipt]) -> list[Receipt]:
         return commit.append(self.topic, self._linked(receipts) if self.causes else self.batch)

@@ -83,7 +83,8 @@ class InclusionProof(_JsonLine, frozen=True):
     def event(self) -> dict[str, Any]:
         """The event that is proven."""
         try:
-            found = dict(zip(LEAF_FIELDS, msgspec.msgpack.decode(self.leaf, type=list[Any]), strict=True))
+            said = msgspec.msgpack.decode(self.leaf, type=list[Any])
+            found = dict(zip(LEAF_FIELDS[: max(len(said), _UNTAGGED)], said, strict=True))
             found["id"] = format_id(int.from_bytes(found["id"]))
             found["headers"] = dict(found["headers"] or ())
         except (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -93,9 +94,10 @@ class InclusionProof(_JsonLine, frozen=True):
 
 LEAF_FIELDS = (
     "seq", "id", "recorded_ms", "occurred_ms", "kind", "payload", "binary", "key", "scope", "headers",
-    "correlation_id", "causation_id",
+    "correlation_id", "causation_id", "tags",
 )  # fmt: skip
-"""What a leaf says of its event, in this order, as a MessagePack array."""
+"""What a leaf says of its event, in this order, as a MessagePack array; tags only where the event has some."""
+_UNTAGGED = len(LEAF_FIELDS) - 1
 
 
 def check_proof(

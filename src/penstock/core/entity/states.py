@@ -19,11 +19,11 @@ from penstock.core.journal import keys
 from penstock.core.journal.blocks import Block, text_values
 from penstock.core.journal.catalog import TopicState, load_record, load_state
 from penstock.core.journal.commit import Commit
-from penstock.core.journal.index.index import EntityIndex
+from penstock.core.journal.index.index import EntityIndex, read_view
 from penstock.core.journal.index.memtable import Piece
 from penstock.core.journal.index.runs import drop_index
 from penstock.core.journal.keys import MAX_SEQ, prefix_end
-from penstock.core.journal.log import TopicLog, read_view
+from penstock.core.journal.log import TopicLog
 from penstock.core.journal.reading import TopicView
 from penstock.core.journal.upkeep.dropping import clear_rows
 from penstock.core.journal.waking import Signalled

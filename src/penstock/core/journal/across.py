@@ -26,8 +26,8 @@ from penstock.core.events import Event
 from penstock.core.journal import keys
 from penstock.core.journal.blocks import Block
 from penstock.core.journal.following import STEP
+from penstock.core.journal.index.index import read_view
 from penstock.core.journal.index.memtable import block_size
-from penstock.core.journal.log import read_view
 from penstock.core.journal.reading import TopicView
 from penstock.core.journal.waking import ReadingAhead
 from penstock.core.model.query import EVERYTHING, EventQuery
@@ -267,7 +267,7 @@ class Merge:
             self._find_ends(source, view)
         wanted, most, left = self._query.events, source.fill, source.high - source.low
         low, high = source.low, source.high
-        if wanted.key is None and not wanted.everything and left > STEP:
+        if not wanted.indexed and not wanted.everything and left > STEP:
             low, high = (high - STEP, high) if self._reverse else (low, low + STEP)
         found: list[Event] = []
         if low < high:
@@ -289,7 +289,7 @@ class Merge:
         source.ahead = found[::-1]
         source.held = sum(map(block_size, {event._rows for event in found if isinstance(event._rows, Block)}))
         self._held += source.held
-        return 0 if wanted.everything or wanted.key else left - (source.high - source.low) - len(found)
+        return 0 if wanted.everything or wanted.indexed else left - (source.high - source.low) - len(found)
 
     def _find_ends(self, source: Source, view: TopicView) -> None:
         """Notes which positions of a topic are wanted of those that are there."""

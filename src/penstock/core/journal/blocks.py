@@ -99,6 +99,8 @@ def build_wire(columns: Columns, first: int, recorded_ms: int, base_id: int) -> 
         wire.correlation = pack_text(columns.correlation)
     if columns.causation is not None:
         wire.causation = pack_text(columns.causation)
+    if columns.tags is not None:
+        wire.tags = pack_text(columns.tags)
     return wire
 
 
@@ -349,6 +351,10 @@ class Block:
         return text_reader(self.wire.causation, self.count)
 
     @lazy
+    def tags(self) -> Callable[[int], str | None]:
+        return text_reader(self.wire.tags, self.count)
+
+    @lazy
     def _headers(self) -> tuple[Sequence[int], Callable[[int], str | None], Callable[[int], str | None]] | None:
         if self.wire.headers is None:
             return None
@@ -373,7 +379,7 @@ class Block:
     def check_columns(self) -> None:
         """Corrupt when a column has more or less than the block has events."""
         _ = self.payload_offsets, self.kind_codes, self.occurred_times, self._headers
-        _ = self.key, self.scope, self.correlation, self.causation
+        _ = self.key, self.scope, self.correlation, self.causation, self.tags
 
     def extract(self, row: int) -> bytes:
         """A block of this one event."""
@@ -383,7 +389,7 @@ class Block:
 
 def texts_of(block: Block) -> dict[str, list[str | None]]:
     """The text columns that a block has, decoded."""
-    columns = ((name, getattr(block.wire, name)) for name in ("key", "scope", "correlation", "causation"))
+    columns = ((name, getattr(block.wire, name)) for name in TEXTS)
     return {name: text_values(column, block.count) for name, column in columns if column is not None}
 
 
@@ -404,11 +410,9 @@ def columns_of(block: Block, rows: Sequence[int], texts: dict[str, list[str | No
     if wire.headers is not None:
         columns.headers = [block.headers(row) for row in rows]
     if texts is None and len(rows) * 8 <= block.count:  # not the whole block's texts for a few of its events
-        readers = {"key": block.key, "scope": block.scope}
-        readers |= {"correlation": block.correlation, "causation": block.causation}
-        for name, read in readers.items():
+        for name in TEXTS:
             if getattr(wire, name) is not None:
-                setattr(columns, name, [read(row) for row in rows])
+                setattr(columns, name, list(map(getattr(block, name), rows)))
         return columns
     for name, values in (texts_of(block) if texts is None else texts).items():
         some = values[rows.start : rows.stop] if isinstance(rows, range) else [values[row] for row in rows]
@@ -482,7 +486,7 @@ def join_blocks(blocks: Sequence[Block]) -> Block:
         joined.occurred = pack_signed([ms for block in blocks for ms in block.occurred_times])
     if any(wire.headers is not None for wire in wires):
         joined.headers = _join_headers([(wire.headers or NO_PACKED_HEADERS, wire.count) for wire in wires])
-    for name in ("key", "scope", "correlation", "causation"):
+    for name in TEXTS:
         parts = [(getattr(wire, name), wire.count) for wire in wires]
         if any(part is not None for part, _ in parts):
             setattr(joined, name, join_text(parts))
@@ -735,13 +739,13 @@ def text_reader(column: Text | None, count: int) -> Callable[[int], str | None]:
     return read
 
 
-def may_hold(column: Text | None, begin: str) -> bool:
-    """False: no value of a column begins with a text, found without reading them one by one."""
+def may_hold(column: Text | None, part: str) -> bool:
+    """Returns False when no value of a column holds a text. Does not read the values one by one."""
     if column is None:
         return False
     if isinstance(column, CodedText):
-        return any(value is not None and value.startswith(begin) for value in column.values)
-    return begin.encode() in column.data
+        return any(value is not None and part in value for value in column.values)
+    return part.encode() in column.data
 
 
 def text_values(column: Text | None, count: int) -> list[str | None]:
@@ -841,6 +845,8 @@ class Wire(msgspec.Struct, array_like=True, gc=False):
     headers: Headers | None = None
     correlation: Text | None = None
     causation: Text | None = None
+    tags: Text | None = None
+    """The tags of each event as one text: see `names.pack_tags`."""
 
 
 encode_wire = msgspec.msgpack.Encoder().encode
@@ -996,6 +1002,7 @@ class Columns(msgspec.Struct, eq=False, weakref=False):
     occurred: list[int | None] | None = None
     correlation: list[str | None] | None = None
     causation: list[str | None] | None = None
+    tags: list[str | None] | None = None
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -1064,7 +1071,9 @@ def join_columns(parts: Sequence[Columns]) -> Columns:
     return joined
 
 
-OPTIONAL = ("binary", "key", "scope", "headers", "occurred", "correlation", "causation")
+TEXTS = ("key", "scope", "correlation", "causation", "tags")
+"""The optional columns of text, by the names that they have in `Wire`, `Columns` and `Block`."""
+OPTIONAL = ("binary", "headers", "occurred", *TEXTS)
 
 
 class PlacedRows(msgspec.Struct, eq=False, weakref=False):
@@ -1149,8 +1158,7 @@ def set_one_run(wire: Wire, recorded_ms: int, first_id: int) -> None:
 
 def pack_seqs(seqs: Sequence[int]) -> bytes:
     """Positions that do not count up one by one."""
-    packed = pack_signed(seqs)
-    return packed if isinstance(packed, bytes) else packed.to_bytes(8, "little", signed=True)
+    return _pack(seqs, "q")
 
 
 NO_PACKED_HEADERS = Headers(0, 0, None, None)

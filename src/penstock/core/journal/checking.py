@@ -28,7 +28,16 @@ from penstock.core.journal.blocks import (
     with_options,
 )
 from penstock.core.journal.prepare import checked_texts, sized_batch
-from penstock.core.names import check_headers, check_kind, check_name, check_position, check_text
+from penstock.core.names import (
+    check_headers,
+    check_kind,
+    check_name,
+    check_position,
+    check_tags,
+    check_text,
+    pack_tags,
+    unpack_tags,
+)
 from penstock.errors import ConfigError, Corrupt
 from penstock.limits import BLOCK_EVENTS, MAX_HEADERS, MAX_PAYLOAD_BYTES
 
@@ -72,6 +81,9 @@ def _checked_columns(wire: Wire, topic: str) -> Columns:
             raise ConfigError(f"event {row}: occurred_at must lie in the years 1 to 9999 of UTC, not at {ms} ms")
     for name in ("key", "scope", "correlation", "causation"):
         checked_texts(getattr(columns, name) or (), name)
+    for text in set(columns.tags or ()) - {None}:
+        if text != pack_tags(check_tags(unpack_tags(text))):
+            raise ConfigError(f"the tags of an event are written as {text!r:.80}, which is no list of tags in order")
     _check_payloads(columns)
     return columns
 

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from penstock.core.clock import seconds
 from penstock.core.documents.decoding import nearest
 from penstock.core.engine.contract import Snapshot, WriteTx
-from penstock.core.events import Receipt, format_id
+from penstock.core.events import Event, Receipt, format_id
 from penstock.core.journal import keys
-from penstock.core.journal.blocks import Columns, PlacedRows, Wire, build_wire, join_columns
+from penstock.core.journal.blocks import Block, Columns, PlacedRows, Wire, build_wire, join_columns
 from penstock.core.journal.catalog import (
     Barrier,
     Catalog,
@@ -36,9 +36,12 @@ from penstock.core.journal.catalog import (
     write_block,
     write_blocks,
 )
+from penstock.core.journal.index.index import read_view
 from penstock.core.journal.prepare import PreparedBatch
+from penstock.core.journal.reading import TopicView, wanted_rows
 from penstock.core.journal.summaries import keep_hashes, leaves
-from penstock.core.names import check_limit
+from penstock.core.model.query import EventQuery
+from penstock.core.names import check_limit, unpack_tags
 from penstock.core.observe.logs import Log
 from penstock.errors import ConfigError, Conflict, FenceActive
 from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MAX_POSITION
@@ -79,6 +82,10 @@ class TopicAdditions(msgspec.Struct, eq=False, weakref=False):
     noted: int = 0
     """How many of the parts are in `newest`, and how many events those have."""
     noted_count: int = 0
+    blocks: list[Block] | None = None
+    """The first parts as blocks, for conditions to be asked of."""
+    tags: set[str] | None = None
+    """The tags of the events in `blocks`."""
 
     def newest_of(self, key: str) -> int:
         """The position of a key's newest event among these; 0 for none."""
@@ -89,6 +96,25 @@ class TopicAdditions(msgspec.Struct, eq=False, weakref=False):
             self.noted += 1
             self.noted_count += len(part.kinds)
         return self.newest.get(key, 0)
+
+    def matching(self, query: EventQuery) -> Event | None:
+        """Returns the first of these events that a query wants; None when there is none."""
+        if self.blocks is None or self.tags is None:
+            self.blocks, self.tags = [], set()
+        first = self.blocks[-1].last + 1 if self.blocks else self.first
+        for part in self.parts[len(self.blocks) :]:
+            offset = first - self.first
+            self.blocks.append(Block(build_wire(part, first, self.recorded_ms, self.base_id + offset), self.head.name))
+            self.tags.update(tag for text in part.tags or () for tag in unpack_tags(text))
+            first += len(part.kinds)
+        if query.tags is not None and not query.tags <= self.tags:
+            return None
+        wanted = (
+            Event(block, row)
+            for block in self.blocks
+            for row in wanted_rows(query, block, range(block.row_after(query.after), block.row_after(query.through)))
+        )
+        return next((event for event in wanted if query.where is None or query.where.matches(event)), None)
 
 
 def _note_newest(newest: dict[str, int], columns: Columns, first: int) -> None:
@@ -250,8 +276,8 @@ class Commit:
             self.check_barrier(name)
         if batch.dedups is not None or batch.cause_rows is not None:
             return append_checked(self, name, batch)
-        if batch.expects is not None:
-            self.check_expects(name, columns.key or [], batch.expects, range(len(columns.kinds)))
+        if batch.expects is not None or batch.conditions is not None:
+            self.check_conditions(name, batch, range(len(columns.kinds)))
         elif not columns.kinds:
             return []
         return self.add(self.additions.get(name) or self.begin(name), columns, batch.size)
@@ -262,10 +288,10 @@ class Commit:
 
     def check(self, name: str, batch: PreparedBatch) -> None:
         """Raises what appending a batch would raise, and changes nothing: for batches that succeed or fail together."""
-        if batch.expects is not None:
+        if batch.expects is not None or batch.conditions is not None:
             known, repeats = find_duplicates(self, name, batch.dedups or ())
             fresh = [row for row in range(len(batch)) if row not in known and row not in repeats]
-            self.check_expects(name, batch.columns.key or [], batch.expects, fresh)
+            self.check_conditions(name, batch, fresh)
 
     def add(self, additions: TopicAdditions, columns: Columns, size: int) -> list[Receipt]:
         """Adds checked columns to what a topic gets, and says where they will be."""
@@ -283,6 +309,32 @@ class Commit:
                 return [Receipt(name, seq, number)]
             return [Receipt(name, seq + row, number + row) for row in range(count)]
         return [Receipt(name, seq + row, number + row, correlations[row]) for row in range(count)]
+
+    def check_conditions(self, name: str, batch: PreparedBatch, rows: Sequence[int]) -> None:
+        """Raises Conflict unless all that some events of a batch ask for holds, as the topic was before the batch."""
+        if batch.expects is not None:
+            self.check_expects(name, batch.columns.key or [], batch.expects, rows)
+        if batch.conditions is not None:
+            for query in {id(one): one for row in rows for one in batch.conditions[row] or ()}.values():
+                found = self.matching(name, query)
+                if found is not None:
+                    raise Conflict(
+                        f"event {found.seq} ({found.kind!r}) of topic {name!r} matches unless= and came after position "
+                        f"{query.after}: read again and decide anew",
+                        expected=query.after,
+                        actual=found.seq,
+                    )
+
+    def matching(self, name: str, query: EventQuery) -> Event | None:
+        """Returns the first event of a topic that a query wants, this commit's own included; None for none."""
+        head, additions = self.head(name), self.additions.get(name)
+        if head is None or self.latest(name) <= query.after:
+            return None
+        if head.latest > query.after:
+            view = TopicView(self.tx, name, TopicRecord(head.topic_id, head.settings), self.now_ms)
+            for found in read_view(view, replace(query, limit=1), self.entities.open_within):
+                return found
+        return None if additions is None else additions.matching(query)
 
     def check_expects(
         self, name: str, entities: Sequence[str | None], expects: Sequence[int | None], rows: Sequence[int]
@@ -320,8 +372,6 @@ class Commit:
         """The position of an entity's newest event, as readers see it: not one that is too old by now."""
         found = self.entities.generation(self, head, key)
         if found and head.settings.max_age is not None:
-            from penstock.core.journal.reading import TopicView
-
             record = TopicRecord(head.topic_id, head.settings)
             if found <= TopicView(self.tx, head.name, record, self.now_ms).hidden:
                 return 0
@@ -452,8 +502,7 @@ def append_checked(commit: Commit, name: str, batch: PreparedBatch) -> list[Rece
     columns, count = batch.columns, len(batch.columns.kinds)
     known, repeats = find_duplicates(commit, name, batch.dedups or ())
     fresh = [row for row in range(count) if row not in known and row not in repeats]
-    if batch.expects is not None:
-        commit.check_expects(name, columns.key or [], batch.expects, fresh)
+    commit.check_conditions(name, batch, fresh)
     receipts = dict(known)
     if fresh:
         additions = commit.additions.get(name) or commit.begin(name)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from penstock.core.consuming.subscription import OnLag, Subscription
 from penstock.core.events import Event
-from penstock.core.journal.index.index import entity_events
+from penstock.core.journal.index.index import indexed_events
 from penstock.core.journal.reading import TopicView
 from penstock.core.journal.waking import ReadingAhead
 from penstock.core.model.query import EVERYTHING, EventQuery
@@ -107,7 +107,7 @@ class LocalSubscription(ReadingAhead, Subscription):
 
 
 SEARCHED = 4096
-"""Fewer positions than this are read block by block also for one entity: its index would cost more."""
+"""Fewer positions than this are read block by block also for an entity or tags: the index would cost more."""
 STEP = 65_536
 """Positions that one snapshot is searched through: none is held long, however few events are chosen."""
 
@@ -129,9 +129,9 @@ def search(
             return [], after, True
         view.check_not_trimmed(after)
         after = max(after, view.trimmed())  # a step of positions that are all gone would end where nothing may begin
-        through = latest if wanted.key is not None else min(latest, after + STEP)
-        if wanted.key is not None and through - after > SEARCHED:
-            found = entity_events(core.index.open(view), wanted, after, None, through, reverse=False)
+        through = latest if wanted.indexed else min(latest, after + STEP)
+        if wanted.indexed and through - after > SEARCHED:
+            found = indexed_events(core.index.open(view), wanted, after, None, through, reverse=False)
         else:
             found = view.events(after, through, limit if wanted.where is None else None, wanted)
         events = list(islice(wanted.fulfilled(found), limit))

@@ -1,8 +1,8 @@
 """From Arrow record batches to blocks: columns become columns, no row is looked at alone.
 
 Rows are in canonical columns: topic, kind, payload (text or bytes), binary, key, scope, correlation, causation,
-headers, occurred_at, and those of `RowOptions`; all but kind and payload may be missing. The blocks have neither
-positions nor recording times nor ids: those are given when the events' place is known.
+tags (as one text), headers, occurred_at, and those of `RowOptions`; all but kind and payload may be missing. The blocks
+have neither positions nor recording times nor ids: those are given when the events' place is known.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.core.journal.blocks import (
     FORMAT,
+    TEXTS,
     CodedText,
     Headers,
     Ints,
@@ -25,7 +26,7 @@ from penstock.core.journal.blocks import (
     Wire,
     with_options,
 )
-from penstock.core.names import check_kind, check_name
+from penstock.core.names import TAG_END, check_kind, check_name
 from penstock.errors import ConfigError
 from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MAX_HEADERS, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES
 
@@ -82,7 +83,7 @@ def wire_of(rows: pa.RecordBatch, *, trusted: bool = False) -> Wire:
     wire = Wire(FORMAT, count, 0, count, 0, 0, _NO_ID, kinds, codes, _ints(lengths), memoryview(data))
     if binary is not None and pc.any(binary).as_py():
         wire.binary = np.asarray(binary.cast(pa.uint8())).tobytes()
-    for name in ("key", "scope", "correlation", "causation"):
+    for name in TEXTS:
         if name in rows.schema.names:
             column = rows.column(name)
             if column.null_count < count:
@@ -92,6 +93,12 @@ def wire_of(rows: pa.RecordBatch, *, trusted: bool = False) -> Wire:
     if "occurred_at" in rows.schema.names:
         wire.occurred = _times(rows.column("occurred_at"))
     return wire if trusted else with_options(wire, _options(rows))
+
+
+def packed_tags(column: pa.ListArray) -> pa.StringArray:
+    """Returns the stored text of each list of tags, which are an event's tags already: each once and in order."""
+    packed = pc.binary_join_element_wise(TAG_END, pc.binary_join(column, TAG_END), TAG_END, "")
+    return pc.if_else(pc.greater(pc.list_value_length(column), 0), packed, None)
 
 
 def _options(rows: pa.RecordBatch) -> RowOptions:

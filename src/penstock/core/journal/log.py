@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from msgspec.structs import replace
-
 from penstock.core.events import Draft, Event, Receipt
 from penstock.core.journal.catalog import load_record
 from penstock.core.journal.commit import Commit
-from penstock.core.journal.index.index import OpenIndex, entity_events, prefixed_events
+from penstock.core.journal.index.index import read_view
 from penstock.core.journal.prepare import (
     FindCause,
     PreparedBatch,
@@ -107,20 +105,3 @@ class TopicLog:
             view = TopicView.open(snap, self.name, self.core.clock.now_ms())
             if view is not None:
                 yield from read_view(view, query, self.core.index.open)
-
-
-def read_view(view: TopicView, query: EventQuery, open_index: OpenIndex) -> Iterator[Event]:
-    """The wanted events of one view of a topic; those of one entity through its index."""
-    after, limit = query.after, query.rows_wanted
-    view.check_not_trimmed(after)
-    if query.since_ms is not None:
-        after = max(after, view.position_before(query.since_ms))
-    if query.until_ms is not None:
-        query = replace(query, through=min(query.through, view.position_before(query.until_ms)))
-    if query.key is not None:
-        found = entity_events(open_index(view), query, after, limit, query.through, reverse=query.reverse)
-    elif query.key_prefix:
-        found = prefixed_events(view, query, after, limit)
-    else:
-        found = view.events(after, query.through, limit, query, reverse=query.reverse)
-    return query.fulfilled(found)

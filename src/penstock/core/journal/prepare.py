@@ -14,16 +14,26 @@ from sys import modules
 from typing import Any
 
 import msgspec
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from penstock.core.clock import to_ms
 from penstock.core.documents.decoding import nearest
 from penstock.core.events import Draft, Event, Receipt
-from penstock.core.journal.blocks import Columns
-from penstock.core.names import check_headers, check_items, check_kind, check_position, check_text, is_whole
+from penstock.core.journal.blocks import Columns, picker
+from penstock.core.model.query import EventQuery
+from penstock.core.names import (
+    check_headers,
+    check_items,
+    check_kind,
+    check_position,
+    check_tags,
+    check_text,
+    is_whole,
+    pack_tags,
+)
 from penstock.core.observe.tracing import trace_headers, with_trace
 from penstock.errors import ConfigError
-from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
+from penstock.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES, MAX_POSITION
 
 FindCause = Callable[[str], Event | None]
 """Finds the event a cause given as text names, wherever in the journal it is."""
@@ -38,10 +48,24 @@ class PreparedBatch(msgspec.Struct, eq=False, weakref=False):
     size: int
     dedups: Sequence[str | None] | None = None
     expects: Sequence[int | None] | None = None
+    conditions: Sequence[tuple[EventQuery, ...] | None] | None = None
+    """For each event, the queries of which none may find an event, or the event is not appended."""
     cause_rows: dict[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.columns.kinds)
+
+    def pick(self, rows: Sequence[int]) -> PreparedBatch:
+        """Returns the batch of some of the events, none of which names another event of the batch as its cause."""
+        columns, some = self.columns.pick(rows), picker(rows)
+        dedups, expects, conditions = self.dedups, self.expects, self.conditions
+        return PreparedBatch(
+            columns,
+            sum(map(len, columns.payloads)),
+            None if dedups is None else some(dedups),
+            None if expects is None else some(expects),
+            None if conditions is None else some(conditions),
+        )
 
 
 _known_kinds: set[str] = set()
@@ -88,7 +112,8 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
     if len(rows) == 1 and _has_key_at_most(rows[0]):
         return _prepare_keyed(rows[0])
     fields = list(zip(*map(astuple, rows), strict=True))
-    kinds, given, topics, keys, scopes, headers, occurred, dedups, causes, correlations, expects = fields
+    kinds, given, topics, keys, scopes, headers, occurred, dedups, causes, correlations, expects, *rest = fields
+    tags, unless, after = rest
     count = len(rows)
     header_list = list(headers) if _some(headers) else None
     kind_list = list(kinds)
@@ -120,11 +145,35 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
                 if key is None:
                     raise ConfigError("expect= needs key=: it is the position of the entity's newest event")
         batch.expects = expects
+    if _some(tags):
+        columns.tags = [None if some is None else pack_tags(check_tags(some)) for some in tags]
+    if _some(unless) or _some(after):
+        batch.conditions = list(map(condition_of, unless, after))
     if _some(correlations):
         columns.correlation = checked_texts(correlations, "correlation")
     if _some(causes):
         _resolve_causes(batch, causes, count, find_cause)
     return batch
+
+
+def condition_of(unless: object, after: int | None) -> tuple[EventQuery, ...] | None:
+    """Returns the queries of which none may find an event, from the `unless` and the `after` of an append."""
+    if unless is None:
+        if after is not None:
+            raise ConfigError("after= needs unless=: it is the position after which no event may match")
+        return None
+    found = (unless,) if isinstance(unless, EventQuery) or not isinstance(unless, Iterable) else tuple(unless)
+    if after is not None:
+        check_position(after, "after")
+    return tuple(_condition(one, after) for one in found)
+
+
+def _condition(query: object, after: int | None) -> EventQuery:
+    if not isinstance(query, EventQuery):
+        raise ConfigError(f"unless must be an EventQuery, or several, not {query!r:.80}: EventQuery(tags=…, kinds=…)")
+    if query.limit is not None or query.reverse or query.through != MAX_POSITION or query.since or query.until:
+        raise ConfigError("unless= asks whether any event matches: leave limit, reverse, through, since and until out")
+    return query if after is None else replace(query, after=after)
 
 
 def plain_columns(kinds: list[str], payloads: Sequence[object], keys: Sequence[str | None]) -> Columns:
@@ -159,6 +208,9 @@ def _has_key_at_most(draft: Draft) -> bool:
         and draft.dedup is None
         and draft.cause is None
         and draft.correlation is None
+        and draft.tags is None
+        and draft.unless is None
+        and draft.after is None
     )
 
 

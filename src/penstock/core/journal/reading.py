@@ -24,6 +24,7 @@ from penstock.core.journal.sealed.files import sealed_blocks
 from penstock.core.journal.sealed.segments import Segment, load_segments
 from penstock.core.journal.summaries import Summary, stored_summaries
 from penstock.core.model.query import EVERYTHING, EventQuery
+from penstock.core.names import TAG_END
 from penstock.errors import PositionTrimmed
 from penstock.limits import SUMMARY_RANGES
 
@@ -67,9 +68,8 @@ def may_be_in(wanted: EventQuery, summary: Summary) -> bool:
     return wanted.scope is None or summary.scopes is None or wanted.scope in summary.scopes
 
 
-def wanted_rows(wanted: EventQuery, block: Block, start: int, stop: int) -> Sequence[int]:
-    """The wanted rows among start … stop-1 of a block; `where` is still to be asked of them."""
-    rows: Sequence[int] = range(start, stop)
+def wanted_rows(wanted: EventQuery, block: Block, rows: Sequence[int]) -> Sequence[int]:
+    """Returns the wanted rows among some rows of a block; `where` is still to be asked of them."""
     if wanted.kinds is not None:
         codes = {code for code, kind in enumerate(block.wire.kinds) if kind in wanted.kinds}
         if not codes:
@@ -92,6 +92,12 @@ def wanted_rows(wanted: EventQuery, block: Block, start: int, stop: int) -> Sequ
             return ()
         scope = block.scope
         rows = [row for row in rows if scope(row) == wanted.scope]
+    if wanted.tags is not None:
+        stored = [f"{TAG_END}{tag}{TAG_END}" for tag in wanted.tags]
+        if not all(may_hold(block.wire.tags, one) for one in stored):
+            return ()
+        tags = block.tags
+        rows = [row for row in rows if (text := tags(row)) is not None and all(one in text for one in stored)]
     return rows
 
 
@@ -356,7 +362,8 @@ class TopicView:
             for block in (self.blocks_back if reverse else self.blocks)(low, high):
                 start = block.row_after(low) if block.first <= low else 0
                 stop = block.row_after(high) if block.last > high else block.count
-                rows = range(start, stop) if plain else wanted_rows(wanted, block, start, stop)
+                rows: Sequence[int] = range(start, stop)
+                rows = rows if plain else wanted_rows(wanted, block, rows)
                 if reverse:
                     rows = rows[::-1]
                 if len(rows) >= left:

@@ -32,6 +32,7 @@ from penstock.core.journal.blocks import (
     unpack_ints,
     unpack_signed,
 )
+from penstock.core.names import unpack_tags
 from penstock.errors import Corrupt
 from penstock.limits import SUMMARY_EVENTS, SUMMARY_VALUES
 
@@ -98,6 +99,11 @@ def _distinct(column: Text | None, count: int) -> tuple[str, ...] | None:
     return tuple(value for value in values if value is not None) if len(values) <= SUMMARY_VALUES else None
 
 
+def is_hashed(wire: Wire) -> bool:
+    """Returns True for a large block whose events are found by hashes: an event has one key, but many tags."""
+    return wire.count >= SUMMARY_EVENTS and wire.seqs is None and wire.tags is None
+
+
 def hashes_of(wire: Wire, made_of: Columns | None = None) -> TermHashes:
     """The hashes of what the events of a block without holes are found by; `made_of`: its columns, if at hand."""
     given = (None,) * 3 if made_of is None else (made_of.key, made_of.causation, made_of.correlation)
@@ -138,7 +144,8 @@ def range_rows(wire: Wire, *, indexed: bool, made_of: Columns | None = None) -> 
         return None
     summary = pack_summaries([summary_of(Block(wire, ""))])
     termed = wire.key is not None or wire.causation is not None or wire.correlation is not None
-    return summary, keys.with_checksum(_encode(hashes_of(wire, made_of))) if indexed and termed else None
+    hashed = indexed and termed and is_hashed(wire)
+    return summary, keys.with_checksum(_encode(hashes_of(wire, made_of))) if hashed else None
 
 
 def summarise(tx: WriteTx, topic: int, wire: Wire, *, indexed: bool, made_of: Columns | None = None) -> None:
@@ -234,9 +241,12 @@ def leaf_hash(said: bytes) -> bytes:
 
 
 def leaves(columns: Columns, seqs: Iterable[int], ids: Iterable[int], recorded: Sequence[int]) -> Iterator[bytes]:
-    """Everything each event says, as bytes: position, id, times, kind, payload, and the optional columns in order."""
+    """Returns everything each event says, as bytes: position, id, times, kind, payload, the optional columns in order.
+
+    An event without tags says nothing of tags, as before there were any: its hash is the same.
+    """
     nothing: list[None] = [None] * len(columns)
-    for seq, id, ms, occurred, kind, payload, binary, key, scope, headers, correlation, causation in zip(
+    for seq, id, ms, occurred, kind, payload, binary, key, scope, headers, correlation, causation, tags in zip(
         seqs,
         ids,
         recorded,
@@ -249,13 +259,13 @@ def leaves(columns: Columns, seqs: Iterable[int], ids: Iterable[int], recorded: 
         columns.headers or nothing,
         columns.correlation or nothing,
         columns.causation or nothing,
+        columns.tags or nothing,
         strict=True,
     ):
         times = ms, ms if occurred is None else occurred
         pairs = sorted(headers.items()) if headers else None
-        yield _encode(
-            (seq, id.to_bytes(16), *times, kind, payload, bool(binary), key, scope, pairs, correlation, causation)
-        )
+        said = (seq, id.to_bytes(16), *times, kind, payload, bool(binary), key, scope, pairs, correlation, causation)
+        yield _encode(said if tags is None else (*said, unpack_tags(tags)))
 
 
 def leaves_of(block: Block) -> Iterator[bytes]:

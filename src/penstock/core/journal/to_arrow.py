@@ -13,11 +13,13 @@ from penstock.core.engine.contract import Engine
 from penstock.core.events import format_id
 from penstock.core.journal.blocks import Block, CodedText, Headers, Ints, SignedInts, Text, join_blocks
 from penstock.core.journal.reading import TopicView
+from penstock.core.names import TAG_END
 from penstock.errors import ConfigError
 
 try:
     import numpy as np
     import pyarrow as pa
+    import pyarrow.compute as pc
     from numpy.typing import NDArray
 except ImportError as error:  # pragma: no cover - the extra is there in development
     raise ConfigError('Arrow needs the extra: pip install "penstock[arrow]"') from error
@@ -56,6 +58,7 @@ def arrow_schema(payload: PayloadType = "string") -> pa.Schema:
             pa.field("id", pa.string()),
             pa.field("correlation_id", pa.string()),
             pa.field("causation_id", pa.string()),
+            pa.field("tags", pa.list_(pa.string())),
         ]
     )
 
@@ -161,6 +164,8 @@ def _column(block: Block, name: str, payload: PayloadType) -> pa.Array:
             return _ids(block)
         case "correlation_id":
             return _text(wire.correlation, count)
+        case "tags":
+            return _tags(wire.tags, count)
         case _:
             return _text(wire.causation, count)
 
@@ -215,6 +220,19 @@ def _text(column: Text | None, count: int) -> pa.Array:
         validity = pa.py_buffer(np.packbits(np.frombuffer(column.nulls, dtype=np.uint8) == 0, bitorder="little"))
     bounds = pa.py_buffer(_offsets(column.lengths, count))
     return pa.StringArray.from_buffers(count, bounds, pa.py_buffer(column.data), validity)
+
+
+def _tags(column: Text | None, count: int) -> pa.Array:
+    """Returns the tags of each event as a list; null for an event without tags."""
+    if column is None:
+        return pa.nulls(count, pa.list_(pa.string()))
+    if isinstance(column, CodedText) and not isinstance(column.codes, int):
+        return _lists(pa.array(column.values, pa.string())).take(pa.array(_numbers(column.codes, count)))
+    return _lists(_text(column, count))
+
+
+def _lists(packed: pa.StringArray) -> pa.ListArray:
+    return pc.split_pattern(pc.utf8_slice_codeunits(packed, 1, -1), TAG_END)
 
 
 def _payloads(block: Block, payload: PayloadType) -> pa.Array:

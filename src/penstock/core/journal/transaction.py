@@ -18,9 +18,9 @@ from penstock.core.engine.contract import WriteTx
 from penstock.core.events import Event
 from penstock.core.journal import interrupts
 from penstock.core.journal.commit import Commit
+from penstock.core.journal.index.index import read_view
 from penstock.core.journal.interrupts import Shield, is_inside
 from penstock.core.journal.locating import find_event
-from penstock.core.journal.log import read_view
 from penstock.core.journal.reading import TopicView
 from penstock.core.model.query import EventQuery
 from penstock.core.observe.logs import Log

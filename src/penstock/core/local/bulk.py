@@ -20,6 +20,7 @@ from penstock.core.entity.projection import Declared
 from penstock.core.events import Event, parse_id
 from penstock.core.journal import keys
 from penstock.core.journal.blocks import (
+    TEXTS,
     Block,
     Columns,
     build_wire,
@@ -247,11 +248,10 @@ def _block_of(events: Sequence[Event]) -> bytes:
     rows = [(event._rows, event._row) for event in events]
     columns = Columns([event.kind for event in events], [bytes(some.raw_payload(row)) for some, row in rows])
     columns.binary = [event.binary for event in events]
-    columns.key, columns.scope = [event.key for event in events], [event.scope for event in events]
     columns.headers = [event.headers for event in events]
     columns.occurred = [some.occurred_ms(row) for some, row in rows]
-    columns.correlation = [event.correlation_id for event in events]
-    columns.causation = [event.causation_id for event in events]
+    for name in TEXTS:
+        setattr(columns, name, [getattr(some, name)(row) for some, row in rows])
     wire = build_wire(columns, events[0].seq, 0, 0)
     set_runs_of(wire, [some.id_number(row) for some, row in rows], [some.recorded_ms(row) for some, row in rows])
     wire.seqs = pack_seqs([event.seq for event in events])

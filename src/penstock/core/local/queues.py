@@ -14,12 +14,12 @@ from msgspec.structs import asdict, replace
 from penstock.core.clock import seconds
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.consuming.handover import finish
-from penstock.core.documents.conditions import Where, check_events_chosen
 from penstock.core.documents.events import event_document
 from penstock.core.events import Draft, Event, Receipt
 from penstock.core.journal.commit import Commit
 from penstock.core.journal.writer import WriteRequest
 from penstock.core.local.backend import LocalBackend, PendingCommit, can_prepare_at_once
+from penstock.core.model.conditions import Where, check_events_chosen
 from penstock.core.model.failure import NackRequest, check_nack
 from penstock.core.model.take import TakeRequest, check_taking, take_request
 from penstock.core.names import check_consumer, check_text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.events import Event
 from penstock.core.journal.blocks import Block
-from penstock.core.journal.index.index import EntityIndex, Lookup, entity_events
+from penstock.core.journal.index.index import EntityIndex, Lookup, indexed_events
 from penstock.core.journal.reading import Bounds, TopicView
 from penstock.core.journal.sealed.columns import columns_schema
 from penstock.core.journal.sealed.files import SealedBytes, sealed_files_with
@@ -59,4 +59,4 @@ class LocalScan:
     def events(self, query: EventQuery) -> Iterator[Event]:
         if self._opened is None:
             self._opened = self._index.open(self._view)
-        return entity_events(self._opened, query, query.after, None, query.through, reverse=False)
+        return indexed_events(self._opened, query, query.after, None, query.through, reverse=False)

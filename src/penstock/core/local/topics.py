@@ -18,7 +18,8 @@ from penstock.core.journal.across import across_query, check_positions, read_pag
 from penstock.core.journal.catalog import Settings, load_record, topic_names
 from penstock.core.journal.commit import Commit, change_settings, checked_settings
 from penstock.core.journal.core import JournalCore
-from penstock.core.journal.log import TopicLog, read_view
+from penstock.core.journal.index.index import read_view
+from penstock.core.journal.log import TopicLog
 from penstock.core.journal.reading import TopicView
 from penstock.core.journal.upkeep.by_key import compact_by_key
 from penstock.core.journal.upkeep.dropping import DropReport
@@ -92,6 +93,7 @@ def requested_events(query: wire.FilterQuery, **further: Any) -> EventQuery:
         key_prefix=query.key_prefix,
         kinds=query.kind or None,
         scope=query.scope,
+        tags=query.tag or None,
         where=query.where if query.where and query.where.strip() else None,
         **further,
     )

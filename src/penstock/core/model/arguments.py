@@ -6,7 +6,7 @@ A method takes them as `**options: Unpack[…]`; `shows` lets `help`, `inspect.s
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
@@ -16,19 +16,24 @@ if TYPE_CHECKING:
     from penstock.core.clock import Duration
     from penstock.core.consuming.delivery import Delivery
     from penstock.core.events import Event, Receipt
+    from penstock.core.model.conditions import Where
+    from penstock.core.model.query import EventQuery
     from penstock.core.queue.policy import Retry
     from penstock.core.surface.queue import Queue
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def shows(arguments: type, value: type[msgspec.Struct] | None = None) -> Callable[[F], F]:
-    """Lets a function's signature show arguments one by one, with the defaults that the fields of a value have.
+def shows(arguments: type, default: object = ...) -> Callable[[F], F]:
+    """Lets a function's signature show arguments one by one.
 
-    Without a value the default is `...`: what is left out stays as it is.
+    `default` is the default of every argument, or the struct whose fields have the defaults. `...` says that an
+    argument that is left out stays as it is.
     """
-    given = () if value is None else value.__struct_defaults__
-    defaults = {} if value is None else dict(zip(value.__struct_fields__[-len(given) :], given, strict=True))
+    defaults = dict.fromkeys(arguments.__annotations__, default)
+    if isinstance(default, type) and issubclass(default, msgspec.Struct):
+        given = default.__struct_defaults__
+        defaults = dict(zip(default.__struct_fields__[-len(given) :], given, strict=True))
 
     def show(function: F) -> F:
         signature, kind = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
@@ -54,6 +59,25 @@ class DraftArguments(TypedDict, total=False):
     cause: Event | Receipt | str | int | None
     correlation: str | None
     expect: int | None
+    tags: Iterable[str] | None
+    unless: EventQuery | Sequence[EventQuery] | None
+    after: int | None
+
+
+class FilterArguments(TypedDict, total=False):
+    """The arguments that choose events; see `EventQuery`."""
+
+    key: str | None
+    key_prefix: str | None
+    kind: str | Collection[str] | None
+    scope: str | None
+    tags: str | Collection[str] | None
+    where: Where | str | None
+
+
+def filters(given: FilterArguments) -> dict[str, Any]:
+    """Returns the fields of an `EventQuery` that arguments stand for."""
+    return {"kinds" if name == "kind" else name: value for name, value in given.items()}
 
 
 class SettingsArguments(TypedDict, total=False):

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import force_setattr
 
 from penstock.core.clock import to_ms
 from penstock.core.events import Event
-from penstock.core.names import check_limit, check_position, check_unicode
+from penstock.core.names import TAG_END, check_limit, check_position, check_tags, check_unicode
 from penstock.errors import ConfigError
 from penstock.limits import MAX_POSITION
 
 if TYPE_CHECKING:
-    from penstock.core.documents.conditions import Where
+    from penstock.core.model.conditions import Where
 else:
     Where = (
         object  # `inspect.signature` needs a name here; few queries have a condition, and its module is slow to import
@@ -35,6 +35,8 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Only events of these kinds; any collection of texts, or one text, may be given."""
     scope: str | None = None
     """Only events of this scope."""
+    tags: frozenset[str] | None = None
+    """Only events that have all of these tags; any collection of texts, or one text, may be given."""
     where: Where | None = None
     """Only events for which this condition holds; its text may be given."""
     after: int = 0
@@ -59,6 +61,7 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
             key_prefix: str | None = None,
             kinds: Collection[str] | None = None,
             scope: str | None = None,
+            tags: Collection[str] | None = None,
             where: Where | str | None = None,
             after: int = 0,
             through: int | None = None,
@@ -80,13 +83,15 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("give key= for one entity or key_prefix= for those whose key begins so, not both")
         if self.kinds is not None:
             force_setattr(self, "kinds", _kinds(self.kinds))
+        if self.tags is not None:
+            force_setattr(self, "tags", frozenset(check_tags(self.tags)) or None)
         if self.key_prefix == "":
             force_setattr(self, "key_prefix", None)
         for time, what in ((self.since, "since"), (self.until, "until")):
             if time is not None:
                 to_ms(time, what)
         if self.where is not None:
-            from penstock.core.documents.conditions import Where, check_events_chosen
+            from penstock.core.model.conditions import Where, check_events_chosen
 
             condition = check_events_chosen(self.where if isinstance(self.where, Where) else Where(self.where))
             force_setattr(self, "where", condition)
@@ -111,8 +116,14 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
             and self.key_prefix is None
             and self.kinds is None
             and self.scope is None
+            and self.tags is None
             and self.where is None
         )
+
+    @property
+    def indexed(self) -> bool:
+        """Whether the index finds the wanted events: a read costs about as much as it finds."""
+        return self.key is not None or self.tags is not None
 
     @property
     def nothing(self) -> bool:
@@ -126,6 +137,7 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
             and (self.key is None or event.key == self.key)
             and (self.key_prefix is None or (event.key or "").startswith(self.key_prefix))
             and (self.scope is None or event.scope == self.scope)
+            and (self.tags is None or self.tags.issubset(event.tags))
             and (self.where is None or self.where.matches(event))
         )
 
@@ -158,9 +170,9 @@ def _kinds(kinds: Iterable[str]) -> frozenset[str]:
     return frozenset(given)
 
 
-def _implied(wanted: EventQuery, condition: Where) -> dict[str, object]:
+def _implied(wanted: EventQuery, condition: Where) -> dict[str, Any]:
     """What a condition says of fields that the query says nothing of. The condition is asked all the same."""
-    found: dict[str, object] = {}
+    found: dict[str, Any] = {}
     by_key = wanted.key is None and wanted.key_prefix is None
     for part in condition.parts:
         match part:
@@ -175,6 +187,8 @@ def _implied(wanted: EventQuery, condition: Where) -> dict[str, object]:
                     found["kinds"] = kinds
             case "scope", "==", str(value) if wanted.scope is None and "scope" not in found:
                 found["scope"] = value
+            case "tags", "contains", str(value) if value and TAG_END not in value:
+                found["tags"] = frozenset({value, *(found.get("tags") or wanted.tags or ())})
     return found
 
 

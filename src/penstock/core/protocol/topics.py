@@ -54,6 +54,7 @@ class FilterQuery(msgspec.Struct, omit_defaults=True, kw_only=True):
     key: Annotated[str | None, Meta(description="only events of this entity")] = None
     key_prefix: Annotated[str | None, Meta(description="only events whose key begins so")] = None
     scope: Annotated[str | None, Meta(description="only events of this scope")] = None
+    tag: Annotated[list[str], Meta(description="only events with this tag; given several times: with all of them")] = []
     where: Annotated[str | None, Meta(description="only events for which this condition holds: payload.total > 10")] = (
         None
     )

@@ -11,7 +11,7 @@ from penstock.core.consuming.handover import finish
 from penstock.core.entity.outbox import Outbox
 from penstock.core.events import PayloadType
 from penstock.core.journal.across import across_query, check_positions
-from penstock.core.model.arguments import PolicyArguments, shows
+from penstock.core.model.arguments import FilterArguments, PolicyArguments, filters, shows
 from penstock.core.model.query import EventQuery, check_follower
 from penstock.core.names import (
     check_consumer,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.core.consuming.subscription import JournalSubscription
-    from penstock.core.documents.conditions import Where
     from penstock.core.entity.copying import CopyFormat, ExportReport, ImportReport
     from penstock.core.entity.fence import Fence
     from penstock.core.events import Event
@@ -154,6 +153,7 @@ class Journal:
         return self._backend.call(LIST_QUEUES)
 
     # ── across topics ────────────────────────────────────────────────────────────────────────────────────────────────
+    @shows(FilterArguments, None)
     def read(
         self,
         topics: str | Sequence[str] | None = None,
@@ -164,11 +164,7 @@ class Journal:
         since: datetime | None = None,
         until: datetime | None = None,
         reverse: bool = False,
-        key: str | None = None,
-        key_prefix: str | None = None,
-        kind: str | Sequence[str] | None = None,
-        scope: str | None = None,
-        where: Where | str | None = None,
+        **filter: Unpack[FilterArguments],
     ) -> Iterator[Event]:
         """Streams the events of several topics in the order they were recorded, of one state of the journal.
 
@@ -178,11 +174,7 @@ class Journal:
         later, keep `positions[event.topic] = event.seq`, or `commit` it.
         """
         events = EventQuery(
-            key=key,
-            key_prefix=key_prefix,
-            kinds=kind,
-            scope=scope,
-            where=where,
+            **filters(filter),
             limit=limit,
             since=since,
             until=until,
@@ -191,23 +183,20 @@ class Journal:
         query = across_query(topics, after, through, events)
         return iter(()) if query.events.nothing else self._backend.read(query)
 
+    @shows(FilterArguments, None)
     def subscribe(
         self,
         topics: str | Sequence[str] | None = None,
         after: Mapping[str, int] | Literal["latest"] | None = None,
         *,
         buffer: int = SUBSCRIPTION_BUFFER,
-        key: str | None = None,
-        key_prefix: str | None = None,
-        kind: str | Sequence[str] | None = None,
-        scope: str | None = None,
-        where: Where | str | None = None,
+        **filter: Unpack[FilterArguments],
     ) -> JournalSubscription:
         """Follows several topics: their history after positions as `read` gives it, then live; no gap, no duplicate.
 
         Topics that are made later and match are followed from their beginning. `after="latest"`: only what comes.
         """
-        events = check_follower(EventQuery(key=key, key_prefix=key_prefix, kinds=kind, scope=scope, where=where))
+        events = check_follower(EventQuery(**filters(filter)))
         query = across_query(topics, None if after == "latest" else after, None, events)
         return self._backend.subscribe(query, check_whole(buffer, "buffer"), latest=after == "latest")
 

@@ -12,10 +12,10 @@ from msgspec.structs import asdict, replace
 from penstock.core.clock import Duration, seconds
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.consuming.worker import adapted
-from penstock.core.documents.conditions import EventChoice, Where, predicate
 from penstock.core.documents.decoding import nearest
 from penstock.core.events import Draft, Event, PayloadType, Receipt
 from penstock.core.model.arguments import PolicyArguments, PushArguments, TakeArguments, TakeManyArguments, shows
+from penstock.core.model.conditions import EventChoice, Where, predicate
 from penstock.core.model.push import PushOptions
 from penstock.core.model.take import DEFAULT_GROUP, TakeRequest, check_taker, check_taking, take_request
 from penstock.core.names import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar, Unpack
 
@@ -12,7 +12,7 @@ from penstock.core.events import Draft, parse_id
 from penstock.core.journal.catalog import Settings
 from penstock.core.journal.commit import checked_settings
 from penstock.core.journal.cursors import TopicConsumer
-from penstock.core.model.arguments import DraftArguments, SettingsArguments, shows
+from penstock.core.model.arguments import DraftArguments, FilterArguments, SettingsArguments, filters, shows
 from penstock.core.model.plan import BatchPlan
 from penstock.core.model.query import EVERYTHING, EventQuery, check_follower
 from penstock.core.names import check_consumer, check_function, check_limit, check_position, check_text, check_whole
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from penstock.core.clock import Duration
     from penstock.core.consuming.subscription import OnLag, Subscription
     from penstock.core.consuming.worker import Worker
-    from penstock.core.documents.conditions import Where
     from penstock.core.entity.projection import Projection
     from penstock.core.entity.proof import CheckReport, InclusionProof, TreeRoot
     from penstock.core.entity.receipts import VerifyReport
@@ -125,6 +124,7 @@ class Topic(Generic[PayloadT]):
     def __bool__(self) -> bool:
         return True
 
+    @shows(FilterArguments, None)
     def read(
         self,
         after: int = 0,
@@ -134,11 +134,7 @@ class Topic(Generic[PayloadT]):
         since: datetime | None = None,
         until: datetime | None = None,
         reverse: bool = False,
-        key: str | None = None,
-        key_prefix: str | None = None,
-        kind: str | Sequence[str] | None = None,
-        scope: str | None = None,
-        where: Where | str | None = None,
+        **filter: Unpack[FilterArguments],
     ) -> Iterator[Event[PayloadT]]:
         """Streams events after a position, oldest first (newest first: `reverse`), up to the newest one now.
 
@@ -148,11 +144,7 @@ class Topic(Generic[PayloadT]):
         compaction removed raises PositionTrimmed.
         """
         query = EventQuery(
-            key=key,
-            key_prefix=key_prefix,
-            kinds=kind,
-            scope=scope,
-            where=where,
+            **filters(filter),
             after=after,
             through=through,
             limit=limit,
@@ -212,17 +204,14 @@ class Topic(Generic[PayloadT]):
         to_ms(time, "time")
         return self._call(wire.FIND_POSITION, request=wire.PositionQuery(time.isoformat()))
 
+    @shows(FilterArguments, None)
     def subscribe(
         self,
         after: int | Literal["latest"] = 0,
         *,
         buffer: int = SUBSCRIPTION_BUFFER,
         on_lag: OnLag = "catch_up",
-        key: str | None = None,
-        key_prefix: str | None = None,
-        kind: str | Sequence[str] | None = None,
-        scope: str | None = None,
-        where: Where | str | None = None,
+        **filter: Unpack[FilterArguments],
     ) -> Subscription[PayloadT]:
         """Follows the topic: the history after a position, then live; no gap and no duplicate at the seam.
 
@@ -230,7 +219,7 @@ class Topic(Generic[PayloadT]):
         """
         if after != "latest":
             check_position(after, "after")
-        wanted = EventQuery(key=key, key_prefix=key_prefix, kinds=kind, scope=scope, where=where)
+        wanted = EventQuery(**filters(filter))
         found = self._at.subscribe(after, buffer, on_lag, check_follower(wanted))
         found._payload = self._payload
         return found
@@ -269,6 +258,7 @@ class Topic(Generic[PayloadT]):
         """How many events are left to read after a position: what was removed, or is too old, is not."""
         return self._call(wire.READ_LEFT, request=wire.LeftQuery(check_position(after, "after")))
 
+    @shows(FilterArguments, None)
     def worker(
         self,
         consumer: str,
@@ -277,11 +267,7 @@ class Topic(Generic[PayloadT]):
         batch: int = WORKER_BATCH,
         idle: Duration = WORKER_IDLE,
         restarts: int = WORKER_RESTARTS,
-        key: str | None = None,
-        key_prefix: str | None = None,
-        kind: str | Sequence[str] | None = None,
-        scope: str | None = None,
-        where: Where | str | None = None,
+        **filter: Unpack[FilterArguments],
     ) -> Worker:
         """A worker that hands this topic's events to `handler` in batches, at least once; `start()` or `run()` it.
 
@@ -293,7 +279,7 @@ class Topic(Generic[PayloadT]):
         check_consumer(consumer)
         if self._payload is not None:
             handler = adapted(handler, self._payload.typed_all)
-        wanted = EventQuery(key=key, key_prefix=key_prefix, kinds=kind, scope=scope, where=where)
+        wanted = EventQuery(**filters(filter))
         plan = BatchPlan(consumer, handler, batch, idle, restarts, check_follower(wanted))
         worker = self._at.worker(self, plan)
         self.journal._backend.workers.add(worker)

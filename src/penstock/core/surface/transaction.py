@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from penstock.core.clock import Duration, seconds
 from penstock.core.consuming.delivery import Delivery
-from penstock.core.documents.conditions import EventChoice, Where, check_events_chosen, predicate
 from penstock.core.engine.contract import SqlParameters, SqlRow
 from penstock.core.events import Draft, Event, Receipt
 from penstock.core.journal.cursors import move_cursor, read_cursor
 from penstock.core.journal.transaction import HeldWriter
-from penstock.core.model.arguments import DraftArguments, PushArguments, TakeArguments, shows
+from penstock.core.model.arguments import DraftArguments, FilterArguments, PushArguments, TakeArguments, filters, shows
+from penstock.core.model.conditions import EventChoice, Where, check_events_chosen, predicate
 from penstock.core.model.failure import check_nack
 from penstock.core.model.push import PushOptions
 from penstock.core.model.query import EventQuery
@@ -120,6 +120,7 @@ class Transaction:
 
         return self._held.look(look)
 
+    @shows(FilterArguments, None)
     def read(
         self,
         topic: Topic | str,
@@ -130,20 +131,12 @@ class Transaction:
         since: datetime | None = None,
         until: datetime | None = None,
         reverse: bool = False,
-        key: str | None = None,
-        key_prefix: str | None = None,
-        kind: str | Sequence[str] | None = None,
-        scope: str | None = None,
-        where: Where | str | None = None,
+        **filter: Unpack[FilterArguments],
     ) -> Iterator[Event]:
         """Reads a topic with this transaction's own appends in it; the arguments are those of `Topic.read`."""
         self._held.check_open()
         query = EventQuery(
-            key=key,
-            key_prefix=key_prefix,
-            kinds=kind,
-            scope=scope,
-            where=where,
+            **filters(filter),
             after=after,
             through=through,
             limit=limit,

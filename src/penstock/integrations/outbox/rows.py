@@ -52,11 +52,14 @@ def append(
 ) -> None:
     """Appends an event if the connection's transaction commits; the arguments are those of `Topic.append`.
 
-    The event occurred now, unless `occurred_at` says otherwise. `expect` is refused: it is compared when the event
-    comes into the journal, which is after your transaction.
+    The event occurred now, unless `occurred_at` says otherwise. `expect` and `unless` are refused: they are compared
+    when the event comes into the journal, which is after your transaction.
     """
-    if draft.get("expect") is not None:
-        raise ConfigError("expect= cannot be compared in another database's transaction: leave it out of an outbox")
+    for name in ("expect", "unless"):
+        if draft.get(name) is not None:
+            raise ConfigError(
+                f"{name}= cannot be compared in another database's transaction: leave it out of an outbox"
+            )
     made = make_draft(kind, payload, draft)
     if made.occurred_at is None:
         made.occurred_at = datetime.now(UTC)

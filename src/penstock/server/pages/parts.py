@@ -24,8 +24,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.core.documents.conditions import Where
 from penstock.core.events import Event, GivenUpEvent
+from penstock.core.model.conditions import Where
 from penstock.core.observe.sample import FailedMessage, Finding, Sample
 from penstock.core.protocol.operation import ROLES
 from penstock.core.queue.dead_letters import DeadLetterCursor

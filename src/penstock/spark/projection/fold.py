@@ -21,12 +21,13 @@ from penstock.core.clock import to_ms
 from penstock.core.entity.projection import Projection, folder_of
 from penstock.core.entity.states import pack_state
 from penstock.core.events import parse_id
+from penstock.core.names import pack_tags
 from penstock.errors import ConfigError
 from penstock.spark.layout import plain
 from penstock.spark.projection.shipping import Shipped, StateRows
 
 NEEDED = ("key", "seq", "kind", "payload")
-OPTIONAL = ("topic", "scope", "headers", "occurred_at", "recorded_at", "id", "correlation_id", "causation_id")
+OPTIONAL = ("topic", "scope", "headers", "occurred_at", "recorded_at", "id", "correlation_id", "causation_id", "tags")
 _EMIT = 8192
 """States in one record batch."""
 
@@ -106,6 +107,9 @@ class Rows:
 
     def causation(self, row: int) -> str | None:
         return self._column("causation_id")[row]  # type: ignore[no-any-return]
+
+    def tags(self, row: int) -> str | None:
+        return pack_tags(self._column("tags")[row] or ())
 
     def extract(self, row: int) -> bytes:
         raise ConfigError("an event handed to a projection on Spark cannot be kept: take from it what you need")

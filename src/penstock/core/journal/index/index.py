@@ -15,6 +15,8 @@ from itertools import chain, islice
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from penstock.core.engine.contract import Engine, Snapshot
 from penstock.core.events import Event
 from penstock.core.journal import keys
@@ -27,6 +29,7 @@ from penstock.core.journal.index.runs import (
     CORRELATIONS,
     ENTITIES,
     FILTER,
+    TAGS,
     BloomFilter,
     Directory,
     Run,
@@ -264,7 +267,7 @@ class Lookup:
         if not segment.may_hold(key):
             return
         for block in blocks_with(segment, self._view.name, key, reverse=reverse):
-            rows = wanted_rows(EventQuery(key=key), block, block.row_after(after), block.row_after(through))
+            rows = wanted_rows(EventQuery(key=key), block, range(block.row_after(after), block.row_after(through)))
             if rows:
                 yield block, rows[::-1] if reverse else rows
 
@@ -291,7 +294,7 @@ class Lookup:
 
     def _in_blocks(self, wanted: EventQuery, after: int, through: int, reverse: bool) -> Iterator[Piece]:
         for block in (self._view.blocks_back if reverse else self._view.blocks)(after, through):
-            rows = wanted_rows(wanted, block, block.row_after(after), block.row_after(through))
+            rows = wanted_rows(wanted, block, range(block.row_after(after), block.row_after(through)))
             if rows:
                 yield block, rows[::-1] if reverse else rows
 
@@ -317,7 +320,9 @@ class Lookup:
             asked += 1
             if asked == INDEX_FAN_IN:
                 self._index.crowded(self._view.name)
-            chunks = self._chunks_back(run, term, through) if reverse else self._chunks(run, section, term, after)
+            chunks = (
+                self._chunks_back(run, section, term, through) if reverse else self._chunks(run, section, term, after)
+            )
             for block, start, stop in chunks:
                 seqs = block.seqs
                 while start < stop and seqs[start] <= after:
@@ -354,15 +359,15 @@ class Lookup:
                 yield block, start, stop
             return
 
-    def _chunks_back(self, run: Run, key: str, through: int) -> Iterator[tuple[Block, int, int]]:
-        """The same of an entity, from the newest back, at or before a position."""
+    def _chunks_back(self, run: Run, section: bytes, term: str, through: int) -> Iterator[tuple[Block, int, int]]:
+        """The same from the newest back, at or before a position."""
         view = self._view
-        low = run_key(view.topic_id, run.id, ENTITIES)
+        low = run_key(view.topic_id, run.id, section)
         for _, value in view.snap.scan(
-            low, low + prefix(key) + min(through + 1, keys.MAX_SEQ).to_bytes(8), reverse=True
+            low, low + prefix(term) + min(through + 1, keys.MAX_SEQ).to_bytes(8), reverse=True
         ):
             block = read_chunk(value, view.name)
-            start, stop = span_of(block, key)
+            start, stop = span_of(block, term)
             if start < stop:
                 yield block, start, stop
             if start > 0 or stop == 0:
@@ -412,6 +417,30 @@ class Lookup:
             for block, rows in tail.pieces(self._view, column, id, low, through):
                 yield from [Event(block, row) for row in rows]
 
+    # ── tags ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def tagged(self, wanted: EventQuery, after: int, through: int, *, reverse: bool = False) -> Iterator[Piece]:
+        """Returns the rows of the events that have all wanted tags, in order; never none of a block."""
+        after = max(after, self._trimmed)
+        covered = self._tagged_in_runs(wanted, after, through, reverse)
+        recent = self._tagged_in_tails(wanted, after, through, reverse)
+        return chain(recent, covered) if reverse else chain(covered, recent)
+
+    def _tagged_in_runs(self, wanted: EventQuery, after: int, through: int, reverse: bool) -> Iterator[Piece]:
+        found = [self._run_pieces(TAGS, tag, after, through, reverse=reverse) for tag in wanted.tags or ()]
+        positions = ((block.seqs[row] for block, rows in pieces for row in rows) for pieces in found)
+        return self._tail.rows_at(self._view, in_all(list(positions), reverse=reverse))
+
+    def _tagged_in_tails(self, wanted: EventQuery, after: int, through: int, reverse: bool) -> Iterator[Piece]:
+        if self._behind:
+            yield from self._in_blocks(
+                EventQuery(tags=wanted.tags), max(after, self.directory.through), through, reverse
+            )
+            return
+        tails = list(self._tails(after))
+        for tail, low, high in reversed(tails) if reverse else tails:
+            found = [tail.tagged(tag, low, min(high, through), reverse=reverse) for tag in wanted.tags or ()]
+            yield from tail.rows_at(self._view, in_all(found, reverse=reverse))
+
     def _tails(self, after: int) -> Iterator[tuple[Memtable, int, int]]:
         after = max(after, self.directory.through)
         if self._behind:
@@ -450,18 +479,54 @@ def _read_into(tail: Memtable, view: TopicView, through: int) -> None:
             tail.add(block, block_size(block))
 
 
-def entity_events(
+def read_view(view: TopicView, query: EventQuery, open_index: OpenIndex) -> Iterator[Event]:
+    """Returns the wanted events of one view of a topic. The index finds the events of an entity or with tags."""
+    after, limit = query.after, query.rows_wanted
+    view.check_not_trimmed(after)
+    if query.since_ms is not None:
+        after = max(after, view.position_before(query.since_ms))
+    if query.until_ms is not None:
+        query = replace(query, through=min(query.through, view.position_before(query.until_ms)))
+    if query.indexed and (not after or view.latest() - after > _NEAR):
+        found = indexed_events(open_index(view), query, after, limit, query.through, reverse=query.reverse)
+    elif query.key_prefix:
+        found = prefixed_events(view, query, after, limit)
+    else:
+        found = view.events(after, query.through, limit, query, reverse=query.reverse)
+    return query.fulfilled(found)
+
+
+_NEAR = 16
+"""So few newest positions are read as they lie, also for an entity or tags: opening the index would cost more."""
+
+
+def in_all(sources: Sequence[Iterator[int]], *, reverse: bool = False) -> Iterator[int]:
+    """Returns the positions that all sources have, in the order that all sources have."""
+    sign = -1 if reverse else 1
+    heads = [next(source, None) for source in sources]
+    while heads and None not in heads:
+        furthest = max(sign * head for head in heads if head is not None)
+        if all(head == sign * furthest for head in heads):
+            yield sign * furthest
+            furthest += 1
+        for at, source in enumerate(sources):
+            head = heads[at]
+            while head is not None and sign * head < furthest:
+                head = next(source, None)
+            heads[at] = head
+
+
+def indexed_events(
     lookup: Lookup, wanted: EventQuery, after: int, limit: int | None, through: int, *, reverse: bool
 ) -> Iterator[Event]:
-    """The events of one entity that a reader wants, in order."""
-    kinds, scope = wanted.kinds, wanted.scope
-    if not wanted.key:
+    """Returns the wanted events of one entity, or with some tags, in order."""
+    if wanted.key == "":
         return iter(())
-    found: Iterator[Event] = chain.from_iterable(lookup.events(wanted.key, after, through, reverse=reverse))
-    if kinds is not None:
-        found = (event for event in found if event.kind in kinds)
-    if scope is not None:
-        found = (event for event in found if event.scope == scope)
+    if wanted.key is not None:
+        pieces, rest = lookup.pieces(wanted.key, after, through, reverse=reverse), replace(wanted, key=None)
+    else:
+        pieces, rest = lookup.tagged(wanted, after, through, reverse=reverse), replace(wanted, tags=None)
+    found = (Event(block, row) for block, rows in pieces for row in wanted_rows(rest, block, rows))
     return islice(found, limit)
 
 
@@ -505,7 +570,8 @@ def prefixed_in_runs(
             continue
         for block in _chunks_with(view, run, query.key_prefix or ""):
             seqs = block.seqs
-            rows = [row for row in wanted_rows(query, block, 0, block.count) if after < seqs[row] <= query.through]
+            rows = wanted_rows(query, block, range(block.count))
+            rows = [row for row in rows if after < seqs[row] <= query.through]
             found.update((seqs[row], Event(block, row)) for row in rows)
             if len(found) > most:
                 return None

@@ -31,6 +31,7 @@ from penstock.core.journal.index.runs import (
     CORRELATIONS,
     ENTITIES,
     FILTER,
+    TAGS,
     BloomFilter,
     Breathe,
     Chunk,
@@ -48,6 +49,7 @@ from penstock.core.journal.index.runs import (
     run_key,
     save_directory,
     sorted_sources,
+    tags_of,
     term_rows,
 )
 from penstock.core.journal.locating import CausalNotes, is_crowded
@@ -344,7 +346,7 @@ class Indexer(Background):
                 for part in parts
                 if section.decode() in part.sections
             ]
-            for section in (ENTITIES, CAUSES, CORRELATIONS)
+            for section in (ENTITIES, CAUSES, CORRELATIONS, TAGS)
         }
         ids = {part.id for part in parts}
 
@@ -558,8 +560,13 @@ def first_sources(blocks: Sequence[Block], base: int, breathe: Breathe) -> Sourc
             if column is not None:
                 yield term_rows(text_values(column, block.count), block.seqs, base)
 
+    def tags() -> Iterator[IndexRows]:
+        for block, base in after:
+            if block.wire.tags is not None:
+                yield term_rows(*tags_of(text_values(block.wire.tags, block.count), block.seqs), base)
+
     events = (rows for block, base in after for rows in event_rows(block, base, breathe))
-    found = {ENTITIES: events, CAUSES: terms("causation"), CORRELATIONS: terms("correlation")}
+    found = {ENTITIES: events, CAUSES: terms("causation"), CORRELATIONS: terms("correlation"), TAGS: tags()}
     return {section: sorted_sources(rows, breathe) for section, rows in found.items()}
 
 

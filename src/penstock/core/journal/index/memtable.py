@@ -12,8 +12,8 @@ It consists of parts, so that forgetting what runs cover is dropping the first o
 packed positions: neither the dictionary nor what is in it are followed by the garbage collector, which otherwise stops
 every thread for as long as it takes to walk over half a million events.
 
-Of larger commits a part holds hashes only (see `journal.summaries`): four bytes an event, which are searched as they
-are, and no block. What they find is read from the store.
+Of larger commits without tags a part holds hashes only (see `journal.summaries`): four bytes an event, which are
+searched as they are, and no block. What they find is read from the store.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from itertools import islice
 from time import monotonic
 
 from penstock.core.journal.blocks import Block, Wire, text_values
+from penstock.core.journal.index.runs import tags_of
 from penstock.core.journal.reading import TopicView
-from penstock.core.journal.summaries import TermHashes, hashes_of, rows_with
+from penstock.core.journal.summaries import TermHashes, hashes_of, is_hashed, rows_with
 from penstock.limits import INDEX_MEMORY_BYTES, INDEX_RUN_EVENTS, SUMMARY_EVENTS
 
 Piece = tuple[Block, Sequence[int]]
@@ -59,8 +60,8 @@ class MemtablePart:
         """The last position."""
         self.count = 0
         self.size = 0
-        self.terms: tuple[Positions, Positions, Positions] = ({}, {}, {})
-        """Of keys, causes and correlations."""
+        self.terms: tuple[Positions, Positions, Positions, Positions] = ({}, {}, {}, {})
+        """Of keys, causes, correlations and tags."""
 
 
 class HashedPart:
@@ -97,8 +98,8 @@ class HashedPart:
         return (first + row for row in rows_with(self.terms[column], term, start, stop, reverse=reverse))
 
 
-KEYS, CAUSES, CORRELATIONS = range(3)
-"""The columns of a part."""
+KEYS, CAUSES, CORRELATIONS, TAGS = range(4)
+"""The columns of a part; a part of hashes has no tags."""
 _TERMS = ("key", "causation", "correlation")
 Part = MemtablePart | HashedPart
 
@@ -202,7 +203,7 @@ class Memtable:
                 return True
             start = 0
             for wire in wires:
-                if wire is not None and wire.count >= SUMMARY_EVENTS:
+                if wire is not None and is_hashed(wire):
                     self.add_hashes(hashes_of(wire))
                     block = Block(wire, topic)
                     self._kept.keep(block, block_size(block))  # often it is the next that is read
@@ -233,7 +234,7 @@ class Memtable:
     def add(self, block: Block, size: int) -> None:
         """Adds what a block holds after `covered`."""
         start = block.row_after(self.covered)
-        if block.count - start >= SUMMARY_EVENTS and block.wire.seqs is None:
+        if block.count - start >= SUMMARY_EVENTS and is_hashed(block.wire):
             self.add_hashes(hashes_of(block.wire))
         elif start < block.count:
             keys = None if block.wire.key is None else text_values(block.wire.key, block.count)[start:]
@@ -260,6 +261,10 @@ class Memtable:
         if block.wire.correlation is not None:
             _note(part.terms[CORRELATIONS], text_values(block.wire.correlation, block.count)[start:], seqs)
             noted += count
+        if block.wire.tags is not None:
+            tags, positions = tags_of(text_values(block.wire.tags, block.count)[start:], seqs)
+            _note(part.terms[TAGS], tags, positions)
+            noted += len(tags)
         part.size += _TERM_BYTES * noted
         self.size += _TERM_BYTES * noted
         self.covered = block.last
@@ -281,6 +286,13 @@ class Memtable:
                     rows = [row for row in rows if term_of(row) == term]
                 if rows:
                     yield block, rows
+
+    def tagged(self, tag: str, after: int, through: int, *, reverse: bool = False) -> Iterator[int]:
+        """Returns the positions of the events that have a tag in after < position ≤ through, in order."""
+        for part in self._parts[::-1] if reverse else self._parts:
+            if isinstance(part, MemtablePart) and (packed := part.terms[TAGS].get(tag)) is not None:
+                positions = _between(packed, after, through)
+                yield from reversed(positions) if reverse else positions
 
     def rows_at(self, view: TopicView, positions: Iterable[int]) -> Iterator[Piece]:
         """The rows of positions, some at a time, never none of a block; blocks that were read lately are kept."""

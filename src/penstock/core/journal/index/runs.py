@@ -1,7 +1,7 @@
 """What the runs of the entity index are made of: rows sorted by a term, cut into chunks.
 
-A row has a term (the entity's key, the cause's id, the correlation id) and an event's position. An entity's rows carry
-the whole event, so that reading an entity needs nothing else; those of causes and correlations have nothing more. A
+A row has a term (the entity's key, the cause's id, the correlation id, a tag) and an event's position. An entity's rows
+carry the whole event, so that reading an entity needs nothing else; the rows of other terms have nothing more. A
 chunk is a block whose rows are sorted by term and position; it lies under its *mark*, which is the term and position of
 its first row. Marks compare as bytes in the order of terms, and no term's mark begins another's.
 """
@@ -31,6 +31,7 @@ from penstock.core.journal.blocks import (
     text_values,
     texts_of,
 )
+from penstock.core.names import unpack_tags
 from penstock.errors import Corrupt
 from penstock.limits import INDEX_CHUNK_BYTES, INDEX_LARGE_CHUNK_BYTES
 
@@ -113,6 +114,12 @@ def term_rows(terms: Sequence[str | None], seqs: Sequence[int], after: int) -> I
     count = len(terms)
     rows = IndexRows(Columns([""] * count, [b""] * count, key=list(terms)), list(seqs))
     return rows if None not in terms and min(seqs, default=0) > after else _wanted(rows, after)
+
+
+def tags_of(texts: Sequence[str | None], seqs: Sequence[int]) -> tuple[list[str], list[int]]:
+    """Returns each tag of some events, and beside it the position of its event."""
+    found = [(tag, seq) for text, seq in zip(texts, seqs, strict=True) if text for tag in unpack_tags(text)]
+    return [tag for tag, _ in found], [seq for _, seq in found]
 
 
 def _wanted(rows: IndexRows, after: int) -> IndexRows:
@@ -274,13 +281,14 @@ def hashes_of_terms(terms: Iterable[str]) -> Iterator[int]:
 #     k topic run e mark        a chunk of entities' events
 #     k topic run c mark        a chunk of causes: which events an event caused
 #     k topic run r mark        a chunk of correlations
+#     k topic run t mark        a chunk of tags: which events have a tag
 #
 # A run covers a range of positions and never changes. Runs are written by and by, in commits that need not be on disk;
 # a run counts from the commit that lists it in the directory, and the rows of one that is not listed are rubbish.
 
 
 INDEX = b"k"
-FILTER, ENTITIES, CAUSES, CORRELATIONS = b"f", b"e", b"c", b"r"
+FILTER, ENTITIES, CAUSES, CORRELATIONS, TAGS = b"f", b"e", b"c", b"r", b"t"
 
 
 class Run(msgspec.Struct, array_like=True, frozen=True):

@@ -54,7 +54,7 @@ _OF_PYTHON: tuple[tuple[type, str], ...] = (
 _RESERVED = frozenset(
     {
         *("seq", "topic", "kind", "key", "scope", "payload", "headers", "occurred_at", "recorded_at", "id"),
-        *("correlation_id", "causation_id", "payload_bytes", "date"),
+        *("correlation_id", "causation_id", "tags", "payload_bytes", "date"),
         "link",  # files and tables of earlier versions have it
     }
 )

@@ -48,7 +48,7 @@ decode_filters = msgspec.msgpack.Decoder(list[bytes]).decode
 """The filters of keys of a segment that a bulk write made, one for each row group."""
 _COLUMNS = [
     *("seq", "kind", "key", "scope", "payload", "headers", "occurred_at", "recorded_at", "id", "correlation_id"),
-    *("causation_id", "payload_bytes"),
+    *("causation_id", "tags", "payload_bytes"),
 ]
 """What a block is made of; typed columns are for others."""
 
@@ -428,11 +428,13 @@ def _columns_of(batch: pa.RecordBatch) -> Wire:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from penstock.core.journal.from_arrow import wire_of
+    from penstock.core.journal.from_arrow import packed_tags, wire_of
 
     columns = {name: batch.column(name) for name in ("kind", "key", "scope", "headers", "occurred_at")}
     columns["correlation"] = batch.column("correlation_id")
     columns["causation"] = batch.column("causation_id")
+    if "tags" in batch.schema.names:  # files of earlier versions have no tags
+        columns["tags"] = packed_tags(batch.column("tags"))
     raw = batch.column("payload_bytes")
     text = batch.column("payload")
     if raw.null_count < len(raw):

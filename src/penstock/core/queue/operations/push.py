@@ -338,10 +338,7 @@ class Throttle:
                     f"queue {queue.name!r} has a throttle, and some of these messages would be left out, "
                     "but others name them as their cause: push them one by one"
                 )
-            dedups = None if batch.dedups is None else [batch.dedups[row] for row in self.kept]
-            expects = None if batch.expects is None else [batch.expects[row] for row in self.kept]
-            columns = batch.columns.pick(self.kept)
-            self.batch = PreparedBatch(columns, sum(map(len, columns.payloads)), dedups, expects)
+            self.batch = batch.pick(self.kept)
 
     def receipts(self, made: list[Receipt]) -> list[Receipt]:
         """One for every message of the whole batch; those left out have the receipt of the one that went through."""

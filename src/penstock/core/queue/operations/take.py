@@ -18,8 +18,7 @@ from penstock.core.consuming.delivery import Delivery
 from penstock.core.events import Event
 from penstock.core.journal.blocks import Block
 from penstock.core.journal.commit import Commit
-from penstock.core.journal.index.index import OpenIndex
-from penstock.core.journal.log import read_view
+from penstock.core.journal.index.index import OpenIndex, read_view
 from penstock.core.journal.reading import TopicView
 from penstock.core.model.query import EventQuery
 from penstock.core.model.take import TakeRequest

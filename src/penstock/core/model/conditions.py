@@ -3,15 +3,15 @@
     or, and, not, ( )
     =  ==  !=  <  <=  >  >=           like with like: numbers, text, true/false; times against ISO text
     in (…), not in (…)                one of a list
-    contains, startswith, endswith    text in text; contains also finds an item in a list or a field in an object
+    contains, startswith, endswith    text in text; contains also finds a tag, an item in a list, a field in an object
     has(payload.address)              the field is there, even when it is null
     len(payload.items)  lower(key)    a length; text in small letters
 
-Fields: seq, topic, kind, key, scope, id, occurred_at, recorded_at, correlation_id, causation_id, headers.NAME,
-payload, and what is inside it: payload.lines[0].sku, payload['a field']. Where messages that were given up are chosen
-(redrive, discard, dead, failed), also error, reason, attempts and failed_at. A field that is not there is null;
-comparing things that cannot be compared is false, never an error. Nothing is evaluated but this: no code, no loops, no
-regular expressions, so a text from a stranger can do no harm.
+Fields: seq, topic, kind, key, scope, id, occurred_at, recorded_at, correlation_id, causation_id, tags,
+headers.NAME, payload, and what is inside it: payload.lines[0].sku, payload['a field']. Where messages that were given
+up are chosen (redrive, discard, dead, failed), also error, reason, attempts and failed_at. A field that is not there is
+null; comparing things that cannot be compared is false, never an error. Nothing is evaluated but this: no code, no
+loops, no regular expressions, so a text from a stranger can do no harm.
 """
 
 from __future__ import annotations
@@ -356,7 +356,10 @@ def field_at(name: str, steps: tuple[str | int, ...]) -> Value:
     def field(event: Event) -> Any:
         return getattr(event, name)
 
-    return field
+    def tags(event: Event) -> list[str]:
+        return list(event.tags)
+
+    return tags if name == "tags" else field
 
 
 def failure_at(word: str) -> Value:
