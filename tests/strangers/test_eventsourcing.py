@@ -271,6 +271,25 @@ def test_an_application_finds_its_aggregates_after_reopening(tmp_path: Path) -> 
         ]
 
 
+def test_a_variable_may_be_for_one_application_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERSISTENCE_MODULE", MODULE)
+    monkeypatch.setenv("PENSTOCK_URL", str(tmp_path / "all.db"))
+    monkeypatch.setenv("ACCOUNTS_PENSTOCK_URL", str(tmp_path / "accounts.db"))
+    with Accounts() as accounts, Audits() as audits:
+        accounts.save(Account())
+        audits.save(Account())
+    assert [describe_topics(tmp_path / name) for name in ("all.db", "accounts.db")] == [
+        ["audits.events"],
+        ["accounts.events"],
+    ]
+
+
+def describe_topics(path: Path) -> list[str]:
+    """The topics of a journal, but its own."""
+    with penstock.open(path) as journal:
+        return [name for name in journal.topics() if not name.startswith("penstock.")]
+
+
 def test_the_applications_of_a_system_share_a_journal(tmp_path: Path) -> None:
     env = {"PERSISTENCE_MODULE": MODULE, "PENSTOCK_URL": str(tmp_path / "shop.db")}
     with NewSingleThreadedRunner(System(pipes=[[Accounts, Audits]]), env) as runner:
