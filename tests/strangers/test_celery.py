@@ -391,7 +391,8 @@ def test_every_pool_runs_everything(app: Celery, url: str, tmp_path: Path, pool:
 
 @NIGHTLY
 def test_a_served_journal_is_a_broker_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ServerProcess(tmp_path / "shop.db") as server:
+    monkeypatch.setenv("PENSTOCK_TOKEN", token := "a-token-that-may-only-write")
+    with ServerProcess(tmp_path / "shop.db", f"write {token}") as server:
         served = f"penstock+{server.url}"
         for name in ("broker_url", "result_backend"):
             monkeypatch.setattr(shop.app.conf, name, served)

@@ -388,9 +388,10 @@ ADD = shop.add
 
 @pytest.mark.parametrize("kind", ["local", pytest.param("served", marks=NIGHTLY)])
 def test_a_killed_workers_task_goes_to_another_worker(
-    kind: str, tmp_path: Path, configured: Callable[..., TasksBackend]
+    kind: str, tmp_path: Path, configured: Callable[..., TasksBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with ServerProcess(tmp_path / "shop.db") as server:
+    monkeypatch.setenv("PENSTOCK_TOKEN", token := "a-token-that-may-only-write")
+    with ServerProcess(tmp_path / "shop.db", f"write {token}") as server:
         backend = configured(lease=1.0) if kind == "local" else configured(lease=1.0, url=server.url)
         result = shop.hang.enqueue(str(tmp_path))
         killed = worker_process(backend)

@@ -1,14 +1,21 @@
-"""One open journal for a process, for libraries that make an object for every thread, connection or task."""
+"""One open journal for a process, for libraries that make an object for every thread, connection or task, and topics
+that hold states."""
 
 from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
+from datetime import timedelta
+from weakref import WeakKeyDictionary
 
 import penstock
+from penstock.errors import Denied
 
 _journals: dict[tuple[int, str, str | None], penstock.Journal] = {}
 _opening = threading.Lock()
+_configured: WeakKeyDictionary[penstock.Journal, dict[str, object]] = WeakKeyDictionary()
+"""By journal and topic, how long this process has said that states are kept."""
 
 
 def open_once(url: str, token: str | None = None) -> penstock.Journal:
@@ -28,3 +35,13 @@ def close_all() -> None:
             if place[0] == os.getpid():
                 journal.close()
         _journals.clear()
+
+
+def state_topic(journal: penstock.Journal, name: str, keep: float | str | timedelta | None) -> penstock.Topic:
+    """A topic whose newest event of a key counts, kept for `keep` seconds; it is configured once in a process."""
+    topic, known = journal.topic(name), _configured.setdefault(journal, {})
+    if name not in known or known[name] != keep:
+        with suppress(Denied):  # a token that may only write: another process, with the role admin, does it
+            topic.configure(by_key=True, max_age=keep)
+        known[name] = keep
+    return topic

@@ -17,7 +17,7 @@ from celery.exceptions import TimeoutError as CeleryTimeout
 import penstock
 from penstock.errors import Conflict
 from penstock.integrations.celery import place_of
-from penstock.integrations.opening import open_once
+from penstock.integrations.opening import open_once, state_topic
 
 RESULTS = "celery-results"
 SET, COUNTED, DELETED = "set", "counted", "deleted"
@@ -40,11 +40,8 @@ class PenstockBackend(KeyValueStoreBackend):
     @property
     def topic(self) -> penstock.Topic:
         """The topic of the results. Forked processes of a worker open the journal anew."""
-        topic = open_once(place_of(self.url or ""), self._token).topic(RESULTS)
-        settings, keep = topic.settings, self.expires or None
-        if (settings.by_key, settings.max_age) != (True, keep):
-            topic.configure(by_key=True, max_age=keep)
-        return topic
+        journal = open_once(place_of(self.url or ""), self._token)
+        return state_topic(journal, RESULTS, self.expires or None)
 
     def _newest(self, topic: penstock.Topic, key: str) -> penstock.Event | None:
         return next(topic.read(key=key, reverse=True, limit=1), None)

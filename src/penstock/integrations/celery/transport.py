@@ -27,6 +27,7 @@ import penstock
 from penstock.errors import (
     Backpressure,
     Closed,
+    Denied,
     Locked,
     PoisonMessage,
     PositionTrimmed,
@@ -38,7 +39,7 @@ from penstock.errors import (
 )
 from penstock.integrations.celery import place_of
 from penstock.integrations.celery.waiting import LeaseRenewal, QueueWait
-from penstock.integrations.opening import open_once
+from penstock.integrations.opening import open_once, state_topic
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ class Bindings:
     """All bindings of a journal, as of the last look at their topic."""
 
     def __init__(self, journal: penstock.Journal) -> None:
-        self._topic = journal.topic(BINDINGS)
+        self._topic = state_topic(journal, BINDINGS, None)
         self._position = 0
         self._found: dict[str, Binding] = {}
 
@@ -109,8 +110,6 @@ class Bindings:
     def bind(self, binding: Binding) -> None:
         """Stores a binding that is not there yet."""
         if binding not in self.of(binding.exchange):
-            if not self._topic.settings.by_key:
-                self._topic.configure(by_key=True)
             self._topic.append(BOUND, binding, key=binding.key)
 
     def unbind(self, queue: str) -> None:
@@ -267,7 +266,7 @@ class PenstockChannel(virtual.Channel):
         self.state.queue_bindings_delete(queue)
         self.forget(queue)
         self._auto_delete.discard(queue)
-        with suppress(UnknownTopic):
+        with suppress(UnknownTopic, Denied):  # a token that may only write leaves it, empty and unbound
             self.journal.drop_topic(safe_name(queue), force=True)
 
     def after_reply_message_received(self, queue: str) -> None:

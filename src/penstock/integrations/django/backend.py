@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 import penstock
 from penstock import outbox
-from penstock.errors import Conflict, PenstockError
+from penstock.errors import Conflict, Denied, PenstockError
 from penstock.integrations.django.records import RecordedError, TaskRecord, stored_time
 from penstock.integrations.django.tasks_api import (
     BaseTaskBackend,
@@ -32,18 +32,13 @@ from penstock.integrations.django.tasks_api import (
     normalize_json,
     signals,
 )
-from penstock.integrations.opening import open_once
+from penstock.integrations.opening import open_once, state_topic
 
 TASK_ID = "task-id"
 """The header of a message that has the id of the task's result."""
 ENQUEUE = ("on_commit", "at_once", "outbox")
 SERVED = ("http://", "https://")
 OUTBOX_APP = "penstock.integrations.outbox.django"
-
-
-def seconds(given: float | timedelta) -> float:
-    """A time span in seconds."""
-    return given.total_seconds() if isinstance(given, timedelta) else float(given)
 
 
 @dataclass(frozen=True)
@@ -55,10 +50,10 @@ class Options:
     enqueue: Literal["on_commit", "at_once", "outbox"] = "on_commit"
     database: str = "default"
     prefix: str = "django"
-    lease: float | timedelta = 30
+    lease: float | str | timedelta = 30
     max_attempts: int = 3
     retry: penstock.Retry | None = None
-    keep_results: float | timedelta | None = timedelta(days=14)
+    keep_results: float | str | timedelta | None = timedelta(days=14)
 
     @classmethod
     def of(cls, alias: str, given: Mapping[str, Any]) -> Options:
@@ -103,13 +98,11 @@ class TasksBackend(BaseTaskBackend):
     def queue(self, name: str) -> penstock.Queue:
         """The journal's queue for a queue name of Django's. It has the policy that the options say."""
         # One delivery more than there are attempts: the worker that gets it records that all attempts ended badly.
-        return self.journal.queue(
-            self.queue_name(name),
-            policy="update",
-            priority=True,
-            lease=self.given.lease,
-            max_attempts=self.given.max_attempts + 1,
-        )
+        stored, lease, attempts = self.queue_name(name), self.given.lease, self.given.max_attempts + 1
+        try:
+            return self.journal.queue(stored, policy="update", priority=True, lease=lease, max_attempts=attempts)
+        except Denied:  # a token that may only write takes the policy as it is
+            return self.journal.queue(stored, create=False)
 
     def queues_in_journal(self) -> list[str]:
         """The queue names that have queues in the journal."""
@@ -124,11 +117,7 @@ class TasksBackend(BaseTaskBackend):
     @property
     def states(self) -> penstock.Topic:
         """The topic of the tasks' states."""
-        topic = self.journal.topic(self.states_name)
-        settings, keep = topic.settings, self.given.keep_results
-        if (settings.by_key, settings.max_age) != (True, None if keep is None else seconds(keep)):
-            topic.configure(by_key=True, max_age=keep)
-        return topic
+        return state_topic(self.journal, self.states_name, self.given.keep_results)
 
     # ── enqueueing ───────────────────────────────────────────────────────────────────────────────────────────────────
     def enqueue(self, task: Task, args: Iterable[object], kwargs: Mapping[str, object]) -> TaskResult:
