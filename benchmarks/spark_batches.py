@@ -3,6 +3,7 @@
     python -m benchmarks spark_batches                  # both, some ten minutes
     python -m benchmarks spark_batches first 3          # `penstock run` to its first batches, so many rounds
     python -m benchmarks spark_batches micro 2          # micro-batches of 1,000 events
+    python -m benchmarks spark_batches parts 3          # what each part of the start saves
 
 Everything is a ratio to the same queries from JSON files into Parquet, measured next to them in the same run, local[2],
 two shuffle partitions for both, the median of the rounds; a first round, in which the JVM compiles, does not count.
@@ -89,10 +90,10 @@ class Waited(NamedTuple):
     """Seconds of all its processes together until then: what a busy machine does not change."""
 
 
-def wait_for_first(command: list[str], checkpoints: Path, log: Path) -> Waited:
+def wait_for_first(command: list[str], checkpoints: Path, log: Path, variables: dict[str, str]) -> Waited:
     began, first = time.perf_counter(), None
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out)
+        process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **variables})
     used: dict[int, float] = {process.pid: 0.0}
     try:
         while True:
@@ -122,28 +123,42 @@ def _add_used(used: dict[int, float]) -> None:
             used[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+class Programs:
+    """A pipeline and a plain program over the same thousand orders, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._url, self._files = str(folder / "shop.db"), folder / "files"
+        self._files.mkdir()
+        rows = [(f"k{n}", n) for n in range(1000)]
+        with penstock.open(self._url) as journal:
+            order = {"customer": "ada", "sku": "x"}
+            journal.topic("orders").append_many(
+                [penstock.Draft("placed", {**order, "amount": n * 10}, key=key) for key, n in rows]
+            )
+        line = '{{"kind":"placed","key":"{}","customer":"ada","amount":{},"sku":"x"}}\n'
+        (self._files / "orders.json").write_text("".join(line.format(key, n * 10) for key, n in rows))
+        (folder / "shop.py").write_text(_PIPELINE)
+        (folder / "plain.py").write_text(_PLAIN)
+
+    def ours(self, **variables: str) -> Waited:
+        """Runs the pipeline, with more variables in its environment."""
+        checkpoints = self._folder / "ours"
+        command = [sys.executable, "-m", "penstock.cli", "run", str(self._folder / "shop.py"), "--url", self._url]
+        command += ["--master", "local[2]", "--checkpoints", str(checkpoints)]
+        return wait_for_first(command, checkpoints / "shop", self._folder / "ours.log", variables)
+
+    def plain(self) -> Waited:
+        command = [sys.executable, str(self._folder / "plain.py"), str(self._files), str(self._folder)]
+        return wait_for_first(command, self._folder / "checkpoints", self._folder / "plain.log", {})
+
+
 def measure_first(table: Table, rounds: int) -> None:
     ratios: list[list[float]] = []
     for at in range(rounds + 1):  # the first fills the page cache
         with tempfile.TemporaryDirectory(prefix="p-") as name:
-            folder = Path(name)
-            url, files = str(folder / "shop.db"), folder / "files"
-            files.mkdir()
-            rows = [(f"k{n}", n) for n in range(1000)]
-            with penstock.open(url) as journal:
-                order = {"customer": "ada", "sku": "x"}
-                journal.topic("orders").append_many(
-                    [penstock.Draft("placed", {**order, "amount": n * 10}, key=key) for key, n in rows]
-                )
-            line = '{{"kind":"placed","key":"{}","customer":"ada","amount":{},"sku":"x"}}\n'
-            (files / "orders.json").write_text("".join(line.format(key, n * 10) for key, n in rows))
-            (folder / "shop.py").write_text(_PIPELINE)
-            (folder / "plain.py").write_text(_PLAIN)
-            ours = [sys.executable, "-m", "penstock.cli", "run", str(folder / "shop.py"), "--url", url]
-            ours += ["--master", "local[2]"]
-            plain = [sys.executable, str(folder / "plain.py"), str(files), str(folder)]
-            mine = wait_for_first(ours, folder / "shop.db.checkpoints" / "shop", folder / "ours.log")
-            other = wait_for_first(plain, folder / "checkpoints", folder / "plain.log")
+            programs = Programs(Path(name))
+            mine, other = programs.ours(), programs.plain()
             if at:
                 print("round", at, "penstock run", mine, "plain", other)
                 ratios.append([one / beside for one, beside in zip(mine, other, strict=True)])
@@ -152,6 +167,26 @@ def measure_first(table: Table, rounds: int) -> None:
     table.row("penstock run: the first committed batch", f"{first:.2f} × {plainly}", "≤ 1.25 ×", first <= 1.25)
     table.row("penstock run: a batch of each of three queries", f"{every:.2f} × {plainly}", "≤ 1.25 ×", every <= 1.25)
     table.row("penstock run: the same, CPU of all processes", f"{cpu:.2f} × {plainly}")
+
+
+def measure_parts(rounds: int) -> None:
+    """Prints what the parts of the start save: the same run without each of them."""
+    with tempfile.TemporaryDirectory(prefix="p-") as empty:
+        ways = {
+            "as it is": {},
+            "without forked workers": {"PYSPARK_PYTHON": sys.executable},
+            "by Spark's own scripts": {"HADOOP_CONF_DIR": empty},
+        }
+        found: dict[str, list[Waited]] = {way: [] for way in (*ways, "plain")}
+        for at in range(rounds + 1):
+            for way, waited in found.items():
+                with tempfile.TemporaryDirectory(prefix="p-") as name:
+                    programs = Programs(Path(name))
+                    waited.append(programs.plain() if way == "plain" else programs.ours(**ways[way]))
+                    print("round", at, way, waited[-1], flush=True)
+    for way, waited in found.items():
+        first, every, cpu = (statistics.median(column) for column in zip(*waited[1:], strict=True))
+        print(f"{way}: the first batch after {first:.1f} s, each query's after {every:.1f} s, CPU {cpu:.1f} s")
 
 
 # ── micro-batches ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -228,6 +263,9 @@ def _batch_time(writer: Any, checkpoint: Path) -> tuple[float, float]:
 def main() -> None:
     words = sys.argv[1:]
     rounds = next((int(word) for word in words if word.isdigit()), 3)
+    if "parts" in words:
+        measure_parts(rounds)
+        return
     table = Table(
         "spark_batches", "What Spark waits for", f"{(__doc__ or '').strip()}\n\n{versions('pyspark', 'pyarrow')}."
     )
