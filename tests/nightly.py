@@ -153,6 +153,8 @@ PARTS = {
     "strangers-django-6": Part(
         "Django's own tests of tasks pass on our backend, and ours on Django 6", ("strangers/django_suite.py",), "tests"
     ),
+    "strangers-due-work": Part("workers of tasks and relays that die anywhere end where they would have ended"),
+    "strangers-huey": Part("the suite of huey passes on a storage over a queue and tables of tx.sql"),
     "pages": Part("every page holds at every width, with crowded journals"),
 }
 
