@@ -32,6 +32,7 @@ _PLACES = {
     "core.queue.policy": "QueuePolicy Retry",
     "core.queue.results": "ResultTicket",
     "core.queue.schedule": "Schedule",
+    "core.queue.tasks.running": "RunningTask current_task",
     "core.queue.tasks.state": "TaskState TaskTimes",
     "core.queue.tasks.task": "Task",
     "core.queue.tasks.tasks": "Tasks",

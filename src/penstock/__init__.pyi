@@ -51,6 +51,8 @@ from penstock.core.queue.policy import QueuePolicy as QueuePolicy
 from penstock.core.queue.policy import Retry as Retry
 from penstock.core.queue.results import ResultTicket as ResultTicket
 from penstock.core.queue.schedule import Schedule as Schedule
+from penstock.core.queue.tasks.running import RunningTask as RunningTask
+from penstock.core.queue.tasks.running import current_task as current_task
 from penstock.core.queue.tasks.state import TaskState as TaskState
 from penstock.core.queue.tasks.state import TaskTimes as TaskTimes
 from penstock.core.queue.tasks.task import Task as Task

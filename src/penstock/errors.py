@@ -24,6 +24,9 @@
     ├── QueueFull                          a push above max_size
     ├── StaleDelivery                      the lease was lost, or the delivery already settled
     ├── PoisonMessage                      stored bytes that do not decode
+    ├── GiveUp                         raised by a handler: its message is given up
+    ├── TryAgain                       raised by a handler: its message is tried again after a while
+    ├── TaskTimeout (also TimeoutError)  a call of a task took longer than it may
     ├── ReplyFailed                        the message a ticket waits for was given up
     ├── Fenced                             another consumer took over
     ├── OutOfOrder                         an acknowledgement out of sequence
@@ -38,6 +41,7 @@ Errors carry what a program needs as attributes, and what a person needs in thei
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 
 class PenstockError(Exception):
@@ -200,6 +204,26 @@ class PoisonMessage(PenstockError):
     def __init__(self, message: str, *, raw: bytes) -> None:
         super().__init__(message)
         self.raw = raw
+
+
+class GiveUp(PenstockError):
+    """Raise it in a handler, or in a task, to give the message up: no further attempt would help."""
+
+
+class TryAgain(PenstockError):
+    """Raise it in a handler, or in a task, to have the message tried again `after` a while, if an attempt is left."""
+
+    def __init__(self, message: str = "", *, after: float | str | timedelta | None = None) -> None:
+        super().__init__(message or ("tried again" if after is None else f"tried again after {after}"))
+        self.after = after
+
+
+class TaskTimeout(PenstockError, TimeoutError):
+    """An attempt of a task took longer than its `timeout`; `limit` says how many seconds that is."""
+
+    def __init__(self, message: str, *, limit: float) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class ReplyFailed(PenstockError):

@@ -32,12 +32,24 @@ VALUES = {
     "CheckReport", "Clock", "CompactReport", "CopyReport", "Description", "Draft", "DropReport", "Event", "EventQuery",
     "ExportReport", "ImportReport", "InclusionProof", "ManualClock", "Middleware", "Pause", "PendingDelivery",
     "Pressure", "Projection", "QueueConsumer", "QueueMessage", "QueuePolicy", "QueueStats", "RebuildReport", "Receipt",
-    "Retry", "Schedule", "Settings", "TaskState", "TaskTimes", "Tasks", "Ticket", "TopicConsumer", "TreeRoot",
-    "VerifyReport",
+    "Retry", "RunningTask", "Schedule", "Settings", "TaskState", "TaskTimes", "Tasks", "Ticket", "TopicConsumer",
+    "TreeRoot", "VerifyReport",
 }  # fmt: skip
 """What has been read, or tells something: no store behind it."""
 FUNCTIONS = {"copy", "describe", "open"}
-PLAIN = {"check_proof", "check_root", "current", "errors", "event", "gate", "on", "sign_root", "upcast", "use"}
+PLAIN = {
+    "check_proof",
+    "check_root",
+    "current",
+    "current_task",
+    "errors",
+    "event",
+    "gate",
+    "on",
+    "sign_root",
+    "upcast",
+    "use",
+}
 """Functions, and a module, that ask no store."""
 
 

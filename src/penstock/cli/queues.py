@@ -496,8 +496,8 @@ class StopSignals:
 @values.choice(
     "--log-level",
     "debug info warning error",
-    default="warning",
-    help="what is logged: failures are warnings, those given up errors",
+    default="info",
+    help="what is logged: successes are infos, failures warnings, those given up errors",
 )
 def work(
     context: CommandContext,

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.core.clock import Duration, seconds
 from penstock.core.model.durations import Seconds
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, GiveUp, TryAgain
 from penstock.limits import MAX_ERROR_BYTES, MAX_TRACEBACK_BYTES
 
 DEAD_QUEUE: Final = "dead-queue"
@@ -62,7 +62,11 @@ def check_nack(
     default_delay: float = 0.0,
     dead: bool = False,
 ) -> NackRequest:
-    """A nack's arguments, checked."""
+    """A nack's arguments, checked. `GiveUp` and `TryAgain` say themselves what becomes of the message."""
+    if isinstance(error, GiveUp):
+        dead = True
+    elif isinstance(error, TryAgain) and error.after is not None:
+        delay = error.after
     failure, wait = failure_text(error, traceback), None if delay is None else seconds(delay, "delay")
     return NackRequest(failure.error, failure.traceback, wait, seconds(default_delay, "default_delay"), dead)
 
@@ -72,6 +76,7 @@ def failure_text(error: str | BaseException | None, traceback: str | None = None
     if isinstance(error, BaseException):
         import traceback as formatting
 
+        trim_traceback(error)
         traceback = "".join(formatting.format_exception(error))
         error = describe(error)
     for name, value in (("error", error), ("traceback", traceback)):
@@ -81,6 +86,25 @@ def failure_text(error: str | BaseException | None, traceback: str | None = None
         None if error is None else cut_middle(error, MAX_ERROR_BYTES),
         None if traceback is None else cut_middle(traceback, MAX_TRACEBACK_BYTES),
     )
+
+
+_PENSTOCK: Final = __file__.rpartition("core")[0]
+"""The package's folder."""
+
+
+def trim_traceback(error: BaseException) -> None:
+    """Leaves the frames that led to a handler out of an error's traceback: what failed lies below them."""
+    trace = error.__traceback__
+    while trace is not None and _is_between(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    if trace is not None:
+        error.__traceback__ = trace
+
+
+def _is_between(file: str) -> bool:
+    """Whether a file is of penstock, or of what runs threads and coroutines."""
+    *_, folder, name = ["", *file.replace("\\", "/").split("/")]
+    return file.startswith(_PENSTOCK) or folder in ("asyncio", "concurrent", "futures") or name == "threading.py"
 
 
 def describe(error: BaseException) -> str:

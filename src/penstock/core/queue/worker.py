@@ -25,7 +25,7 @@ from penstock.core.clock import Duration, SystemClock, seconds
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.consuming.worker import Worker
 from penstock.core.journal.owners import this_process
-from penstock.core.model.failure import check_nack, describe
+from penstock.core.model.failure import check_nack, describe, trim_traceback
 from penstock.core.model.take import TakeRequest
 from penstock.core.names import check_items, check_whole
 from penstock.core.observe.logs import Log
@@ -33,6 +33,7 @@ from penstock.core.observe.tracing import ActiveSpan, handling
 from penstock.core.queue import metrics
 from penstock.core.queue.policy import Retry
 from penstock.core.queue.results import ack_with, wants_result
+from penstock.core.units import show_duration
 from penstock.errors import (
     Closed,
     ConfigError,
@@ -65,6 +66,9 @@ class Middleware:
         """The handler raised. Settling the delivery here decides what becomes of it."""
 
 
+INFO = 20
+"""The level of `logging.INFO`, which need not be imported for that."""
+
 _BECOMES = {
     "requeued": "it will be tried again",
     "dead": "given up: it is a dead letter now",
@@ -80,6 +84,7 @@ def log_failure(delivery: Delivery, error: BaseException) -> None:
     else:
         becomes = _BECOMES[delivery._outcome]
     say = log.warning if delivery._outcome in (None, "requeued") else log.error
+    trim_traceback(error)
     say("%r failed, %s: %s", delivery, becomes, describe(error), exc_info=error)
 
 
@@ -312,7 +317,11 @@ class QueueWorker(Worker):
             self._tell(partial(middleware.after, delivery, result), delivery)
         self._done.inc()
         self._durations.observe(time.perf_counter() - begun)
-        log.debug("%r handled", delivery)
+        if log.isEnabledFor(INFO):
+            took = show_duration(time.perf_counter() - begun)
+            log.info(
+                "%s#%d %s done in %s, attempt %d", self.queue.name, delivery.seq, delivery.kind, took, delivery.attempt
+            )
 
     def _ack_and_take(self, delivery: Delivery, result: object) -> list[Delivery]:
         """Settles what was handled and takes what comes next, in one commit."""

@@ -11,10 +11,10 @@ from penstock.core.clock import Duration, seconds
 from penstock.core.events import Receipt
 from penstock.core.model.arguments import PushArguments, shows
 from penstock.core.names import check_consumer, check_items, check_mapping
-from penstock.core.queue.policy import Retry
 from penstock.core.queue.results import ResultTicket, with_reply
 from penstock.core.queue.schedule import Cron
 from penstock.core.queue.tasks.arguments import Signature, TaskArguments
+from penstock.core.queue.tasks.plan import TaskPlan
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,15 +63,12 @@ class Task(Generic[P, R]):
         function: Callable[P, R],
         name: str,
         queue: str,
-        retry: Retry | None,
-        keep: float | None,
+        plan: TaskPlan,
         **options: object,
     ) -> None:
         self.name = name
         self.queue = queue
-        self.retry = retry
-        self.keep = keep
-        """Seconds for which results are kept; None: they are not."""
+        self.plan = plan
         self.function = function
         self.__doc__ = function.__doc__
         self.__name__ = name
@@ -92,27 +89,34 @@ class Task(Generic[P, R]):
 
         TypeError, as a call would raise it, when the arguments do not fit the function or its annotations.
         """
-        receipt: Receipt = self._handle().push(self.signature.payload(args, kwargs), **self._push_options())
+        payload, options = self._call(args, kwargs)
+        receipt: Receipt = self._handle().push(payload, **options)
         return receipt
 
     async def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         """`push` for an event loop."""
-        return await self._handle().submit(self.signature.payload(args, kwargs), **self._push_options())
+        payload, options = self._call(args, kwargs)
+        return await self._handle().submit(payload, **options)
 
     def ask(self, *args: P.args, **kwargs: P.kwargs) -> ResultTicket:
         """Pushes a call and returns a ticket for what the function returns."""
         queue = self._handle()
-        options = {**self._push_options(), "headers": with_reply(self.queue, self._options.get("headers"), self.keep)}
-        return ResultTicket(queue, queue.push(self.signature.payload(args, kwargs), **options))
+        payload, options = self._call(args, kwargs)
+        options["headers"] = with_reply(self.queue, options.get("headers"), self.plan.keep)
+        return ResultTicket(queue, queue.push(payload, **options))
 
     def _handle(self) -> Queue[Any]:
         return self._tasks.journal.queue(self.queue)
 
-    def _push_options(self) -> dict[str, Any]:
-        headers = self._options.get("headers")
-        if self.keep is not None:
-            headers = with_reply(self.queue, headers, self.keep)
-        return {**self._options, "kind": self.name, "headers": headers}
+    def _call(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[TaskArguments, dict[str, Any]]:
+        """The payload of a call, and the options of its push."""
+        payload, key = self.signature.payload(args, kwargs), self.plan.key
+        options = {"kind": self.name, **self._options}
+        if key is not None and "key" not in options:
+            options["key"] = key if isinstance(key, str) else key(*args, **kwargs)
+        if self.plan.keep is not None:
+            options["headers"] = with_reply(self.queue, options.get("headers"), self.plan.keep)
+        return payload, options
 
     @shows(PushArguments)
     def using(self, **options: Unpack[PushArguments]) -> Task[P, R]:
@@ -120,7 +124,7 @@ class Task(Generic[P, R]):
         if "kind" in options:
             raise ConfigError("a task's messages have its name as their kind: kind= cannot be given")
         changed: dict[str, object] = {**self._options, **options}
-        return Task(self._tasks, self.function, self.name, self.queue, self.retry, self.keep, **changed)
+        return Task(self._tasks, self.function, self.name, self.queue, self.plan, **changed)
 
     # ── by the clock ─────────────────────────────────────────────────────────────────────────────────────────────────
     def every(
@@ -162,11 +166,9 @@ class Task(Generic[P, R]):
         timezone: str,
         missed: Missed,
     ) -> None:
-        options = {one: value for one, value in self._push_options().items() if value is not None}
-        del options["kind"]
-        options.pop("max_attempts", None)
+        payload, options = self._call(tuple(check_items(args, "args")), check_mapping(kwargs, "kwargs"))
+        options = {one: value for one, value in options.items() if one not in ("kind", "max_attempts")}
         if unfit := sorted(set(options) - {"key", "priority", "headers"}):
             raise ConfigError(f"a periodic call has no {unfit[0]}=: leave it out of using()")
-        payload = self.signature.payload(tuple(check_items(args, "args")), check_mapping(kwargs, "kwargs"))
         called = self.name if name is None else check_consumer(name, "schedule")
         self._tasks.add_periodic(PeriodicCall(called, self.queue, self.name, when, payload, timezone, missed, options))

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, overload
 
 from penstock.core.clock import seconds, to_ms
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.documents.decoding import nearest
+from penstock.core.model.arguments import shows
 from penstock.core.model.take import DEFAULT_GROUP
 from penstock.core.names import check_kind, check_name
 from penstock.core.observe.logs import Log
-from penstock.core.queue.policy import Retry, check_attempts
+from penstock.core.queue.tasks.plan import TaskOptions, TaskPlan, push_options
+from penstock.core.queue.tasks.running import RunningTask, limited, limited_async
 from penstock.core.queue.tasks.task import PeriodicCall, Task
 from penstock.errors import ConfigError, UnknownTask
 from penstock.limits import RESULT_TTL, UNKNOWN_TASK_LONGEST, UNKNOWN_TASK_PAUSE
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from penstock.core.clock import Duration
     from penstock.core.consuming.worker import Worker
     from penstock.core.queue.tasks.state import TaskState
@@ -100,39 +106,30 @@ class Tasks:
 
     @overload
     def task(
-        self,
-        *,
-        queue: str = DEFAULT_QUEUE,
-        name: str | None = None,
-        retry: Retry | None = None,
-        max_attempts: int | None = None,
-        keep_results: Duration | Literal["default"] | None = "default",
+        self, *, queue: str = DEFAULT_QUEUE, name: str | None = None, **options: Unpack[TaskOptions]
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
+    @shows(TaskOptions)
     def task(
         self,
         function: Callable[..., Any] | None = None,
         *,
         queue: str = DEFAULT_QUEUE,
         name: str | None = None,
-        retry: Retry | None = None,
-        max_attempts: int | None = None,
-        keep_results: Duration | Literal["default"] | None = "default",
+        **options: Unpack[TaskOptions],
     ) -> Task[..., Any] | Callable[[Callable[..., Any]], Task[..., Any]]:
         """Makes a function pushable to a queue, under its own name unless `name` says otherwise. `@tasks.task` will do.
 
-        `retry`, `max_attempts`: when and how often it is tried again; the queue's policy, unless given. `keep_results`:
-        for how long results are kept, if not as long as those of the other tasks; None: not at all.
+        `retry`, `max_attempts`: when and how often it is tried again; the queue's policy, unless given. `retry_on`:
+        only after these exceptions. `give_up_on`: never after these. `timeout`: how long an attempt may take.
+        `keep_results`: for how long results are kept, if not as long as those of the other tasks; None: not at all.
+        `key`: calls with one key run one at a time, in order; a text for all calls, or a function of the arguments.
+        `priority`: in a queue that has priorities.
         """
         check_name(queue, "queue")
-        if retry is not None and not isinstance(retry, Retry):
-            raise ConfigError(f"retry must be a Retry, not {retry!r:.80}")
-        if max_attempts is not None:
-            check_attempts(max_attempts)
-
-        keep = self._keep
-        if keep_results != "default":
-            keep = None if keep_results is None else seconds(keep_results, "keep_results", minimum=0.001)
+        if unknown := sorted(options.keys() - TaskOptions.__annotations__.keys()):
+            raise ConfigError(f"a task has no option {unknown[0]!r}{nearest(unknown[0], TaskOptions.__annotations__)}")
+        plan, pushed = TaskPlan.of(options, self._keep), push_options(options)
 
         def made(function: Callable[..., Any]) -> Task[..., Any]:
             if not callable(function) or isinstance(function, type):
@@ -140,7 +137,7 @@ class Tasks:
             called = check_kind(name or function.__name__)
             if called in self._tasks:
                 raise ConfigError(f"there is a task {called!r} already: give this one another name=")
-            task = Task(self, function, called, queue, retry, keep, max_attempts=max_attempts)
+            task = Task(self, function, called, queue, plan, **pushed)
             self._tasks[called] = task
             return task
 
@@ -223,25 +220,33 @@ class Tasks:
         except ConfigError as error:  # no attempt could make sense of it
             delivery.nack(dead=True, error=error)
             raise
+        call, limit = partial(task.function, *bound.args, **bound.kwargs), task.plan.timeout
+        if inspect.iscoroutinefunction(task.function):
+            return self._run_async(task, delivery, call())
         try:
-            result = task.function(*bound.args, **bound.kwargs)
+            with RunningTask(task.name, delivery):
+                result = call() if limit is None else limited(task.name, call, limit)
         except Exception as error:
             self._failed(task, delivery, error)
             raise
-        return self._awaited(task, delivery, result) if isinstance(result, Awaitable) else result
+        return self._run_async(task, delivery, result) if isinstance(result, Awaitable) else result
 
-    async def _awaited(self, task: Task[..., object], delivery: Delivery, result: Awaitable[object]) -> object:
+    async def _run_async(self, task: Task[..., object], delivery: Delivery, outcome: Awaitable[object]) -> object:
         import asyncio
 
+        limit = task.plan.timeout
         try:
-            return await result
+            with RunningTask(task.name, delivery):
+                return await (outcome if limit is None else limited_async(task.name, outcome, limit))
         except Exception as error:
             await asyncio.to_thread(self._failed, task, delivery, error)
             raise
 
     def _failed(self, task: Task[..., object], delivery: Delivery, error: Exception) -> None:
-        if task.retry is not None and not delivery._settled:
-            delivery.nack(delay=task.retry.delay(delivery.attempt), error=error)
+        """Settles a call that failed, where its task or its error says how; else the worker does."""
+        verdict = task.plan.verdict(error, delivery.attempt)
+        if verdict is not None and not delivery._settled:
+            delivery.nack(delay=verdict.delay, error=error, dead=verdict.dead)
 
     def _put_aside(self, delivery: Delivery) -> UnknownTask:
         """Has a message of an unknown task wait, or gives it up; returns the error, which is logged here."""
