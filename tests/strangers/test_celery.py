@@ -174,6 +174,7 @@ def test_rejected_messages_stay_in_the_journal_failed(url: str) -> None:
         bad.reject()
         again.requeue()
         assert one.drain(3)[2].decode() == "again"
+        assert one.received[2].delivery_info["redelivered"] is True
     with journal_of(url) as journal:
         (failure,) = journal.queue("celery").failures()
         assert failure.error == "rejected"
@@ -277,6 +278,54 @@ def test_a_temporary_queue_goes_with_its_consumer_or_when_it_is_abandoned(
         assert journal.queues() == []
         producer.publish("tick", routing_key="tick")
         killed.release()
+
+
+def test_a_consumer_that_was_slow_gets_its_temporary_queue_back(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.integrations.celery.transport.ABANDONED", 0.02)
+    exchange = kombu.Exchange("control", type="fanout")
+    temporary = kombu.Queue("slow", exchange, expires=0.01, message_ttl=3600)
+    with client(url, temporary) as one, kombu.Connection(url) as connection, journal_of(url) as journal:
+        producer = kombu.Producer(connection, exchange=exchange)
+        producer.publish("lost")
+        time.sleep(0.05)
+        producer.publish("lost")
+        assert journal.queues() == []
+        assert one.drain_all() == []
+        assert journal.queue("slow", create=False).policy.ttl == 3600
+        producer.publish("heard")
+        one.drain(1)
+        assert one.bodies == ["heard"]
+
+
+def test_a_queue_that_is_unbound_gets_no_more(url: str) -> None:
+    exchange = kombu.Exchange("news", type="direct")
+    queue = kombu.Queue("news", exchange, routing_key="a")
+    with client(url, queue) as one, kombu.Connection(url) as connection:
+        bound = queue(one.consumer.channel)
+        bound.bind_to(exchange, "b")
+        bound.unbind_from(exchange, "a")
+        for routing_key in "ab":
+            kombu.Producer(connection, exchange=exchange).publish(routing_key, routing_key=routing_key)
+        one.drain(1)
+        assert one.drain_all()[1:] == []
+        assert one.bodies == ["b"]
+
+
+def test_a_forked_process_publishes_on_a_connection_of_its_parent(url: str) -> None:
+    program = (
+        "import kombu, os, penstock.integrations.celery\n"
+        f"producer = kombu.Producer(kombu.Connection({url!r}).channel())\n"
+        "producer.publish('parent', routing_key='celery')\n"
+        "if (child := os.fork()) == 0:\n"
+        "    producer.publish('child', routing_key='celery')\n"
+        "    os._exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "producer.publish('parent', routing_key='celery')\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=DEADLINE)
+    with client(url, "celery") as one:
+        one.drain(3)
+        assert one.bodies == ["parent", "child", "parent"]
 
 
 def test_purging_leaves_what_is_worked_on(url: str) -> None:

@@ -448,6 +448,8 @@ def test_the_command_names_what_it_cannot_find(backend: TasksBackend) -> None:
         call_command("penstock_worker", backend="mail")
     with pytest.raises(CommandError, match="no queue 'reports' of this backend"):
         call_command("penstock_worker", queue_name="default,reports", batch=True)
+    with pytest.raises(CommandError, match="concurrency must be"):
+        call_command("penstock_worker", concurrency=0, batch=True)
 
 
 def test_the_command_runs_a_batch(backend: TasksBackend) -> None:

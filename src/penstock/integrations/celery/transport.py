@@ -40,6 +40,7 @@ from penstock.errors import (
 from penstock.integrations.celery import place_of
 from penstock.integrations.celery.waiting import LeaseRenewal, QueueWait
 from penstock.integrations.opening import open_once, state_topic
+from penstock.limits import MAX_KIND_LENGTH
 
 T = TypeVar("T")
 
@@ -112,11 +113,13 @@ class Bindings:
         if binding not in self.of(binding.exchange):
             self._topic.append(BOUND, binding, key=binding.key)
 
-    def unbind(self, queue: str) -> None:
-        """Forgets the bindings of a queue."""
+    def unbind(self, queue: str, exchange: str | None = None, routing_key: str | None = None) -> None:
+        """Forgets the bindings of a queue: all, or those to an exchange by a routing key."""
         self.of("")
         for key, binding in list(self._found.items()):
-            if binding.queue == queue:
+            if binding.queue != queue or (exchange is not None and binding.exchange != exchange):
+                continue
+            if routing_key is None or binding.routing_key == routing_key:
                 self._topic.append(UNBOUND, key=key)
 
 
@@ -142,7 +145,7 @@ class LeaseQoS(virtual.QoS):
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Gives a message back to its place, or gives it up: then it stays in the journal, failed."""
         if requeue:
-            self._settle(delivery_tag, lambda delivery: delivery.release())
+            self._settle(delivery_tag, lambda delivery: delivery.nack(delay=0, error="requeued"))
         else:
             self._settle(delivery_tag, lambda delivery: delivery.nack(error="rejected", dead=True))
 
@@ -192,6 +195,7 @@ class PenstockChannel(virtual.Channel):
         self.no_ack: set[str] = set()
         self._auto_delete: set[str] = set()
         self._expires: dict[str, float] = {}
+        self._ttls: dict[str, float] = {}
         self._queues: dict[str, penstock.Queue] = {}
 
     @property
@@ -200,17 +204,26 @@ class PenstockChannel(virtual.Channel):
         return self.connection.journal
 
     # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    def queue(self, name: str, ttl: float | None = None) -> penstock.Queue:
-        """The journal's queue; it is made where there is none."""
+    def queue(self, name: str) -> penstock.Queue:
+        """The journal's queue; it is made, and bound as this channel has bound it, where there is none."""
+        journal = self.journal
         found = self._queues.get(name)
-        if found is None:
+        if found is None or found.journal is not journal:  # a process that was forked has opened its own
             stored = safe_name(name)
             try:
-                found = self.journal.queue(stored, create=False)
+                found = journal.queue(stored, create=False)
             except UnknownQueue:
-                found = self.journal.queue(
-                    stored, priority=True, max_attempts=self.max_attempts, dedup_window=self.dedup_window, ttl=ttl
+                found = journal.queue(
+                    stored,
+                    priority=True,
+                    max_attempts=self.max_attempts,
+                    dedup_window=self.dedup_window,
+                    ttl=self._ttls.get(name),
                 )
+                for exchange, routing_key, arguments in list(self.state.queue_bindings(name)):
+                    self._queue_bind(
+                        exchange, *self.typeof(exchange).prepare_bind(name, exchange, routing_key, arguments)
+                    )
             self._queues[name] = found
         return found
 
@@ -236,9 +249,10 @@ class PenstockChannel(virtual.Channel):
             self._auto_delete.add(queue)
         if wanted.get("x-expires"):
             self._expires[queue] = wanted["x-expires"] / 1000
-        ttl = wanted.get("x-message-ttl")
+        if wanted.get("x-message-ttl"):
+            self._ttls[queue] = wanted["x-message-ttl"] / 1000
         self.forget(queue)
-        self.queue(queue, None if ttl is None else ttl / 1000)
+        self.queue(queue)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         return safe_name(queue) in self.journal.queues()
@@ -269,15 +283,18 @@ class PenstockChannel(virtual.Channel):
         with suppress(UnknownTopic, Denied):  # a token that may only write leaves it, empty and unbound
             self.journal.drop_topic(safe_name(queue), force=True)
 
-    def after_reply_message_received(self, queue: str) -> None:
-        """Deletes the queue of a caller that has its reply."""
-        self.queue_delete(queue)
-
     # ── exchanges ────────────────────────────────────────────────────────────────────────────────────────────────────
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
         kind = self.typeof(exchange).type
         expires = self._expires.get(queue, ABANDONED if queue in self._auto_delete else None)
         self.connection.bindings.bind(Binding(exchange, kind, routing_key, pattern, queue, expires))
+
+    def queue_unbind(
+        self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **kwargs: Any
+    ) -> None:
+        """Ends the delivery of an exchange's messages to a queue."""
+        self.state.binding_delete(queue, exchange, routing_key)
+        self.connection.bindings.unbind(queue, exchange, routing_key)
 
     def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
         """The bindings of an exchange; queues that their consumers have abandoned are deleted."""
@@ -317,7 +334,7 @@ class PenstockChannel(virtual.Channel):
             queue,
             lambda found: found.push(
                 msgspec.Raw(dumps(message).encode()),
-                kind=headers.get("task") or "message",
+                kind=(headers.get("task") or "message")[:MAX_KIND_LENGTH],
                 priority=self._get_message_priority(message),
                 not_before=eta_of(headers.get("eta")),
                 dedup=dedup_of(headers),
@@ -522,4 +539,5 @@ def dedup_of(headers: dict[str, Any]) -> str | None:
     id, parent, retries = headers.get("id"), headers.get("parent_id"), headers.get("retries") or 0
     if not id or not (retries or (parent and parent != id)):
         return None
-    return f"{id}/{retries}/{headers.get('replaced_task_nesting') or 0}"
+    sent = f"{id}/{retries}/{headers.get('replaced_task_nesting') or 0}"
+    return sent if len(sent) <= _LONGEST_NAME else blake2b(sent.encode()).hexdigest()

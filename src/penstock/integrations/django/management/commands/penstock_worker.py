@@ -17,6 +17,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.utils.autoreload import DJANGO_AUTORELOAD_ENV, run_with_reloader
 
 import penstock
+from penstock.errors import PenstockError
 from penstock.integrations.django.backend import TasksBackend
 from penstock.integrations.django.running import workers
 from penstock.integrations.django.tasks_api import task_backends
@@ -50,8 +51,14 @@ class Command(BaseCommand):
             help="begin anew when the code changes (default: the setting DEBUG)",
         )
 
-    def handle(self, *, reload: bool, batch: bool, **options: Any) -> None:
-        """Runs the workers."""
+    def handle(self, **options: Any) -> None:
+        """Runs the workers, and says in a sentence why they cannot."""
+        try:
+            self._handle(**options)
+        except PenstockError as error:
+            raise CommandError(str(error)) from error
+
+    def _handle(self, *, reload: bool, batch: bool, **options: Any) -> None:
         self._told_to_stop = threading.Event()
         if reload and not batch:
             if os.environ.get(DJANGO_AUTORELOAD_ENV) == "true":
