@@ -43,8 +43,8 @@ def events(spark: SparkSession, count: int) -> DataFrame:
     )
 
 
-def write_topic(frame: DataFrame, url: str, topic: str = "orders") -> None:
-    frame.write.format("penstock").mode("append").options(url=url, topic=topic).save()
+def write_topic(frame: DataFrame, url: str, topic: str = "orders", **options: str) -> None:
+    frame.write.format("penstock").mode("append").options(url=url, topic=topic, **options).save()
 
 
 def read_topic(spark: SparkSession, url: str, topic: str = "orders", **options: str) -> DataFrame:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock import Journal
-from penstock.core.journal.from_arrow import blocks
 from penstock.core.journal.sealed.bulk import write_files
 from penstock.core.journal.sealed.referring import append_segments, check_there, plan_bulk
 from penstock.core.journal.sealed.segments import NewSegment
@@ -36,8 +35,7 @@ def written(
     given = {"kind": kinds, "key": keys, "payload": [json.dumps(payload) for payload in payloads]}
     columns = {name: pa.array(values, pa.string()) for name, values in given.items()}
     batch = pa.RecordBatch.from_pydict({"topic": pa.array(["orders"] * len(rows)), **columns})
-    wires = (wire for _, wire in blocks(batch))
-    return list(write_files(target, wires, (job, number, attempt), timed=False, now_ms=core.clock.now_ms()))
+    return list(write_files(target, [batch], (job, number, attempt), now_ms=core.clock.now_ms()))
 
 
 def refer(journal: Journal, files: Sequence[NewSegment]) -> range:

@@ -199,7 +199,7 @@ def test_a_topic_that_became_a_queue_takes_no_files(url: str, journal: penstock.
 STEPS = {
     "before the commit": "penstock.transfer.publishing.check_there",
     "in the commit": "penstock.transfer.publishing.remember",
-    "after the commit": "penstock.transfer.publishing.sweep_job",
+    "after the commit": "penstock.transfer.publishing.remove_files",
 }
 
 

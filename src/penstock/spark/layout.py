@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, StructType
 
 from penstock.core.clock import to_ms
+from penstock.core.journal.sealed.bulk import TYPED
 from penstock.core.journal.sealed.columns import columns_schema
 from penstock.core.names import check_tags, pack_tags
 from penstock.core.queue.policy import duration_ms
@@ -117,6 +118,8 @@ class SinkLayout(msgspec.Struct, frozen=True):
     columns: frozenset[str]
     journal: str | None
     """The journal's id where the write was planned; None when there was no journal yet."""
+    typed: str = ""
+    """The fields of the payload that are typed columns of files, where they come from the struct, not from its text."""
 
     @classmethod
     def of(cls, schema: StructType, options: WriteOptions) -> SinkLayout:
@@ -169,6 +172,8 @@ class SinkLayout(msgspec.Struct, frozen=True):
             made["binary"] = pc.is_valid(payload)
         else:
             made["payload"] = json_text(payload)
+        for field in columns_schema(self.typed):
+            made[TYPED + field.name] = pc.struct_field(payload, field.name).cast(field.type)
         for name in ("key", "scope", "headers", "occurred_at"):
             if name in given:
                 made[name] = given[name]

@@ -199,15 +199,15 @@ _encode_files = msgspec.msgpack.Encoder().encode
 _decode_files = msgspec.msgpack.Decoder(list[NewSegment]).decode
 
 
-def _beginning(made: Iterator[tuple[str, Wire]]) -> tuple[list[tuple[str, Wire]], Iterator[tuple[str, Wire]]]:
-    """As many of the first blocks as make a file worth its while, or all; and the others."""
+def _beginning(events: Iterator[pa.RecordBatch]) -> tuple[list[pa.RecordBatch], int]:
+    """As many of the first events as make a file worth its while, or all; and the bytes of their payloads."""
     first, size = [], 0
-    for one in made:
-        first.append(one)
-        size += len(one[1].payload)
+    for rows in events:
+        first.append(rows)
+        size += rows.column("payload").nbytes
         if size >= SEGMENT_BYTES:
             break
-    return first, made
+    return first, size
 
 
 def _hash(staged: bytes) -> bytes:
@@ -244,10 +244,10 @@ def content_of(events: pa.RecordBatch) -> int:
     return sum(map(crc32, said.to_pylist()))
 
 
-def encoded(
+def gathered(
     batches: Iterator[pa.RecordBatch], layout: SinkLayout, counted: StagedShare | None = None
-) -> Iterator[tuple[str, Wire]]:
-    """The blocks of a task's rows; small record batches are gathered until they make a block worth its while.
+) -> Iterator[pa.RecordBatch]:
+    """A task's rows as events; small record batches are gathered until they make a block worth its while.
 
     `counted` gets the rows' content.
     """
@@ -263,10 +263,10 @@ def encoded(
         rows += events.num_rows
         size += events.column("payload").nbytes
         if size >= BLOCK_PAYLOAD or rows >= _GATHER_ROWS:
-            yield from blocks(_whole(held))
+            yield _whole(held)
             held, rows, size = [], 0, 0
     if held:
-        yield from blocks(_whole(held))
+        yield _whole(held)
 
 
 def _whole(held: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -337,8 +337,11 @@ class TopicTarget:
         journal, gates = _planned(options, self.area, again=again)
         self.options = options = msgspec.structs.replace(options, journal=journal, gates=gates)
         self.layout = SinkLayout.of(schema, options)
-        self.bulk = self._plan_bulk(typed_columns(schema))
+        columns = typed_columns(schema)
+        self.bulk = self._plan_bulk(columns)
         """Where large shares go as files; None: all go as blocks."""
+        if self.bulk is not None and self.bulk.columns == columns:
+            self.layout = msgspec.structs.replace(self.layout, typed=columns)
 
     def _plan_bulk(self, columns: str) -> BulkTarget | None:
         options, location = self.options, self.location
@@ -358,14 +361,14 @@ class TopicTarget:
     # ── in a task ────────────────────────────────────────────────────────────────────────────────────────────────────
     def stage(self, batches: Iterator[pa.RecordBatch], job: str, number: int) -> StagedShare:
         share, waiting = StagedShare(job, uuid.uuid4().hex, number), b""
-        made = encoded(batches, self.layout, share if self.compared else None)
+        events = gathered(batches, self.layout, share if self.compared else None)
         if self.bulk is not None:
-            first, made = _beginning(made)
-            if sum(len(wire.payload) for _, wire in first) >= SEGMENT_BYTES:
-                self._write_files(self.bulk, chain(first, made), share)
+            first, size = _beginning(events)
+            events = chain(first, events)
+            if size >= SEGMENT_BYTES:
+                self._write_files(self.bulk, events, share)
                 return share
-            made = chain(first, made)
-        for piece in _pieces(made, share):
+        for piece in _pieces(chain.from_iterable(map(blocks, events)), share):
             if waiting:
                 self._put(share, number, waiting)
             waiting = piece
@@ -375,9 +378,8 @@ class TopicTarget:
             share.carried = waiting
         return share
 
-    def _write_files(self, target: BulkTarget, made: Iterator[tuple[str, Wire]], share: StagedShare) -> None:
-        wires, timed = (wire for _, wire in made), "occurred_at" in self.layout.columns
-        files = list(write_files(target, wires, (share.job, share.number, share.batch), timed=timed))
+    def _write_files(self, target: BulkTarget, events: Iterator[pa.RecordBatch], share: StagedShare) -> None:
+        files = list(write_files(target, events, (share.job, share.number, share.batch)))
         share.events = sum(file.count for file in files)
         share.segments = _encode_files(files)
 

@@ -34,7 +34,7 @@ from penstock.core.journal.bulk import (
 from penstock.core.journal.checking import check_options
 from penstock.core.journal.commit import Commit, find_duplicates, read_mark, read_mark_content
 from penstock.core.journal.prepare import PreparedBatch
-from penstock.core.journal.sealed.referring import BulkTarget, append_segments, check_there, sweep_job
+from penstock.core.journal.sealed.referring import BulkTarget, append_segments, check_there, remove_files, sweep_job
 from penstock.core.journal.sealed.segments import NewSegment
 from penstock.core.journal.upkeep.retention import held_back
 from penstock.core.journal.upkeep.summarising import fill_summaries
@@ -114,15 +114,15 @@ def publish_staged(journal: LocalJournal, wanted: BulkCommit) -> bool:
     """Makes staged batches visible at once; False when that was done before: then what is staged again is dropped."""
     asked = _ask_of_staged(journal, wanted) if journal.backend.entities.gates else None
     queue = _queue(journal, wanted.queue)
-    segments = wanted.segments
+    segments, others = wanted.segments, None
     if segments is not None and not _were_published(journal, wanted, segments):
         if segments.topic in journal.backend.entities.gates.topics:
             raise ConfigError(f"a gate sees every event of topic {segments.topic!r}: run the write again")
-        check_there(segments.files)
+        others = check_there(segments.files)
     ends: dict[str, int] = {}
     done = bool(journal.backend.core.run(partial(_publish_staged, journal, wanted, asked, queue, ends)))
     if segments is not None:
-        _sweep(journal, segments)
+        _sweep(journal, segments, others if done else None)
     for topic, end in ends.items() if done else ():  # in small commits: what is not said yet is read
         fill_summaries(journal.backend.core.writer, topic, after=end, hashed=True)
     return done
@@ -211,10 +211,16 @@ def _publish_parts(
     return True
 
 
-def _sweep(journal: LocalJournal, segments: BulkSegments) -> None:
-    """Removes the files of other tries of a job's batch: it is published, so that none of them can be any more."""
-    for lake in {file.lake for file in segments.files}:
-        with suppress(PenstockError):  # what cannot be removed now goes when it is old
+def _sweep(journal: LocalJournal, segments: BulkSegments, others: list[tuple[str, str]] | None) -> None:
+    """Removes the files of other tries of a job's batch: it is published, so that none of them can be any more.
+
+    `others`: which these are; None where it was published before.
+    """
+    with suppress(PenstockError):  # what cannot be removed now goes when it is old
+        if others is not None:
+            remove_files(segments.topic, others)
+            return
+        for lake in {file.lake for file in segments.files}:
             sweep_job(journal.backend.core, BulkTarget(segments.topic, lake), segments.job, segments.number)
 
 

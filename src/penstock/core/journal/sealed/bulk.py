@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import time
 import zlib
-from array import array
 from collections.abc import Iterable, Iterator
 from functools import partial
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
 from penstock.core.durable import as_storage_error, like, make_folder, move_into_place
-from penstock.core.journal.blocks import Block, Wire, stamp
-from penstock.core.journal.index.runs import BloomFilter, go_on
+from penstock.core.journal.blocks import Block, stamp
+from penstock.core.journal.from_arrow import wire_of
+from penstock.core.journal.index.runs import BloomFilter
 from penstock.core.journal.sealed.columns import TypedColumns
 from penstock.core.journal.sealed.files import open_lake
 from penstock.core.journal.sealed.referring import BulkTarget, FileName
@@ -36,25 +37,28 @@ PLACES = ("seq", "recorded_at", "id")
 _FILE_BYTES = 128 << 20
 """About how large a file grows: a task holds it in memory until it is whole."""
 
+TYPED = "typed "
+"""What the names of columns begin with that are typed columns of files."""
+_UNTYPED = TypedColumns("")
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def write_files(
-    target: BulkTarget, wires: Iterable[Wire], origin: tuple[str, int, str], *, timed: bool, now_ms: int | None = None
+    target: BulkTarget, events: Iterable[pa.RecordBatch], origin: tuple[str, int, str], *, now_ms: int | None = None
 ) -> Iterator[NewSegment]:
-    """Writes the events of blocks into files of a lake. They are no events until a commit refers to them.
+    """Writes events into files of a lake. They are no events of the topic until a commit refers to them.
 
-    `origin`: the job, the number of its micro-batch (0 where there is only one), and the name of this try of a task.
-    `timed`: producers say when the events happened; a block that says nothing has the time of this writing.
+    `events` have the columns that blocks are made of (see `from_arrow`), and may have the typed ones, each with `TYPED`
+    before its name. `origin`: the job, the number of its micro-batch (0 where there is only one), and the name of this
+    try of a task.
     """
-    file = _BulkFile(target)
     job, number, attempt = origin
     begun, files = round(time.time() * 1000) if now_ms is None else now_ms, 0
     name = partial(FileName, job, number, begun)
-    for wire in wires:
-        if timed and wire.occurred is None:
-            wire.occurred = begun
-        file.add(wire)
+    file = _BulkFile(target)
+    for rows in events:
+        for start in range(0, rows.num_rows, GROUP_ROWS):
+            file.add(rows.slice(start, GROUP_ROWS), begun)
         if file.count >= FILE_EVENTS or file.size >= _FILE_BYTES:
             yield file.finish(name(f"{attempt}-{files}.parquet").path)
             file, files = _BulkFile(target), files + 1
@@ -78,22 +82,27 @@ class _BulkFile:
         self._kinds: set[str] | None = set()
         self._scopes: set[str] | None = set()
         self._occurred: tuple[int, int] | None = None
-        self._filters: list[bytes] = []
-        self._keys: tuple[str, str] | None = None
+        self._group_keys: list[pa.ChunkedArray] = []
 
     @property
     def size(self) -> int:
         """Bytes that are written."""
         return int(self._out.tell())
 
-    def add(self, wire: Wire) -> None:
-        """Adds a block's events."""
+    def add(self, rows: pa.RecordBatch, now_ms: int) -> None:
+        """Adds events; ConfigError when a row cannot be one.
+
+        One without a time among others with times has that of the writing: an index cannot say which ones have none.
+        """
+        wire = wire_of(rows)
+        if wire.occurred is None and "occurred_at" in rows.schema.names:
+            wire.occurred = now_ms
         stamp(wire, 1, 0, 0)
         block = Block(wire, self._target.topic)
         if self._rows and self._rows + block.count > GROUP_ROWS:
             self._write_group()
         self._summarise(block)
-        batch = sealed_batch(block, 0, block.count, self._typed, names=self._names)
+        batch = self._batch(block, rows)
         if wire.occurred is None:
             at = batch.schema.get_field_index("occurred_at")
             batch = batch.set_column(at, "occurred_at", pa.nulls(len(batch), batch.schema.field(at).type))
@@ -101,6 +110,15 @@ class _BulkFile:
         self._held.append(batch)
         self._rows += block.count
         self.count += block.count
+
+    def _batch(self, block: Block, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns of the file: typed ones are those of the rows where they bring them."""
+        given = [TYPED + field.name for field in self._typed.schema]
+        if not set(given) <= set(rows.schema.names):
+            return sealed_batch(block, 0, block.count, self._typed, names=self._names)
+        plain = sealed_batch(block, 0, block.count, _UNTYPED, names=self._names)
+        columns = [*plain.columns, *(rows.column(name) for name in given)]
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*plain.schema, *self._typed.schema]))
 
     def _summarise(self, block: Block) -> None:
         summary = summary_of(block)
@@ -116,14 +134,7 @@ class _BulkFile:
         if self._writer is None:
             self._writer = open_parquet(self._out, table)
         self._writer.write_table(table, row_group_size=table.num_rows)
-        keys = pc.unique(table.column("key")).drop_null()
-        if len(keys):
-            ends = pc.min_max(keys)
-            low, high = ends["min"].as_py(), ends["max"].as_py()
-            known = self._keys
-            self._keys = (low, high) if known is None else (min(known[0], low), max(known[1], high))
-        hashes = array("I", [zlib.crc32(key) for key in keys.cast(pa.binary()).to_pylist()])
-        self._filters.append(BloomFilter.build(hashes, go_on))
+        self._group_keys.append(table.column("key"))
         self._held, self._rows = [], 0
 
     def finish(self, path: str) -> NewSegment:
@@ -134,12 +145,10 @@ class _BulkFile:
         data = self._out.getvalue()
         crc, pieces = _checksums(data)
         path = f"{self._target.topic}/{path}"
-        keys = None
+        keys, filters = _filters_of(self._group_keys)
         with as_storage_error(f"write {path} in {shown_url(self._target.lake)}"):
-            if self._keys is not None:
-                filters = _encode(self._filters)
+            if keys is not None:
                 _put(self._target, path + KEYS_SUFFIX, filters)
-                keys = SegmentKeys(len(filters), zlib.crc32(filters), *self._keys)
             _put(self._target, path, data)
         return NewSegment(
             self._target.lake,
@@ -149,12 +158,31 @@ class _BulkFile:
             crc,
             self._binary,
             self._typed.unfit,
-            pieces,
+            msgspec.Raw(_encode(pieces)),
             None if self._kinds is None else tuple(sorted(self._kinds)),
             None if self._scopes is None else tuple(sorted(self._scopes)),
             self._occurred,
             keys,
         )
+
+
+def _filters_of(groups: list[pa.ChunkedArray]) -> tuple[SegmentKeys | None, bytes]:
+    """What is known of the keys of row groups, and the file of their filters; None when no event has a key."""
+    coded = pa.chunked_array([chunk for group in groups for chunk in group.chunks]).combine_chunks().dictionary_encode()
+    known = coded.dictionary
+    if not len(known):
+        return None, b""
+    ends = pc.min_max(known)
+    hashes = np.fromiter(map(zlib.crc32, known.cast(pa.binary()).to_pylist()), dtype=np.uint32, count=len(known))
+    codes = np.asarray(coded.indices.fill_null(len(known)))
+    at, filters = 0, []
+    for group in groups:
+        held = np.zeros(len(known) + 1, dtype=bool)
+        held[codes[at : at + len(group)]] = True
+        filters.append(BloomFilter.packed(hashes[held[:-1]]))
+        at += len(group)
+    encoded = _encode(filters)
+    return SegmentKeys(len(encoded), zlib.crc32(encoded), ends["min"].as_py(), ends["max"].as_py()), encoded
 
 
 def _united(known: set[str] | None, more: tuple[str, ...] | None) -> set[str] | None:

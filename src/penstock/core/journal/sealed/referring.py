@@ -28,13 +28,12 @@ from penstock.core.journal.sealed.segments import (
     KEYS_SUFFIX,
     NewSegment,
     Seals,
-    Segment,
     TableSettings,
     check_marker,
     load_seals,
     load_segments,
+    save_new,
     save_seals,
-    save_segment,
     sealed_files,
 )
 from penstock.core.journal.summaries import Summary, pack_summaries, put_range_rows
@@ -100,9 +99,8 @@ def append_segments(commit: Commit, name: str, added: Sequence[NewSegment]) -> r
         raise topic_is_full(name, head.latest, sum(one.count for one in added))
     summaries = []
     for one in added:
-        segment = _placed(one, seq, recorded, base + seq - first)
-        save_segment(commit.tx, head.topic_id, segment)
-        summaries.append(Summary(seq, segment.last, one.kinds, one.scopes, one.occurred or (recorded, recorded)))
+        last = save_new(commit.tx, head.topic_id, one, (seq, (base + seq - first).to_bytes(16), recorded))
+        summaries.append(Summary(seq, last, one.kinds, one.scopes, one.occurred or (recorded, recorded)))
         seq += one.count
     for at in range(0, len(summaries), SUMMARY_RANGES):
         some = summaries[at : at + SUMMARY_RANGES]
@@ -116,24 +114,6 @@ def append_segments(commit: Commit, name: str, added: Sequence[NewSegment]) -> r
     return range(first, seq)
 
 
-def _placed(one: NewSegment, first: int, recorded_ms: int, number: int) -> Segment:
-    return Segment(
-        first,
-        first + one.count - 1,
-        one.count,
-        one.lake,
-        one.path,
-        one.size,
-        one.crc,
-        one.binary,
-        one.unfit,
-        pieces=one.pieces,
-        base_id=number.to_bytes(16),
-        recorded_ms=recorded_ms,
-        keys=one.keys,
-    )
-
-
 def _check(commit: Commit, name: str, added: Iterable[NewSegment]) -> None:
     """ConfigError or StorageError when a topic cannot have some files as its events."""
     settings = commit.ensure(name).settings
@@ -142,7 +122,7 @@ def _check(commit: Commit, name: str, added: Iterable[NewSegment]) -> None:
     oldest = commit.now_ms - _COMMITTED_MS
     for one in added:
         named = read_file_name(one.path.removeprefix(f"{name}/"))
-        if named is None:
+        if named is None or ".." in one.path:
             raise ConfigError(f"{one.path[:200]!r} is not the path of a file that a task wrote for topic {name!r}")
         if named.begun_ms < oldest:
             raise StorageError(
@@ -216,23 +196,28 @@ def _sign(target: BulkTarget, token: str, marker: SealMarker | None, folder: str
     save_seals(commit.tx, head.topic_id, replace(seals, signed=signed, tables=tables))
 
 
-def check_there(added: Sequence[NewSegment]) -> None:
-    """StorageError when a file, or what lies beside it, is not there as its task has left it."""
+def check_there(added: Sequence[NewSegment]) -> list[tuple[str, str]]:
+    """StorageError when a file, or what lies beside it, is not there as its task has left it.
+
+    Returns the lakes and paths of other files in the same folders: those of other tries of the job's tasks.
+    """
     from penstock.core.journal.sealed.writing import LakeFolder
 
-    sizes: dict[str, dict[str, int]] = {}
+    there: dict[tuple[str, str], dict[str, int]] = {}
     for one in added:
-        folder, topic = one.path.rpartition("/")[0], one.path.partition("/")[0]
-        key = f"{one.lake}/{folder}"
-        if key not in sizes:
-            sizes[key] = dict(LakeFolder(one.lake, topic).files(folder))
-        wanted = {one.path: one.size} | ({} if one.keys is None else {one.path + KEYS_SUFFIX: one.keys.size})
-        for path, size in wanted.items():
-            if sizes[key].get(path) != size:
+        place = one.lake, one.path.rpartition("/")[0]
+        if place not in there:
+            there[place] = dict(LakeFolder(one.lake, one.path.partition("/")[0]).files(place[1]))
+        wanted = [(one.path, one.size)]
+        if one.keys is not None:
+            wanted.append((one.path + KEYS_SUFFIX, one.keys.size))
+        for path, size in wanted:
+            if there[place].pop(path, None) != size:
                 raise StorageError(
                     f"{shown_url(one.lake)}/{path}, which a task has written with {size:,} bytes, is not there as it "
                     "was: it was swept, or lies on the disk of another machine; run the query again"
                 )
+    return [(lake, path) for (lake, _), paths in there.items() for path in paths]
 
 
 def sweep_job(core: JournalCore, target: BulkTarget, job: str, number: int) -> None:
@@ -243,6 +228,15 @@ def sweep_job(core: JournalCore, target: BulkTarget, job: str, number: int) -> N
     below = f"{target.topic}/{FOLDER}/{job}.{number}"
     with as_storage_error(f"sweep {folder}"):
         _remove(core, folder, [path for path, _ in folder.files(below)], lambda named: True)
+
+
+def remove_files(topic: str, files: Iterable[tuple[str, str]]) -> None:
+    """Removes files of a topic that became no segments and never will."""
+    from penstock.core.journal.sealed.writing import LakeFolder
+
+    for lake, path in files:
+        with as_storage_error(f"remove {path}"):
+            LakeFolder(lake, topic).remove(lake, path)
 
 
 def sweep_old(core: JournalCore, folder: LakeFolder) -> None:

@@ -80,7 +80,8 @@ class NewSegment(msgspec.Struct, frozen=True, array_like=True):
     crc: int
     binary: int
     unfit: int
-    pieces: Pieces
+    pieces: msgspec.Raw
+    """As `Pieces`, encoded: the commit of many files looks at none of them."""
     kinds: tuple[str, ...] | None
     """The kinds of its events; None when they are many."""
     scopes: tuple[str, ...] | None
@@ -218,6 +219,21 @@ def check_marker(seals: Seals, lake: str, marker: SealMarker | None, folder: str
 _encode = msgspec.msgpack.Encoder().encode
 _decode_segment = msgspec.msgpack.Decoder(Segment).decode
 _decode_seals = msgspec.msgpack.Decoder(Seals).decode
+
+
+def save_new(tx: WriteTx, topic: int, made: NewSegment, place: tuple[int, bytes, int]) -> int:
+    """Saves a file that a bulk write made as a segment; returns its last position.
+
+    `place`: the first position, the id of the first event, and the recording time.
+    """
+    first, base_id, recorded_ms = place
+    last = first + made.count - 1
+    what = made.count, made.lake, made.path, made.size, made.crc, made.binary, made.unfit
+    # The fields of a `Segment`, whose pieces are encoded already.
+    tx.put(
+        keys.segment_key(topic, last), _encode((first, last, *what, (), made.pieces, base_id, recorded_ms, made.keys))
+    )
+    return last
 
 
 def save_segment(tx: WriteTx, topic: int, segment: Segment) -> None:
