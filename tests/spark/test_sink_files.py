@@ -41,7 +41,7 @@ def frame(start: int, stop: int) -> pa.RecordBatch:
         {
             "kind": ["placed"] * len(numbers),
             "key": [f"k{n % 7}" for n in numbers],
-            "payload": [{"n": n, "customer": f"c{n % 3}", "tags": ["a"]} for n in numbers],
+            "payload": [{"n": n, "customer": f"c{n % 3}", "items": ["a"]} for n in numbers],
         }
     )
 
@@ -83,8 +83,8 @@ def test_large_shares_are_files_and_small_ones_blocks_in_order(
     assert numbers(journal) == list(range(302))
     assert [(one.first, one.count) for one in segments(journal)] == [(1, 100), (104, 197)]
     assert [row["payload"] for row in read(url, topic="orders")][99:101] == [
-        '{"n":99,"customer":"c0","tags":["a"]}',
-        '{"n":100,"customer":"c1","tags":["a"]}',
+        '{"n":99,"customer":"c0","items":["a"]}',
+        '{"n":100,"customer":"c1","items":["a"]}',
     ]
     assert {path.name for path in tmp_path.iterdir()} <= {"lake", "shop.db", "shop.db-wal", "shop.db-shm"}
     batch(url, None, (302, 400))  # the topic has a lake by now
@@ -105,7 +105,7 @@ def test_fields_of_the_payload_are_typed_columns(url: str, journal: penstock.Jou
     table = pq.read_table(path)
     assert table.column("n").to_pylist() == list(range(100)) and table.schema.field("n").type == pa.int64()
     assert table.column("customer").to_pylist()[:3] == ["c0", "c1", "c2"]
-    assert "tags" not in table.schema.names and "seq" not in table.schema.names
+    assert "items" not in table.schema.names and "seq" not in table.schema.names
 
 
 def test_a_sealed_topic_takes_files_with_the_columns_of_its_lake(
@@ -119,7 +119,7 @@ def test_a_sealed_topic_takes_files_with_the_columns_of_its_lake(
 
 
 def test_rows_that_are_looked_at_one_by_one_are_blocks(url: str, journal: penstock.Journal, lake: str) -> None:
-    def write(options: dict[str, object], **columns: list[str]) -> None:
+    def write(options: dict[str, object], **columns: list[Any]) -> None:
         rows = frame(0, 100)
         for name, values in columns.items():
             rows = rows.append_column(name, pa.array(values))
@@ -128,9 +128,10 @@ def test_rows_that_are_looked_at_one_by_one_are_blocks(url: str, journal: pensto
 
     write({}, dedup=[f"d{n}" for n in range(100)])
     write({}, correlation=["c"] * 100)
+    write({}, tags=[["t"]] * 100)
     journal.topic("orders").configure(verified=True)
     write({})
-    assert len(journal.topic("orders")) == 300 and not segments(journal) and not files(lake)
+    assert len(journal.topic("orders")) == 400 and not segments(journal) and not files(lake)
 
 
 def test_a_batch_of_a_stream_that_runs_again_changes_nothing(url: str, journal: penstock.Journal, lake: str) -> None:
