@@ -32,7 +32,7 @@ from penstock.core.queue.schedule import push_now
 from penstock.core.surface.journal import Journal
 from penstock.core.surface.queue import Queue
 from penstock.core.surface.topic import Topic
-from penstock.core.units import counted, show_duration, show_size
+from penstock.core.units import pluralize, show_duration, show_size
 from penstock.errors import ConfigError, UnknownQueue
 
 Danger = Literal["", "red", "typed"]
@@ -70,7 +70,7 @@ class Act(msgspec.Struct):
 
 def happened(count: int, one: str, done: str) -> str:
     """Says what was done to so many: 1 message was deleted, 12 messages were deleted."""
-    return f"{counted(count, one)} {'was' if count == 1 else 'were'} {done}"
+    return f"{pluralize(count, one)} {'was' if count == 1 else 'were'} {done}"
 
 
 # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -102,7 +102,7 @@ class KeepHistory(Act):
     def _words(self) -> str:
         kept = {
             f"for {show_duration(self.max_age)}": self.max_age,
-            f"the newest {counted(self.max_events or 0, 'event')}": self.max_events,
+            f"the newest {pluralize(self.max_events or 0, 'event')}": self.max_events,
             f"{show_size(self.max_bytes or 0)} of events": self.max_bytes,
             "the newest event of every key": self.by_key or None,
         }
@@ -117,7 +117,7 @@ class KeepHistory(Act):
         if self.max_age is not None:
             through = topic.position_at(datetime.now(UTC) - timedelta(seconds=self.max_age))
             going = max(going, min(stored, max(0, through - topic.oldest + 1)))
-        removed = f" {counted(going, 'event')} of {stored:,} will be removed in passing." if going else ""
+        removed = f" {pluralize(going, 'event')} of {stored:,} will be removed in passing." if going else ""
         return f"Keep {self._words} in {topic.name}?{removed}"
 
     def perform(self) -> Done:
@@ -142,7 +142,7 @@ class CompactTopic(Act):
             waits = f" The slowest consumer is at {slowest:,}: nothing after it will be removed."
             if self.force:
                 waits = f" The slowest consumer is at {slowest:,}, and will not get the rest."
-        what = f"{counted(max(0, min(len(topic), through - topic.oldest + 1)), 'event')} of {topic.name}"
+        what = f"{pluralize(max(0, min(len(topic), through - topic.oldest + 1)), 'event')} of {topic.name}"
         return f"Remove {what}, through position {through:,}?{waits} This cannot be undone."
 
     def perform(self) -> Done:
@@ -173,18 +173,18 @@ class DropTopic(Act):
 
     def question(self) -> str:
         topic, journal = self.topic, self.topic.journal
-        going = [counted(len(topic), "event")]
+        going = [pluralize(len(topic), "event")]
         if self.force:
-            going += [counted(consumers, "consumer")] if (consumers := len(topic.cursors())) else []
+            going += [pluralize(consumers, "consumer")] if (consumers := len(topic.cursors())) else []
             if topic.name in journal.queues():
-                held = counted(len(journal.queue(topic.name, create=False)), "message")
+                held = pluralize(len(journal.queue(topic.name, create=False)), "message")
                 going.append(f"1 queue with {held}")
         return f"Drop the topic {topic.name} with {' and '.join(going)}? This cannot be undone."
 
     def perform(self) -> Done:
         report = self.topic.journal.drop_topic(self.topic.name, self.force)
         return Done(
-            f"the topic {self.topic.name} was dropped with {counted(report.events, 'event')}",
+            f"the topic {self.topic.name} was dropped with {pluralize(report.events, 'event')}",
             {"removed": report.events, "files": report.files},
             [f"sealed events stay in {file}" for file in report.files],
         )
@@ -201,7 +201,7 @@ class MoveConsumer(Act):
         now, position = self.topic.cursor(self.consumer), self.position
         if now is None:
             return f"{self.consumer} is new to {self.topic.name}. Let it begin at position {position:,}?"
-        number = counted(abs(self.topic.left(position) - self.topic.left(now)), "event")
+        number = pluralize(abs(self.topic.left(position) - self.topic.left(now)), "event")
         effect = f"it will get {number} again" if position < now else f"it will skip {number}"
         effect = "nothing changes" if position == now else effect
         return f"Move {self.consumer} from {now:,} to {position:,} of {self.topic.name}: {effect}?"
@@ -212,7 +212,7 @@ class MoveConsumer(Act):
         topic.seek(consumer, self.position)
         lag = topic.lag(consumer)
         came = "new here" if before is None else f"was at {before:,}"
-        says = f"{consumer} is at {self.position:,} of {topic.name} ({came}); {counted(lag, 'event')} ahead"
+        says = f"{consumer} is at {self.position:,} of {topic.name} ({came}); {pluralize(lag, 'event')} ahead"
         return Done(says, {"consumer": consumer, "before": before, "position": self.position, "lag": lag})
 
 
@@ -227,7 +227,7 @@ class ForgetConsumer(Act):
         now = self.topic.cursor(self.consumer)
         if now is None:
             raise self._unknown()
-        anew = f"It would begin anew, with {counted(len(self.topic), 'event')}."
+        anew = f"It would begin anew, with {pluralize(len(self.topic), 'event')}."
         return f"Forget that {self.consumer} is at {now:,} of {self.topic.name}? {anew}"
 
     def perform(self) -> Done:
@@ -300,7 +300,7 @@ class MakeQueue(Act):
 
     def question(self) -> str:
         held = self.journal.topic(self.name).latest if self.name in self.journal.topics() else 0
-        return f"{self.name} is a topic with {counted(held, 'event')}. Make it a queue as well?" if held else ""
+        return f"{self.name} is a topic with {pluralize(held, 'event')}. Make it a queue as well?" if held else ""
 
     def perform(self) -> Done:
         self.journal.queue(self.name, **self.wanted)  # type: ignore[arg-type]
@@ -337,8 +337,8 @@ class PauseQueue(_Pausing):
             raise ConfigError(f"{queue.name} has no group {group[:80]!r}")
         found = [queue.stats(one) for one in ([group] if group is not None else delivering_groups(queue))]
         ready, in_flight = sum(one.ready for one in found), sum(one.in_flight for one in found)
-        held = f"; {counted(in_flight, 'message')} in flight may still be settled" if in_flight else ""
-        return f"Pause {self._named}? {counted(ready, 'ready message')} will wait until it is resumed{held}."
+        held = f"; {pluralize(in_flight, 'message')} in flight may still be settled" if in_flight else ""
+        return f"Pause {self._named}? {pluralize(ready, 'ready message')} will wait until it is resumed{held}."
 
     def perform(self) -> Done:
         changed = self.queue.pause(self.group)
@@ -383,13 +383,13 @@ class DropQueue(Act):
 
     def question(self) -> str:
         queue = self.queue
-        groups, schedules = counted(len(queue.groups()), "group"), counted(len(queue.schedules()), "schedule")
+        groups, schedules = pluralize(len(queue.groups()), "group"), pluralize(len(queue.schedules()), "schedule")
         what = f"the queue {queue.name} and {held_messages(queue)} in it, with {groups} and {schedules}"
         return f"Drop {what}? This cannot be undone; its topic stays."
 
     def perform(self) -> Done:
         removed = self.queue.drop()
-        says = f"the queue {self.queue.name} was dropped with {counted(removed, 'message')}"
+        says = f"the queue {self.queue.name} was dropped with {pluralize(removed, 'message')}"
         return Done(says, {"removed": removed})
 
 
@@ -417,7 +417,7 @@ class RemoveGroup(Act):
         if group not in queue.groups():
             raise ConfigError(f"{queue.name} has no group {group[:80]!r}")
         stats = queue.stats(group)
-        waiting = counted(stats.ready + stats.in_flight + stats.delayed + stats.failed, "message")
+        waiting = pluralize(stats.ready + stats.in_flight + stats.delayed + stats.failed, "message")
         return f"Remove the group {group} of {queue.name}? {waiting} will no longer wait for it."
 
     def perform(self) -> Done:
@@ -507,7 +507,7 @@ class SendBack(Act):
         return self.queue.redrive(to=self.to, limit=self.limit, where=self.where, dry_run=True)
 
     def question(self) -> str:
-        return f"Send {counted(self._some(), 'message')} back to their queue{self._pace}, with a fresh budget?"
+        return f"Send {pluralize(self._some(), 'message')} back to their queue{self._pace}, with a fresh budget?"
 
     def _some(self) -> int:
         count = self.count()
@@ -530,12 +530,12 @@ class SendBack(Act):
     def announce(self) -> Done:
         """Says what a redrive with a rate is about to do."""
         count = self._some()
-        return Done(f"{counted(count, 'message')} will be sent back{self._pace}", {"would_redrive": count})
+        return Done(f"{pluralize(count, 'message')} will be sent back{self._pace}", {"would_redrive": count})
 
 
 def redriven(count: Redriven, name: str, done: str) -> Done:
     """Says what a redrive did, or would do, and which letters stay."""
-    stay = [f"{counted(left.count, 'letter')} from {left.queue} stay: {left.reason}" for left in count.left]
+    stay = [f"{pluralize(left.count, 'letter')} from {left.queue} stay: {left.reason}" for left in count.left]
     record: dict[str, object] = {name: int(count)}
     if count.left:
         record["left"] = count.left
@@ -590,7 +590,7 @@ class Discard(Act):
         return Done(happened(self._count, "message", "found to delete"), {"would_discard": self._count})
 
     def question(self) -> str:
-        return f"Delete {counted(self._count, 'message')} {self.which}? This cannot be undone."
+        return f"Delete {pluralize(self._count, 'message')} {self.which}? This cannot be undone."
 
     def perform(self) -> Done:
         removed = sum(self._discard(name, seqs) for name, seqs in self.seqs.items())
@@ -686,7 +686,7 @@ class RunNow(Act):
         found = self._chosen()
         if not found:
             raise ConfigError(f"no message of {self.queue.name} waits for its time")
-        return f"Run {counted(len(found), 'delayed message')} of {self.queue.name} now?"
+        return f"Run {pluralize(len(found), 'delayed message')} of {self.queue.name} now?"
 
     def perform(self) -> Done:
         ready = self.queue.run_now(self._chosen(), group=self.group)

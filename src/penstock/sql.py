@@ -41,7 +41,7 @@ except ImportError as error:
 
 from penstock.core.journal.sealed.columns import TypedColumns, columns_text, text_and_bytes
 from penstock.core.journal.sealed.writing import sealed_schema
-from penstock.core.journal.to_arrow import arrow_schema, joined, record_batch
+from penstock.core.journal.to_arrow import arrow_schema, coalesce, record_batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -181,7 +181,7 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
     def _passing(self, schema: pa.Schema, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         text = "" if filter is None else str(filter)
         needed = list(dict.fromkeys([*schema.names, *(name for name in self._schema.names if name in text)]))
-        for batch in self._batches(needed, [] if filter is None else certain(filter)):
+        for batch in self._batches(needed, [] if filter is None else implied_filters(filter)):
             found = pa.Table.from_batches([batch])
             yield from (found if filter is None else found.filter(filter).select(schema.names)).to_batches()
 
@@ -202,7 +202,7 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
             blocks = scan.blocks(low, high)
             if kinds is not None:
                 blocks = (block for block in blocks if not kinds.isdisjoint(block.wire.kinds))
-            for block in joined(blocks, ARROW_BATCH_ROWS):
+            for block in coalesce(blocks, ARROW_BATCH_ROWS):
                 start = block.row_after(low) if block.first <= low else 0
                 stop = block.row_after(high) if block.last > high else block.count
                 if stop > start:
@@ -352,7 +352,7 @@ _Tree = tuple[str, Any]
 """What an expression is, and its name, its value, or the function and its arguments."""
 
 
-def certain(filter: pc.Expression) -> list[Condition]:
+def implied_filters(filter: pc.Expression) -> list[Condition]:
     """Conditions that hold of every row that passes a filter; there may be more.
 
     Arrow shows no caller what an expression is made of. Its serialised form is a file of Arrow's: the values that it
@@ -367,7 +367,7 @@ def certain(filter: pc.Expression) -> list[Condition]:
     except (OverflowError, ValueError):  # among them is a time that Python has no date for
         return []
     parts = iter([(found[1], found[2]) for line in lines if (found := _PART.fullmatch(line))])
-    return list(_certain(_tree(parts, values)))
+    return list(_implied(_tree(parts, values)))
 
 
 def _tree(parts: Iterator[tuple[str, str]], values: Sequence[object]) -> _Tree:
@@ -379,13 +379,13 @@ def _tree(parts: Iterator[tuple[str, str]], values: Sequence[object]) -> _Tree:
     return "call", (text, list(iter(lambda: _tree(parts, values), ("end", text))))
 
 
-def _certain(tree: _Tree) -> Iterator[Condition]:
+def _implied(tree: _Tree) -> Iterator[Condition]:
     match tree:
         case "call", ("and_kleene", [one, other]):
-            yield from _certain(one)
-            yield from _certain(other)
+            yield from _implied(one)
+            yield from _implied(other)
         case "call", ("if_else", [("call", ("is_valid", _)), found, ("literal", None)]):  # how DuckDB writes `in`
-            yield from _certain(found)
+            yield from _implied(found)
         case "call", ("is_in", [("field_ref", column), ("options", {"value_set": [_, *_] as values})]):
             if None not in values:
                 yield column, "is_in", values

@@ -20,10 +20,10 @@ from penstock.core.journal.blocks import (
     build_block,
     compressed,
     join_blocks,
+    join_checked,
     join_codes,
     join_ints,
     join_text,
-    joined,
     offsets,
     pack_ints,
     pack_signed,
@@ -175,10 +175,10 @@ def test_merged_blocks_hold_the_same_events(history: list[tuple[Block, list[Stor
     blocks = [block for block, _ in history]
     expected = [one for _, stored in history for one in stored]
     check(join_blocks(blocks), expected)
-    check(read_block(seal(joined(blocks)), "t"), expected)
+    check(read_block(seal(join_checked(blocks)), "t"), expected)
     middle = len(blocks) // 2
-    halves = [read_block(seal(joined(part)), "t") for part in (blocks[:middle], blocks[middle:]) if part]
-    check(read_block(seal(joined(halves)), "t"), expected)
+    halves = [read_block(seal(join_checked(part)), "t") for part in (blocks[:middle], blocks[middle:]) if part]
+    check(read_block(seal(join_checked(halves)), "t"), expected)
 
 
 @pytest.mark.slow
@@ -199,7 +199,7 @@ def test_a_selection_keeps_the_events_it_selects(
             expected.extend(stored)
     if not blocks:
         return
-    merged = read_block(seal(joined(blocks)), "t")
+    merged = read_block(seal(join_checked(blocks)), "t")
     check(merged, expected)
     again = sorted(data.draw(st.sets(st.integers(0, len(expected) - 1), min_size=1)))
     check(read_block(select(merged, again), "t"), [expected[row] for row in again])
@@ -272,7 +272,7 @@ def test_compressed_blocks_hold_the_same_events(history: list[tuple[Block, list[
         halves = [
             read_block(select(plain, part), "t") for part in (range(len(rows) // 2), range(len(rows) // 2, len(rows)))
         ]
-        again = compressed(joined(halves))
+        again = compressed(join_checked(halves))
         check(Block(again, "t"), expected)
         check(read_block(seal(again), "t"), expected)
         unread = read_block(value, "t")

@@ -138,7 +138,7 @@ def test_reads_are_filtered(served: Served, orders: penstock.Topic) -> None:
 def test_a_rare_condition_ends_a_page_early_and_says_where_to_go_on(
     served: Served, orders: penstock.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.core.local.topics.SCANNED", 3)
+    monkeypatch.setattr("penstock.core.local.topics.FILTER_SCAN_LIMIT", 3)
     page = served.get("/v1/topics/orders/events", where="payload.n = 10", limit=2)
     assert seqs(page) == [] and page.json["next"] == 5
     assert seqs(served.get("/v1/topics/orders/events", where="payload.n = 10", limit=2, after=5)) == [10]

@@ -18,7 +18,7 @@ from penstock.cli import values
 from penstock.cli.command import NOTHING, CommandContext, Nothing, command, queue_command
 from penstock.cli.output import event_record, payload_text, pretty_payload, safe, safe_lines
 from penstock.core.names import did_you_mean
-from penstock.core.units import counted, in_parts, show_duration
+from penstock.core.units import in_parts, pluralize, show_duration
 from penstock.errors import StaleDelivery
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def queues(context: CommandContext, pattern: str | None) -> None:
             rows.append((*counts, one.oldest_age, one.letters, one.paused))
             continue
         notes = ["paused"] * one.paused
-        notes += [f"keeps {counted(one.letters, 'dead letter')}"] if one.letters else []
+        notes += [f"keeps {pluralize(one.letters, 'dead letter')}"] if one.letters else []
         rows.append((*counts, show_duration(one.oldest_age), ", ".join(notes)))
     otherwise = "no queues yet: `penstock push QUEUE '{…}'` makes one"
     if pattern is not None:
@@ -801,7 +801,7 @@ def _why_none(queue: Queue, group: str) -> str:
     stats = queue.stats(group)
     if not stats.ready:
         return f"no message is ready in {queue.name}"
-    waiting = f"{counted(stats.ready, 'message')} of {queue.name} cannot be taken now: "
+    waiting = f"{pluralize(stats.ready, 'message')} of {queue.name} cannot be taken now: "
     if stats.paused:
         return f"{waiting}it is paused, and `penstock resume {queue.name}` ends that"
     if stats.breaker == "open":

@@ -18,7 +18,7 @@ from penstock.cli import values
 from penstock.cli.command import DONE, FAILED, CommandContext, Nothing, command, topic_command
 from penstock.cli.output import event_record, pretty_payload
 from penstock.core.names import is_pattern
-from penstock.core.units import counted, in_parts
+from penstock.core.units import in_parts, pluralize
 from penstock.errors import ConfigError, Corrupt, UnknownTopic
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def read(
     for event in topic.read(after, through=through, limit=more, reverse=reverse, **selection):
         if shown == limit:
             on = f"--through {last - 1}" if reverse else f"--after {last}"
-            context.note(f"there is more: stopped at {counted(limit, 'event')}; {on} goes on, --limit none shows all")
+            context.note(f"there is more: stopped at {pluralize(limit, 'event')}; {on} goes on, --limit none shows all")
             return
         context.event(event, payload_only=payload)
         last, shown = event.seq, shown + 1

@@ -21,7 +21,7 @@ from penstock.cli.command import DONE, EXTRAS, FAILED, CommandContext, command
 from penstock.cli.output import paint, safe, table
 from penstock.cli.values import duration, number, queue_names, several, topic_names
 from penstock.cli.values import size as bytes_of
-from penstock.core.units import counted, show_duration, show_size
+from penstock.core.units import pluralize, show_duration, show_size
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
@@ -275,8 +275,8 @@ def check(context: CommandContext, topic: tuple[str, ...], queue: tuple[str, ...
         oldest = group.oldest_age or 0.0
         judge("backlog", group.ready, f"{group.ready:,} messages are ready in {name}")
         judge("age", oldest, f"a message of {name} waits for {show_duration(oldest)}")
-        judge("failed", group.failed, f"{counted(group.failed, 'message')} of {name} failed")
-        judge("dead", group.dead, f"{counted(group.dead, 'dead letter')} from {name}")
+        judge("failed", group.failed, f"{pluralize(group.failed, 'message')} of {name} failed")
+        judge("dead", group.dead, f"{pluralize(group.dead, 'dead letter')} from {name}")
     for flow in sample.flows:
         behind, took = flow.lag or 0, flow.batch_seconds or 0.0
         judge("flow_lag", behind, f"{behind:,} wait to be read by pipeline {flow.key}")

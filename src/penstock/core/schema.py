@@ -262,7 +262,7 @@ class PayloadSchema(Generic[PayloadT]):
         schema = self._kinds.get(event.kind)
         if schema is None and self._decode is None:
             version = stored_version(event.headers, event.topic, event.seq)
-            raise _misfit(event, self._named(), version, "no such kind is declared by it")
+            raise _unreadable(event, self._named(), version, "no such kind is declared by it")
         own: Any = self.type if schema is None else schema.type
         value: PayloadT = decode_event(event, own)
         return value
@@ -288,7 +288,7 @@ def decode_event(event: Event, type: type[T]) -> T:
     if event.binary:
         if type is bytes:
             return cast(T, event.raw)
-        raise _misfit(event, _type_name(type), version, "it is bytes, not JSON")
+        raise _unreadable(event, _type_name(type), version, "it is bytes, not JSON")
     try:
         if schema is None or version == schema.newest:
             decode = declared.decode if declared is not None else _decoder(type)
@@ -297,11 +297,11 @@ def decode_event(event: Event, type: type[T]) -> T:
         payload = schema.upcast(msgspec.json.decode(event.raw), version, f"event {event.seq} of topic {event.topic!r}")
         return cast(T, _convert(payload, type))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _misfit(event, _type_name(type), version, error) from error
+        raise _unreadable(event, _type_name(type), version, error) from error
     except ValueError as error:
         if not _is_pydantic(type) or isinstance(error, ConfigError) or _raised_by_upcaster(error):
             raise
-        raise _misfit(event, _type_name(type), version, error) from error
+        raise _unreadable(event, _type_name(type), version, error) from error
 
 
 def stored_version(headers: Mapping[str, str], topic: str, seq: int) -> int:
@@ -400,7 +400,7 @@ def _type_name(cls: object) -> str:
     return str(getattr(cls, "__qualname__", cls))
 
 
-def _misfit(event: Event, name: str, version: int, reason: object) -> PoisonMessage:
+def _unreadable(event: Event, name: str, version: int, reason: object) -> PoisonMessage:
     return PoisonMessage(
         f"the payload of event {event.seq} of topic {event.topic!r} ({event.kind!r}, version {version}) does not fit "
         f"{name}: {reason}",

@@ -69,7 +69,7 @@ def parse_size(text: str) -> int:
         raise ConfigError(f"{text[:40]!r}… is no size that can be used: it is too large") from None
 
 
-def counted(count: int, one: str) -> str:
+def pluralize(count: int, one: str) -> str:
     """A number with its noun: 1 message, 12 messages."""
     return f"{count:,} {one}{'' if count == 1 else 's'}"
 

@@ -31,7 +31,7 @@ from penstock.core.documents.payloads import ParsedColumns, PayloadParser, is_va
 from penstock.core.events import Draft, Event
 from penstock.core.journal.blocks import Block, may_hold
 from penstock.core.journal.reading import Bounds
-from penstock.core.journal.to_arrow import arrow_schema, joined, record_batch
+from penstock.core.journal.to_arrow import arrow_schema, coalesce, record_batch
 from penstock.core.model.conditions import Where, moment
 from penstock.core.names import is_whole
 from penstock.core.protocol.bulk import Wanted, blocks_of
@@ -503,7 +503,7 @@ def _parts(
         yield block, 0, block.count
     for after, through in share.spans:
         for fetched in journal.blocks(share.topic, after, through, strict=strict):
-            for block in joined((block for block in fetched if filter.may_hold(block)), _BATCH_ROWS):
+            for block in coalesce((block for block in fetched if filter.may_hold(block)), _BATCH_ROWS):
                 start = block.row_after(after) if block.first <= after else 0
                 stop = block.row_after(through) if block.last > through else block.count
                 if stop > start:

@@ -191,12 +191,12 @@ class StagingArea:
         oldest = (self._clock() - STAGED_SECONDS) * 1000
         gone = [
             path
-            for path, name in self._objects()
+            for path, name in self._list_staged()
             if name.begun_ms < oldest or (name.job == job and (through is None or name.number <= through))
         ]
         return len(gone) - self._store.delete(gone) if gone else 0
 
-    def _objects(self) -> Iterator[tuple[str, _Name]]:
+    def _list_staged(self) -> Iterator[tuple[str, _Name]]:
         for path in self._store.list(self._folder):
             parts = path.rpartition("/")[2].rsplit(".", 4)
             if len(parts) == 5 and parts[1].isdecimal() and parts[2].isdecimal():

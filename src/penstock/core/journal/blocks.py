@@ -442,7 +442,7 @@ def select(block: Block, rows: Sequence[int]) -> bytes:
     return build_copies(columns_of(block, rows), [block.seq(row) for row in rows], ids, times)
 
 
-def joined(blocks: Sequence[Block]) -> Wire:
+def join_checked(blocks: Sequence[Block]) -> Wire:
     """One block of the events of several, in order; Corrupt when one of them does not hold."""
     for block in blocks:  # else one that cannot be read would take its neighbours with it
         block.check_columns()

@@ -82,7 +82,7 @@ def read_batches(
         after = max(after, view.hidden)
         left = limit
         together = batch_rows if limit is None else min(batch_rows, limit)
-        for block in joined(view.blocks(after, through), together):
+        for block in coalesce(view.blocks(after, through), together):
             start = block.row_after(after) if block.first <= after else 0
             stop = block.row_after(through) if block.last > through else block.count
             if left is not None:
@@ -101,7 +101,7 @@ def arrow_stream(batches: Iterator[pa.RecordBatch], requested_schema: object = N
     return pa.RecordBatchReader.from_batches(arrow_schema(), batches).__arrow_c_stream__(requested_schema)
 
 
-def joined(blocks: Iterator[Block], batch_rows: int) -> Iterator[Block]:
+def coalesce(blocks: Iterator[Block], batch_rows: int) -> Iterator[Block]:
     """The same events in fewer, larger blocks where blocks are small."""
     small: list[Block] = []
     rows = size = 0

@@ -242,7 +242,7 @@ def _compact_keys(log: TopicLog) -> CompactReport:
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-SCANNED: Final = 200_000
+FILTER_SCAN_LIMIT: Final = 200_000
 """Events a page looks at for a condition that few fulfil, before it says how far it came."""
 
 
@@ -320,7 +320,9 @@ class WantedEvents:
         last: Event | None = None
         where = self.filter.where
         for event in rows:
-            if last is not None and (len(events) >= limit or size >= PAGE_BYTES or scanned >= limit + SCANNED):
+            if last is not None and (
+                len(events) >= limit or size >= PAGE_BYTES or scanned >= limit + FILTER_SCAN_LIMIT
+            ):
                 return events, last.seq - 1 if self.query.reverse else last.seq
             last = event
             scanned += 1  # noqa: SIM113 - asked before it is counted

@@ -12,7 +12,7 @@ from penstock.core.events import Event
 from penstock.core.model.failure import Attempt
 from penstock.core.observe.pipelines import FlowStatus
 from penstock.core.observe.workers import WorkerFailure
-from penstock.core.units import counted
+from penstock.core.units import pluralize
 
 if TYPE_CHECKING:
     from penstock.core.surface.queue import Queue
@@ -124,7 +124,7 @@ def held_messages(queue: Queue) -> str:
     the group with the most messages."""
     numbers = [queue.stats(group) for group in queue.groups()]
     most = max((one.ready + one.in_flight + one.delayed + one.failed for one in numbers), default=0)
-    return counted(max(most, len(queue)), "message")
+    return pluralize(max(most, len(queue)), "message")
 
 
 class GivenUpMessage(msgspec.Struct, Generic[E], frozen=True):

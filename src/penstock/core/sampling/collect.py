@@ -31,7 +31,7 @@ from penstock.core.observe import pipelines, workers
 from penstock.core.observe.metrics import REGISTRY, Registry
 from penstock.core.observe.sample import Finding, FindingKind, QueueSample, Sample, TopicSample
 from penstock.core.queue.inspect import present_consumers, stats_of_groups, viewing
-from penstock.core.units import counted, show_duration, show_size
+from penstock.core.units import pluralize, show_duration, show_size
 from penstock.errors import Closed, Corrupt, PenstockError, UnknownQueue
 from penstock.limits import BACKLOG_SECONDS, UNATTENDED_SECONDS
 
@@ -282,13 +282,13 @@ def _findings(sample: Sample) -> Iterable[Finding]:
     for group in (group for groups in sample.queues.values() for group in groups):
         name = group.name if group.group == "default" else f"{group.name}/{group.group}"
         if group.dead:
-            says_dead = f"{counted(group.dead, 'dead letter')} from {name}"
+            says_dead = f"{pluralize(group.dead, 'dead letter')} from {name}"
             yield Finding("dead", group.name, says_dead, group.dead, group.group)
         if group.failed:
-            says_failed = f"{counted(group.failed, 'message')} of {name} failed"
+            says_failed = f"{pluralize(group.failed, 'message')} of {name} failed"
             yield Finding("failed", group.name, says_failed, group.failed, group.group)
         if group.paused:
-            waiting = f"{counted(group.ready, 'message')} {'is' if group.ready == 1 else 'are'} ready"
+            waiting = f"{pluralize(group.ready, 'message')} {'is' if group.ready == 1 else 'are'} ready"
             yield Finding("paused", group.name, f"{name} is paused: {waiting}", group.ready, group.group)
         yield from _waiting(group, name)
 
@@ -303,7 +303,7 @@ def _waiting(group: QueueSample, name: str) -> Iterable[Finding]:
     if age is None:
         return
     waits = show_duration(age)
-    backlog = f"{counted(group.ready, 'message')} {'waits' if group.ready == 1 else 'wait'}, the oldest for {waits}"
+    backlog = f"{pluralize(group.ready, 'message')} {'waits' if group.ready == 1 else 'wait'}, the oldest for {waits}"
     silent = group.idle is None or group.idle > UNATTENDED_SECONDS
     alone = not group.workers and not group.in_flight and silent and not group.paused
     if alone and age > (group.warn_after or UNATTENDED_SECONDS):

@@ -340,7 +340,7 @@ class LiveTopic:
 
     def _read(self) -> bool:
         """Takes in what follows, a bounded piece of it; False when there is nothing."""
-        read = self.log.ask(self._take_in, None)
+        read = self.log.ask(self._read_batch, None)
         if read is None:
             self._forget(self.position)
         if not read:
@@ -349,7 +349,7 @@ class LiveTopic:
         self._wake()
         return True
 
-    def _take_in(self, view: TopicView) -> int:
+    def _read_batch(self, view: TopicView) -> int:
         """Keeps the next events of a view and returns their bytes."""
         began = view.began()
         if self.floor < began:

@@ -173,13 +173,13 @@ class RunningFlow:
             fresh: list[Any] = [newest] if one else list(self.query.recentProgress)
             for progress in fresh:
                 if progress["timestamp"] > self._seen:
-                    self._take_in(progress)
+                    self._record_progress(progress)
             self._seen = fresh[-1]["timestamp"]  # a batch may have ended after the newest was asked for
         self._rate()
         self.status.lag = self._lag.total(self._offsets)
         self.status.read_to = self._lag.read_to(self._offsets)
 
-    def _take_in(self, progress: Any) -> None:
+    def _record_progress(self, progress: Any) -> None:
         rows = sum(int(source["numInputRows"]) for source in progress["sources"])
         self.status.rows += rows
         self.status.rows_out += max(0, int(progress["sink"].get("numOutputRows") or 0))  # -1: the sink cannot say

@@ -119,7 +119,7 @@ class StateRows:
             try:
                 columns.append(_column(values, convert, kind.field(at).type))
             except (ValueError, TypeError, OverflowError) as error:
-                raise _misfit(name, keys, values, convert, kind.field(at).type) from error
+                raise _type_error(name, keys, values, convert, kind.field(at).type) from error
         if columns:
             struct = pa.StructArray.from_arrays(columns, fields=list(kind))
         else:
@@ -133,7 +133,9 @@ def _column(values: list[Any], convert: _Convert | None, kind: pa.DataType) -> p
     return pa.array(values if convert is None else list(map(convert, values)), kind)
 
 
-def _misfit(name: str, keys: list[str], values: list[Any], convert: _Convert | None, kind: pa.DataType) -> ConfigError:
+def _type_error(
+    name: str, keys: list[str], values: list[Any], convert: _Convert | None, kind: pa.DataType
+) -> ConfigError:
     """What is wrong with the first value of a field that is none of its column's."""
     for key, value in zip(keys, values, strict=True):
         try:

@@ -27,7 +27,7 @@ from penstock.errors import ConfigError
 
 _PREFIX = "penstock-"
 _LOCK = "owner.lock"
-_SHALLOW = Path("/tmp")
+_SHORT_TMP = Path("/tmp")
 
 # sockaddr_un holds 104 bytes on macOS and 108 on Linux; Spark's sockets are named ".<uuid>.sock".
 _SOCKET_PATH_LIMIT = 103
@@ -43,20 +43,20 @@ class Scratch:
         self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
         self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._shallow: Scratch | None = None
+        self._short: Scratch | None = None
 
     def sockets(self) -> Path | None:
         """A folder whose path leaves room for a socket's name: this one, or one in /tmp; None when there is neither."""
         if _fits(self.path):
             return self.path
-        if self._shallow is None and os.access(_SHALLOW, os.W_OK | os.X_OK) and self.path.parent != _SHALLOW:
-            self._shallow = Scratch(_SHALLOW)
-        return None if self._shallow is None else self._shallow.path
+        if self._short is None and os.access(_SHORT_TMP, os.W_OK | os.X_OK) and self.path.parent != _SHORT_TMP:
+            self._short = Scratch(_SHORT_TMP)
+        return None if self._short is None else self._short.path
 
     def remove(self) -> None:
         """Deletes the folder with everything in it; calling it again changes nothing."""
-        if self._shallow is not None:
-            self._shallow.remove()
+        if self._short is not None:
+            self._short.remove()
         if self._lock < 0:
             return
         shutil.rmtree(self.path, ignore_errors=True)

@@ -25,7 +25,7 @@ from penstock.core.journal.reading import TopicView
 from penstock.core.journal.sealed.columns import Partition, TypedColumns, text_and_bytes
 from penstock.core.journal.sealed.files import column_ends, open_lake
 from penstock.core.journal.sealed.segments import MARKER, Pieces, SealMarker, Segment, SegmentPart
-from penstock.core.journal.to_arrow import arrow_schema, joined, record_batch
+from penstock.core.journal.to_arrow import arrow_schema, coalesce, record_batch
 from penstock.core.names import shown_url
 from penstock.errors import ConfigError, Corrupt, StorageError, UnknownTopic
 
@@ -213,7 +213,7 @@ def _key_filter(rows: pa.Table) -> dict[str, object]:
 def _batches(
     view: TopicView, after: int, through: int, typed: TypedColumns, partition: Partition | None
 ) -> Iterator[pa.RecordBatch]:
-    for block in joined(view.blocks(after, through), GROUP_ROWS):
+    for block in coalesce(view.blocks(after, through), GROUP_ROWS):
         start = block.row_after(after) if block.first <= after else 0
         stop = block.row_after(through) if block.last > through else block.count
         if stop > start:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from penstock.core.engine.contract import Snapshot
 from penstock.core.journal import keys
-from penstock.core.journal.blocks import REFERENCE_MARK, Block, Wire, compressed, joined, plain_size, seal
+from penstock.core.journal.blocks import REFERENCE_MARK, Block, Wire, compressed, join_checked, plain_size, seal
 from penstock.core.journal.catalog import load_record, load_state, open_block
 from penstock.core.journal.commit import Commit
 from penstock.core.journal.index.runs import load_directory
@@ -48,7 +48,7 @@ def merge_tail(writer: Writer, topic: str, *, below: int, fan_in: int = MERGE_FA
         covered = load_directory(snap, record.topic_id, topic).through if record.settings.indexed else keys.MAX_SEQ
     merged = 0
     for run, blocks in chunks:
-        wire = compressed(joined(blocks))
+        wire = compressed(join_checked(blocks))
         value, about = seal(wire), range_rows(wire, indexed=keys.block_first(run[-1][0]) > covered)
         if writer.run_relaxed(_put_joined, topic, record.topic_id, run, wire, value, about, noted):
             merged += len(run)

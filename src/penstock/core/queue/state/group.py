@@ -28,7 +28,7 @@ class Group(Leases):
         """How many messages up to a position are neither in flight nor given up: those that outlived their ttl."""
         if not through:
             return 0
-        unfinished = [state for state in UNFINISHED if self.counted(state)]
+        unfinished = [state for state in UNFINISHED if self.count_in_state(state)]
         count = sum(1 for state in unfinished for _ in self.rows_of(snap, state, through, 0))
         for start, end, left in self.runs(snap, through):
             count += left if end <= through else sum(1 for _ in self.run_members(snap, through, start - 1))

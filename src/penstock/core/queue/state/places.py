@@ -48,7 +48,7 @@ class Places(Lanes):
     def find(self, snap: Snapshot, seq: int) -> MessageRow | None:
         """The message at a position and the place it is in; None when it is settled or a lease holds it."""
         for state in PARKED:
-            if self.counted(state) and (message := self.placed(snap, state, seq)) is not None:
+            if self.count_in_state(state) and (message := self.placed(snap, state, seq)) is not None:
                 return message
         if self.record.runs and (stretch := self.stretch_of(snap, seq)) is not None:
             return MessageRow(seq, HELD, key=stretch[0])
@@ -58,7 +58,7 @@ class Places(Lanes):
         self, snap: Snapshot, through: int | None = None, after: int = 0, states: Collection[int] = PARKED
     ) -> Iterator[MessageRow]:
         """Messages with a row of their own, and those of runs, ascending, read as they are asked for."""
-        sources = [self.rows_of(snap, state, through, after) for state in states if self.counted(state)]
+        sources = [self.rows_of(snap, state, through, after) for state in states if self.count_in_state(state)]
         if self.record.runs and HELD in states:
             sources.append(MessageRow(seq, HELD, key=key) for seq, key in self.run_members(snap, through, after))
         return heapq.merge(*sources, key=lambda message: message.seq) if len(sources) != 1 else iter(sources[0])

@@ -316,7 +316,7 @@ except ImportError:
     from hashlib import blake2b as blake2b
 
 _ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyz234567")
-_BODY = 9
+_TOKEN_BODY_BYTES = 9
 _TAG = 6
 _SECRET = 8
 _POOL = 512 * _SECRET
@@ -356,7 +356,7 @@ def make_token(topic: int, group: int, lease_id: int, index: int, secret: bytes)
     body = _body(group, lease_id, index)
     tag = _tag(topic, body, secret)
     hidden = int.from_bytes(body) ^ _stream(tag)
-    return b32encode(hidden.to_bytes(_BODY) + tag).decode().lower()
+    return b32encode(hidden.to_bytes(_TOKEN_BODY_BYTES) + tag).decode().lower()
 
 
 def read_token(token: str) -> Address | None:
@@ -364,8 +364,8 @@ def read_token(token: str) -> Address | None:
     if len(token) != 24 or not _ALPHABET.issuperset(token):
         return None
     raw = b32decode(token.upper())
-    tag = raw[_BODY:]
-    body = int.from_bytes(raw[:_BODY]) ^ _stream(tag)
+    tag = raw[_TOKEN_BODY_BYTES:]
+    body = int.from_bytes(raw[:_TOKEN_BODY_BYTES]) ^ _stream(tag)
     lease_id = body >> INDEX_BITS & ((1 << NUMBER_BITS) - 1)
     return Address(body >> NUMBER_BITS + INDEX_BITS, lease_id, body & ((1 << INDEX_BITS) - 1), tag)
 
@@ -376,7 +376,7 @@ def fits(topic: int, address: Address, secret: bytes) -> bool:
 
 
 def _body(group: int, lease_id: int, index: int) -> bytes:
-    return ((group << NUMBER_BITS | lease_id) << INDEX_BITS | index).to_bytes(_BODY)
+    return ((group << NUMBER_BITS | lease_id) << INDEX_BITS | index).to_bytes(_TOKEN_BODY_BYTES)
 
 
 def _tag(topic: int, body: bytes, secret: bytes) -> bytes:
@@ -384,4 +384,4 @@ def _tag(topic: int, body: bytes, secret: bytes) -> bytes:
 
 
 def _stream(tag: bytes) -> int:
-    return int.from_bytes(blake2b(tag, digest_size=_BODY, person=b"penstock").digest())
+    return int.from_bytes(blake2b(tag, digest_size=_TOKEN_BODY_BYTES, person=b"penstock").digest())

@@ -55,7 +55,7 @@ class GroupRows:
         """The range of the index rows of messages whose time has come."""
         return self.prefix + keys.WAITING, keys.waiting_key(self.prefix, now + 1, 0)
 
-    def counted(self, state: int) -> int:
+    def count_in_state(self, state: int) -> int:
         """How many messages are in a state."""
         record = self.record
         return (record.ready, record.waiting, record.held, record.failed)[state]
