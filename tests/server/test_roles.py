@@ -255,6 +255,7 @@ BODIES: dict[str, Callable[[World, str], Any]] = {
         "path": world.area.put("job", 0, _batch(target), 0, _piece(target)),
         "size": len(_piece(target)),
     },
+    "plan_files": lambda world, target: {"lake": str(world.lake)},
     "commit_staged": lambda world, target: {"journal": world.journal.id, "batches": [_batch(target)]},
     "seal_topic": lambda world, target: {"lake": str(world.lake), "through": 4},
     "find_states": lambda world, target: {"name": "till", "version": 1, "query": "query", "keys": ["k"]},

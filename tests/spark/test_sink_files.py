@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -17,6 +19,9 @@ from penstock.core.journal.sealed.segments import Segment, load_segments
 from penstock.errors import ConfigError, StorageError
 from penstock.spark import read_topic, seal
 from penstock.spark.places import perfect_hash
+from penstock.spark.served import commit_staged
+from penstock.spark.startup.settings import MASTER_VARIABLE
+from server.serving import TOKENS, WRITE, Served, serving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -224,6 +229,78 @@ def test_a_stream_that_is_killed_between_two_steps_goes_on(
     assert numbers(journal) == list(range(300)) and len(files(lake)) == 2
     with journal.backend.engine.read() as snap:  # type: ignore[attr-defined]
         assert not list(snap.scan(b"w", b"x"))  # nothing stays staged
+
+
+@pytest.fixture
+def sealing(journal: penstock.Journal, lake: str) -> Iterator[Served]:
+    """The journal at a server that may use the lake."""
+    with serving(journal, tokens=TOKENS, token=WRITE, lakes=[lake]) as served:
+        yield served
+
+
+def test_a_server_refers_to_files_that_tasks_wrote(
+    sealing: Served, journal: penstock.Journal, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged: list[object] = []
+    monkeypatch.setattr("penstock.spark.served.send_piece", lambda *given: staged.append(given))
+    batch(sealing.url, lake, (0, 100), (100, 200), token=WRITE)
+    batch(sealing.url, None, (200, 300), token=WRITE)  # the topic has a lake by now
+    assert numbers(journal) == list(range(300)) and len(segments(journal)) == 3 and not staged
+
+
+def test_a_server_publishes_files_and_blocks_in_order(sealing: Served, journal: penstock.Journal, lake: str) -> None:
+    for _ in range(2):
+        made = writer(sealing.url, lake, stream=True, token=WRITE)
+        made.commit(shares_of(made, 0, (0, 3), (3, 100), (100, 102), (102, 300), (300, 302)), 0)
+    assert numbers(journal) == list(range(302)) and len(files(lake)) == 2 == len(segments(journal))
+
+
+def test_a_commit_whose_answer_is_lost_is_done_once(
+    sealing: Served, journal: penstock.Journal, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def losing(server: Any, request: Any) -> bool:
+        asked.append(commit_staged(server, request))  # done, and not heard of
+        asked.append(commit_staged(server, request))
+        return True
+
+    monkeypatch.setattr("penstock.spark.served.commit_staged", losing)
+    batch(sealing.url, lake, (0, 100), (100, 101), token=WRITE)
+    assert asked == [True, False] and numbers(journal) == list(range(101))
+
+
+def test_a_server_takes_no_files_from_elsewhere(
+    sealing: Served, journal: penstock.Journal, lake: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="start it with --lake"):
+        writer(sealing.url, str(tmp_path / "other"), token=WRITE)
+    made = writer(sealing.url, lake, token=WRITE)
+    share = made.write(iter([frame(0, 100)]))
+    (file,) = sink._decode_files(share.segments)
+    for path in (
+        f"orders/../{file.path}",
+        "orders/date=2026-01-01/x.parquet",
+        file.path.replace("orders", "others", 1),
+    ):
+        share.segments = sink._encode_files([msgspec.structs.replace(file, path=path)])
+        with pytest.raises((ConfigError, StorageError)):
+            made.commit([share])
+    share.segments = sink._encode_files([msgspec.structs.replace(file, lake=str(tmp_path))])
+    with pytest.raises(ConfigError, match="no files become events"):
+        made.commit([share])
+    assert not numbers(journal)
+
+
+def test_tasks_that_cannot_reach_a_servers_lake_send_blocks(
+    sealing: Served, journal: penstock.Journal, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch(sealing.url, lake, (0, 100), token=WRITE)
+    monkeypatch.setenv(MASTER_VARIABLE, "spark://x:1")
+    batch(sealing.url, None, (100, 200), token=WRITE)
+    assert numbers(journal) == list(range(200)) and len(segments(journal)) == 1
+    with pytest.raises(ConfigError, match="cannot write to"):
+        writer(sealing.url, lake, token=WRITE)
 
 
 def test_spark_writes_files_and_reads_them_itself(

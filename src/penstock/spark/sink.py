@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,13 +36,15 @@ from penstock.core.journal.blocks import Wire, decode_pending, encode_wire
 from penstock.core.journal.from_arrow import BLOCK_PAYLOAD, blocks
 from penstock.core.journal.sealed.bulk import write_files
 from penstock.core.journal.sealed.referring import BulkTarget, find_target, plan_bulk
-from penstock.core.journal.sealed.segments import NewSegment
+from penstock.core.journal.sealed.segments import BulkSegments, NewSegment, PlacedSegments
+from penstock.core.journal.sealed.writing import LakeFolder
 from penstock.errors import ConfigError, PenstockError, StorageError
 from penstock.limits import MAX_KEY_BYTES, SEGMENT_BYTES
 from penstock.spark.journals import check_same, journal_id, patiently, reading, writing
 from penstock.spark.layout import OPTIONS, SinkLayout, typed_columns
-from penstock.spark.options import WriteOptions, write_options
+from penstock.spark.options import JournalLocation, WriteOptions, write_options
 from penstock.spark.sentences import in_sentences
+from penstock.spark.startup.settings import MASTER_VARIABLE
 from penstock.spark.versions import ArrowStreamWriter
 from penstock.transfer.objects import StagingArea, area_of, decode_piece, encode_piece
 from penstock.transfer.publishing import Blocks, publish_blocks, publish_parts
@@ -273,6 +276,16 @@ def _whole(held: list[pa.RecordBatch]) -> pa.RecordBatch:
     return held[0] if len(held) == 1 else pa.concat_batches(held)
 
 
+def _is_reached(lake: str, topic: str, journal: str) -> bool:
+    """Whether tasks find the folder of a topic that the journal's server has signed: a folder is on one machine."""
+    if "://" not in lake and not os.environ.get(MASTER_VARIABLE, "local").startswith("local"):
+        return False
+    try:
+        return LakeFolder(lake, topic).marker(journal) is not None
+    except (OSError, PenstockError):
+        return False
+
+
 def mark_name(*parts: str) -> str:
     """The name under which a journal remembers what a query or application has written."""
     name = ":".join(("spark", *parts))
@@ -347,7 +360,9 @@ class TopicTarget:
         options, location = self.options, self.location
         if options.topic is None or options.queue or options.gates or self.layout.columns & _ASKING:
             return None
-        if location.server is not None or (options.journal is None and options.lake is None):
+        if location.server is not None:
+            return self._plan_served(location.server, columns)
+        if options.journal is None and options.lake is None:
             return None
         if options.journal is not None:
             known = reading(location.url, options.journal, newest=True).backend.core
@@ -357,6 +372,24 @@ class TopicTarget:
         with writing(location.url, options.journal) as opened:
             self.options = msgspec.structs.replace(options, journal=opened.id)
             return plan_bulk(opened.backend.core, options.topic, options.lake, columns)
+
+    def _plan_served(self, server: JournalLocation, columns: str) -> BulkTarget | None:
+        """The same at a server: where this process finds the folder that the server has signed."""
+        from penstock.core.protocol.bulk import PLAN_FILES, FilesRequest
+        from penstock.spark.served import ask_server
+
+        options, topic = self.options, self.options.topic or ""
+        found = ask_server(server, PLAN_FILES, topic, request=FilesRequest(options.lake, columns))
+        if not found.lake:
+            return None
+        if not _is_reached(found.lake, topic, options.journal or ""):
+            if options.lake is not None:
+                raise ConfigError(
+                    f"{server.url} seals to {found.lake}, which tasks of this query cannot write to: leave the option "
+                    "lake out, or give them what they need (a folder is for tasks on the server's own machine)"
+                )
+            return None
+        return BulkTarget(topic, found.lake, found.columns)
 
     # ── in a task ────────────────────────────────────────────────────────────────────────────────────────────────────
     def stage(self, batches: Iterator[pa.RecordBatch], job: str, number: int) -> StagedShare:
@@ -418,7 +451,7 @@ class TopicTarget:
             for taken in [pool.submit(self._take_in, share) for share in staged]:
                 taken.result()
         batches = [share.batch for share in staged]
-        request = CommitRequest(options.journal or "", batches, mark, version, queue, content)
+        request = CommitRequest(options.journal or "", batches, mark, version, queue, content, self._files(events))
         return commit_staged(self.location.server, request) or self.compared
 
     def _parts(self, shares: Sequence[StagedShare]) -> list[Blocks | list[NewSegment]]:
@@ -431,6 +464,17 @@ class TopicTarget:
             elif any(share.size for share in some):
                 parts.append(self._blocks([share for share in some if share.size], None))
         return parts
+
+    def _files(self, shares: Sequence[StagedShare]) -> bytes:
+        """The files of shares, each with the number of blocks' batches before it, for a server."""
+        placed, before = [], 0
+        for share in shares:
+            if share.segments:
+                placed.append(PlacedSegments(_decode_files(share.segments), before))
+            before += share.size > 0
+        if not placed:
+            return b""
+        return _encode_files(BulkSegments(self.options.topic or "", shares[0].job, shares[0].number, placed))
 
     def _blocks(self, staged: Sequence[StagedShare], content: int | None) -> Blocks:
         return Blocks(

@@ -8,7 +8,6 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from hashlib import md5
 from itertools import compress, groupby
 from typing import TYPE_CHECKING, Literal
 
@@ -35,7 +34,7 @@ from penstock.core.journal.checking import check_options
 from penstock.core.journal.commit import Commit, find_duplicates, read_mark, read_mark_content
 from penstock.core.journal.prepare import PreparedBatch
 from penstock.core.journal.sealed.referring import BulkTarget, append_segments, check_there, remove_files, sweep_job
-from penstock.core.journal.sealed.segments import NewSegment
+from penstock.core.journal.sealed.segments import BulkSegments, NewSegment, PlacedSegments
 from penstock.core.journal.upkeep.retention import held_back
 from penstock.core.journal.upkeep.summarising import fill_summaries
 from penstock.core.local.backend import LocalJournal
@@ -55,35 +54,6 @@ SYNC_BYTES = 4 << 20
 """Bytes of steps after which they are put on disk: what the next commit of any caller would else have to wait for."""
 _PAUSE = 0.002
 """Seconds between two steps, in which other processes get their turn and the next step is made."""
-
-
-class PlacedSegments(msgspec.Struct, frozen=True):
-    """Files that a job has written, which become events of a topic."""
-
-    files: list[NewSegment]
-    before: int = 0
-    """How many of the commit's batches come before them."""
-
-
-class BulkSegments(msgspec.Struct, frozen=True):
-    """What of a commit lies in files already."""
-
-    topic: str
-    job: str
-    """What wrote them."""
-    number: int
-    """The micro-batch; 0 for a job that has only one."""
-    placed: list[PlacedSegments]
-
-    @property
-    def files(self) -> list[NewSegment]:
-        """All of them, in order."""
-        return [file for one in self.placed for file in one.files]
-
-    @property
-    def once(self) -> bytes:
-        """The name under which it is remembered that they are published."""
-        return md5(f"{self.topic} {self.job} {self.number}".encode(), usedforsecurity=False).digest()
 
 
 class BulkCommit(msgspec.Struct, frozen=True):

@@ -130,11 +130,28 @@ class StagedDocument(msgspec.Struct):
     size: int
 
 
+class FilesRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Files that are about to be written for a topic."""
+
+    lake: str | None = None
+    """Where the writer wants them; else they go to the topic's lake."""
+    columns: str = ""
+    """Their typed columns, unless the lake has columns of its own."""
+
+
+class FilesDocument(msgspec.Struct):
+    """Where files go that become events of a topic."""
+
+    lake: str = ""
+    """Empty: the topic takes only blocks."""
+    columns: str = ""
+
+
 class CommitRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """What is published together: batches in order. A mark and its version make a repeat harmless.
 
     `journal` is the id of the journal they were made for; `queue` says that they are pushed to it. A repeat with
-    another `content`, a hash of all rows, is refused.
+    another `content`, a hash of all rows, is refused. `files` is a `BulkSegments` in msgpack: files that become events.
     """
 
     journal: str
@@ -143,6 +160,7 @@ class CommitRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     version: Count = 0
     queue: str | None = None
     content: Annotated[int, Meta(ge=0, lt=1 << 53)] | None = None
+    files: bytes = b""
 
 
 class DropQuery(msgspec.Struct, omit_defaults=True):
@@ -281,6 +299,13 @@ STAGE_OBJECT = Operation(
     "Fetches blocks of new events from an object store and keeps them until a commit publishes them",
     query=StageQuery,
     errors=(Conflict,),
+)
+PLAN_FILES = Operation(
+    "POST /topics/{topic}/files",
+    "write",
+    FilesRequest,
+    FilesDocument,
+    "Where files go that become events of a topic with a commit that refers to them",
 )
 COMMIT_STAGED = Operation(
     "POST /commits -> committed",

@@ -6,6 +6,7 @@ import os
 import zlib
 from collections.abc import Iterable
 
+import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -13,7 +14,8 @@ from penstock.core.engine.contract import ObjectEngine
 from penstock.core.journal.bulk import PreparedPiece, drop_job, staged_batches
 from penstock.core.journal.checking import checked_wire
 from penstock.core.journal.reading import TopicView
-from penstock.core.journal.sealed.segments import FILE_EVENTS, SealReport
+from penstock.core.journal.sealed.referring import find_target, plan_bulk
+from penstock.core.journal.sealed.segments import FILE_EVENTS, BulkSegments, SealReport
 from penstock.core.local.backend import LocalJournal
 from penstock.core.local.bulk import stored_blocks
 from penstock.core.names import check_name, shown_url
@@ -146,6 +148,49 @@ def _stage(call: Call[wire.StageQuery, object], body: bytes) -> wire.StagedDocum
     return wire.StagedDocument(sum(block.count for block in made.blocks), sum(block.size for block in made.blocks))
 
 
+def plan_files(call: Call[None, wire.FilesRequest]) -> wire.FilesDocument:
+    topic, asked, core = call.name("topic"), call.body, call.service.journal.backend.core
+    call.service.access.check_append(check_name(topic))
+    lake = None if asked.lake is None else _own_lake(call.service, asked.lake)
+    if asked.columns:
+        from penstock.core.journal.sealed.columns import columns_schema  # pyarrow is loaded by servers that seal
+
+        columns_schema(asked.columns)
+    if topic in call.service.journal.backend.entities.gates.topics:
+        return wire.FilesDocument()
+    target = plan_bulk(core, topic, lake, asked.columns)
+    return wire.FilesDocument() if target is None else wire.FilesDocument(shown_url(target.lake), target.columns)
+
+
+def _own_lake(service: Service, wanted: str) -> str:
+    lake = service.lakes.get(shown_url(wanted.rstrip("/")))
+    if lake is None:
+        raise ConfigError(
+            f"this server does not seal to {shown_url(wanted)[:200]!r}, only to "
+            f"{', '.join(service.lakes) or 'nowhere'}: start it with --lake, or seal where the store is"
+        )
+    return lake
+
+
+def _files_of(call: Call[None, wire.CommitRequest]) -> BulkSegments | None:
+    """The files of a commit, in lakes as the server knows them: its own ones, and the topic's."""
+    if not call.body.files:
+        return None
+    try:
+        found = msgspec.msgpack.decode(call.body.files, type=BulkSegments)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"these are no files of a bulk write: {error}") from error
+    call.service.access.check_append(check_name(found.topic))
+    target, _ = find_target(call.service.journal.backend.core, found.topic, None)
+    known = {**call.service.lakes, **({} if target is None else {shown_url(target.lake): target.lake})}
+    for one in found.placed:
+        for at, file in enumerate(one.files):
+            if (lake := known.get(file.lake)) is None:
+                raise ConfigError(f"no files become events from {file.lake[:200]!r}, but from {', '.join(known)}")
+            one.files[at] = msgspec.structs.replace(file, lake=lake)
+    return found
+
+
 def commit_staged(call: Call[None, wire.CommitRequest]) -> bool:
     request, journal = call.body, call.service.journal
     if request.journal != journal.id:
@@ -155,7 +200,8 @@ def commit_staged(call: Call[None, wire.CommitRequest]) -> bool:
     if request.queue is not None:
         check_name(request.queue, "queue")
     batches = [batch_of(batch) for batch in request.batches]
-    return publish_staged(journal, BulkCommit(batches, request.mark, request.version, request.queue, request.content))
+    files, by = _files_of(call), (request.mark, request.version, request.queue, request.content)
+    return publish_staged(journal, BulkCommit(batches, *by, files))
 
 
 def drop_staged(call: Call[wire.DropQuery, None]) -> int:
@@ -204,12 +250,7 @@ def _seal_step(call: Call[None, wire.SealRequest]) -> SealReport:
     from penstock.core.journal.sealed.tables import TableRequest
 
     wanted = call.body
-    lake = call.service.lakes.get(shown_url(wanted.lake.rstrip("/")))
-    if lake is None:
-        raise ConfigError(
-            f"this server does not seal to {shown_url(wanted.lake)[:200]!r}, only to "
-            f"{', '.join(call.service.lakes) or 'nowhere'}: start it with --lake, or seal where the store is"
-        )
+    lake = _own_lake(call.service, wanted.lake)
     if wanted.catalog is not None and "://" in wanted.catalog:
         raise ConfigError("a served journal is sealed into a catalog by its name in the server's ~/.pyiceberg.yaml")
     return sealing.seal_topic(

@@ -17,6 +17,7 @@ a row's own follow from its index in the file. Behind `sealed` such segments lie
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import md5
 
 import msgspec
 
@@ -88,6 +89,35 @@ class NewSegment(msgspec.Struct, frozen=True, array_like=True):
     occurred: tuple[int, int] | None
     """The producers' earliest and latest time, in milliseconds; None: no event has one."""
     keys: SegmentKeys | None = None
+
+
+class PlacedSegments(msgspec.Struct, frozen=True):
+    """Files that a job has written, which become events of a topic."""
+
+    files: list[NewSegment]
+    before: int = 0
+    """How many of the commit's batches come before them."""
+
+
+class BulkSegments(msgspec.Struct, frozen=True):
+    """What of a commit lies in files already."""
+
+    topic: str
+    job: str
+    """What wrote them."""
+    number: int
+    """The micro-batch; 0 for a job that has only one."""
+    placed: list[PlacedSegments]
+
+    @property
+    def files(self) -> list[NewSegment]:
+        """All of them, in order."""
+        return [file for one in self.placed for file in one.files]
+
+    @property
+    def once(self) -> bytes:
+        """The name under which it is remembered that they are published."""
+        return md5(f"{self.topic} {self.job} {self.number}".encode(), usedforsecurity=False).digest()
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
