@@ -22,7 +22,8 @@ NOT_BENCHMARKS = {
 
 def main() -> None:
     folder = Path(__file__).parent
-    names = sorted(path.stem for path in folder.glob("*.py") if path.stem not in NOT_BENCHMARKS)
+    found = [*folder.glob("*.py"), *(path.parent for path in folder.glob("*/__init__.py"))]
+    names = sorted(path.stem for path in found if path.stem not in NOT_BENCHMARKS)
     chosen = sys.argv[1] if len(sys.argv) > 1 else ""
     if chosen not in names:
         sys.exit(f"which benchmark? {', '.join(names)}   (python -m benchmarks NAME)")

@@ -142,6 +142,10 @@ PARTS = {
             *("tests/spark/test_kill.py", "--nightly", "spark-kills", "-k", "every_stage"),
         ),
     ),
+    "nexmark": Part(
+        "NEXMark's queries have DuckDB's answers as batches and streams",
+        ("scripts/spark_versions.py", "4.0", "4.3", "--", "tests/spark/test_nexmark.py", "--nightly", "nexmark"),
+    ),
     "strangers-eventsourcing": Part("the rest of the suite of eventsourcing passes on our persistence module"),
     "strangers-celery": Part(
         "Celery runs in every pool and over HTTP, and killed workers lose and copy no message; prints its seed"
