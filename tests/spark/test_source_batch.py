@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 COLUMNS = ["seq", "topic", "kind", "key", "scope", "payload", "headers", "occurred_at", "recorded_at", "id"]
-COLUMNS += ["correlation_id", "causation_id"]
+COLUMNS += ["correlation_id", "causation_id", "tags"]
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
@@ -238,6 +238,9 @@ CONDITIONS: list[tuple[str, Callable[[Any], bool]]] = [
     ("correlation_id = 'c7'", lambda e: e.correlation_id == "c7"),
     ("correlation_id = null and not kind = 'paid'", lambda e: e.correlation_id is None and e.kind != "paid"),
     ("kind = 'rare'", lambda e: e.kind == "rare"),
+    ("tags contains 't1'", lambda e: "t1" in e.tags),
+    ("tags contains 't1' and tags contains 'even' and kind = 'paid'", lambda e: e.tags == ("even", "t1")),
+    ("tags contains 't1' or len(tags) = 1", lambda e: len(e.tags) == 1 or "t1" in e.tags),
     ("kind startswith 'p' and payload >= 18", lambda e: e.kind != "rare" and e.payload >= 18),
     (
         f"key in ('k1', 'nobody') and occurred_at <= '{second(3).isoformat()}'",
@@ -262,7 +265,11 @@ def test_a_condition_selects_what_it_selects_in_process(
     orders = journal.topic("orders")
     for commit in range(20):
         kind = "placed" if commit % 2 else "paid"
-        drafts = [Draft(kind, commit, key=f"k{n % 3}" if n else None) for n in range(9)]
+        tags = ["even" if commit % 2 == 0 else "odd"]
+        drafts = [
+            Draft(kind, commit, key=f"k{n % 3}" if n else None, tags=[*tags, f"t{n}"] if n % 4 else tags)
+            for n in range(9)
+        ]
         drafts.append(Draft("rare" if commit == 9 else kind, commit, key="k1", scope="eu", correlation=f"c{commit}"))
         orders.append_many(drafts)
         clock.advance(1)
@@ -276,7 +283,12 @@ def large(journal: penstock.Journal, clock: ManualClock) -> penstock.Topic:
     orders = journal.topic("orders")
     for commit in range(30):
         kind = "rare" if commit == 7 else "placed"
-        orders.append_many([Draft(kind, {"n": n, "pad": "x" * 80}, key=f"k{n}", scope="eu") for n in range(1000)])
+        orders.append_many(
+            [
+                Draft(kind, {"n": n, "pad": "x" * 80}, key=f"k{n}", scope="eu", tags=(f"n:{n}", f"commit:{commit}"))
+                for n in range(1000)
+            ]
+        )
         clock.advance(1)
     return orders
 
@@ -286,6 +298,10 @@ def large(journal: penstock.Journal, clock: ManualClock) -> penstock.Topic:
     [
         ({"where": "key = 'k77'"}, 0, 30),
         ({"keys": "k77"}, 0, 30),
+        ({"tags": "n:77"}, 0, 30),
+        ({"tags": "n:77,commit:7"}, 0, 1),
+        ({"tags": "nobody"}, 0, 0),
+        ({"where": "tags contains 'n:77'", "kinds": "rare"}, 0, 1),
         ({"where": "key in ('k77', 'k5')"}, 0, 60),
         ({"where": "key = 'k77' and kind = 'rare'"}, 0, 1),
         ({"where": "key startswith 'k77'"}, 0, 330),
@@ -488,7 +504,7 @@ def test_every_column_of_an_event_arrives_as_it_was_appended(
     orders = journal.topic("orders")
     orders.append("placed", {"sku": "ü", "n": 1}, key="c1", scope="eu", headers={"a": "1", "b": "2"})
     orders.append("paid", None, occurred_at=START - timedelta(days=1, microseconds=-3000))
-    orders.append("shipped", [1, 2], cause=orders.get(1))
+    orders.append("shipped", [1, 2], cause=orders.get(1), tags=("ü:1", "b"))
     frame = spark.read.format("penstock").options(url=url, topic="orders").load()
     assert frame.columns == COLUMNS
     rows = frame.orderBy("seq").collect()
@@ -500,6 +516,7 @@ def test_every_column_of_an_event_arrives_as_it_was_appended(
         assert found.pop("occurred_at").astimezone(UTC) == expected.pop("occurred_at")
         assert found.pop("recorded_at").astimezone(UTC) == expected.pop("recorded_at")
         expected.pop("payload")
+        expected["tags"] = list(expected["tags"]) or None
         assert found == expected
 
 

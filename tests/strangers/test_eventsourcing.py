@@ -2,7 +2,8 @@
 
 All cases of `eventsourcing.tests.persistence`, `application` and `projection` run, also the optional one of
 subscriptions. Left out: TranscoderTestCase, because a persistence module has no transcoder, and
-TaggedDecisionCountersProjectionTestCase, because their dynamic consistency boundary has an interface of its own.
+TaggedDecisionCountersProjectionTestCase, because their dynamic consistency boundary has an interface of its own: see
+`test_dcb`.
 """
 
 from __future__ import annotations

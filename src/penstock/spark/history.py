@@ -129,7 +129,8 @@ def _parsed(ddl: str) -> StructType:
 # ── which files Spark reads ──────────────────────────────────────────────────────────────────────────────────────────
 def _spark_reads(asked: ReadOptions) -> bool:
     """Whether sealed files can give what is asked for."""
-    return asked.where is None and asked.keys is None and asked.kinds != frozenset() and asked.payload != "variant"
+    by_index = asked.where is not None or asked.keys is not None or bool(asked.tags)
+    return not by_index and asked.kinds != frozenset() and asked.payload != "variant"
 
 
 def _fits(files: SealedFiles, typed: Mapping[str, str] | None) -> bool:

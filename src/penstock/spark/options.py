@@ -22,7 +22,16 @@ from penstock.core.documents.ddl import SchemaText, fields
 from penstock.core.engine.url import parse_url
 from penstock.core.entity.gate import check_gate_names
 from penstock.core.model.conditions import Where, check_events_chosen
-from penstock.core.names import check_consumer, check_kind, check_name, check_topics, did_you_mean, shown_url, split_url
+from penstock.core.names import (
+    check_consumer,
+    check_kind,
+    check_name,
+    check_tags,
+    check_topics,
+    did_you_mean,
+    shown_url,
+    split_url,
+)
 from penstock.core.surface.journal import Journal
 from penstock.errors import ConfigError
 from penstock.transfer.objects import check_area, folder_url
@@ -215,7 +224,7 @@ def _server_url(url: str) -> str:
 
 _READ = (
     *("url", "writer", "token", "compression", "topic", "topics", "topicPattern", "queue"),
-    *("kinds", "keys", "where"),
+    *("kinds", "keys", "tags", "where"),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "failOnDataLoss", "consumer"),
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions"),
     *("payloadSchema", "payloadFormat", "payloadColumns", "payloadPrefix", "mode", "badRecords"),
@@ -290,6 +299,8 @@ class ReadOptions(msgspec.Struct, frozen=True):
     kinds: frozenset[str] | None = None
     keys: frozenset[str] | None = None
     """Only events of these; of none of them, nothing. None: all."""
+    tags: frozenset[str] = frozenset()
+    """Only events that have all of these tags."""
     where: Where | None = None
     min_offsets: int | None = None
     max_delay: float = _MAX_TRIGGER_DELAY
@@ -377,6 +388,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         *_misfits(given, topics or patterns, expression),
         frozenset(map(check_kind, listed(given, "kinds"))) if "kinds" in given else None,
         frozenset(listed(given, "keys")) if "keys" in given else None,
+        frozenset(check_tags(listed(given, "tags") if "tags" in given else ())),
         check_events_chosen(Where(given["where"])) if "where" in given else None,
         *_least(given),
         given.get(HOLD),

@@ -30,10 +30,11 @@ from penstock.core.documents.ddl import SchemaText, fields
 from penstock.core.documents.payloads import ParsedColumns, PayloadParser, is_variant, variant_of
 from penstock.core.events import Draft, Event
 from penstock.core.journal.blocks import Block, may_hold
-from penstock.core.journal.reading import Bounds
+from penstock.core.journal.reading import Bounds, wanted_rows
 from penstock.core.journal.to_arrow import arrow_schema, coalesce, record_batch
 from penstock.core.model.conditions import Where, moment
-from penstock.core.names import is_whole
+from penstock.core.model.query import EventQuery
+from penstock.core.names import TAG_END, is_whole
 from penstock.core.protocol.bulk import Wanted, blocks_of
 from penstock.core.surface.journal import Journal
 from penstock.core.surface.queue import Queue
@@ -57,6 +58,8 @@ class RowFilter(msgspec.Struct, frozen=True):
     """By column, what it may be."""
     prefix: str = ""
     """What keys begin with."""
+    tags: frozenset[str] = frozenset()
+    """The tags that an event must have."""
     bounds: dict[str, Bounds] = {}
     """By column, the least and the greatest that it may be; times in milliseconds."""
     where: Where | None = None
@@ -69,7 +72,7 @@ class RowFilter(msgspec.Struct, frozen=True):
 
     @property
     def everything(self) -> bool:
-        return not self.columns and self.where is None
+        return not self.columns and not self.tags and self.where is None
 
     def between(self, column: str) -> Bounds:
         """The least and the greatest that a column may be."""
@@ -83,6 +86,8 @@ class RowFilter(msgspec.Struct, frozen=True):
         found = {name: tuple(sorted(values)) for name, values in found.items()}
         if self.prefix:
             found["key_prefix"] = self.prefix
+        if self.tags:
+            found["tags"] = tuple(sorted(self.tags))
         if "occurred_at" in self.bounds:
             found["occurred"] = self.bounds["occurred_at"]
         return Wanted(**found) if found else None
@@ -90,6 +95,8 @@ class RowFilter(msgspec.Struct, frozen=True):
     def may_hold(self, block: Block) -> bool:
         """False when no row of a block can pass, found without reading them one by one."""
         if "kind" in self.values and self.values["kind"].isdisjoint(block.wire.kinds):
+            return False
+        if not all(may_hold(block.wire.tags, f"{TAG_END}{tag}{TAG_END}") for tag in self.tags):
             return False
         begins = self.values.get("key", [self.prefix] if self.prefix else [])
         return not 0 < len(begins) <= _FEW or any(may_hold(block.wire.key, str(begin)) for begin in begins)
@@ -111,6 +118,8 @@ class RowFilter(msgspec.Struct, frozen=True):
             if name == "key" and self.prefix:
                 passing &= np.asarray(pc.starts_with(column, self.prefix).fill_null(False))
         rows = start + np.flatnonzero(passing)
+        if self.tags:
+            rows = np.array(wanted_rows(EventQuery(tags=self.tags), block, rows.tolist()), dtype=np.int64)
         if self.where is None:
             return rows
         return np.array([row for row in rows.tolist() if self.where.matches(Event(block, row))], dtype=np.int64)
@@ -121,11 +130,11 @@ _FEW = 16
 
 
 def option_filter(options: ReadOptions) -> RowFilter:
-    """The filter of the options `kinds`, `keys` and `where`: comparisons of whole columns, as far as it can be one."""
+    """The filter of the options `kinds`, `keys`, `tags` and `where`; of whole columns, as far as it can be."""
     named = {"kind": options.kinds, "key": options.keys}
     values: dict[str, frozenset[str | int]] = {name: texts for name, texts in named.items() if texts is not None}
     bounds: dict[str, Bounds] = {}
-    prefix, left = "", False
+    tags, prefix, left = set(options.tags), "", False
     for part in () if options.where is None else options.where.parts:
         match part:
             case column, ("==" | "in") as sign, given if (
@@ -134,6 +143,8 @@ def option_filter(options: ReadOptions) -> RowFilter:
                 values[column] = found & values.get(column, found)
             case "key", "startswith", str(given) if given and not prefix:
                 prefix = given
+            case "tags", "contains", str(given) if given and TAG_END not in given:
+                tags.add(given)
             case column, ("==" | "<" | "<=" | ">" | ">=") as sign, given if exact := _exactly(column, given):
                 low, high = bounds.get(column, _EVER)
                 up, down = exact
@@ -144,7 +155,7 @@ def option_filter(options: ReadOptions) -> RowFilter:
                 bounds[column] = low, high
             case _:
                 left = True
-    return RowFilter(values, prefix, bounds, options.where if left else None)
+    return RowFilter(values, prefix, frozenset(tags), bounds, options.where if left else None)
 
 
 def _values(column: str, given: Sequence[object]) -> frozenset[str | int] | None:

@@ -225,6 +225,11 @@ def _looked_up(
         index = entities.open(view)
         known = min(through, index.known)
         return (event for key in terms for some in index.events(key, after, known) for event in some), known
+    if terms := _terms(wanted.tags):
+        index = entities.open(view)
+        known = min(through, index.known)
+        pieces = index.tagged(EventQuery(tags=terms), after, known)
+        return (Event(block, row) for block, rows in pieces for row in rows), known
     if terms := _terms(wanted.correlations):
         index = entities.open(view)
         known = min(through, index.known)

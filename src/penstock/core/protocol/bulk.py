@@ -81,6 +81,7 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     key_prefix: str | None = None
     kinds: tuple[str, ...] | None = None
     scopes: tuple[str, ...] | None = None
+    tags: Annotated[tuple[str, ...] | None, Meta(description="all of them")] = None
     ids: tuple[str, ...] | None = None
     correlations: tuple[str, ...] | None = None
     seqs: Annotated[tuple[int, ...] | None, Meta(description="positions, ascending")] = None

@@ -403,7 +403,7 @@ def _source_of(events: DataFrame) -> FollowedTopic | None:
         raise ConfigError("project one topic at a time: positions of several topics are not in one order")
     whole = same and options.start == "earliest" and options.start_ms is None
     whole = whole and options.fail_on_data_loss  # else it may leave events out, of a restored backup
-    whole = whole and not {"kinds", "keys", "where", "payloadschema"} & options.given
+    whole = whole and not {"kinds", "keys", "tags", "where", "payloadschema"} & options.given
     return FollowedTopic(options.location, options.topics[0], whole)
 
 
