@@ -53,7 +53,7 @@ def test_rows_of_tasks_become_events_in_order_and_nothing_is_left_behind(
     assert [event.key for event in events[:9]] == [f"k{n % 7}" for n in range(9)]
     assert len({event.id for event in events}) == 6_000 and len({event.recorded_at for event in events}) == 1
     assert orders.find(events[4_123].id) == events[4_123]
-    assert {path.name for path in tmp_path.iterdir()} <= {"shop.db", "shop.db-wal", "shop.db-shm"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"shop.db", "shop.db-wal", "shop.db-shm", "shop.db-line"}
     assert orders.append("after", None).seq == 6_001
 
 

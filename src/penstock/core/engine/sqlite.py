@@ -25,6 +25,7 @@ import apsw
 from penstock.core.durable import like, sync_file, sync_folder
 from penstock.core.engine.base import BaseEngine, OpenFiles, backup_at, check_key, transaction_is_over
 from penstock.core.engine.contract import MAX_KEY_BYTES, Durability, Held, SqlParameters, SqlRow
+from penstock.core.engine.line import PAUSE, TURN_SECONDS, Line
 from penstock.errors import Closed, ConfigError, Corrupt, NoStore, OutcomeUnknown, PenstockError, StorageError
 
 LOG_LIMIT_BYTES = 64 << 20
@@ -64,6 +65,10 @@ class SqliteEngine(BaseEngine):
         self._watch = threading.Lock()
         self._version = -1
         self._immutable = False
+        self._line = Line(beside)
+        self._beside_others = False
+        """Whether another process has written not long ago."""
+        self._turn_ends = self._waits_until = 0.0
         if read_only:
             self._open_to_read()
         else:
@@ -81,6 +86,27 @@ class SqliteEngine(BaseEngine):
         self._check_files()  # this one was opened by the name
         connection.set_busy_handler(wait_a_little)
         return connection
+
+    def _wait_in_line(self, calls: int) -> bool:
+        """The writing connection's busy handler: short sleeps first, then a place among the processes that wait."""
+        if calls < SHORT_WAITS:
+            return wait_a_little(calls)
+        if calls == SHORT_WAITS:
+            self._waits_until = time.monotonic() + WAIT_SECONDS
+        if time.monotonic() > self._waits_until:
+            return False
+        self._line.let_others_go()
+        time.sleep(PAUSE)
+        return True
+
+    def _give_way(self) -> None:
+        """Lets other processes write that wait, after this one has written for a while."""
+        if time.monotonic() < self._turn_ends:
+            return
+        if self._line.is_empty():
+            self._beside_others = False
+        else:
+            self._line.let_others_go()
 
     def _connect_reader(self) -> apsw.Connection:
         connection = self._connect()
@@ -135,13 +161,14 @@ class SqliteEngine(BaseEngine):
         switch_to_log(writer)
         run_all(writer, f"{CONNECT}; PRAGMA journal_size_limit={LOG_LIMIT_BYTES}")
         run_all(writer, f"PRAGMA cache_size=-{CACHE_KIB}; {SYNC}")
-        self._wal = WriteAheadLog(self._beside, writer)
+        self._wal = WriteAheadLog(self._beside, writer, self._wait_in_line)
         writer.set_wal_hook(self._note_log_pages)
         self._syncing = True
         self._unsynced = self._logged = False
         if not made:
             run_all(writer, MAKE)
         self._writer_execute = writer.cursor().execute
+        writer.set_busy_handler(self._wait_in_line)
         self.sql_guard = SqlGuard(self)
         writer.authorizer = self.sql_guard.check
         if self._wal.in_doubt:
@@ -235,11 +262,17 @@ class SqliteEngine(BaseEngine):
             if sync is not self._syncing:
                 execute(SYNC if sync else NO_SYNC)
                 self._syncing = sync
+            if self._beside_others:
+                self._give_way()
             execute(BEGIN_WRITE)
+            if self._line.place:
+                self._line.leave()
             self._logged = False
             if self._writer.data_version() != self._version:
-                self._foreign = True
+                self._foreign = self._beside_others = True
+                self._turn_ends = time.monotonic() + TURN_SECONDS
         except BaseException as error:
+            self._line.leave()
             self._end_turn()
             if isinstance(error, apsw.Error):
                 raise self._explain(error) from error
@@ -387,6 +420,7 @@ class SqliteEngine(BaseEngine):
             self._watcher.close(True)
         if not self.read_only:
             self._wal.close()
+        self._line.close()
 
     def _explain(self, error: apsw.Error) -> PenstockError:
         if self._closed:
@@ -772,7 +806,9 @@ ROLLBACK = "ROLLBACK"
 class WriteAheadLog:
     """Syncs the log, copies it into the database so that it can start over, and makes it whole after a failed sync."""
 
-    def __init__(self, store: str, writer: apsw.Connection) -> None:
+    def __init__(self, store: str, writer: apsw.Connection, wait: Callable[[int], bool]) -> None:
+        self._wait = wait
+        """The writing connection's busy handler."""
         self._path = Path(store + "-wal")
         self._mark = Path(store + "-suspect")
         self.in_doubt = self._mark.exists()
@@ -821,7 +857,7 @@ class WriteAheadLog:
             with suppress(apsw.BusyError):
                 self._checkpoint(mode)
         finally:
-            self._writer.set_busy_handler(wait_a_little)
+            self._writer.set_busy_handler(self._wait)
 
     def _checkpoint(self, mode: int) -> None:
         try:
@@ -902,6 +938,10 @@ class WriteAheadLog:
             except (StorageError, apsw.Error):
                 self._writer.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # never from a log with a hole
         self._writer.close(True)
+
+
+SHORT_WAITS = 3
+"""How often a process tries before it stands in the line."""
 
 
 def wait_a_little(calls: int) -> bool:
