@@ -159,6 +159,7 @@ PARTS = {
     ),
     "strangers-due-work": Part("workers of tasks and relays that die anywhere end where they would have ended"),
     "strangers-huey": Part("the suite of huey passes on a storage over a queue and tables of tx.sql"),
+    "strangers-litestream": Part("Litestream replicates a busy writer that is killed now and then; prints its seed"),
     "pages": Part("every page holds at every width, with crowded journals"),
 }
 
