@@ -12,6 +12,7 @@ from typing import Any
 import penstock
 from penstock import Journal
 from torture.histories.order import FOREVER, Step, out_of_order
+from torture.histories.search import part_without_order
 
 Op = dict[str, Any]
 TOLERANCE = 0.002
@@ -70,6 +71,7 @@ def contradictions(operations: list[Op], held: Final) -> list[str]:
     wrong += _expect(operations, held)
     wrong += _dedup(operations, held)
     wrong += _leases(operations, held)
+    wrong += part_without_order(operations, TOLERANCE)
     return wrong
 
 
