@@ -19,6 +19,8 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
+import pyarrow as pa
 import pytest
 
 import penstock
@@ -29,14 +31,19 @@ from model.ways import Asked, Seen, ask_everything
 from penstock import Draft, Journal, ManualClock, limits
 from penstock.core.entity import states
 from penstock.core.journal import following
+from penstock.core.journal.from_arrow import blocks
 from penstock.core.journal.index import index, indexer, runs
 from penstock.core.journal.sealed import writing
+from penstock.core.journal.sealed.bulk import write_files
+from penstock.core.journal.sealed.referring import append_segments, check_there, plan_bulk
 from penstock.core.journal.sealed.sealing import seal_topic
 from penstock.core.journal.sealed.tables import TableRequest
 from penstock.core.journal.upkeep import by_key
 from penstock.core.journal.waking import Background
 from penstock.core.local.backend import LocalJournal
+from penstock.core.names import check_tags, pack_tags
 from penstock.errors import ConfigError, Conflict
+from penstock.transfer.publishing import Blocks, publish_blocks
 from server.over_http.shared_server import SharedServer
 
 NAMES = ("a", "b")
@@ -59,6 +66,7 @@ SMALL: dict[str, list[tuple[Any, str, Any]]] = {
         (limits, "BLOCK_BYTES", 900),
         (limits, "SMALL_BYTES", 300),
         (limits, "MERGED_BYTES", 500),
+        (limits, "INLINE_BYTES", 400),
     ],
     "housekeeping": [
         (by_key, "SCAN_BYTES", 700),
@@ -344,6 +352,47 @@ class StoreWorld:
         self.topics |= models
 
     @rule(
+        4,
+        topic=one_of("a", "a", "b"),
+        count=one_of(1, 3, 9, 20, 45),
+        seed=a_seed,
+        way=one_of("files", "files", "blocks"),
+    )
+    def write_in_bulk(self, topic: str, count: int, seed: int, way: str) -> None:
+        """Appends what tasks of Spark have made: blocks, or files to which a commit refers."""
+        target = None
+        if way == "files" and not (
+            target := plan_bulk(self.core, topic, f"{self.folder}/lake-{self.lakes.get(topic, 0)}")
+        ):
+            return
+        drafts = self._drafts(count, seed)
+        timed = all(draft.occurred_at for draft in drafts)
+        for draft in drafts:
+            draft.cause, draft.occurred_at = None, draft.occurred_at if timed else None
+            if target is not None:
+                draft.tags = draft.correlation = None
+        rows = _rows(topic, drafts)
+        if target is None:
+            size = rows.column("payload").nbytes
+            assert isinstance(self.journal, LocalJournal)
+            publish_blocks(self.journal, Blocks(list(blocks(rows)), size, count, keyed=True), None, 0)
+        else:
+            self.made += 1
+            written = list(write_files(target, [rows], (f"job{self.made}", 0, "try"), now_ms=self.clock.now_ms()))
+            check_there(written)
+            self.core.run(lambda commit: append_segments(commit, topic, written))
+        model, handle = self._model(topic), self.journal.topic(topic)
+        new = range(model.latest + 1, model.latest + count + 1)
+        for seq in new:
+            event = handle.get(seq)
+            assert event is not None, f"position {seq} of a bulk write of {count}"
+            self.ids[topic, seq] = event.id
+        model.append(drafts, self.clock.now_ms(), self._find)
+        if target is not None:
+            model.filed, model.referred = model.latest, model.referred | {*new}
+        self.topics[topic] = model
+
+    @rule(
         2,
         topic=one_of("a", "a", "b"),
         consumer=one_of("c1", "c2"),
@@ -486,7 +535,11 @@ class StoreWorld:
         before = max(model.sealed, model.trimmed)
         model.sealed = max(model.sealed, report.through)
         assert before <= model.sealed <= model.latest, report
-        same("seal", report.events, len([seq for seq in model.events if before < seq <= model.sealed]))
+        same(
+            "seal",
+            report.events,
+            len([seq for seq in model.events if before < seq <= model.sealed and seq not in model.referred]),
+        )
         self._keep(model)
 
     @rule(3)
@@ -608,10 +661,30 @@ class StoreWorld:
             self.journal.import_(folder)
         self.ended = {}
         for name, model in self.topics.items():
-            model.sealed = 0
+            model.sealed, model.filed, model.referred = 0, 0, frozenset()
             model.newest = {known.key: known.seq for known in model.stored() if known.key is not None}
             model.cursors, model.dedups = {}, {}
             self.lakes[name] = self.lakes.get(name, 0) + 1
+
+
+def _rows(topic: str, drafts: list[Draft]) -> pa.RecordBatch:
+    """Drafts as the columns that a bulk write takes."""
+    payloads = [one.payload if isinstance(one.payload, bytes) else msgspec.json.encode(one.payload) for one in drafts]
+    texts = {
+        name: pa.array([getattr(one, name) for one in drafts], pa.string())
+        for name in ("kind", "key", "scope", "correlation")
+    }
+    columns: dict[str, pa.Array] = {
+        "topic": pa.array([topic] * len(drafts)),
+        "payload": pa.array(payloads, pa.binary()),
+        "binary": pa.array([isinstance(one.payload, bytes) for one in drafts]),
+        "headers": pa.array([list((one.headers or {}).items()) for one in drafts], pa.map_(pa.string(), pa.string())),
+        "tags": pa.array([pack_tags(check_tags(one.tags)) if one.tags else None for one in drafts], pa.string()),
+        **texts,
+    }
+    if all(one.occurred_at for one in drafts):
+        columns["occurred_at"] = pa.array([one.occurred_at for one in drafts], pa.timestamp("us", "UTC"))
+    return pa.RecordBatch.from_pydict(columns)
 
 
 RULES = rules_of(StoreWorld)

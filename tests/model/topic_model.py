@@ -105,6 +105,10 @@ class TopicModel:
     compacted: int = 0
     sealed: int = 0
     """Positions up to here lie in a lake, where compaction by key leaves them."""
+    filed: int = 0
+    """Compaction by key leaves positions up to here as well: the newest file of a bulk write ends there."""
+    referred: frozenset[int] = frozenset()
+    """Positions that lie in files of bulk writes, which sealing leaves as they are."""
     newest: dict[str, int] = field(default_factory=dict)
     """The newest event of every key, also of those that were removed."""
     cursors: dict[str, int] = field(default_factory=dict)
@@ -211,7 +215,7 @@ class TopicModel:
         gone = [
             seq
             for seq, known in self.events.items()
-            if known.key is not None and newest[known.key] != seq and seq > self.sealed
+            if known.key is not None and newest[known.key] != seq and seq > max(self.sealed, self.filed)
         ]
         for seq in gone:
             del self.events[seq]

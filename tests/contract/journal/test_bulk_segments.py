@@ -19,6 +19,7 @@ from penstock.core.journal.sealed.files import check_sealed
 from penstock.core.journal.sealed.referring import plan_bulk, sweep_job
 from penstock.core.journal.sealed.sealing import seal_topic
 from penstock.errors import ConfigError, Corrupt, StorageError
+from penstock.limits import MERGED_BYTES
 
 
 @pytest.fixture
@@ -243,3 +244,19 @@ def test_a_topic_with_files_becomes_no_queue(journal: Journal, topic: Topic, lak
     bulk_append(journal, lake, rows(5))
     with pytest.raises(ConfigError, match="cannot become a queue"):
         journal.queue("orders").push({"n": 1})
+
+
+@on("sqlite")
+def test_what_follows_a_file_behind_a_large_block_is_looked_up(
+    journal: Journal, topic: Topic, lake: Path, place: Place
+) -> None:
+    """A large block is never merged, so a look-up takes it for the newest while no block follows at the next position."""
+    topic.append("hot", {"text": "".join(random.Random(1).choices("0123456789", k=4 * MERGED_BYTES))}, key="k1")
+    with place.open() as other:
+        assert seqs(other.topic("orders").read(key="k1")) == [1]
+        bulk_append(journal, lake, rows(3))
+        topic.append("hot", {"n": 9}, key="k1", tags=["late"])
+        for _ in range(2):
+            assert seqs(other.topic("orders").read(key="k1")) == [1, 3, 5]
+            assert seqs(other.topic("orders").read(tags="late")) == [5]
+            assert other.topic("orders").position_of("k1") == 5

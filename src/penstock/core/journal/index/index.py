@@ -165,7 +165,7 @@ class Lookup:
             self._tail, self._limit = tail, tail.state[0]
             if self._limit >= max(directory.through, state.sealed):
                 if self._limit < needed:
-                    self._catch_up(tail, max(state.trimmed, state.compacted), keep)
+                    self._catch_up(tail, max(state.trimmed, state.compacted, state.referred), keep)
                     if keep and directory.through > tail.base:  # as another process has built a run
                         index.cut(view.name, view.topic_id, directory.through)
                 return
@@ -200,7 +200,7 @@ class Lookup:
             self._index.adopt(view.name, before, tail)
 
     def _catch_up(self, tail: Memtable, reshaped: int, keep: bool) -> None:
-        """Reads what the memtable does not have yet; positions after `reshaped` have no holes."""
+        """Reads what the memtable does not have yet; after `reshaped`, blocks follow each other without a hole."""
         view, (limit, known, changed) = self._view, tail.state
         if keep and changed >= view.snap.begun and (latest := view.latest()) <= limit:
             self._limit = latest  # what it got since this snapshot was begun is none of the snapshot's
