@@ -250,7 +250,7 @@ def test_a_topic_with_files_becomes_no_queue(journal: Journal, topic: Topic, lak
 def test_what_follows_a_file_behind_a_large_block_is_looked_up(
     journal: Journal, topic: Topic, lake: Path, place: Place
 ) -> None:
-    """A large block is never merged, so a look-up takes it for the newest while no block follows at the next position."""
+    """A large block is never merged: a look-up takes it for the newest while no block follows at the next position."""
     topic.append("hot", {"text": "".join(random.Random(1).choices("0123456789", k=4 * MERGED_BYTES))}, key="k1")
     with place.open() as other:
         assert seqs(other.topic("orders").read(key="k1")) == [1]
