@@ -1,11 +1,12 @@
 """Takes the pictures in docs/images with a real Chromium: the console over a shop that is busy meanwhile.
 
-python scripts/screenshots.py            # needs playwright and a chromium (or PENSTOCK_CHROMIUM)
+python scripts/screenshots.py            # needs playwright, Pillow and a chromium (or PENSTOCK_CHROMIUM)
 python scripts/screenshots.py FOLDER     # instead: every page, desktop and phone, light and dark, to look at
 """
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import shutil
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,20 +25,27 @@ from penstock.core.observe.pipelines import FlowStatus, report
 from penstock.server.running import bind, make_server
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
-BUSY_SECONDS = 90.0
+BUSY_SECONDS = float(os.environ.get("BUSY_SECONDS", "130"))
+"""How long the shop is busy before the first picture: a worker of one queue ends before, and is gone by then."""
+COLOURS = 160
+"""Colours of a picture that is kept: enough for a page, and a third of the bytes."""
 SIZES = {"desktop": (1440, 900), "phone": (390, 844)}
 PAGES = {
     "overview": "/",
-    "search": "/search?q=customer-7",
+    "search": "/search?q=customer-7@",
     "topics": "/topics",
     "topic": "/topics/orders",
     "event": "/topics/orders/events/12",
     "queues": "/queues",
     "queue": "/queues/emails",
     "dead": "/queues/emails?tab=dead",
+    "dead-found": "/queues/emails?tab=dead&dead-error=timeout&full=1",
+    "message": "/topics/emails.dead/events/3",
+    "original": "/queues/refunds?tab=dead",
     "dead-letter-queue": "/queues/emails.dead",
     "delayed": "/queues/thumbnails?state=delayed",
-    "workers": "/queues/emails?tab=workers",
+    "workers": "/workers",
+    "workers-of-queue": "/queues/emails?tab=workers",
     "schedules-of-queue": "/queues/reports?tab=schedules",
     "groups": "/queues/newsletter?tab=groups",
     "policy": "/queues/emails?tab=policy",
@@ -47,6 +56,13 @@ PAGES = {
     "api": "/docs",
     "lost": "/topics/ordres",
 }
+KEPT = {
+    "desktop-light": ("overview", "queues", "queue", "dead", "message", "workers", "search", "pipelines", "lost"),
+    "desktop-dark": ("overview", "dead", "workers"),
+    "phone-light": ("overview", "dead", "message", "workers"),
+    "phone-dark": ("queues", "message"),
+}
+"""The pictures that the docs show; of the first kind the name has no addition."""
 
 
 class Shop:
@@ -57,6 +73,7 @@ class Shop:
         self.emails = journal.queue("emails", max_attempts=2, dead_letter="emails.dead", lease=30, ttl=3600)
         self.thumbnails = journal.queue("thumbnails")
         self.refunds = journal.queue("refunds", max_attempts=1)
+        self.invoices = journal.queue("invoices")
         self.newsletter = journal.queue("newsletter", mode="fanout")
         for group in ("mail", "push", "archive"):
             self.newsletter.add_group(group)
@@ -81,6 +98,7 @@ class Shop:
     def run(self, stopping: threading.Event) -> None:
         chance, number, journal = random.Random(7), 0, self.journal
         orders, payments, shipments = (journal.topic(name) for name in ("orders", "payments", "shipments"))
+        begun = time.monotonic()
         while not stopping.wait(0.05):
             for _ in range(chance.randint(1, 6)):
                 number += 1
@@ -97,9 +115,14 @@ class Shop:
                     self.thumbnails.push({"image": f"product-{number}.jpg"}, delay=chance.choice((0, 0, 300)))
                 if number % 97 == 0:
                     self.newsletter.push({"issue": number // 97, "title": "What is new"})
+                if number % 5 == 0:
+                    self.invoices.push({"order": number, "total": total, "customer": customer})
                 if number % 400 == 0:
                     self.refunds.push({"order": number, "total": total})
             self._work(chance)
+            if time.monotonic() - begun < BUSY_SECONDS - 75:  # then the only worker of this queue is killed
+                for delivery in self.invoices.take_many(2, consumer="printer", lease=20):
+                    delivery.ack()
             for consumer, share in (("billing", 1.0), ("warehouse", 0.97), ("analytics", 0.8)):
                 orders.commit(consumer, int(orders.latest * share))
             if number % 20 == 0:
@@ -108,17 +131,27 @@ class Shop:
     def _work(self, chance: random.Random) -> None:
         for delivery in self.emails.take_many(chance.randint(2, 5), consumer=f"mailer-{chance.randint(1, 3)}"):
             outcome = chance.random()
-            if outcome < 0.015:
-                error = chance.choice(("SMTPError: 550 mailbox full", "TimeoutError: no answer in 10 s"))
-                delivery.nack(error=error, dead=chance.random() < 0.3)
+            if outcome < 0.03:
+                self._fail(delivery, chance)
             elif outcome < 0.995:
                 delivery.ack()
         for delivery in self.thumbnails.take_many(3, consumer="resizer"):
             delivery.ack()
         for delivery in self.refunds.take_many(1, consumer="cashier"):
             delivery.nack(error="PaymentError: the card has expired")
-        for delivery in self.newsletter.take_many(1, group="archive"):
-            delivery.ack()
+        for group in ("mail", "push", "archive"):
+            for delivery in self.newsletter.take_many(1, group=group, consumer=f"{group}-1"):
+                delivery.ack()
+
+    def _fail(self, delivery: penstock.Delivery, chance: random.Random) -> None:
+        """A mail server does not answer, or refuses; one mail in ten cannot be written at all."""
+        with suppress(OSError, KeyError), delivery:
+            kind = chance.random()
+            if kind < 0.6:
+                raise TimeoutError(f"mail.example.com gave no answer within {chance.choice((10, 20, 30))} s")
+            if kind < 0.9:
+                raise ConnectionRefusedError(f"550 mailbox {delivery.payload['to']} is full")
+            raise KeyError("customer_name")
 
     def _report(self, number: int) -> None:
         flow = self.flow
@@ -155,27 +188,33 @@ def shoot_everything(browser: Browser, url: str, folder: Path) -> None:
             context.close()
 
 
+def look_at_a_message(page: Page) -> None:
+    """Opens the sheet of a dead letter beside its list."""
+    page.locator("#dead tbody tr td.error").first.click()
+    page.locator("#inspector .failure").wait_for()
+    page.wait_for_timeout(300)
+
+
 def shoot_docs(browser: Browser, url: str) -> None:
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    page = context.new_page()
-    for name in ("overview", "queue", "dead", "delayed", "pipelines"):
-        look(page, url + PAGES[name])
-        page.screenshot(path=IMAGES / f"{name}.png")
-    look(page, url + PAGES["topic"])
-    page.locator("#tail li .kind").nth(4).click()
-    page.locator("#inspector .json").wait_for()
-    page.mouse.move(300, 600)
-    page.mouse.wheel(0, 330)
-    page.wait_for_timeout(500)
-    page.screenshot(path=IMAGES / "topic.png")
-    page.emulate_media(color_scheme="dark")
-    look(page, url + PAGES["overview"])
-    page.screenshot(path=IMAGES / "overview-dark.png")
-    page.emulate_media(color_scheme="light")
-    page.set_viewport_size({"width": 390, "height": 844})
-    look(page, url + PAGES["queues"])
-    page.screenshot(path=IMAGES / "phone.png")
-    context.close()
+    for kind, names in KEPT.items():
+        size, scheme = kind.split("-")
+        width, height = SIZES[size]
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
+        page = context.new_page()
+        for name in names:
+            look(page, url + PAGES["dead" if name == "message" else name])
+            if name == "message":
+                look_at_a_message(page)
+            keep(page, IMAGES / (f"{name}.png" if kind == "desktop-light" else f"{name}-{kind}.png"))
+        context.close()
+
+
+def keep(page: Page, path: Path) -> None:
+    """Keeps a picture of what a screen shows, with few colours."""
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    picture.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def main() -> None:

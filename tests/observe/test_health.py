@@ -256,3 +256,26 @@ def test_a_paused_queue_and_a_group_with_its_own_consumer_are_not_left_alone() -
         taken.ack()
         found = [(one.kind, one.subject, one.detail) for one in take_sample(journal).findings]
         assert found == [("unattended", "news", "sms"), ("paused", "paused", "default")]
+
+
+def test_a_sampler_says_how_fast_messages_come_and_go_and_how_a_backlog_changes(journal: penstock.Journal) -> None:
+    queue, at = journal.queue("jobs"), [1000.0]
+
+    def take(journal: penstock.Journal) -> Sample:
+        sample = take_sample(journal)
+        sample.at = at[0]
+        return sample
+
+    sampler = Sampler(journal, take=take)
+    (jobs,) = sampler.sample().queues["jobs"]
+    assert (jobs.rate, jobs.settle_rate, jobs.growth) == (0, 0, None)
+    for _ in range(12):
+        at[0] += 5
+        queue.push_many(range(20))
+        queue.ack_many(queue.take_many(10))
+        (jobs,) = sampler.sample().queues["jobs"]
+    assert (jobs.rate, jobs.settle_rate, jobs.growth) == (4, 2, 120)
+    at[0] += 60
+    queue.ack_many(queue.take_many(60))
+    (jobs,) = sampler.sample().queues["jobs"]
+    assert (jobs.settle_rate, jobs.growth) == (1, -60)

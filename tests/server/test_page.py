@@ -250,7 +250,7 @@ def test_an_event_is_inspected_in_place(page: Page, served: Served, shop: pensto
     inspector.get_by_role("button", name="Raw").click()
     expect(inspector.locator("pre.raw")).to_contain_text('"total": 15')
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    inspector.get_by_role("button", name="Copy").click()
+    inspector.get_by_role("button", name="Copy", exact=True).click()
     eventually(lambda: '"total": 15' in page.evaluate("navigator.clipboard.readText()"))
     inspector.get_by_role("link", name="Newer").click()
     expect(inspector.locator("h2")).to_have_text("orders #8")
@@ -276,15 +276,15 @@ def test_the_queues_page_is_live(page: Page, served: Served, journal: penstock.J
     journal.queue("emails").take(consumer="worker-2")
     expect(page.locator("#pending")).to_contain_text("worker-2")
     expect(page.locator("#in-flight")).to_have_text("3")
-    page.get_by_role("link", name="Workers").click()
-    worker = page.locator('#workers tr[data-key="default/worker-2"] td')
+    page.locator(".tabs").get_by_role("link", name="Workers").click()
+    worker = page.locator('#workers tr[data-key="emails/default/worker-2"] td')
     expect(worker.nth(0)).to_have_text("worker-2")
-    expect(worker.nth(2)).to_have_text(os.uname().nodename)
-    expect(worker.nth(3)).to_have_text("active")
-    expect(worker.nth(6)).to_have_text("#8")
-    held = page.locator('#workers tr[data-key="default/worker-1"] td')
-    expect(held.nth(6)).to_have_text("#6, #7")
-    for column in (4, 5):  # since, and the last sign of life, in the reader's own time
+    expect(worker.nth(1)).to_have_text("active")
+    expect(worker.nth(2)).to_contain_text("#8, for ")
+    expect(worker.nth(4)).to_have_text(os.uname().nodename)
+    held = page.locator('#workers tr[data-key="emails/default/worker-1"] td')
+    expect(held.nth(2)).to_contain_text("#6, #7, for ")
+    for column in (5, 6):  # since, and the last sign of life, in the reader's own time
         expect(worker.nth(column)).to_have_text(re.compile(r"\d\d:\d\d:\d\d"))
 
 

@@ -16,10 +16,11 @@ PAGE = {"Accept": "text/html"}
 @pytest.mark.parametrize(
     ("path", "status", "heading", "says"),
     [
-        ("/topics/zzz", 404, "Not found", "There is no topic &#39;zzz&#39;"),
-        ("/queues/zzz", 404, "Not found", "zzz"),
-        ("/topics/orders/events/99", 404, "Not found", "Topic &#39;orders&#39; has no event &#39;99&#39;"),
-        ("/nowhere", 404, "Not found", "There is nothing at /nowhere"),
+        ("/topics/ordres", 404, "There is no topic ordres", '<a href="/topics/orders">Topic orders</a>'),
+        ("/queues/mail", 404, "There is no queue mail", '<a href="/queues/mails">Queue mails</a>'),
+        ("/topics/mail", 404, "There is no topic mail", 'href="/search?q=mail">Search for mail</a>'),
+        ("/topics/orders/events/99", 404, "There is no event 99 in orders", '<a href="/topics/orders">The events'),
+        ("/nowhere", 404, "There is no such page", "Nothing is at /nowhere"),
         ("/topics/a%20b", 400, "That cannot be done as asked", "a b"),
         ("/queues/mails?state=lost", 400, "That cannot be done as asked", "lost"),
     ],

@@ -1,4 +1,5 @@
-"""Durations, times and sizes as people write them (90s, 1h30m, 2024-05-01, 64MiB), and things counted by size."""
+"""Durations, times and sizes as people write them (90s, 1h30m, 2024-05-01, 64MiB), things counted by size, and errors
+that are alike."""
 
 from __future__ import annotations
 
@@ -132,3 +133,13 @@ def show_moment(moment: datetime) -> str:
     today = datetime.now(UTC).astimezone().date()
     spelled = local.strftime("%H:%M:%S.%f")[:-3]
     return spelled if local.date() == today else f"{local:%Y-%m-%d} {spelled}"
+
+
+_VARYING = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b0x[0-9a-f]+\b|\d+", re.IGNORECASE)
+GROUP_LENGTH = 200
+"""Characters of an error that tell its group."""
+
+
+def error_group(error: str | None) -> str:
+    """Returns what errors of one cause have in common: the first line, with # for numbers and ids."""
+    return _VARYING.sub("#", (error or "").partition("\n")[0][:GROUP_LENGTH])

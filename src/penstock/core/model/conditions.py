@@ -9,9 +9,10 @@
 
 Fields: seq, topic, kind, key, scope, id, occurred_at, recorded_at, correlation_id, causation_id, tags,
 headers.NAME, payload, and what is inside it: payload.lines[0].sku, payload['a field']. Where messages that were given
-up are chosen (redrive, discard, dead, failed), also error, reason, attempts and failed_at. A field that is not there is
-null; comparing things that cannot be compared is false, never an error. Nothing is evaluated but this: no code, no
-loops, no regular expressions, so a text from a stranger can do no harm.
+up are chosen (redrive, discard, dead, failed), also error, reason, attempts, failed_at, and error_group: the first line
+of the error with # for numbers and ids, which errors of one cause share. A field that is not there is null; comparing
+things that cannot be compared is false, never an error. Nothing is evaluated but this: no code, no loops, no regular
+expressions, so a text from a stranger can do no harm.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock.core.events import EVENT_FIELDS, Event, GivenUpEvent
+from penstock.core.units import error_group
 from penstock.errors import ConfigError, PoisonMessage
 
 MAX_LENGTH = 4000
@@ -43,7 +45,7 @@ _ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator
 _COMPARISONS = {"=": "==", "==": "==", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 
 
-FAILURE_WORDS = ("error", "reason", "attempts", "failed_at")
+FAILURE_WORDS = ("error", "error_group", "reason", "attempts", "failed_at")
 """The words for why a message was given up, beside the fields of its event."""
 
 
@@ -369,6 +371,8 @@ def failure_at(word: str) -> Value:
         if not isinstance(event, GivenUpEvent):
             return _MISSING
         found = event.failure
+        if word == "error_group":
+            return error_group(found.error)
         return {"error": found.error, "reason": found.reason, "attempts": found.attempts, "failed_at": found.at}[word]
 
     return failure

@@ -36,6 +36,8 @@ class TopicSample(msgspec.Struct):
     dead."""
     event_bytes: int = 0
     """Stored bytes of an event: the average of the newest block."""
+    last_at: float | None = None
+    """The time of the newest event, in seconds of the epoch; None where none is stored, or only sealed ones are."""
 
 
 class QueueSample(msgspec.Struct):
@@ -65,8 +67,18 @@ class QueueSample(msgspec.Struct):
     """True while the queue hands out no messages."""
     workers: int = 0
     """Workers, and other consumers that gave their name, with a sign of life in the last minute."""
+    gone: int = 0
+    """Workers, and other consumers that gave their name, that were seen in the last day and not in the last minute."""
     idle: float | None = None
     """Seconds since a message of the group was last handed out or settled; None for never."""
+    settle_rate: float = 0.0
+    """Messages that were settled a second; `rate` is of those pushed."""
+    growth: float | None = None
+    """How many more messages are ready than a minute ago; None for a sample without a past."""
+    last_failed_at: float | None = None
+    """The time of the newest failed attempt of the last day, in seconds of the epoch."""
+    last_error: str | None = None
+    """The error of that attempt."""
     warn_after: float | None = None
     """The age in seconds above which a ready message is worth a warning, where the queue's policy says so."""
 

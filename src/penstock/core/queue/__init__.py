@@ -30,6 +30,7 @@ Rows (`t`: the topic's id, `g`: a group's, in rows `qg` with the number of purge
     qt t s name     a periodic message
     qt t q due name the same by its next tick; and without a name the latest time at which one of them was changed
     qt t n g who    a consumer: when it was last seen, since when, on which machine
+    qt t e g who    a consumer's newest failed attempt; of all that gave no name, under none
     qg t g g        the group: frontier, counters, next times
     qg t g l n      a lease: a run of positions or a list of messages, with a deadline; see `Leases.add_lease`
     qg t g i from n a stretch of neighbours in a lease with a list of messages: its end, and its index there

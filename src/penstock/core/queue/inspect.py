@@ -33,7 +33,7 @@ from penstock.core.queue.flow import BreakerState, breaker_state
 from penstock.core.queue.operations.settle import EXHAUSTED, REJECTED, LeaseHandle, held_by_token, lapsed_message, stale
 from penstock.core.queue.operations.take import STEP, TakeOperation, keyed_positions
 from penstock.core.queue.state import keys
-from penstock.core.queue.state.cache import WORK, QueueState, presences, unknown_queue
+from penstock.core.queue.state.cache import WORK, QueueState, last_failures, presences, unknown_queue
 from penstock.core.queue.state.group import Group
 from penstock.core.queue.state.leases import HeldMessage
 from penstock.core.queue.state.records import (
@@ -44,9 +44,11 @@ from penstock.core.queue.state.records import (
     UNTOUCHED,
     WAITING,
     GroupRecord,
+    LastFailure,
     MessageRow,
     SpecialRow,
     make_token,
+    read_message,
     read_special,
     read_token,
 )  # fmt: skip
@@ -136,6 +138,14 @@ class QueueConsumer(msgspec.Struct, frozen=True):
     """How many messages it holds."""
     holds: list[int] = []
     """The positions of the first ten of them."""
+    working_since: datetime | None = None
+    """When the oldest of them was handed out."""
+    last_failed_at: datetime | None = None
+    """When an attempt of this consumer failed last, in the last day."""
+    last_failed: int | None = None
+    """The position of the message that it was about."""
+    last_error: str | None = None
+    """The type and message of the exception, or the text it was given back with."""
 
 
 class QueueStats(msgspec.Struct, frozen=True):
@@ -310,9 +320,9 @@ class View:
         found = {entry.state for group in self.state.all_groups(self.snap) if (entry := self.entry(group, seq))}
         return bool(found) and found.isdisjoint(("in_flight", "failed"))
 
-    def failed_message(self, entry: Entry, event: Event) -> FailedMessage:
+    def failed_message(self, group: Group, message: MessageRow, event: Event) -> FailedMessage:
         """A message that a group has given up, with the reason."""
-        message, trail = entry.message, entry.group.trail(self.snap, entry.message)
+        trail = group.trail(self.snap, message)
         attempts = trail.shown()
         reason = REJECTED if attempts and attempts[-1].ended == "rejected" else EXHAUSTED
         at, name = _moment(message.last_ms), self.state.name
@@ -323,13 +333,33 @@ class View:
         for entry in self.walk("failed", after=after, groups=groups):
             event = self.event(entry)
             if event is not None:
-                yield self.failed_message(entry, event)
+                yield self.failed_message(entry.group, entry.message, event)
 
-    def letters(self, of: str | None, after: int = 0) -> Iterator[Event]:
-        """The dead letters beyond a position that came from a queue, or all, by position."""
+    def newest_failures(self, group: Group, before: int) -> Iterator[FailedMessage]:
+        """The messages before a position that a group has given up, the newest first."""
+        rows = self.snap.scan(*group.rows(keys.PLACES[FAILED], 0, before - 1), reverse=True)
+        stored = (read_message(value, self.state.name) for _, value in rows)
+        lapsed = [one.message for one in self.lapsed(group) if one and one.state == "failed" and one.seq < before]
+        lapsed.sort(key=lambda one: -one.seq)
+        for message in heapq.merge(stored, lapsed, key=lambda one: one.seq, reverse=True):
+            event = self.state.blocks.event(self.snap, message.seq)
+            if event is not None:
+                yield self.failed_message(group, message, event)
+
+    def newest_letters(self, of: str | None, before: int) -> Iterator[Event]:
+        """The dead letters before a position that came from a queue, or all, the newest first."""
+        if self.state.record.over_log:  # letters that were events of a log have no rows: all of them are looked at
+            found: list[Event] = [event for event in self.letters(of) if event.seq < before]
+            return iter(found[::-1])
+        return self.letters(of, 0, before)
+
+    def letters(self, of: str | None, after: int = 0, before: int | None = None) -> Iterator[Event]:
+        """The dead letters beyond a position that came from a queue, or all, by position; or those before one, the
+        newest first."""
         if not self.state.record.over_log:  # letters that were events of a log have no rows
             topic = self.state.topic
-            rows = self.snap.scan(keys.letter_key(topic, of or "", after + 1), keys.letter_key(topic, of or "", NEVER))
+            low, high = (keys.letter_key(topic, of or "", seq) for seq in (after + 1, before or NEVER))
+            rows = self.snap.scan(low, high, reverse=before is not None)
             seqs = (keys.tail_seq(key) for key, _ in rows)
             groups = self.state.all_groups(self.snap)
             unsettled = (seq for seq in seqs if any(self.has(group, seq) for group in groups))
@@ -554,32 +584,83 @@ def delivered_groups(state: QueueState) -> list[str]:
     return (group_names(state) if state.fanout else []) or ["default"]
 
 
+class _Holding(msgspec.Struct):
+    """The messages that one consumer holds."""
+
+    count: int = 0
+    seqs: list[int] = []
+    """The first ten of each lease."""
+    since_ms: int = NEVER
+
+
+_NOTHING_HELD: Final = _Holding()
+
+
+def _holdings(view: View) -> dict[tuple[str, str | None], _Holding]:
+    """Returns what each consumer holds, by group and name; it costs what its leases cost, however many messages they
+    have."""
+    found: dict[tuple[str, str | None], _Holding] = {}
+    for group in view.named(None):
+        for _, lease in group.leases(view.snap):
+            if lease.extended is None and lease.deadline <= view.now:
+                continue
+            held = [index for index in lease.held() if lease.deadline_of(index) > view.now]
+            if held:
+                own = found.setdefault((lease.label, lease.consumer), _Holding())
+                own.count += len(held)
+                own.seqs += [lease.seq(index) for index in held[:HOLDS]]
+                own.since_ms = min(own.since_ms, lease.delivered_ms)
+    return found
+
+
 def consumers(queue: LocalQueue) -> list[QueueConsumer]:
     """The consumers that gave their name, and what each holds."""
     found = []
     with viewing(queue) as view:
         labels = {group_id: name for name, group_id in view.state.record.groups.items()}
-        held: dict[tuple[str, str | None], list[int]] = {}
-        for one in view.held(None):
-            held.setdefault((one.lease.label, one.lease.consumer), []).append(one.seq)
+        held = _holdings(view)
+        failed = {keys.split_presence(key): found for key, _, found in last_failures(view.snap, view.state.topic)}
         for key, _, row in presences(view.snap, view.state.topic):
             group_id, name = keys.split_presence(key)
             age, label = (view.now - row.seen_ms) / 1000, labels.get(group_id, "default")
-            seqs = held.get((label, name), [])
+            own = held.get((label, name), _NOTHING_HELD)
+            failure = failed.get((group_id if view.state.fanout else 0, name))
             state = "active" if age <= PRESENT else "stale" if age <= 2 * PRESENT else "gone"
             seen, since = from_ms(row.seen_ms), _moment(row.since_ms)
-            found.append(QueueConsumer(name, label, seen, state, row.host or None, since, len(seqs), seqs[:HOLDS]))
+            made = QueueConsumer(name, label, seen, state, row.host or None, since, own.count)
+            found.append(
+                msgspec.structs.replace(
+                    made,
+                    holds=sorted(own.seqs)[:HOLDS],
+                    working_since=_moment(own.since_ms),
+                    last_failed_at=None if failure is None else from_ms(failure.attempt.ended_ms),
+                    last_failed=None if failure is None else failure.seq,
+                    last_error=None if failure is None else failure.attempt.error,
+                )
+            )
     return found
 
 
-def present_consumers(view: View) -> Counter[str]:
-    """Returns the number of consumers of each group, by name, that were seen within a minute."""
-    labels = {group_id: name for name, group_id in view.state.record.groups.items()}
-    found: Counter[str] = Counter()
+def newest_failures(view: View) -> dict[str, LastFailure]:
+    """Returns the newest failed attempt of each group in the last day, by the group's name."""
+    labels = {group_id: name for name, group_id in view.state.record.groups.items()} if view.state.fanout else {}
+    found: dict[str, LastFailure] = {}
+    for key, _, failure in last_failures(view.snap, view.state.topic):
+        label = labels.get(keys.split_presence(key)[0], "default")
+        if label not in found or failure.attempt.ended_ms > found[label].attempt.ended_ms:
+            found[label] = failure
+    return found
+
+
+def counted_consumers(view: View) -> tuple[Counter[str], Counter[str]]:
+    """Returns the number of consumers of each group, by name, that were seen within a minute, and of those gone."""
+    labels = {group_id: name for name, group_id in view.state.record.groups.items()} if view.state.fanout else {}
+    present: Counter[str] = Counter()
+    gone: Counter[str] = Counter()
     for key, _, row in presences(view.snap, view.state.topic):
-        if view.now - row.seen_ms <= 2000 * PRESENT:
-            found[labels.get(keys.split_presence(key)[0], "default") if view.state.fanout else "default"] += 1
-    return found
+        counts = present if view.now - row.seen_ms <= 2000 * PRESENT else gone
+        counts[labels.get(keys.split_presence(key)[0], "default")] += 1
+    return present, gone
 
 
 # ── counts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -642,6 +723,24 @@ def failures(queue: LocalQueue, group: str = "default", after: int = 0) -> Itera
     """The messages beyond a position that a group has given up, in order, with the reason for each."""
     with viewing(queue) as view:
         yield from view.failures(after, [view.group(group)])
+
+
+def newest_failed(queue: LocalQueue, group: str, before: DeadLetterCursor | None = None) -> Iterator[FailedMessage]:
+    """The messages that a group has given up, the newest first; those before a cursor."""
+    with viewing(queue) as view:
+        yield from view.newest_failures(view.group(group), NEVER if before is None else before.seq)
+
+
+def newest_dead(queue: LocalQueue, before: DeadLetterCursor | None = None) -> Iterator[FailedMessage]:
+    """The dead letters that `dead_letters` returns, the newest of each queue first; those before a cursor."""
+    registry, target = queue.registry, queue.policy().dead_letter
+    own = before is not None and before.queue == queue.name != target
+    if target is not None and not own and registry.record(target) is not None:
+        with viewing(registry.existing(target)) as view:
+            yield from map(letter, view.newest_letters(queue.name, NEVER if before is None else before.seq))
+    if queue.name != target:
+        with viewing(queue) as view:
+            yield from map(letter, view.newest_letters(None, before.seq if own and before else NEVER))
 
 
 def dead_letters(queue: LocalQueue, after: DeadLetterCursor | None = None) -> Iterator[FailedMessage]:

@@ -16,7 +16,7 @@ from penstock.core.journal.keys import block_key
 from penstock.core.journal.upkeep.retention import compact, one_step
 from penstock.core.journal.upkeep.thinning import BlockRow, ThinnedBlock, exchange, in_steps, stored_blocks, without
 from penstock.core.queue.state import keys
-from penstock.core.queue.state.cache import QueueCache, QueueState, presences
+from penstock.core.queue.state.cache import QueueCache, QueueState, last_failures, presences
 from penstock.core.queue.state.places import UNFINISHED
 from penstock.core.queue.state.records import encode
 
@@ -230,11 +230,13 @@ class QueueUpkeep:
 
     # ── consumers ────────────────────────────────────────────────────────────────────────────────────────────────────
     def _forget_consumers(self, topic: str) -> None:
-        """Consumers that have not been seen for a day."""
+        """Consumers that have not been seen for a day, and failures of the day before."""
         with self._core.engine.read() as snap, self._cache.beside(snap, topic) as queue:
             rows = [] if queue is None else presences(snap, queue.topic)
             bound = self._core.clock.now_ms() - FORGET_CONSUMER_MS
             gone = [(key, value) for key, value, presence in rows if presence.seen_ms < bound]
+            failures = [] if queue is None else last_failures(snap, queue.topic)
+            gone += [(key, value) for key, value, failure in failures if failure.attempt.ended_ms < bound]
 
         def delete(commit: Commit) -> bool:
             for key, value in [gone.pop() for _ in range(min(CLEAR_ROWS, len(gone)))]:

@@ -30,7 +30,7 @@ from penstock.core.journal.reading import TopicView
 from penstock.core.observe import pipelines, workers
 from penstock.core.observe.metrics import REGISTRY, Registry
 from penstock.core.observe.sample import Finding, FindingKind, QueueSample, Sample, TopicSample
-from penstock.core.queue.inspect import present_consumers, stats_of_groups, viewing
+from penstock.core.queue.inspect import counted_consumers, newest_failures, stats_of_groups, viewing
 from penstock.core.units import pluralize, show_duration, show_size
 from penstock.errors import Closed, Corrupt, PenstockError, UnknownQueue
 from penstock.limits import BACKLOG_SECONDS, UNATTENDED_SECONDS
@@ -93,15 +93,17 @@ def _sample_topic(
     lags = {one.name: one.lag for one in consumers}
     positions = {one.name: one.position for one in consumers}
     moved = {one.name: one.moved_at.timestamp() for one in consumers if one.moved_at is not None}
-    size = _event_bytes(snap, view.topic_id)
-    topics[name] = TopicSample(name, latest, latest - state.removed, 0.0, lags, positions, moved, size)
+    size, last_at = _newest_block(snap, view.topic_id)
+    topics[name] = TopicSample(name, latest, latest - state.removed, 0.0, lags, positions, moved, size, last_at)
 
 
-def _event_bytes(snap: Snapshot, topic: int) -> int:
-    """The average size of the events of a topic's newest block."""
+def _newest_block(snap: Snapshot, topic: int) -> tuple[int, float | None]:
+    """The average size of the events of a topic's newest block, and when the last of them was recorded."""
     for key, value in snap.scan(*keys.block_range(topic), reverse=True):
-        return stored_size(value) // max(1, open_block(snap, key, value, "").count)
-    return 0
+        block = open_block(snap, key, value, "")
+        at = block.recorded_ms(block.count - 1) / 1000 if block.count else None
+        return stored_size(value) // max(1, block.count), at
+    return 0, None
 
 
 def _sample_queues(
@@ -143,14 +145,18 @@ def _sample_queue(
     """Every group of a queue."""
     found = []
     with viewing(journal.backend.queue(queue.name)) as view:
-        groups, workers_of, now = stats_of_groups(view), present_consumers(view), view.now
+        groups, (present, gone), now = stats_of_groups(view), counted_consumers(view), view.now
+        failures = newest_failures(view)
     for group, stats, record in groups:
         one = QueueSample(
             queue.name, group, stats.ready, stats.in_flight, stats.delayed, stats.failed, stats.oldest_age
         )
         one.ttl, one.warn_after = policy.ttl, policy.warn_after
-        one.workers, one.idle = workers_of.get(group, 0), None if not record.seen_ms else (now - record.seen_ms) / 1000
+        one.workers, one.gone = present[group], gone[group]
+        one.idle = None if not record.seen_ms else (now - record.seen_ms) / 1000
         one.settle_times = dict(record.settle_times)
+        if (failure := failures.get(group)) is not None:
+            one.last_failed_at, one.last_error = failure.attempt.ended_ms / 1000, failure.attempt.error
         one.paused = stats.paused
         if topic is not None:
             unsettled = stats.ready + stats.in_flight + stats.delayed + stats.failed
@@ -355,6 +361,8 @@ LAG_SECONDS: Final = 60.0
 """How far the samples are apart that show whether a lag grows."""
 RATE_SECONDS: Final = 5.0
 """Over how long a rate is measured."""
+TREND_SECONDS: Final = 60.0
+"""Over how long the trend of a backlog is measured."""
 WATCHED_SECONDS: Final = 30.0
 """For how long after the last request samples go on coming every second."""
 
@@ -377,6 +385,8 @@ class Sampler:
         self._asked = 0.0
         self._listeners: list[Callable[[], None]] = []
         self._recent: deque[tuple[float, dict[str, int]]] = deque()
+        self._backlogs: deque[tuple[float, dict[tuple[str, str], tuple[int, int]]]] = deque()
+        """Ready and settled messages of each group, over the last minute."""
         self._lags: deque[tuple[float, Lags]] = deque(maxlen=GROWING_STEPS + 1)
         self._newest: Sample | None = None
 
@@ -426,6 +436,7 @@ class Sampler:
         with self._sampling:
             sample = self._collect(self._journal)
             self._add_rates(sample)
+            self._add_trends(sample)
             self._watch_lags(sample)
             if self.history is not None:
                 self.history.add(sample)
@@ -450,6 +461,20 @@ class Sampler:
                     group.rate = pushed.rate if pushed else 0.0
             sample.rate = sum(topic.rate for topic in sample.topics.values())
         recent.append((sample.at, {name: topic.latest for name, topic in sample.topics.items()}))
+
+    def _add_trends(self, sample: Sample) -> None:
+        """Adds how many messages each group settles a second, and how its backlog changed in the last minute."""
+        past, groups = self._backlogs, [group for found in sample.queues.values() for group in found]
+        while len(past) > 1 and sample.at - past[1][0] >= TREND_SECONDS:
+            past.popleft()
+        recent = next((one for one in past if sample.at - one[0] <= RATE_SECONDS), past[-1] if past else None)
+        for group in groups:
+            name = (group.name, group.group)
+            if recent is not None and sample.at > recent[0] and name in recent[1]:
+                group.settle_rate = max(0, group.settled - recent[1][name][1]) / (sample.at - recent[0])
+            if past and sample.at - past[0][0] >= TREND_SECONDS / 2 and name in past[0][1]:
+                group.growth = (group.ready - past[0][1][name][0]) * TREND_SECONDS / (sample.at - past[0][0])
+        past.append((sample.at, {(group.name, group.group): (group.ready, group.settled) for group in groups}))
 
     def _watch_lags(self, sample: Sample) -> None:
         """Adds consumers that fall behind to what the sample finds wrong."""

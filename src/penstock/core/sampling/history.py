@@ -108,7 +108,7 @@ def measured(sample: Sample) -> Values:
             here = (*states[:4], group.dead + (group.letters or 0), states[5])
             found[series("queue", group.name, group.group)] = (latest, group.settled, *here)
             if group.settle_times:
-                found[series("settle", group.name, group.group)] = _histogram(group.settle_times)
+                found[series("settle", group.name, group.group)] = tuple(settle_counts(group.settle_times))
             settled += group.settled
             sums = [*map(sum, zip(sums[:5], states[:5], strict=True)), max(sums[5], states[5])]
     for flow in sample.flows:
@@ -123,11 +123,12 @@ def _states(group: QueueSample) -> tuple[int, ...]:
     return (group.ready, group.in_flight, group.delayed, group.failed, group.dead, oldest)
 
 
-def _histogram(times: Mapping[int, int]) -> tuple[int, ...]:
+def settle_counts(times: Mapping[int, int]) -> list[int]:
+    """Returns how many messages fell into each bucket of settle times."""
     counts = [0] * SETTLE_BUCKETS
     for bucket, count in times.items():
         counts[min(bucket, SETTLE_BUCKETS - 1)] += count
-    return tuple(counts)
+    return counts
 
 
 def quantile_ms(counts: Sequence[int], share: float) -> float | None:

@@ -114,6 +114,8 @@ class Chart(msgspec.Struct):
     """rate, count, seconds, bytes: how its values are written."""
     draw: Callable[[Rows, Sequence[str]], ChartData]
     stacked: bool = False
+    tiles: dict[str, str] = {}
+    """The tile of the page that says what a line is now, by the line's label: both say the same at any time."""
 
 
 def _of(kind: str, *fields: str) -> Callable[[Rows, Sequence[str]], ChartData]:
@@ -139,13 +141,28 @@ def _lags(rows: Rows, names: Sequence[str]) -> ChartData:
 
 
 STATES: Final = ("ready", "in_flight", "delayed", "failed", "dead")
+LABELS: Final = [state.replace("_", " ") for state in STATES]
 OVERVIEW: Final = (
     Chart("rates", "In and out, a second", "rate", _of("all", "events in=appended", "messages settled=settled")),
-    Chart("backlog", "Messages in queues", "count", _of("all", *STATES), stacked=True),
+    Chart(
+        "backlog",
+        "Messages in queues",
+        "count",
+        _of("all", *STATES),
+        stacked=True,
+        tiles={"ready": "backlog", "in flight": "in-flight", "failed": "failed", "dead": "dead-count"},
+    ),
     Chart("ages", "Oldest ready message", "seconds", _of("all", "oldest")),
 )
 QUEUE: Final = (
-    Chart("states", "Messages by state", "count", _of("queue", *STATES), stacked=True),
+    Chart(
+        "states",
+        "Messages by state",
+        "count",
+        _of("queue", *STATES),
+        stacked=True,
+        tiles=dict(zip(LABELS, ("ready", "in-flight", "delayed", "failed", "dead-count"), strict=True)),
+    ),
     Chart("rates", "Pushed and settled, a second", "rate", _of("queue", "pushed", "settled")),
     Chart("ages", "Oldest ready message", "seconds", _of("queue", "oldest")),
     Chart(

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from difflib import get_close_matches
 from functools import cache
 from itertools import islice
 from typing import Any, Final, Generic, Literal, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -29,7 +30,7 @@ from penstock.core.model.conditions import Where
 from penstock.core.observe.sample import FailedMessage, Finding, Sample
 from penstock.core.protocol.operation import ROLES
 from penstock.core.queue.dead_letters import DeadLetterCursor
-from penstock.core.units import show_duration, show_size
+from penstock.core.units import GROUP_LENGTH, error_group, show_duration, show_size
 from penstock.errors import ConfigError
 from penstock.server.service import Service, guarded, sse
 
@@ -62,6 +63,11 @@ def age(seconds: float | None) -> str:
 def moment(value: datetime | None) -> str:
     """A time, for a cell or a `time` element; the script shows it in the reader's zone."""
     return "–" if value is None else value.isoformat(timespec="milliseconds")
+
+
+def second(value: datetime | None) -> str:
+    """A time to the second."""
+    return "–" if value is None else value.isoformat(timespec="seconds")
 
 
 def position(seq: int) -> str:
@@ -195,6 +201,8 @@ class ListColumn(msgspec.Struct, Generic[T]):
 Columns = Sequence[ListColumn[T]]
 ROWS: Final = 50
 """Rows of a table on one page."""
+FILTERED: Final = 12
+"""Rows above which a table has a field to filter it."""
 
 
 def table(
@@ -249,7 +257,7 @@ def listing(
             again = f"-{column.name}" if column is by and not backwards else column.name
             order = ("descending" if backwards != by.numeric else "ascending") if column is by else "none"
             made.sorts.append((urlencode({**query, sort_key: again, page_key: 1}), order))
-    if whole > ROWS or wanted:
+    if whole > FILTERED or wanted:
         before = urlencode({**query, page_key: page - 1}) if page > 1 else None
         after = urlencode({**query, page_key: page + 1}) if page < pages else None
         kept = [(name, value) for name, value in query.items() if name not in (page_key, filter_key)]
@@ -257,52 +265,124 @@ def listing(
     return made
 
 
+class ErrorGroup(msgspec.Struct):
+    """Messages that were given up for errors that are alike."""
+
+    error: str
+    count: int
+    since: datetime | None
+    last: datetime | None
+    where: str
+    """The condition that chooses them."""
+    look: str = ""
+    """The query of the page that lists them."""
+
+
 class FailurePage(msgspec.Struct):
-    """Some of the messages that were given up, and the queries of the pages before and after them."""
+    """Some of the messages that were given up, the newest first, and the queries of the pages before and after them."""
 
     items: list[FailedMessage]
     name: str
     where: str = ""
-    """The condition that chose them."""
+    """The condition that was typed."""
+    error: str = ""
+    """The text that their errors contain."""
+    chosen: str = ""
+    """Both as one condition."""
     problem: str | None = None
     """What is wrong with the condition."""
+    looked: int | None = None
+    """How many were looked at, when the search stopped before the end."""
     first: str | None = None
     before: str | None = None
     after: str | None = None
     kept: list[tuple[str, str]] = []
     """What else the address says."""
+    groups: list[ErrorGroup] = []
+    """The newest of them by their error, the most frequent first."""
+    grouped: int | None = None
+    """How many were grouped, when there are more."""
+    full: str = ""
+    """The query of the page with whole errors, or with their beginnings."""
+    is_full: bool = False
 
 
 TRAIL: Final = 20
 """Pages whose beginnings the address remembers: so far one can turn back, and from there to the first."""
+GROUPED: Final = 1_000
+"""Messages that were given up, the newest, that a page groups by their errors."""
+SOUGHT: Final = 2_000
+"""Messages that were given up that a page looks at for its filter before it shows the matches."""
 
 
 def failure_page(request: Request, name: str, behind: Callable[[str], Iterable[FailedMessage]]) -> FailurePage:
-    """The page that a request asks for, of messages for which `NAME-where` holds. `NAME-after` has the cursors at which
-    this page and the pages before it begin. `behind` reads on from a cursor, so that no page costs more than the first.
+    """The page that a request asks for, of messages for which `NAME-where` holds and whose error contains `NAME-error`.
+
+    `NAME-after` has the cursors at which this page and the pages before it begin. `behind` reads on from a cursor, so
+    that no page costs more than the first, however many messages were given up.
     """
     query = dict(request.query_params)
-    own, chosen_by = f"{name}-after", f"{name}-where"
-    where = query.get(chosen_by, "").strip()
+    own, chosen_by, text_key = f"{name}-after", f"{name}-where", f"{name}-error"
+    where, text = query.get(chosen_by, "").strip(), query.get(text_key, "").strip()[:200]
     trail = [cursor for cursor in query.get(own, "").split(" ") if cursor][-TRAIL:]
-    kept = [(key, value) for key, value in query.items() if key not in (own, chosen_by)]
+    kept = [(key, value) for key, value in query.items() if key not in (own, chosen_by, text_key)]
+    found = FailurePage([], name, where, text, kept=kept)
+    wanted = [f"lower(error) contains {quoted(text.lower())}"] if text else []
+    found.chosen = " and ".join([*wanted, *([f"({where})" if wanted else where] if where else [])])
     try:
-        condition = Where(where) if where else None
+        condition = Where(found.chosen) if found.chosen else None
     except ConfigError as error:
-        return FailurePage([], name, where, str(error), kept=kept)
-    chosen = (
-        one
-        for one in behind(trail[-1] if trail else "")
-        if condition is None or condition.matches(GivenUpEvent.of(one.event, one))
-    )
-    items = list(islice(chosen, ROWS + 1))
+        found.problem = str(error)
+        return found
+    looked, last, more = 0, None, False
+    for one in behind(trail[-1] if trail else ""):
+        more = len(found.items) == ROWS or looked == SOUGHT
+        if more:
+            break
+        looked, last = looked + 1, one
+        if condition is None or condition.matches(GivenUpEvent.of(one.event, one)):
+            found.items.append(one)
 
     def to(cursors: list[str]) -> str:
         return urlencode({**query, own: " ".join(cursors)})
 
-    after = to([*trail, str(DeadLetterCursor.of(items[ROWS - 1].event))]) if len(items) > ROWS else None
-    first = to([]) if len(trail) > 1 else None
-    return FailurePage(items[:ROWS], name, where, None, first, to(trail[:-1]) if trail else None, after, kept)
+    if more and last is not None:
+        found.after = to([*trail, str(DeadLetterCursor.of(last.event))])
+        found.looked = looked if len(found.items) < ROWS else None
+    found.first = to([]) if len(trail) > 1 else None
+    found.before = to(trail[:-1]) if trail else None
+    found.is_full = "full" in query
+    whole = {key: value for key, value in query.items() if key != "full"}
+    found.full = urlencode(whole if found.is_full else {**whole, "full": 1})
+    newest = list(islice(behind(""), GROUPED + 1))
+    found.grouped = GROUPED if len(newest) > GROUPED else None
+    found.groups = _by_error(newest[:GROUPED])
+    for group in found.groups:
+        group.look = urlencode([*((key, value) for key, value in kept), (chosen_by, group.where)])
+    return found
+
+
+def _by_error(newest: Iterable[FailedMessage]) -> list[ErrorGroup]:
+    """Groups messages by what their errors have in common."""
+    groups: dict[str, ErrorGroup] = {}
+    for one in newest:
+        name = error_group(one.error)
+        known = groups.get(name)
+        if known is None:
+            where = f"error_group = {quoted(name)}"
+            known = groups[name] = ErrorGroup(text(one.error or one.reason)[:GROUP_LENGTH], 0, one.at, one.at, where)
+        elif text(one.error or one.reason)[:GROUP_LENGTH] != known.error:
+            known.error = name  # they differ in numbers
+        known.count += 1
+        if one.at is not None:
+            known.since = min(known.since or one.at, one.at)
+            known.last = max(known.last or one.at, one.at)
+    return sorted(groups.values(), key=lambda group: -group.count)
+
+
+def quoted(text: str) -> str:
+    """A text as a condition writes it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 class Tile(msgspec.Struct):
@@ -371,6 +451,7 @@ LINKS: Final = {
     "/": "Overview",
     "/topics": "Topics",
     "/queues": "Queues",
+    "/workers": "Workers",
     "/schedules": "Schedules",
     "/pipelines": "Pipelines",
     "/buffers": "Buffers",
@@ -385,6 +466,7 @@ KEYS: Final = {
     "g o": "overview",
     "g t": "topics",
     "g q": "queues",
+    "g w": "workers",
     "g s": "schedules",
     "g p": "pipelines",
     "g b": "buffers",
@@ -530,5 +612,35 @@ def problem_page(request: Request, status: int, message: str) -> HTMLResponse:
     if role is None:
         return bare_page(request, "problem_bare.html", {"title": heading, "message": message}, status)
     request.state.role = role
-    content = Content("problem.html", heading, values=lambda: {"message": message})
+    values: dict[str, object] = {"message": message, "near": [], "sought": ""}
+    if status == 404:
+        heading, values = _missing(request, service)
+    content = Content("problem.html", heading, values=lambda: values)
     return page(request, service, content, status=status)
+
+
+def _missing(request: Request, service: Service) -> tuple[str, dict[str, object]]:
+    """What is not there, in a person's words, and what its address may have meant."""
+    base, sample = base_of(request), service.sampler.newest
+    parts_of_path = [unquote(part) for part in request.url.path.removeprefix(base).strip("/").split("/")]
+    kind, name = parts_of_path[0], parts_of_path[1] if len(parts_of_path) > 1 else ""
+    if kind == "topics" and len(parts_of_path) > 3:
+        heading = f"There is no event {parts_of_path[3]} in {name}"
+        why = "It may have been removed since, by the topic's retention or by hand; or it was never there."
+        near = [HealthLink(f"The events of {name}", f"{base}/topics/{segment(name)}", "")]
+        return heading, {"message": why, "near": near, "sought": parts_of_path[3]}
+    if kind in ("topics", "queues") and name:
+        links = {f"{base}/topics/{segment(one)}": one for one in sample.topics if one not in sample.queues}
+        links |= {f"{base}/queues/{segment(one)}": one for one in sample.queues}
+        found = [
+            one for close in get_close_matches(name, links.values(), 3) for one in links.items() if one[1] == close
+        ]
+        near = [HealthLink(f"{'Queue' if '/queues/' in href else 'Topic'} {one}", href, "") for href, one in found]
+        why = f"No {kind[:-1]} of this journal has that name. It may be written differently, or was dropped."
+        return f"There is no {kind[:-1]} {name}", {"message": why, "near": near, "sought": name}
+    why = f"Nothing is at {request.url.path}: the address may be mistyped, or a link to it may be old."
+    return "There is no such page", {
+        "message": why,
+        "near": [],
+        "sought": "" if kind in ("", "graph") else name or kind,
+    }

@@ -117,9 +117,9 @@ for _endpoint in (static_file, login_page, logout):
 
 # ── the HTTP API, to read: every operation of the OpenAPI document in its group, then the shapes of what is sent ─────
 GROUPS: Final = {
-    "Journal": [one for one in topics.OPERATIONS if not one.path.startswith("/topics")],
     "Topics": [one for one in topics.OPERATIONS if one.path.startswith("/topics")],
     "Queues": queues.OPERATIONS,
+    "Journal": [one for one in topics.OPERATIONS if not one.path.startswith("/topics")],
     "Bulk": bulk.OPERATIONS,
 }
 
@@ -144,7 +144,8 @@ def _described(said: ApiDocument, one: Operation[object]) -> tuple[str, str, obj
 def api_page(request: Request, service: Service) -> Response:
     said = _read(document())
     groups = [(name, [_described(said, one) for one in found]) for name, found in GROUPS.items()]
-    values = {"groups": groups, "schemas": said.components["schemas"]}
+    address = f"{request.url.scheme}://{request.headers.get('host', '')}{parts.base_of(request)}"
+    values = {"groups": groups, "schemas": said.components["schemas"], "address": address}
     return parts.page(request, service, parts.Content("api.html", "API", values=lambda: values))
 
 
@@ -156,6 +157,7 @@ PAGES: Final[dict[str, parts.Show]] = {
     "/health": views.health_page,
     "/topics/{topic}": views.topic_page,
     "/queues/{queue}": views.queue_page,
+    "/workers": views.workers_page,
     "/schedules": views.schedules_page,
     "/pipelines": views.pipelines_page,
     "/buffers": views.buffers_page,

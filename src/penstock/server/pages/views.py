@@ -28,6 +28,7 @@ from penstock.core.observe.sample import FailedMessage, Finding, QueueSample, Sa
 from penstock.core.queue import inspect
 from penstock.core.queue.dead_letters import DeadLetterCursor, letter
 from penstock.core.queue.schedule import Cron, Schedule
+from penstock.core.sampling.history import quantile_ms, settle_counts
 from penstock.core.surface.topic import Topic
 from penstock.core.units import parse_moment, show_duration, show_size, write_size
 from penstock.errors import ConfigError, PenstockError, UnknownQueue
@@ -47,10 +48,15 @@ FOUND_SECONDS: Final = 1.0
 """How long a search looks for events of a key."""
 
 
+def _time(at: float | None) -> datetime | None:
+    return None if at is None else datetime.fromtimestamp(at, UTC)
+
+
 def _worst_lag(topic: TopicSample) -> int | None:
     return max(topic.lags.values(), default=None)
 
 
+LAST_EVENT: Final = ListColumn[TopicSample]("Last event", lambda topic: _time(topic.last_at), parts.second, True)
 TOPIC_COLUMNS: Final[parts.Columns[TopicSample]] = (
     ListColumn("Topic", lambda topic: topic.name),
     ListColumn("Events", lambda topic: topic.events, parts.number),
@@ -58,7 +64,14 @@ TOPIC_COLUMNS: Final[parts.Columns[TopicSample]] = (
     ListColumn("Latest", lambda topic: topic.latest, parts.number, True),
     ListColumn("Consumers", lambda topic: len(topic.lags), parts.number, True),
     ListColumn("Worst lag", _worst_lag, parts.number),
+    LAST_EVENT,
 )
+BRIEF_TOPIC_COLUMNS: Final[parts.Columns[TopicSample]] = (
+    *TOPIC_COLUMNS[:3],
+    ListColumn("Lag", _worst_lag, parts.number),
+    LAST_EVENT,
+)
+"""Those that have room beside the queues."""
 
 
 def queue_name(group: QueueSample) -> str:
@@ -71,24 +84,67 @@ def _dead(group: QueueSample) -> int:
     return group.dead if group.letters is None else group.letters
 
 
-STATE_COLUMNS: Final[parts.Columns[QueueSample]] = (
+def trend(group: QueueSample) -> str:
+    """How the backlog changes, in words: how many messages more or fewer in a minute, and when it will be gone."""
+    change = None if group.growth is None else round(group.growth)
+    if change is None:
+        return "–"
+    if not change:
+        return "steady"
+    left = f", gone in {show_duration(60 * group.ready / -change)}" if change < 0 and group.ready else ""
+    return f"{'+' if change > 0 else '−'}{abs(change):,}/min{left}"
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was, in words."""
+    return "just now" if seconds < 1 else f"{show_duration(seconds)} ago"
+
+
+def last_failure(group: QueueSample) -> str:
+    """When an attempt failed last, and why."""
+    if group.last_failed_at is None:
+        return "–"
+    return f"{ago(time.time() - group.last_failed_at)}: {group.last_error or 'no error was given'}"
+
+
+WORKERS_COLUMN: Final = 1
+"""Where the number of workers stands in a list of queues."""
+BACKLOG_COLUMNS: Final[parts.Columns[QueueSample]] = (
+    ListColumn("Workers", lambda group: group.workers, parts.number),
     ListColumn("Ready", lambda group: group.ready, parts.number),
+    ListColumn("Trend", trend, minor=True),
+    ListColumn("In", lambda group: group.rate, parts.rate, True),
+    ListColumn("Out", lambda group: group.settle_rate, parts.rate, True),
+    ListColumn("Oldest", lambda group: group.oldest_age, parts.age, True),
+)
+STATE_COLUMNS: Final[parts.Columns[QueueSample]] = (
+    *BACKLOG_COLUMNS,
     ListColumn("In flight", lambda group: group.in_flight, parts.number, True),
     ListColumn("Delayed", lambda group: group.delayed, parts.number, True),
     ListColumn("Failed", lambda group: group.failed, parts.number),
     ListColumn("Dead", _dead, parts.number),
-    ListColumn("Oldest", lambda group: group.oldest_age, parts.age, True),
+    ListColumn("Last failure", last_failure, minor=True),
 )
-QUEUE_COLUMNS: Final = (ListColumn("Queue", queue_name), *STATE_COLUMNS)
+NAME_COLUMN: Final = ListColumn("Queue", queue_name)
+QUEUE_COLUMNS: Final = (NAME_COLUMN, *STATE_COLUMNS)
+SHORT_COLUMNS: Final[parts.Columns[QueueSample]] = (
+    NAME_COLUMN,
+    *BACKLOG_COLUMNS,
+    ListColumn("Failed", lambda group: group.failed, parts.number),
+    ListColumn("Dead", _dead, parts.number),
+)
+"""Those that have room beside the topics."""
 
 
-def queue_row(base: str) -> Callable[[QueueSample, list[str]], Row]:
+def queue_row(base: str, sample: Sample) -> Callable[[QueueSample, list[str]], Row]:
     """A group of a queue as a row, with the way to its page."""
+    waiting = {(one.subject, one.detail) for one in sample.findings if one.kind in ("unattended", "oldest")}
 
     def row(group: QueueSample, cells: list[str]) -> Row:
         href = f"{base}/queues/{parts.segment(group.name)}?{urlencode({'group': group.group})}"
-        level: parts.Level = "alert" if group.failed or group.dead else "warning" if group.paused else ""
-        return Row(f"{group.name}/{group.group}", cells, href, level)
+        waits = group.paused or (group.name, group.group) in waiting
+        level: parts.Level = "alert" if group.failed or group.dead else "warning" if waits else ""
+        return Row(f"{group.name}/{group.group}", cells, href, level, links={WORKERS_COLUMN: f"{href}&tab=workers"})
 
     return row
 
@@ -97,7 +153,7 @@ def _sought(request: Request) -> str:
     return request.query_params.get("q", "").strip()[:200]
 
 
-def topic_table(request: Request, sample: Sample) -> Table:
+def topic_table(request: Request, sample: Sample, columns: parts.Columns[TopicSample] = TOPIC_COLUMNS) -> Table:
     """Topics whose names have `q` in them, with `system` also penstock's; queues are in the other table."""
     base, query, with_system = parts.base_of(request), _sought(request).lower(), "system" in request.query_params
     own = [topic for topic in sample.topics.values() if topic.name not in sample.queues and query in topic.name.lower()]
@@ -106,13 +162,13 @@ def topic_table(request: Request, sample: Sample) -> Table:
     def row(topic: TopicSample, cells: list[str]) -> Row:
         return Row(topic.name, cells, f"{base}/topics/{parts.segment(topic.name)}")
 
-    return parts.listing(request, "topics", TOPIC_COLUMNS, found, row, "no topic here", usual="rate")
+    return parts.listing(request, "topics", columns, found, row, "no topic here", usual="rate")
 
 
-def queue_table(request: Request, sample: Sample) -> Table:
-    query, row = _sought(request).lower(), queue_row(parts.base_of(request))
+def queue_table(request: Request, sample: Sample, columns: parts.Columns[QueueSample] = SHORT_COLUMNS) -> Table:
+    query, row = _sought(request).lower(), queue_row(parts.base_of(request), sample)
     found = (group for groups in sample.queues.values() for group in groups if query in group.name.lower())
-    return parts.listing(request, "queues", QUEUE_COLUMNS, found, row, "no queue here", usual="ready")
+    return parts.listing(request, "queues", columns, found, row, "no queue here", usual="ready")
 
 
 def system_topics(request: Request, sample: Sample) -> tuple[int, bool, str]:
@@ -144,7 +200,7 @@ def tiles(sample: Sample) -> list[Tile]:
 
 
 def overview(request: Request, service: Service, sample: Sample) -> Content:
-    tables = {"queues": queue_table(request, sample), "topics": topic_table(request, sample)}
+    tables = {"queues": queue_table(request, sample), "topics": topic_table(request, sample, BRIEF_TOPIC_COLUMNS)}
     if not _own(sample) and not sample.queues:
         address = f"{request.url.scheme}://{request.headers.get('host', '')}{parts.base_of(request)}"
         return Content("empty.html", "Overview", [], tables, lambda: {"address": address})
@@ -158,20 +214,79 @@ def topics_page(request: Request, service: Service, sample: Sample) -> Content:
 
 
 def queues_page(request: Request, service: Service, sample: Sample) -> Content:
-    return Content("queues.html", "Queues", [], {"queues": queue_table(request, sample)})
+    return Content("queues.html", "Queues", [], {"queues": queue_table(request, sample, QUEUE_COLUMNS)})
 
 
 # ── searching ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def search_page(request: Request, service: Service, sample: Sample) -> Content:
-    """Topics and queues by a part of their names, events by their id or their key."""
+    """Topics and queues by a part of their names, events by their id, their key or a text in their payload."""
     tables = {"topics": topic_table(request, sample), "queues": queue_table(request, sample)}
 
     def values() -> dict[str, object]:
         query = _sought(request)
         events, following = found_events(service, query, request.query_params.get("from", ""))
-        return {"found": query, "events": events, "following": following}
+        within = search_payloads(service, query, request.query_params.get("text-from", ""))
+        return {"found": query, "events": events, "following": following, "within": within}
 
     return Content("search.html", "Search", [], tables, values)
+
+
+class PayloadSearch(msgspec.Struct):
+    """What a search found in payloads, and how far it looked."""
+
+    events: list[Event] = []
+    looked: int = 0
+    """Events."""
+    topics: int = 0
+    older: list[tuple[str, int]] = []
+    """Topics with older events than those that were looked at, and the position where those begin."""
+    following: str | None = None
+    """The topic to go on with."""
+
+
+SEARCHED: Final = 2_000
+"""Events of a topic, the newest, in whose payloads a search looks."""
+
+
+def search_payloads(service: Service, text: str, first: str) -> PayloadSearch:
+    """The newest events whose payload has a text in it, in upper or lower case, topic by topic from `first` on."""
+    found = PayloadSearch()
+    if not text:
+        return found
+    needle, until = Needle(text), time.monotonic() + FOUND_SECONDS
+    for name in _from(first, _searched(service)):
+        if found.topics and (len(found.events) >= FOUND or time.monotonic() > until):
+            found.following = name
+            break
+        with suppress(PenstockError):  # dropped, or damaged
+            topic, looked, last = service.journal.topic(name), 0, 0
+            for event in topic.read(reverse=True, limit=SEARCHED):
+                looked, last = looked + 1, event.seq
+                if needle.is_in(event):
+                    found.events.append(event)
+                if len(found.events) >= FOUND or (looked % 100 == 0 and time.monotonic() > until):
+                    break
+            found.looked, found.topics = found.looked + looked, found.topics + 1
+            if last > topic.oldest:
+                found.older.append((name, last))
+    return found
+
+
+class Needle:
+    """A text that payloads are searched for, as people see it and as JSON writes it."""
+
+    def __init__(self, text: str) -> None:
+        lower = text.lower()
+        self._forms = {lower.encode(), msgspec.json.encode(lower)[1:-1]}
+
+    def is_in(self, event: Event) -> bool:
+        """Returns True when a payload has the text in it."""
+        raw = event.raw.lower()
+        return any(form in raw for form in self._forms)
+
+
+def _searched(service: Service) -> list[str]:
+    return sorted([*_own(service.sampler.newest), *service.sampler.newest.queues])
 
 
 def found_events(service: Service, query: str, first: str) -> tuple[list[Event], str | None]:
@@ -185,7 +300,7 @@ def found_events(service: Service, query: str, first: str) -> tuple[list[Event],
             event = find_event(snap, query)
         found = [] if event is None else [event]
     until = time.monotonic() + FOUND_SECONDS
-    for name in _from(first, sorted([*_own(service.sampler.newest), *service.sampler.newest.queues])):
+    for name in _from(first, _searched(service)):
         if name != first and (len(found) >= FOUND or time.monotonic() > until):
             return found, name
         with suppress(PenstockError):  # dropped or damaged, or no key that an event can have
@@ -320,7 +435,7 @@ def pipelines_page(request: Request, service: Service, sample: Sample) -> Conten
 def _timing(schedule: Schedule) -> str:
     """When a schedule ticks, in words."""
     if schedule.cron is not None:
-        return f"{schedule.cron} ({schedule.timezone})"
+        return schedule.cron
     return f"every {show_duration(schedule.interval)}"
 
 
@@ -340,7 +455,8 @@ def _tick(ahead: int) -> Callable[[Schedule], datetime]:
 SCHEDULE_COLUMNS: Final[parts.Columns[Schedule]] = (
     ListColumn("Schedule", lambda one: one.name),
     ListColumn("Queue", lambda one: one.queue),
-    ListColumn("When", _timing, minor=True),
+    ListColumn("When", _timing),
+    ListColumn("Time zone", lambda one: one.timezone if one.cron is not None else None),
     ListColumn("Next", _tick(0), parts.moment),
     ListColumn("Then", _tick(1), parts.moment, True),
     ListColumn("Then", _tick(2), parts.moment, True),
@@ -536,37 +652,58 @@ def settings_values(settings: Settings) -> dict[str, str]:
 def _tail(request: Request, topic: Topic) -> dict[str, object]:
     """The newest events, and the position that the page follows from."""
     after = topic.latest  # before the events: a page that shows none follows what comes after this
-    events, problem = _events(request, topic)
+    look, problem = _look(request, topic)
     older = None
-    if events and events[-1].seq > topic.oldest:
+    if look.last > topic.oldest:
         kept = [(name, value) for name, value in request.query_params.multi_items() if name != "before"]
-        older = urlencode([*kept, ("before", events[-1].seq)])
-    templates = [event for event in events[:5] if not event.binary]
-    found = {"events": events, "problem": problem, "after": after, "older": older, "templates": templates}
+        older = urlencode([*kept, ("before", look.last)])
+    templates = [event for event in look.events[:5] if not event.binary]
+    found = {"look": look, "problem": problem, "after": after, "older": older, "templates": templates}
     return {**found, "charts": charts.TOPIC}
 
 
-def _events(request: Request, topic: Topic) -> tuple[list[Event], str | None]:
-    """The newest chosen events, newest first, and what is wrong with the choice; its form sends empty fields along."""
+class TopicLook(msgspec.Struct):
+    """The newest chosen events of a topic, newest first, and how far the look went."""
+
+    events: list[Event] = []
+    last: int = 0
+    """The position of the last event that was looked at."""
+    looked: int | None = None
+    """How many were looked at, when the look stopped before it found enough."""
+
+
+def _look(request: Request, topic: Topic) -> tuple[TopicLook, str | None]:
+    """The newest chosen events, and what is wrong with the choice; its form sends empty fields along."""
     asked, now = request.query_params, datetime.now(UTC)
     given: dict[str, Any] = {
         name: asked.get(name, "").strip() or None for name in ("key", "key_prefix", "scope", "where")
     }
+    look, text = TopicLook(), asked.get("text", "").strip()[:200]
+    needle, until = Needle(text) if text else None, time.monotonic() + FOUND_SECONDS
     try:
         given |= {name: parse_moment(asked[name], now) for name in ("since", "until") if asked.get(name)}
         through = max(0, whole(asked["before"]) - 1) if asked.get("before") else None
         kinds = [kind for kind in asked.getlist("kind") if kind] or None
         wanted = EventQuery(through=through, kinds=kinds, reverse=True, **given)
-        found = topic._at.read(replace(wanted, where=None))
-        matching = found if wanted.where is None else filter(wanted.where, islice(found, SCANNED))
-        return list(islice(matching, SHOWN)), None
+        for looked, event in enumerate(topic._at.read(replace(wanted, where=None)), 1):
+            look.last = event.seq
+            if (wanted.where is None or wanted.where.matches(event)) and (needle is None or needle.is_in(event)):
+                look.events.append(event)
+            if len(look.events) == SHOWN:
+                break
+            if looked >= SCANNED or (looked % 100 == 0 and time.monotonic() > until):
+                look.looked = looked
+                break
+        return look, None
     except ConfigError as error:
-        return [], str(error)
+        return TopicLook(), str(error)
 
 
 # ── one event ────────────────────────────────────────────────────────────────────────────────────────────────────────
 SHOWN_BYTES: Final = 1 << 20
 """Of a payload; the API has all of it."""
+SOUGHT_EFFECTS: Final = 100
+"""Effects of a message among which its dead letter is looked for."""
 SHOWN_EFFECTS: Final = 20
 """Effects of an event that are listed; the tree shows more."""
 
@@ -607,6 +744,30 @@ def failure_of(request: Request, service: Service, event: Event) -> FailedMessag
     return failure if failure is not None and failure.event.id == event.id else None
 
 
+def _letter_of(event: Event, effects: Iterable[Event]) -> Event | None:
+    """The newest dead letter among what a message caused; None when it is none's original."""
+    ids = [one for one in effects if one.headers.get("dead-id") == event.id]
+    return max(ids, key=lambda one: one.recorded_at, default=None)
+
+
+def _original(service: Service, failure: FailedMessage) -> Event | None:
+    """The message that a dead letter was; None when it is not stored any more, which a settled one need not be."""
+    seq = failure.event.headers.get("dead-seq", "")
+    if not (seq.isascii() and seq.isdigit() and len(seq) <= 18):
+        return None
+    with suppress(PenstockError):  # anyone may push a letter's headers: they may name nothing
+        return service.journal.topic(failure.queue).get(int(seq))
+    return None
+
+
+def _waits(service: Service, died: Event) -> bool:
+    """Whether a dead letter is still in its queue."""
+    try:
+        return service.journal.queue(died.topic, create=False).get(died.seq) is not None
+    except UnknownQueue:
+        return False
+
+
 def message_of(service: Service, event: Event) -> list[inspect.QueueMessage] | None:
     """How an event stands as a message, with each group that has not settled it; None when its topic is no queue."""
     try:
@@ -627,13 +788,21 @@ def event_page(request: Request, service: Service) -> Response:
     cause = None
     if event.causation_id is not None:
         cause = next((found for found in topic.ancestors(event) if found.id == event.causation_id), None)
-    message = message_of(service, event)
+    message, effects = message_of(service, event), list(islice(topic.effects(event), SOUGHT_EFFECTS))
+    failure, died = failure_of(request, service, event), None
+    if message == [] and failure is None:
+        died = _letter_of(event, effects)
+        failure = None if died is None else letter(died)
     values: dict[str, object] = {
         "event": event,
         "payload": payload_of(event),
-        "failure": failure_of(request, service, event),
+        "group": request.query_params.get("group", ""),
+        "failure": failure,
+        "died": died,
+        "original": None if failure is None else _original(service, failure),
+        "died_waits": died is not None and _waits(service, died),
         "cause": cause,
-        "effects": list(islice(topic.effects(event), SHOWN_EFFECTS + 1)),
+        "effects": effects[: SHOWN_EFFECTS + 1],
         "shown_effects": SHOWN_EFFECTS,
         "oldest": topic.oldest,
         "latest": topic.latest,
@@ -683,11 +852,22 @@ QUEUE_TABS: Final = {
 
 
 def in_hand_words(one: inspect.QueueConsumer) -> str:
-    """What a consumer holds, by position."""
+    """What a consumer works on now: by position, and for how long."""
     if not one.in_hand:
-        return "nothing"
+        return "waits" if one.state != "gone" else "nothing"
     shown = ", ".join(f"#{seq}" for seq in one.holds[:3])
-    return shown if one.in_hand <= 3 else f"{shown} and {one.in_hand - 3:,} more"
+    shown = shown if one.in_hand <= 3 else f"{shown} and {one.in_hand - 3:,} more"
+    if one.working_since is None:
+        return shown
+    return f"{shown}, for {show_duration(max(0.0, (datetime.now(UTC) - one.working_since).total_seconds()))}"
+
+
+def last_error_words(one: inspect.QueueConsumer) -> str:
+    """When and why an attempt of a consumer failed last."""
+    if one.last_failed_at is None:
+        return "–"
+    when = ago((datetime.now(UTC) - one.last_failed_at).total_seconds())
+    return f"#{one.last_failed}, {when}: {one.last_error or 'no error was given'}"
 
 
 PENDING_COLUMNS: Final[parts.Columns[inspect.PendingDelivery]] = (
@@ -698,15 +878,113 @@ PENDING_COLUMNS: Final[parts.Columns[inspect.PendingDelivery]] = (
     ListColumn("Delivered", lambda held: held.delivered_at, parts.moment, True),
     ListColumn("Deadline", lambda held: held.deadline, parts.moment),
 )
-CONSUMER_COLUMNS: Final[parts.Columns[inspect.QueueConsumer]] = (
-    ListColumn("Worker", lambda one: one.name),
-    ListColumn("Group", lambda one: one.group, minor=True),
-    ListColumn("Host", lambda one: one.host, minor=True),
-    ListColumn("State", lambda one: one.state),
-    ListColumn("Since", lambda one: one.since, parts.moment, True),
-    ListColumn("Last seen", lambda one: one.last_seen, parts.moment),
-    ListColumn("In hand", in_hand_words),
+
+
+class WorkerAtQueue(msgspec.Struct):
+    """A worker, or another consumer that gave its name, and the queue that it takes from."""
+
+    queue: str
+    one: inspect.QueueConsumer
+
+
+WORKS_ON: Final = ListColumn[WorkerAtQueue]("Works on", lambda found: in_hand_words(found.one))
+FAILED_LAST: Final = ListColumn[WorkerAtQueue]("Last failure", lambda found: last_error_words(found.one))
+QUEUE_OF_WORKER: Final = ListColumn[WorkerAtQueue]("Queue", lambda found: found.queue, minor=True)
+CONSUMER_COLUMNS: Final[parts.Columns[WorkerAtQueue]] = (
+    ListColumn("Worker", lambda found: found.one.name),
+    QUEUE_OF_WORKER,
+    ListColumn("Group", lambda found: found.one.group, minor=True),
+    ListColumn("State", lambda found: found.one.state, minor=True),
+    WORKS_ON,
+    FAILED_LAST,
+    ListColumn("Host", lambda found: found.one.host, minor=True),
+    ListColumn("Since", lambda found: found.one.since, parts.moment, True),
+    ListColumn("Last seen", lambda found: found.one.last_seen, parts.moment, True),
 )
+NO_WORKER: Final = "no worker is there: penstock work, or queue.worker(handler)"
+
+
+def worker_table(request: Request, found: Iterable[WorkerAtQueue], left_out: Sequence[str]) -> Table:
+    """Workers, what each works on, since when, and its last failure; without the columns that say the same of all."""
+    base, columns = parts.base_of(request), [one for one in CONSUMER_COLUMNS if one.title not in left_out]
+
+    def row(worker: WorkerAtQueue, cells: list[str]) -> Row:
+        one, links = worker.one, {}
+        messages = f"{base}/topics/{parts.segment(worker.queue)}/events"
+        if QUEUE_OF_WORKER in columns:
+            links[columns.index(QUEUE_OF_WORKER)] = f"{base}/queues/{parts.segment(worker.queue)}?tab=workers"
+        if one.holds:
+            links[columns.index(WORKS_ON)] = f"{messages}/{one.holds[0]}"
+        if one.last_failed is not None:
+            links[columns.index(FAILED_LAST)] = f"{messages}/{one.last_failed}"
+        level: parts.Level = "alert" if one.state == "gone" and one.in_hand else ""
+        return Row(f"{worker.queue}/{one.group}/{one.name}", cells, None, level, links=links)
+
+    return parts.listing(request, "workers", columns, found, row, NO_WORKER, usual="worker")
+
+
+class RunTimes(msgspec.Struct):
+    """How long the messages of a group took from delivery to acknowledgement."""
+
+    queue: str
+    counts: list[int]
+    href: str
+
+    @property
+    def settled(self) -> int:
+        return sum(self.counts)
+
+    def seconds(self, share: float) -> float | None:
+        """The time within which a share of them were settled."""
+        found = quantile_ms(self.counts, share)
+        return None if found is None else found / 1000
+
+
+RUN_TIME_COLUMNS: Final[parts.Columns[RunTimes]] = (
+    ListColumn("Queue", lambda times: times.queue),
+    ListColumn("Settled", lambda times: times.settled, parts.number),
+    ListColumn("p50", lambda times: times.seconds(0.5), parts.age),
+    ListColumn("p95", lambda times: times.seconds(0.95), parts.age),
+)
+
+
+def workers_page(request: Request, service: Service, sample: Sample) -> Content:
+    """Every worker of every queue, and how long messages take."""
+    base = parts.base_of(request)
+    busy = {name: groups for name, groups in sample.queues.items() if any(one.workers or one.gone for one in groups)}
+    found: list[WorkerAtQueue] = []
+    for name in busy:
+        with suppress(UnknownQueue):  # dropped this very moment
+            backend = service.journal.backend.queue(name)
+            found += [WorkerAtQueue(name, one) for one in inspect.consumers(backend)]
+    grouped = any(one.one.group != "default" for one in found)
+    times = [
+        RunTimes(queue_name(group), settle_counts(group.settle_times), f"{base}/queues/{parts.segment(group.name)}")
+        for groups in sample.queues.values()
+        for group in groups
+        if group.settle_times
+    ]
+
+    def row(one: RunTimes, cells: list[str]) -> Row:
+        return Row(one.queue, cells, one.href)
+
+    none = "no message was acknowledged yet"
+    return Content(
+        "workers.html",
+        "Workers",
+        [
+            count_tile("worker-count", "At work", sum(one.one.state != "gone" for one in found)),
+            count_tile("gone-count", "Gone", sum(one.one.state == "gone" for one in found)),
+            count_tile("held-count", "Messages in hand", sum(one.one.in_hand for one in found)),
+            count_tile("gave-up-count", "Gave up", len(sample.workers), alert=True),
+        ],
+        {
+            "workers": worker_table(request, found, () if grouped else ("Group",)),
+            "times": parts.listing(request, "times", RUN_TIME_COLUMNS, times, row, none, usual="settled"),
+        },
+    )
+
+
 GROUP_COLUMNS: Final = (ListColumn[QueueSample]("Group", lambda one: one.group), *STATE_COLUMNS)
 MESSAGE_COLUMNS: Final[parts.Columns[inspect.QueueMessage]] = (
     ListColumn("Message", lambda one: f"#{one.seq}"),
@@ -772,7 +1050,7 @@ class QueueView:
         if self.tab == "schedules":
             return {"schedules": schedule_table(self.request, self.queue.schedules())}
         if self.tab == "groups":
-            found, row = self.sample.queues.get(self.name, ()), queue_row(self.base)
+            found, row = self.sample.queues.get(self.name, ()), queue_row(self.base, self.sample)
             empty = "no group is there"
             return {"groups": parts.listing(self.request, "groups", GROUP_COLUMNS, found, row, empty, usual="group")}
         if self.tab == "messages":
@@ -791,11 +1069,10 @@ class QueueView:
         backend = self.service.journal.backend.queue(self.name)
 
         def dead(after: str) -> Iterator[FailedMessage]:
-            return inspect.dead_letters(backend, DeadLetterCursor.read(after))
+            return inspect.newest_dead(backend, DeadLetterCursor.read(after))
 
         def failed(after: str) -> Iterator[FailedMessage]:
-            cursor = DeadLetterCursor.read(after)
-            return inspect.failures(backend, self.group, 0 if cursor is None else cursor.seq)
+            return inspect.newest_failed(backend, self.group, DeadLetterCursor.read(after))
 
         return {
             "dead": parts.failure_page(self.request, "dead", dead),
@@ -851,11 +1128,8 @@ class QueueView:
         """Workers, and other consumers that gave their name: where, since when, their last sign of life, what they
         hold."""
 
-        def row(one: inspect.QueueConsumer, cells: list[str]) -> Row:
-            return Row(f"{one.group}/{one.name}", cells, None, "alert" if one.state == "gone" and one.in_hand else "")
-
-        empty, found = "no worker is there: penstock work, or queue.worker(handler)", self.queue.consumers()
-        return parts.listing(self.request, "workers", CONSUMER_COLUMNS, found, row, empty, usual="-last-seen")
+        found = [WorkerAtQueue(self.name, one) for one in self.queue.consumers()]
+        return worker_table(self.request, found, ("Queue",) if self.has_groups else ("Queue", "Group"))
 
 
 def queue_page(request: Request, service: Service, sample: Sample) -> Content:

@@ -51,6 +51,7 @@
       this.id = figure.dataset.chart;
       this.write = WRITE[figure.dataset.unit] ?? WRITE.count;
       this.stacked = Boolean(figure.dataset.stacked);
+      this.tiles = JSON.parse(figure.dataset.tiles ?? "{}");
       this.place = figure.querySelector(".plot");
       this.legend = figure.querySelector(".legend");
       this.labels = [];
@@ -155,13 +156,16 @@
       this.legend.replaceChildren(...this.buttons);
     }
 
-    // The values under the pointer; without one, the newest.
+    // The values under the pointer; without one, the newest: where a tile says what a line is now, the tile's.
     values(row) {
       const at = row ?? this.data.times.length - 1;
+      this.pointed = row;
       this.data.series.forEach((line, index) => {
         const value = line.values[at];
         const place = this.buttons?.[index]?.querySelector(".value");
-        if (place) place.textContent = value === null || value === undefined ? "–" : this.write.full(value);
+        const tile = row === null ? document.getElementById(this.tiles[line.label] ?? "") : null;
+        if (place && tile) place.textContent = tile.textContent;
+        else if (place) place.textContent = value === null || value === undefined ? "–" : this.write.full(value);
       });
     }
   }
@@ -200,6 +204,9 @@
   for (const button of buttons) button.addEventListener("click", () => choose(button.dataset.range, true));
   addEventListener("penstock-theme", () => { for (const chart of charts) if (chart.data) chart.build(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { for (const chart of charts) if (chart.data) chart.build(); });
+  addEventListener("penstock-live", () => {
+    for (const chart of charts) if (chart.data && chart.pointed === null) chart.values(null);
+  });
   document.addEventListener("visibilitychange", () => { if (!document.hidden) load(); });
   choose(range, false);
 })();

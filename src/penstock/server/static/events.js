@@ -112,7 +112,9 @@ if (tail) {
   if (tail.dataset.paused) pause(true);
   if ($("filter-problem").hidden) {
     wanted.set("after", tail.dataset.paused ? "latest" : newest ?? tail.dataset.after);
+    const text = query.get("text")?.trim().toLowerCase();
     follow(`${base}/v1/topics/${encodeURIComponent(tail.dataset.topic)}/live?${wanted}`, (event) => {
+      if (text && !JSON.stringify(event.payload).toLowerCase().includes(text)) return;
       waiting.push(event);
       if (waiting.length > 2 * MOST_SHOWN) waiting.splice(0, waiting.length - MOST_SHOWN);
       drain();

@@ -29,7 +29,7 @@ function step(by) {
   if (!$("inspector")?.hidden && next.matches(".events li, tr[data-event]")) inspect(next);
 }
 
-const PAGES = { go: "/", gt: "/topics", gq: "/queues", gs: "/schedules", gp: "/pipelines", gb: "/buffers", gh: "/health" };
+const PAGES = { go: "/", gt: "/topics", gq: "/queues", gw: "/workers", gs: "/schedules", gp: "/pipelines", gb: "/buffers", gh: "/health" };
 let prefix = "";
 document.addEventListener("keydown", (press) => {
   if ($("help")?.open) {

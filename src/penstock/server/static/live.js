@@ -94,6 +94,7 @@ function update(said) {
   }
   for (const [id, rows] of Object.entries(said.tables ?? {})) updateTable(id, rows);
   if (said.tables) markFound();
+  dispatchEvent(new Event("penstock-live"));
 }
 
 export function follow(path, onMessage) {

@@ -49,6 +49,13 @@ function node(name, value, depth) {
 
 export function dress(article) {
   localTimes(article);
+  const own = article.querySelector("[data-copy-address]");
+  own?.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(new URL(own.dataset.copyAddress, location.href).href);
+      tell("The address was copied");
+    } catch { tell("This browser does not let the page copy; the link beside it has the address", true); }
+  });
   const box = article.querySelector(".payload-box");
   if (!box) return;
   const raw = box.querySelector(".raw");

@@ -29,6 +29,7 @@ from penstock.core.queue.dead_letters import BUDGET, GROUP, dead_headers
 from penstock.core.queue.flow import load_breaker, read_rate, save_breaker
 from penstock.core.queue.operations.push import as_batch, push
 from penstock.core.queue.results import NOTHING, StoredResult, answer, answer_failure
+from penstock.core.queue.state import keys
 from penstock.core.queue.state.blocks import copy_columns
 from penstock.core.queue.state.cache import QueueState, note_extension
 from penstock.core.queue.state.feed import ACKED, TOLD_TOGETHER, Change, Kind
@@ -42,8 +43,10 @@ from penstock.core.queue.state.records import (
     WAITING,
     AttemptRow,
     FailureTrail,
+    LastFailure,
     Lease,
     MessageRow,
+    encode,
     fits,
     indexes_of,
     make_token,
@@ -335,6 +338,8 @@ def _fail(
             note_failure(commit, group, message.seq)
     ended: AttemptEnd = "rejected" if options.dead else "lapsed" if options is LAPSED else "failed"
     tried = group.ended_attempts(commit, lease, message, since_ms, ended, options.error)
+    row = keys.last_failure_key(queue.topic, group.group_id, lease.consumer or "")
+    commit.tx.put(row, encode(LastFailure(message.seq, tried[-1])))
     if options.dead or over_budget(commit.tx, queue, message):
         reason: Reason = REJECTED if options.dead else EXHAUSTED
         return give_up(commit, group, message, reason, options, tried=tried, stays=stays)

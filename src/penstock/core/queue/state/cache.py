@@ -30,6 +30,7 @@ from penstock.core.queue.state.records import (
     FAILED,
     LAYOUT,
     GroupRecord,
+    LastFailure,
     MessageRow,
     Presence,
     QueueRecord,
@@ -38,6 +39,7 @@ from penstock.core.queue.state.records import (
     encode,
     pack_presence,
     read_group,
+    read_last_failure,
     read_presence,
     read_queue,
     read_special,
@@ -396,6 +398,11 @@ PRESENCE_MS = 5_000
 def presences(snap: Snapshot, topic: int) -> list[tuple[bytes, bytes, Presence]]:
     """The consumers of a queue: key, row, what it says."""
     return [(key, value, read_presence(value)) for key, value in snap.scan(*keys.presence_range(topic))]
+
+
+def last_failures(snap: Snapshot, topic: int) -> list[tuple[bytes, bytes, LastFailure]]:
+    """The newest failed attempt of each consumer: key, row, what it says."""
+    return [(key, row, read_last_failure(row, "")) for key, row in snap.scan(*keys.last_failure_range(topic))]
 
 
 def note_presence(commit: Commit, queue: QueueState, wanted: TakeRequest) -> None:

@@ -116,8 +116,16 @@ def presence_range(topic: int) -> tuple[bytes, bytes]:
     return _shared.pack(_SHARED, topic, b"n"), _shared.pack(_SHARED, topic, b"o")
 
 
+def last_failure_key(topic: int, group: int, consumer: str) -> bytes:
+    return _shared.pack(_SHARED, topic, b"e") + struct.pack(">I", group) + consumer.encode()
+
+
+def last_failure_range(topic: int) -> tuple[bytes, bytes]:
+    return _shared.pack(_SHARED, topic, b"e"), _shared.pack(_SHARED, topic, b"f")
+
+
 def split_presence(key: bytes) -> tuple[int, str]:
-    """The group's id and the consumer's name."""
+    """The group's id and the consumer's name, of a row of its presence or its last failure."""
     return struct.unpack_from(">I", key, _shared.size)[0], stored_name(key[_shared.size + 4 :])
 
 

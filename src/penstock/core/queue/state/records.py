@@ -283,8 +283,16 @@ class FailureTrail(msgspec.Struct, array_like=True, frozen=True):
         return [attempt.shown() for attempt in self.attempts]
 
 
+class LastFailure(msgspec.Struct, array_like=True, frozen=True):
+    """A consumer's newest failed attempt, and the message it was about."""
+
+    seq: StoredPosition
+    attempt: AttemptRow
+
+
 NO_TRAIL = FailureTrail()
 read_trail = keys.reader(FailureTrail)
+read_last_failure = keys.reader(LastFailure)
 
 
 # ── consumers ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -80,7 +80,7 @@ class _Search:
     def _shown(self, view: View, entry: Entry, event: Event) -> TaskState:
         message, held = entry.message, entry.held
         trail = entry.group.trail(view.snap, message)
-        failed = view.failed_message(entry, event) if entry.state == "failed" else None
+        failed = view.failed_message(entry.group, entry.message, event) if entry.state == "failed" else None
         return TaskState(
             self._id,
             view.state.name,
