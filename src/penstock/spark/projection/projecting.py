@@ -41,6 +41,7 @@ from penstock.core.surface.journal import Journal
 from penstock.core.units import Progress
 from penstock.errors import ConfigError, PenstockError
 from penstock.remote.topic import RemoteStateSaving, shares
+from penstock.spark.history import read_topic
 from penstock.spark.journals import check_reach, check_same, journal_id, patiently, reading, writing
 from penstock.spark.options import JournalLocation, location_of_journal, read_options, resolved
 from penstock.spark.projection.fold import (
@@ -138,10 +139,8 @@ def rebuild(
             return RebuildReport(0, 0, 0)
         spark = session("penstock rebuild") if master is None else session("penstock rebuild", master=master)
         check_reach(location.url, spark.conf.get("spark.master"))
-        asked = {"url": location.url, "topic": topic, "endingOffsets": str(saving.of.through)}
-        if location.token is not None:
-            asked["token"] = location.token.reveal()
-        events = spark.read.format("penstock").options(**asked).load()
+        token = {} if location.token is None else {"token": location.token.reveal()}
+        events = read_topic(spark, location.url, topic, endingOffsets=saving.of.through, **token)
         folded = map_in_arrow(
             ordered_events(events, projection), BatchFold(Shipped(projection), STORED), STORED
         ).cache()

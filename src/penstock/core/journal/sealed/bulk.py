@@ -163,6 +163,7 @@ class _BulkFile:
             None if self._scopes is None else tuple(sorted(self._scopes)),
             self._occurred,
             keys,
+            self._target.columns,
         )
 
 

@@ -129,6 +129,10 @@ def list_segments(
 
 def _typed_columns(segment: Segment, topic: str) -> dict[str, str]:
     """The typed columns of a segment's files; all of them have the same."""
+    if segment.by_reference:
+        from penstock.core.journal.sealed.columns import columns_schema
+
+        return {field.name: str(field.type) for field in columns_schema(segment.columns)}
     file = SealedBytes(segment, segment.files[0], topic)
     with file.open() as opened:
         schema = file.footer(opened).schema.to_arrow_schema()

@@ -89,6 +89,8 @@ class NewSegment(msgspec.Struct, frozen=True, array_like=True):
     occurred: tuple[int, int] | None
     """The producers' earliest and latest time, in milliseconds; None: no event has one."""
     keys: SegmentKeys | None = None
+    columns: str = ""
+    """Its typed columns."""
 
 
 class PlacedSegments(msgspec.Struct, frozen=True):
@@ -147,6 +149,8 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     """When its events were recorded; 0: the file says it."""
     keys: SegmentKeys | None = None
     """What is known of its keys; the index covers those of other segments."""
+    columns: str = ""
+    """The typed columns of a bulk segment; the files of others say it."""
 
     @property
     def by_reference(self) -> bool:
@@ -259,10 +263,8 @@ def save_new(tx: WriteTx, topic: int, made: NewSegment, place: tuple[int, bytes,
     first, base_id, recorded_ms = place
     last = first + made.count - 1
     what = made.count, made.lake, made.path, made.size, made.crc, made.binary, made.unfit
-    # The fields of a `Segment`, whose pieces are encoded already.
-    tx.put(
-        keys.segment_key(topic, last), _encode((first, last, *what, (), made.pieces, base_id, recorded_ms, made.keys))
-    )
+    record = first, last, *what, (), made.pieces, base_id, recorded_ms, made.keys, made.columns
+    tx.put(keys.segment_key(topic, last), _encode(record))  # as a `Segment` is, whose pieces are encoded already
     return last
 
 
