@@ -71,5 +71,6 @@ def test_a_stream_has_the_answer_of_duckdb(spark: SparkSession, nexmark: Nexmark
             streams.read(spark, nexmark.url)
             streams.start(spark, query.after, nexmark.url, nexmark.folder / "checkpoints").awaitTermination()
         streams.read(spark, nexmark.url, **limit)
-        streams.start(spark, name, nexmark.url, nexmark.folder / "checkpoints").awaitTermination()
+        for _ in range(1 if SPARK >= (4, 2) else 2):  # an older Spark closes windows in the next run
+            streams.start(spark, name, nexmark.url, nexmark.folder / "checkpoints").awaitTermination()
         assert streams.result(spark, journal, name) == nexmark.expected(name)
