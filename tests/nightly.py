@@ -46,6 +46,11 @@ _IN_EMULATORS = {
     "test_a_backup_is_a_store_of_its_own",
 }
 """Of the engine contract, what runs in the emulator of S3 with every push."""
+_ON_MARIADB = {
+    "test_what_commits_is_in_the_journal_once_and_what_rolls_back_never",
+    "test_rows_that_commit_out_of_the_order_of_their_ids_all_come",
+}
+"""Of the outbox, what runs on MariaDB with every push."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,7 @@ PARTS = {
         "NEXMark's queries have DuckDB's answers as batches and streams",
         ("scripts/spark_versions.py", "4.0", "4.3", "--", "tests/spark/test_nexmark.py", "--nightly", "nexmark"),
     ),
+    "outbox": Part("an outbox keeps on MariaDB what it promises"),
     "strangers-eventsourcing": Part("the rest of the suite of eventsourcing passes on our persistence module"),
     "strangers-celery": Part(
         "Celery runs in every pool and over HTTP, and killed workers lose and copy no message; prints its seed"
@@ -192,6 +198,8 @@ def part_of(item: pytest.Item) -> str | None:
     # The stores' own contract meets every store; what is above it is written once, against that contract.
     if rooms == ("buffer",) and call.params.get("store") in ("s3", "azure") and item.path.stem != "test_stores":
         return "emulators"
+    if rooms == ("outbox",) and call.params.get("database") == "mariadb":
+        return None if item.name.partition("[")[0] in _ON_MARIADB else "outbox"
     # By day a kill meets the weakest durability that an engine has; "process" means "disk" on this one.
     weakest = "disk" if call.params.get("scheme") == "slatedb" else "process"
     return "crashes" if rooms[:1] == ("crash",) and call.params.get("durability", weakest) != weakest else None

@@ -89,6 +89,7 @@ def test_what_is_wrong_is_said_before_a_row_is_written(database: Database) -> No
         (ConfigError, lambda: outbox.append(connection, "orders", "")),
         (ConfigError, lambda: outbox.append(connection, "orders", "placed", object())),
         (ConfigError, lambda: outbox.append(connection, "orders", "placed", key="ada", expect=3)),
+        (ConfigError, lambda: outbox.append(connection, "orders", "placed", unless=penstock.EventQuery(key="ada"))),
         (ConfigError, lambda: outbox.append(connection, "orders", "placed", nothing=3)),
         (ConfigError, lambda: outbox.push(connection, "emails", 1, nothing=3)),
         (ConfigError, lambda: outbox.push(connection, "emails", 1, key="ada", delay=3)),

@@ -61,7 +61,7 @@ def test_what_commits_is_in_the_journal_once_and_what_rolls_back_never(
     database: Database, journal: penstock.Journal, relay_of: Relays
 ) -> None:
     emails, connection = journal.queue("emails", priority=True), database.connect()
-    write(connection, 1, key="ada", scope="eu", headers={"trace": "t"}, dedup="d", correlation="c")
+    write(connection, 1, key="ada", scope="eu", headers={"trace": "t"}, dedup="d", correlation="c", tags=["b", "a"])
     outbox.push(connection, "emails", {"to": "ada"}, priority=3, max_attempts=7)
     connection.commit()
     write(connection, 2)
@@ -73,7 +73,7 @@ def test_what_commits_is_in_the_journal_once_and_what_rolls_back_never(
     assert relay.run_once() == 3 and relay.run_once() == 0
     (order,) = journal.topic("orders").read()
     assert (order.kind, order.payload, order.key, order.scope) == ("placed", {"n": 1}, "ada", "eu")
-    assert (dict(order.headers), order.correlation_id) == ({"trace": "t"}, "c")
+    assert (dict(order.headers), order.correlation_id, order.tags) == ({"trace": "t"}, "c", ("a", "b"))
     first, second = emails.messages()
     assert (first.event.payload, first.priority, first.max_attempts) == ({"to": "ada"}, 3, 7)
     assert (second.event.payload, second.event.kind) == (b"\x00\xff", "raw")

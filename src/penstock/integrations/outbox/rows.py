@@ -33,6 +33,7 @@ COUNT: Final = "SELECT count(*), count(error), min(made_ms) FROM {} WHERE token 
 SELF: Final = "self"
 """The token of the row that names the outbox itself. Nothing moves it."""
 APPEND, PUSH = "append", "push"
+CONDITIONS: Final = ("expect", "unless", "after")
 _TOKEN: Final = re.compile("[0-9a-f]{32}")
 _encode = msgspec.json.Encoder().encode
 _decode_draft = msgspec.json.Decoder(DraftDocument).decode
