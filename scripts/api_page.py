@@ -30,7 +30,8 @@ SECTIONS = {
     "Following": "Subscription JournalSubscription Worker",
     "Queues": "Queue Delivery QueuePolicy Retry Middleware Schedule Pause",
     "Looking into queues": "QueueStats QueueMessage PendingDelivery QueueConsumer",
-    "Tasks and replies": "Tasks Task RunningTask current_task TaskState TaskTimes ResultTicket",
+    "Tasks and replies": "Tasks Task RunningTask current_task step progress TaskState TaskProgress TaskTimes "
+    "ResultTicket",
     "Entities": "Projection on Watch Outbox Fence gate RebuildReport",
     "Receipts": "TreeRoot InclusionProof VerifyReport CheckReport sign_root check_root check_proof",
     "Export and import": "ExportReport ImportReport",

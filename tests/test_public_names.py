@@ -52,6 +52,7 @@ NAMES = [
     "Settings",
     "Subscription",
     "Task",
+    "TaskProgress",
     "TaskState",
     "TaskTimes",
     "Tasks",
@@ -74,7 +75,9 @@ NAMES = [
     "gate",
     "on",
     "open",
+    "progress",
     "sign_root",
+    "step",
     "upcast",
     "use",
 ]

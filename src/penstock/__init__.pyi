@@ -42,6 +42,7 @@ from penstock.core.model.query import EventQuery as EventQuery
 from penstock.core.observe import metrics as metrics
 from penstock.core.observe import pipelines as pipelines
 from penstock.core.observe import tracing as tracing
+from penstock.core.observe.sample import TaskProgress as TaskProgress
 from penstock.core.queue.inspect import PendingDelivery as PendingDelivery
 from penstock.core.queue.inspect import QueueConsumer as QueueConsumer
 from penstock.core.queue.inspect import QueueMessage as QueueMessage
@@ -53,6 +54,8 @@ from penstock.core.queue.results import ResultTicket as ResultTicket
 from penstock.core.queue.schedule import Schedule as Schedule
 from penstock.core.queue.tasks.running import RunningTask as RunningTask
 from penstock.core.queue.tasks.running import current_task as current_task
+from penstock.core.queue.tasks.running import progress as progress
+from penstock.core.queue.tasks.running import step as step
 from penstock.core.queue.tasks.state import TaskState as TaskState
 from penstock.core.queue.tasks.state import TaskTimes as TaskTimes
 from penstock.core.queue.tasks.task import Task as Task

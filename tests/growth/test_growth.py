@@ -32,8 +32,8 @@ VALUES = {
     "CheckReport", "Clock", "CompactReport", "CopyReport", "Description", "Draft", "DropReport", "Event", "EventQuery",
     "ExportReport", "ImportReport", "InclusionProof", "ManualClock", "Middleware", "Pause", "PendingDelivery",
     "Pressure", "Projection", "QueueConsumer", "QueueMessage", "QueuePolicy", "QueueStats", "RebuildReport", "Receipt",
-    "Retry", "RunningTask", "Schedule", "Settings", "TaskState", "TaskTimes", "Tasks", "Ticket", "TopicConsumer",
-    "TreeRoot", "VerifyReport",
+    "Retry", "RunningTask", "Schedule", "Settings", "TaskProgress", "TaskState", "TaskTimes", "Tasks",
+    "Ticket", "TopicConsumer", "TreeRoot", "VerifyReport",
 }  # fmt: skip
 """What has been read, or tells something: no store behind it."""
 FUNCTIONS = {"copy", "describe", "open"}

@@ -23,6 +23,7 @@ from penstock.core.protocol import queues as wire
 from penstock.core.protocol.fields import policy_of
 from penstock.core.protocol.operation import Operation
 from penstock.core.queue.operations.groups import Pause
+from penstock.core.queue.operations.notes import check_progress
 from penstock.core.queue.operations.push import drafts_of, one_draft, read_delivery_options
 from penstock.core.queue.policy import QueuePolicy
 from penstock.core.surface.queue import Queue
@@ -192,6 +193,17 @@ class RemoteQueue:
                     raise
                 log.warning("the lease of %r was not renewed: %s", delivery, error)
         return deadline
+
+    def steps(self, delivery: Delivery) -> dict[str, bytes]:
+        found = self._call(wire.LIST_STEPS, delivery.token)
+        return {name: msgspec.json.encode(result) for name, result in found.items()}
+
+    def store_step(self, delivery: Delivery, name: str, result: bytes) -> None:
+        self._call(wire.STORE_STEP, delivery.token, request=wire.StepRequest(name, msgspec.Raw(result)))
+
+    def note_progress(self, delivery: Delivery, share: float, text: str | None) -> None:
+        check_progress(share, text)
+        self._call(wire.NOTE_PROGRESS, delivery.token, request=wire.ProgressRequest(share, text))
 
     def release(self, deliveries: list[Delivery], delay: float = 0.0) -> None:
         for delivery in deliveries:

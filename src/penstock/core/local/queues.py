@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import TypeVar
 
+import msgspec
 from msgspec.structs import asdict, replace
 
 from penstock.core.clock import seconds
@@ -17,6 +18,7 @@ from penstock.core.consuming.handover import finish
 from penstock.core.documents.events import event_document
 from penstock.core.events import Draft, Event, Receipt
 from penstock.core.journal.commit import Commit
+from penstock.core.journal.prepare import encode_payload
 from penstock.core.journal.writer import WriteRequest
 from penstock.core.local.backend import LocalBackend, PendingCommit, can_prepare_at_once
 from penstock.core.model.conditions import Where, check_events_chosen
@@ -374,6 +376,23 @@ def release_delivery(at: LocalBackend, name: str, token: str, wanted: wire.Relea
     except StaleDelivery:
         return wire.Settled("nothing")
     return wire.Settled("release")
+
+
+def list_steps(at: LocalBackend, name: str, token: str) -> dict[str, object]:
+    queue = at.queue(name)
+    return {step: msgspec.json.decode(result) for step, result in queue.steps(queue.delivery(token)).items()}
+
+
+def store_step(at: LocalBackend, name: str, token: str, wanted: wire.StepRequest) -> bool:
+    queue = at.queue(name)
+    queue.store_step(queue.delivery(token), check_text(wanted.name, "name"), encode_payload(wanted.result))
+    return True
+
+
+def note_progress(at: LocalBackend, name: str, token: str, wanted: wire.ProgressRequest) -> bool:
+    queue = at.queue(name)
+    queue.note_progress(queue.delivery(token), wanted.share, wanted.text)
+    return True
 
 
 # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -157,3 +157,12 @@ class GivenUpMessage(msgspec.Struct, Generic[E], frozen=True):
 
 class FailedMessage(GivenUpMessage[Event], frozen=True):
     """A message that was given up, and why."""
+
+
+class TaskProgress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a running call says it is."""
+
+    share: float
+    """From 0 to 1."""
+    text: str | None
+    at: datetime

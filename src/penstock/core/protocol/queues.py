@@ -255,6 +255,20 @@ class ReleaseRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
     delay: Seconds = 0.0
 
 
+class StepRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What a step returned."""
+
+    name: str
+    result: Any = None
+
+
+class ProgressRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """How far a handler says it is, from 0 to 1."""
+
+    share: float
+    text: str | None = None
+
+
 class Settled(msgspec.Struct, omit_defaults=True):
     settled: Literal["ack", "nack", "release", "nothing"]
     outcome: Outcome | None = None
@@ -434,6 +448,30 @@ RELEASE_DELIVERY = Operation(
     ReleaseRequest,
     Settled,
     "Gives a message back without counting the attempt; a lease that is lost is no error",
+)
+LIST_STEPS = Operation(
+    "GET /queues/{queue}/deliveries/{token}/steps -> steps",
+    "read",
+    None,
+    dict[str, Any],
+    "What the steps of a message returned in this attempt and those before, by name",
+    errors=_STALE,
+)
+STORE_STEP = Operation(
+    "POST /queues/{queue}/deliveries/{token}/steps -> stored",
+    "write",
+    StepRequest,
+    bool,
+    "Keeps what a step returned: a later attempt need not repeat it",
+    errors=_STALE,
+)
+NOTE_PROGRESS = Operation(
+    "POST /queues/{queue}/deliveries/{token}/progress -> stored",
+    "write",
+    ProgressRequest,
+    bool,
+    "Says how far a message's handler is",
+    errors=_STALE,
 )
 LIST_PENDING = Operation(
     "GET /queues/{queue}/pending -> pending", "read", PendingQuery, list[PendingDelivery], "Deliveries in flight"

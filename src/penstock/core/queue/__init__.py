@@ -44,6 +44,8 @@ Rows (`t`: the topic's id, `g`: a group's, in rows `qg` with the number of purge
     qg t g h key seq  by that key
     qg t g f seq    a message that has failed
     qg t g t seq    a message's failed attempts, and the traceback of the last; see `FailureTrail`
+    qg t g e seq name   what a step of a message's handler returned; see `operations.notes`
+    qg t g o seq    how far a message's handler says it is
     qg t g p from   a run of held messages without rows of their own: its end and how many are left; see `state/lanes`
     qg t g b key    an ordering key that is busy
     qg t g v from   a range of positions above the frontier that are taken: handed out, or have a row, already

@@ -26,10 +26,11 @@ from penstock.core.journal.commit import Commit
 from penstock.core.journal.index.index import EntityIndex
 from penstock.core.model.failure import Attempt
 from penstock.core.model.take import TakeRequest
-from penstock.core.observe.sample import FailedMessage
+from penstock.core.observe.sample import FailedMessage, TaskProgress
 from penstock.core.queue import metrics
 from penstock.core.queue.dead_letters import DeadLetterCursor, letter, origin
 from penstock.core.queue.flow import BreakerState, breaker_state
+from penstock.core.queue.operations.notes import read_progress
 from penstock.core.queue.operations.settle import EXHAUSTED, REJECTED, LeaseHandle, held_by_token, lapsed_message, stale
 from penstock.core.queue.operations.take import STEP, TakeOperation, keyed_positions
 from penstock.core.queue.state import keys
@@ -120,6 +121,8 @@ class PendingDelivery(msgspec.Struct, frozen=True):
     delivered_at: datetime
     deadline: datetime
     key: str | None = None
+    progress: TaskProgress | None = None
+    """How far its handler says it is; see `penstock.progress`."""
 
 
 class QueueConsumer(msgspec.Struct, frozen=True):
@@ -557,7 +560,9 @@ def pending(queue: LocalQueue, name: str | None) -> Iterator[PendingDelivery]:
             token = make_token(view.state.topic, held.group.group_id, held.lease_id, held.index, lease.secret)
             deadline = _moment(lease.deadline_of(held.index)) or datetime.max.replace(tzinfo=UTC)
             times = from_ms(lease.delivered_ms), deadline
-            yield PendingDelivery(token, held.seq, lease.label, lease.consumer, message.attempts, *times, message.key)
+            progress = read_progress(view.snap, held.group, held.seq)
+            taker = lease.label, lease.consumer
+            yield PendingDelivery(token, held.seq, *taker, message.attempts, *times, message.key, progress)
 
 
 def find_delivery(queue: LocalQueue, token: str) -> Delivery:

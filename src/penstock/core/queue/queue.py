@@ -35,7 +35,7 @@ from penstock.core.observe.logs import Log
 from penstock.core.observe.metrics import Counter
 from penstock.core.observe.tracing import received, sending
 from penstock.core.queue import inspect, metrics
-from penstock.core.queue.operations import groups, repair, settle
+from penstock.core.queue.operations import groups, notes, repair, settle
 from penstock.core.queue.operations.groups import Pause
 from penstock.core.queue.operations.push import DeliveryOptions, draft_fields, drafts_of, push, read_delivery_options
 from penstock.core.queue.operations.settle import LeaseHandle
@@ -43,6 +43,7 @@ from penstock.core.queue.operations.take import Taken, check_take, take, take_ti
 from penstock.core.queue.policy import QueuePolicy
 from penstock.core.queue.registry import QueueRegistry
 from penstock.core.queue.results import NOTHING, StoredResult, answer_of
+from penstock.core.queue.state.cache import QueueState
 from penstock.core.schema import DECLARED, brings_kind, schema_of_type
 from penstock.core.ticket import Ticket
 from penstock.errors import Closed, ConfigError, OutcomeUnknown, PenstockError, UnknownQueue
@@ -398,6 +399,26 @@ class LocalQueue:
 
     def extend(self, deliveries: list[Delivery], lease: float | None, *, patient: bool = False) -> int:
         return self.change(partial(settle.extend, patient=patient), deliveries, lease, relaxed=True)
+
+    def steps(self, delivery: Delivery) -> dict[str, bytes]:
+        with inspect.viewing(self) as view:
+            held = settle.held_by_token(view.snap, view.state, delivery.token)
+            if held is None:
+                raise settle.stale(delivery.token, self.name)
+            return notes.read_steps(view.snap, held.group, held.seq)
+
+    def store_step(self, delivery: Delivery, name: str, result: bytes) -> None:
+        self.change(
+            lambda commit, state: notes.store_step(commit, settle.held_or_stale(commit, state, delivery), name, result)
+        )
+
+    def note_progress(self, delivery: Delivery, share: float, text: str | None) -> None:
+        notes.check_progress(share, text)
+
+        def apply(commit: Commit, state: QueueState) -> None:
+            notes.note_progress(commit, settle.held_or_stale(commit, state, delivery), share, text)
+
+        self.change(apply, relaxed=True)
 
     def release(self, deliveries: list[Delivery], delay: float = 0.0) -> None:
         """Gives deliveries back; what cannot be given back any more comes back when its lease ends."""

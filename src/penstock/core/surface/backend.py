@@ -285,5 +285,14 @@ class QueueBackend(Protocol):
     def extend(self, deliveries: list[Delivery], lease: float | None, *, patient: bool = False) -> int:
         """Keeps messages for longer; returns until when. `patient`: those that are lost already are no error."""
 
+    def steps(self, delivery: Delivery) -> dict[str, bytes]:
+        """What the steps of a delivery's message returned so far, as JSON, by name."""
+
+    def store_step(self, delivery: Delivery, name: str, result: bytes) -> None:
+        """Keeps what a step returned, durably; StaleDelivery when the lease was lost."""
+
+    def note_progress(self, delivery: Delivery, share: float, text: str | None) -> None:
+        """Keeps how far a message's handler says it is."""
+
     def release(self, deliveries: list[Delivery], delay: float = 0.0) -> None:
         """Gives messages back without counting the attempt, to be ready after `delay`. Never fails."""

@@ -28,6 +28,7 @@ from penstock.core.model.take import TakeRequest
 from penstock.core.queue.dead_letters import GROUP, former_headers, letter, origin, original_headers, original_options
 from penstock.core.queue.inspect import View, viewing
 from penstock.core.queue.operations.groups import group_for
+from penstock.core.queue.operations.notes import carry_steps, put_steps, read_steps
 from penstock.core.queue.operations.push import (
     DeliveryOptions,
     as_batch,
@@ -454,8 +455,10 @@ def _revive(commit: Commit, seqs: list[int], source: LocalQueue, to: LocalQueue 
         _copy_over(commit, state, still, target)
     for seq in still:
         for group, message in failed[seq]:
+            steps = read_steps(commit.tx, group, seq)
             group.remove(commit, message, Change("redriven", to=None if to is None else to.name))
             if to is None:
+                put_steps(commit, group, seq, steps)
                 group.requeue(commit, MessageRow(seq, TAKEN, priority=message.priority, key=message.key))
     return len(still)
 
@@ -595,8 +598,10 @@ def _copy_over(
     if columns is None:
         return []
     receipts = push(commit, target, as_batch(columns), None, each=options, moved=True)
+    groups = state.all_groups(commit.tx) if state.traits.notes else []
     for event, receipt in zip(events, receipts, strict=True):
         note_moved(commit, event, receipt)
+        carry_steps(commit, groups, event, target, receipt.seq)
     return receipts
 
 

@@ -27,6 +27,7 @@ from penstock.core.observe.logs import Log
 from penstock.core.queue import metrics
 from penstock.core.queue.dead_letters import BUDGET, GROUP, dead_headers
 from penstock.core.queue.flow import load_breaker, read_rate, save_breaker
+from penstock.core.queue.operations.notes import carry_steps
 from penstock.core.queue.operations.push import as_batch, push
 from penstock.core.queue.results import NOTHING, StoredResult, answer, answer_failure
 from penstock.core.queue.state import keys
@@ -123,6 +124,9 @@ def ack(commit: Commit, group: Group, lease_id: int, lease: Lease, mask: int, gi
     if lease.messages is not None:
         for index in indexes_of(mask):
             group.settle(commit, lease.messages[index])
+    if queue.traits.notes:
+        for index in indexes_of(mask):
+            group.forget_notes(commit, lease.seq(index))
     if queue.traits.letters and not queue.fanout:
         for index in indexes_of(mask):
             queue.forget_letter(commit, lease.seq(index))
@@ -384,7 +388,8 @@ def dead_letter(
     columns.causation = [event.id]
     columns.correlation = [event.correlation_id or event.id]
     letters = queue.cache.find(commit, target) or queue.cache.create(commit, target, {})
-    push(commit, letters, as_batch(columns), None, forced=True)
+    (receipt,) = push(commit, letters, as_batch(columns), None, forced=True)
+    carry_steps(commit, [group], event, letters, receipt.seq)
 
 
 # ── circuit breakers ──────────────────────────────────────────────────────────────────────────────────────────────────

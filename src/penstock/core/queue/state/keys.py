@@ -33,6 +33,8 @@ _GROUP = b"qg"
 _FLOW = b"qf"
 
 RECORD, LEASE, BATCH, TRAIL, RUN, TAKEN, BUSY = b"g", b"l", b"i", b"t", b"p", b"v", b"b"
+STEP, PROGRESS = b"e", b"o"
+"""Notes of calls, by position; see `operations.notes`."""
 PLACES = b"r", b"s", b"k", b"f"
 """Messages with a row of their own, by state: ready, waiting, held, failed."""
 READY, LANE, TURN, WAITING, HELD = b"y", b"u", b"z", b"w", b"h"

@@ -129,6 +129,8 @@ class Places(Lanes):
         self.move(commit, message, TAKEN)
         if message.traced:
             commit.tx.delete(self.row(keys.TRAIL, message.seq))
+        if self.queue.traits.notes:
+            self.forget_notes(commit, message.seq)
         if message.key is not None and was in UNDER_WAY:
             self.unblock_key(commit, message.key, message.seq)
         self.tell(commit, message, change)
@@ -145,6 +147,11 @@ class Places(Lanes):
             commit.tx.delete(self.row(keys.TRAIL, message.seq))
         if message.key is not None:
             self.unblock_key(commit, message.key, message.seq)
+
+    def forget_notes(self, commit: Commit, seq: int) -> None:
+        """Removes the results of a message's steps, and its progress."""
+        commit.tx.delete_range(*self.rows(keys.STEP, seq - 1, seq))
+        commit.tx.delete(self.row(keys.PROGRESS, seq))
 
     def requeue(self, commit: Commit, message: MessageRow, due: int = 0, lane: str | None = None) -> None:
         """Makes a message ready, or has it wait until `due`.

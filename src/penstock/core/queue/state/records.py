@@ -60,6 +60,8 @@ class Traits(msgspec.Struct, array_like=True):
     """Whether anything was pushed that wants a reply."""
     letters: bool = False
     """Whether dead letters have come."""
+    notes: bool = False
+    """Whether a handler has kept the result of a step, or its progress."""
 
 
 class SpecialRow(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import threading
-from collections.abc import Awaitable, Callable
+import time
+import typing
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar, copy_context
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
 
+import msgspec
+
+from penstock.core.journal.prepare import encode_payload
+from penstock.core.names import check_text
 from penstock.core.observe.logs import Log
+from penstock.core.queue.operations.notes import check_progress
 from penstock.core.ticket import Ticket
 from penstock.core.units import show_duration
 from penstock.errors import ConfigError, TaskTimeout
@@ -15,7 +24,11 @@ from penstock.errors import ConfigError, TaskTimeout
 if TYPE_CHECKING:
     from penstock.core.consuming.delivery import Delivery
 
+P = ParamSpec("P")
 R = TypeVar("R")
+
+PROGRESS_PAUSE: Final = 0.2
+"""Seconds between two reports of progress that are kept."""
 
 log = Log("penstock.tasks")
 
@@ -30,6 +43,13 @@ class RunningTask:
         """The task's name."""
         self.delivery = delivery
         """The message of the call, under its lease."""
+        self._backend = delivery._hold.queue
+        self._guard = threading.Lock()
+        self._begun: set[str] = set()
+        """The steps of this attempt, by name."""
+        self._results: dict[str, bytes] | None = None
+        """What the steps of earlier attempts returned."""
+        self._told = -math.inf
 
     def __repr__(self) -> str:
         return f"<running {self.name!r}, attempt {self.attempt}>"
@@ -43,6 +63,61 @@ class RunningTask:
     def id(self) -> str:
         """The id of the message; `tasks.result` knows a call by the id of its first message."""
         return self.delivery.event.id
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    @overload
+    def step(
+        self, name: str, function: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]: ...
+
+    @overload
+    def step(self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls a function and keeps what it returned with the message; when the task runs again, returns that.
+
+        Of a coroutine function, to be awaited. What is returned went through JSON and comes back as the function's
+        annotation says, also the first time. A step whose process ends before its result is kept runs again.
+        """
+        check_text(name, "name")
+        with self._guard:
+            if name in self._begun:
+                raise ConfigError(f"task {self.name!r} has two steps {name!r}: give each a name of its own")
+            self._begun.add(name)
+        if inspect.iscoroutinefunction(function):
+            return self._step_async(name, function, *args, **kwargs)
+        stored = self._known().get(name)
+        if stored is None:
+            stored = self._store(name, function(*args, **kwargs))
+        return _read(stored, function)
+
+    async def _step_async(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        import asyncio
+
+        stored = (await asyncio.to_thread(self._known)).get(name)
+        if stored is None:
+            result = await function(*args, **kwargs)
+            stored = await asyncio.to_thread(self._store, name, result)
+        return _read(stored, function)
+
+    def _known(self) -> dict[str, bytes]:
+        with self._guard:
+            if self._results is None:
+                self._results = self._backend.steps(self.delivery)
+            return self._results
+
+    def _store(self, name: str, result: object) -> bytes:
+        stored = encode_payload([result], typed=True)[1:-1]  # in a list: bytes are text there
+        self._backend.store_step(self.delivery, name, stored)
+        return stored
+
+    def progress(self, share: float, text: str | None = None) -> None:
+        """Says how far the call is, from 0 to 1, for `tasks.result` and the console. At most five a second are kept."""
+        check_progress(share, text)
+        now = time.monotonic()
+        if share == 1 or now - self._told >= PROGRESS_PAUSE:
+            self._told = now
+            self._backend.note_progress(self.delivery, share, text)
 
     def __enter__(self) -> RunningTask:
         self._before = _running.set(self)
@@ -62,6 +137,31 @@ def current_task() -> RunningTask:
     if found is None:
         raise ConfigError("no task runs here: current_task() is for functions that a worker of tasks calls")
     return found
+
+
+def step(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a function within a task and keeps what it returned; see `RunningTask.step`.
+
+    >>> paid = step("charge", charge, order)
+    """
+    return current_task().step(name, function, *args, **kwargs)
+
+
+def progress(share: float, text: str | None = None) -> None:
+    """Says how far the task that runs here is, from 0 to 1; see `RunningTask.progress`."""
+    current_task().progress(share, text)
+
+
+def _read(stored: bytes, function: Callable[..., object]) -> Any:
+    """What a step returned, as the function's annotation says."""
+    try:
+        hint = typing.get_type_hints(function).get("return", Any)
+    except Exception:  # no function, or names that exist for type checkers alone
+        hint = Any
+    try:
+        return msgspec.convert(msgspec.json.decode(stored), hint, str_keys=True)
+    except TypeError:  # a type that has no form of its own in JSON
+        return msgspec.json.decode(stored)
 
 
 # ── time limits ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,18 +11,10 @@ import msgspec
 
 from penstock.core.engine.contract import Snapshot
 from penstock.core.journal.commit import Commit
+from penstock.core.observe.sample import TaskProgress
 from penstock.core.queue.state import keys
 
 CallState = Literal["waiting", "running", "done", "failed", "dead"]
-
-
-class TaskProgress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a running call says it is."""
-
-    share: float
-    """From 0 to 1."""
-    text: str | None
-    at: datetime
 
 
 class TaskState(msgspec.Struct, frozen=True, omit_defaults=True):
