@@ -34,6 +34,8 @@ AT_NIGHT = pytest.mark.nightly("pages")
         ("/queues/mails?tab=dead", "light", 1440),
         ("/queues/mails?tab=policy", "dark", 1920),
         ("/schedules", "light", 390),
+        ("/workers", "dark", 390),
+        ("/topics/mails.dead/events/1", "light", 390),
     ],
 )
 def test_axe_finds_nothing_in_a_crowd(page: Page, crowd: Served, path: str, scheme: str, width: int) -> None:
@@ -49,7 +51,7 @@ def test_axe_finds_nothing_in_a_crowd(page: Page, crowd: Served, path: str, sche
     "path",
     ["/", "/topics?system=1", "/queues", "/search?q=nasty", "/queues/mails", "/queues/mails?state=in_flight",
      "/queues/mails?tab=dead", "/queues/mails?tab=workers", "/queues/mails?tab=policy", "/queues/news?tab=groups",
-     "/queues/tasks?tab=dead", "/queues/reports?tab=schedules", "/queues/mails.dead", "/topics/nasty",
+     "/workers", "/topics/mails.dead/events/1", "/queues/mails?tab=dead&full=1", "/queues/tasks?tab=dead", "/queues/reports?tab=schedules", "/queues/mails.dead", "/topics/nasty",
      "/topics/nasty?tab=consumers", "/topics/nasty?tab=settings", "/topics/nasty/events/1", "/schedules", "/pipelines",
      "/buffers", "/health", "/docs"],
 )  # fmt: skip
@@ -80,6 +82,29 @@ def test_a_page_that_is_not_there_is_readable_and_leads_back(browser: Browser, c
     page.get_by_role("navigation", name="Pages").get_by_role("link", name="Queues").click()
     expect(page.locator("h1")).to_have_text("Queues")
     page.close()
+
+
+def test_a_phone_has_room_for_an_event_and_for_a_page_of_dead_letters(
+    page: Page, served: Served, journal: penstock.Journal
+) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    queue = journal.queue("mails", max_attempts=1, dead_letter="mails.dead")
+    queue.push_many([{"url": "https://example.com/" + "a" * 900, "n": n} for n in range(60)])
+    error = "HTTPError: https://api.example.com/" + "b" * 300 + " answered " + "500 and said that it is sorry " * 20
+    for delivery in queue.take_many(60, consumer="mailer-" + "c" * 200):
+        delivery.nack(error=error)
+    queue.push("x", kind="k" * 200, key="d" * 300, headers={"trace" * 20: "e" * 400})
+    journal.topic("mails").commit("consumer-" + "f" * 200, 1)
+    wide = "() => document.documentElement.scrollWidth"
+    for path in ("/topics/mails/events/61", "/topics/mails.dead/events/1", "/queues/mails?tab=dead", "/workers"):
+        page.goto(served.url + path)
+        assert page.evaluate(wide) == 390, path
+    page.goto(f"{served.url}/queues/mails?tab=dead")
+    expect(page.locator("#dead tbody tr")).to_have_count(50)
+    assert page.evaluate("() => document.documentElement.scrollHeight") < 6_000  # fifty rows of two lines, and the rest
+    split = """() => [...document.querySelectorAll("button, a.button, summary")].filter((one) => one.offsetParent
+        && !/\\s/.test(one.textContent.trim()) && one.clientHeight > 45).map((one) => one.textContent)"""
+    assert page.evaluate(split) == []
 
 
 def test_names_that_differ_at_their_end_are_told_apart(page: Page, served: Served, journal: penstock.Journal) -> None:
