@@ -12,6 +12,7 @@ import penstock
 from penstock.core.clock import ManualClock
 from penstock.server.pages import parts
 from server.serving import Served, serving
+from waiting import eventually
 
 
 def text_of(served: Served, path: str) -> str:
@@ -111,6 +112,23 @@ def test_a_worker_shows_what_it_works_on_since_when_and_its_last_failure() -> No
         with serving(journal) as served:
             said = shown(text_of(served, "/workers"))
             assert "p50" in said and "p95" in said and "jobs 1 " in said
+
+
+def test_run_times_of_tasks_stand_on_the_page_of_workers(journal: penstock.Journal) -> None:
+    tasks = penstock.Tasks(journal)
+
+    @tasks.task
+    def send(to: str) -> str:
+        return to
+
+    for name in ("ann", "bob", "cid"):
+        send.push(name)
+    (worker,) = tasks.workers()
+    with worker:
+        eventually(lambda: journal.stats().queues["tasks"][0].settled == 3)
+        with serving(journal) as served:
+            said = shown(text_of(served, "/workers"))
+    assert re.search(r"p50 p95 send tasks 3 0 \d", said), said
 
 
 def test_a_failure_of_the_day_before_is_forgotten() -> None:

@@ -51,8 +51,9 @@ def test_axe_finds_nothing_in_a_crowd(page: Page, crowd: Served, path: str, sche
     "path",
     ["/", "/topics?system=1", "/queues", "/search?q=nasty", "/queues/mails", "/queues/mails?state=in_flight",
      "/queues/mails?tab=dead", "/queues/mails?tab=workers", "/queues/mails?tab=policy", "/queues/news?tab=groups",
-     "/workers", "/topics/mails.dead/events/1", "/queues/mails?tab=dead&full=1", "/queues/tasks?tab=dead", "/queues/reports?tab=schedules", "/queues/mails.dead", "/topics/nasty",
-     "/topics/nasty?tab=consumers", "/topics/nasty?tab=settings", "/topics/nasty/events/1", "/schedules", "/pipelines",
+     "/workers", "/topics/mails.dead/events/1", "/queues/mails?tab=dead&full=1", "/queues/tasks?tab=dead",
+     "/queues/reports?tab=schedules", "/queues/mails.dead", "/topics/nasty", "/topics/nasty?tab=consumers",
+     "/topics/nasty?tab=settings", "/topics/nasty/events/1", "/schedules", "/pipelines",
      "/buffers", "/health", "/docs"],
 )  # fmt: skip
 def test_axe_finds_nothing_on_any_page_of_a_crowd(page: Page, crowd: Served, path: str) -> None:

@@ -28,6 +28,7 @@ from penstock.core.observe.sample import FailedMessage, Finding, QueueSample, Sa
 from penstock.core.queue import inspect
 from penstock.core.queue.dead_letters import DeadLetterCursor, letter
 from penstock.core.queue.schedule import Cron, Schedule
+from penstock.core.queue.tasks.state import TaskTimes
 from penstock.core.sampling.history import quantile_ms, settle_counts
 from penstock.core.surface.topic import Topic
 from penstock.core.units import parse_moment, show_duration, show_size, write_size
@@ -948,15 +949,34 @@ RUN_TIME_COLUMNS: Final[parts.Columns[RunTimes]] = (
 )
 
 
+class TaskAtQueue(msgspec.Struct):
+    """How long the calls of a task took, and the queue that they are in."""
+
+    queue: str
+    times: TaskTimes
+
+
+TASK_COLUMNS: Final[parts.Columns[TaskAtQueue]] = (
+    ListColumn("Task", lambda one: one.times.task),
+    ListColumn("Queue", lambda one: one.queue, minor=True),
+    ListColumn("Done", lambda one: one.times.done, parts.number),
+    ListColumn("Failed", lambda one: one.times.failed, parts.number),
+    ListColumn("p50", lambda one: one.times.p50, parts.age),
+    ListColumn("p95", lambda one: one.times.p95, parts.age),
+)
+
+
 def workers_page(request: Request, service: Service, sample: Sample) -> Content:
     """Every worker of every queue, and how long messages take."""
     base = parts.base_of(request)
     busy = {name: groups for name, groups in sample.queues.items() if any(one.workers or one.gone for one in groups)}
     found: list[WorkerAtQueue] = []
+    tasks: list[TaskAtQueue] = []
     for name in busy:
         with suppress(UnknownQueue):  # dropped this very moment
-            backend = service.journal.backend.queue(name)
-            found += [WorkerAtQueue(name, one) for one in inspect.consumers(backend)]
+            queue = service.journal.queue(name, create=False)
+            found += [WorkerAtQueue(name, one) for one in queue.consumers()]
+            tasks += [TaskAtQueue(name, one) for one in queue.task_times()]
     grouped = any(one.one.group != "default" for one in found)
     times = [
         RunTimes(queue_name(group), settle_counts(group.settle_times), f"{base}/queues/{parts.segment(group.name)}")
@@ -968,7 +988,10 @@ def workers_page(request: Request, service: Service, sample: Sample) -> Content:
     def row(one: RunTimes, cells: list[str]) -> Row:
         return Row(one.queue, cells, one.href)
 
-    none = "no message was acknowledged yet"
+    def task(one: TaskAtQueue, cells: list[str]) -> Row:
+        return Row(f"{one.queue}/{one.times.task}", cells, f"{base}/queues/{parts.segment(one.queue)}")
+
+    none, no_task = "no message was acknowledged yet", "no task has run"
     return Content(
         "workers.html",
         "Workers",
@@ -980,6 +1003,7 @@ def workers_page(request: Request, service: Service, sample: Sample) -> Content:
         ],
         {
             "workers": worker_table(request, found, () if grouped else ("Group",)),
+            "tasks": parts.listing(request, "tasks", TASK_COLUMNS, tasks, task, no_task, usual="done"),
             "times": parts.listing(request, "times", RUN_TIME_COLUMNS, times, row, none, usual="settled"),
         },
     )
