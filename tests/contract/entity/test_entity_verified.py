@@ -247,9 +247,8 @@ def test_a_store_with_hash_chains_of_an_earlier_version_goes_on(journal: Journal
     journal.topic("orders").append_many([Draft("e", number, key=f"k{number % 2}") for number in range(10)])
     with journal._engine.write() as tx:
         ((key, value),) = tx.scan(*keys.block_range(1))
-        fields = msgspec.msgpack.decode(value[:-4])
+        fields = msgspec.msgpack.decode(value[:-4])[:19]
         body = msgspec.msgpack.encode([*fields, bytes(320)])
-        assert len(fields) == 19
         tx.put(key, body + zlib.crc32(body).to_bytes(4))
         tx.put(keys.topic_key("orders"), msgspec.msgpack.encode([1, {"chained": True}]))
     topic = reopen(journal).topic("orders")

@@ -845,6 +845,8 @@ class Wire(msgspec.Struct, array_like=True, gc=False):
     headers: Headers | None = None
     correlation: Text | None = None
     causation: Text | None = None
+    links: bytes | None = None
+    """Hash chains of an earlier version, which are ignored."""
     tags: Text | None = None
     """The tags of each event as one text: see `names.pack_tags`."""
 
