@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar, get_args
 
 import msgspec
 
-from penstock.core.clock import from_ms
+from penstock.core.clock import from_ms, to_ms
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.engine.base import OverlayWrite
 from penstock.core.engine.contract import Snapshot
@@ -720,7 +720,7 @@ def _oldest_ready(view: View, group: Group, lapsed: list[int]) -> int | None:
     """When the oldest ready message was recorded; `lapsed`: those that are ready since their leases have ended."""
     seq = min(filter(None, [group.oldest(view.snap, view.latest, view.overdue, [READY]), *lapsed]), default=0)
     event = view.state.blocks.event(view.snap, seq) if seq else None
-    return None if event is None else int(event._rows.recorded_ms(event._row))
+    return None if event is None else to_ms(event.recorded_at, "recorded_at")
 
 
 # ── what was given up ────────────────────────────────────────────────────────────────────────────────────────────────
