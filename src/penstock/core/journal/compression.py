@@ -27,8 +27,11 @@ _codecs: list[_Codecs] = []
 
 
 def compress(plain: bytes | memoryview) -> bytes:
-    """Returns the zstd frame of some bytes."""
-    return _loaded().compress(plain)
+    """Returns the zstd frame of some bytes; the bytes themselves when zstd cannot be loaded now."""
+    try:
+        return _loaded().compress(plain)
+    except StorageError:
+        return bytes(plain)
 
 
 def decompress(packed: memoryview, size: int) -> bytes:
