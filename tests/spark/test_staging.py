@@ -99,7 +99,7 @@ def staged(journal: penstock.Journal) -> int:
 def objects(url: str) -> list[str]:
     area = own_area(url)
     assert area is not None
-    return [path for path, _ in StagingArea(area)._objects()]
+    return [path for path, _ in StagingArea(area)._list_staged()]
 
 
 # ── this process writes ───────────────────────────────────────────────────────────────────────────────────────────────
