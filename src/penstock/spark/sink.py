@@ -277,11 +277,12 @@ def _whole(held: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _is_reached(lake: str, topic: str, journal: str) -> bool:
-    """Whether tasks find the folder of a topic that the journal's server has signed: a folder is on one machine."""
-    if "://" not in lake and not os.environ.get(MASTER_VARIABLE, "local").startswith("local"):
+    """Whether tasks can write where the journal's server seals to: a folder, which it has signed, is on one machine."""
+    folder = "://" not in lake
+    if folder and not os.environ.get(MASTER_VARIABLE, "local").startswith("local"):
         return False
     try:
-        return LakeFolder(lake, topic).marker(journal) is not None
+        return LakeFolder(lake, topic).marker(journal) is not None or not folder
     except (OSError, PenstockError):
         return False
 

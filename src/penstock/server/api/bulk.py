@@ -158,8 +158,14 @@ def plan_files(call: Call[None, wire.FilesRequest]) -> wire.FilesDocument:
         columns_schema(asked.columns)
     if topic in call.service.journal.backend.entities.gates.topics:
         return wire.FilesDocument()
-    target = plan_bulk(core, topic, lake, asked.columns, _own(call.service.journal))
-    return wire.FilesDocument() if target is None else wire.FilesDocument(shown_url(target.lake), target.columns)
+    target, _ = find_target(core, topic, lake, asked.columns, _own(call.service.journal))
+    if target is None:
+        return wire.FilesDocument()
+    if "://" not in target.lake:  # by the marker in a folder its tasks see whether they are on this machine
+        if asked.lake is None and topic not in call.service.journal.topics():
+            return wire.FilesDocument()
+        plan_bulk(core, topic, target.lake)
+    return wire.FilesDocument(shown_url(target.lake), target.columns)
 
 
 def _own(journal: LocalJournal) -> str | None:
