@@ -46,9 +46,7 @@ PLAIN = {
     "event",
     "gate",
     "on",
-    "progress",
     "sign_root",
-    "step",
     "upcast",
     "use",
 }

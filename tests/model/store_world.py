@@ -28,7 +28,7 @@ from dead_store import copy_as_it_is
 from model.programs import Program, a_seed, a_share, one_of, rule, rules_of, same
 from model.topic_model import Known, Refused, TopicModel
 from model.ways import Asked, Seen, ask_everything
-from penstock import Draft, Journal, ManualClock, limits
+from penstock import Draft, EventQuery, Journal, ManualClock, limits
 from penstock.core.entity import states
 from penstock.core.journal import following
 from penstock.core.journal.from_arrow import blocks
@@ -320,19 +320,33 @@ class StoreWorld:
         key=one_of(None, *KEYS),
         dedup=one_of(None, "d1", "d1", "d2"),
         expect=one_of(None, None, 0, 0, 1),
+        unless=one_of(None, None, {"tags": ["a"]}, {"tags": ["a", "b"]}, {"kinds": ["é"]}, {"key": "k1"}),
+        share=a_share,
         seed=a_seed,
         way=one_of("here", "elsewhere", "transaction", "http"),
     )
     def append_once(
-        self, topic: str, key: str | None, dedup: str | None, expect: int | None, seed: int, way: str
+        self,
+        topic: str,
+        key: str | None,
+        dedup: str | None,
+        expect: int | None,
+        unless: dict[str, Any] | None,
+        share: float,
+        seed: int,
+        way: str,
     ) -> None:
-        """Appends unless the event is there already, or its entity has moved on; `expect`: how far beside the truth."""
+        """Appends unless the event is there already, its entity has moved on, or others came; `expect`: how far beside
+        the truth."""
         model = self._model(topic)
         (draft,) = self._drafts(1, seed)
         draft.key, draft.dedup = key, dedup
         newest = model.newest.get(key or "", 0)
         if key is not None and expect is not None and (newest == 0 or newest in model.events):
             draft.expect = newest + expect
+        if unless is not None:
+            after = round(share * model.latest)
+            draft.unless = EventQuery(**unless, after=after if after >= model.trimmed else 0)
         journal = (self.client() if way == "http" else None) or self.stores[-1 if way == "elsewhere" else 0]
 
         models: dict[str, TopicModel] = {}

@@ -85,7 +85,7 @@ def _page_cut_short(self: Topic, *given: Any, real: Any = Topic.read, **named: A
 
 @pytest.mark.parametrize(
     ("place", "name", "fault", "way"),
-    [(Lookup, "pieces", _doubled, "read {"), (Topic, "read", _page_cut_short, "read")],
+    [(Lookup, "pieces", _doubled, "key"), (Topic, "read", _page_cut_short, "read")],
     ids=["a look-up that doubles", "a page that is cut one event early"],
 )
 def test_a_fault_is_found_and_shrunk(

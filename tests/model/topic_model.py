@@ -151,9 +151,10 @@ class TopicModel:
             )
             if draft.unless is not None and not duplicate:
                 after = draft.unless.after if draft.after is None else draft.after
-                tags, kinds = draft.unless.tags or set(), draft.unless.kinds
+                tags, kinds, key = draft.unless.tags or set(), draft.unless.kinds, draft.unless.key
                 for known in self.stored():
-                    if known.seq > after and tags <= set(known.tags) and (kinds is None or known.kind in kinds):
+                    chosen = tags <= set(known.tags) and (kinds is None or known.kind in kinds)
+                    if known.seq > after and chosen and key in (None, known.key):
                         raise Refused(after, known.seq)
         made: Made = []
         by_dedup: dict[str, Known] = {}

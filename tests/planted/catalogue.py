@@ -178,6 +178,14 @@ FAULTS = (
         "        if refs:\n            commit.tx.put(keys.published_key(batch)",
         ("contract/journal/test_bulk_staging.py", "server/test_staging_api.py"),
     ),
+    Fault(
+        "transactions-in-a-row-keep-others-waiting",
+        "journal",
+        "a thread that begins one transaction after the other passes those who wait",
+        "if not self._pending and self._try_to_lead():\n            return\n        turn",
+        "if self._try_to_lead():\n            return\n        turn",
+        ("contract/journal/test_transactions.py",),
+    ),
     # ── index ────────────────────────────────────────────────────────────────────────────────────────────────────────
     Fault(
         "look-up-repeats-its-start",
@@ -214,6 +222,22 @@ FAULTS = (
         "if self.covered != covered or self._over:\n                return True",
         "if self._over:\n                return True",
         ("journal/test_memtable.py", "contract/entity/test_entity_streams.py"),
+    ),
+    Fault(
+        "look-up-ends-at-a-file",
+        "index",
+        "a look-up that knows a large newest block misses what follows a file of a bulk write",
+        "max(state.trimmed, state.compacted, state.referred)",
+        "max(state.trimmed, state.compacted)",
+        ("contract/journal/test_bulk_segments.py",),
+    ),
+    Fault(
+        "one-tag-of-several-is-enough",
+        "index",
+        "a read by two tags gives the events that have either",
+        "if all(head == sign * furthest for head in heads):",
+        "if any(head == sign * furthest for head in heads):",
+        ("contract/journal/test_topic_tags.py",),
     ),
     # ── sealing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     Fault(
@@ -374,8 +398,8 @@ FAULTS = (
         "dead-letter-lost",
         "queue",
         "a message whose attempts are used up is gone",
-        "push(commit, letters, as_batch(columns), None, forced=True)",
-        "pass",
+        "    (receipt,) = push(commit, letters, as_batch(columns), None, forced=True)\n    carry_steps(",
+        "    receipt = event\n    carry_steps(",
         ("contract/queue/test_queue_failures.py",),
     ),
     Fault(

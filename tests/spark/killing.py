@@ -38,7 +38,7 @@ from penstock.transfer import publishing
 STAGES = ("planned", "reading", "writing", "publishing", "published")
 _PATIENCE_SECONDS = 600
 _COMMITTING = (
-    *((publishing, "append_wires"), (publishing, "publish"), (TopicTarget, "_take_in")),
+    *((publishing, "append_wires"), (publishing, "publish"), (TopicTarget, "_send_share")),
     (publishing.RowsInCommit, "append"),
 )
 """What is called within a small commit, in one that was staged in steps, in one that a server makes of objects, and for

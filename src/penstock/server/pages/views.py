@@ -255,7 +255,7 @@ def search_payloads(service: Service, text: str, first: str) -> PayloadSearch:
     if not text:
         return found
     needle, until = Needle(text), time.monotonic() + FOUND_SECONDS
-    for name in _from(first, _searched(service)):
+    for name in names_from(first, _searched(service)):
         if found.topics and (len(found.events) >= FOUND or time.monotonic() > until):
             found.following = name
             break
@@ -301,7 +301,7 @@ def found_events(service: Service, query: str, first: str) -> tuple[list[Event],
             event = find_event(snap, query)
         found = [] if event is None else [event]
     until = time.monotonic() + FOUND_SECONDS
-    for name in _from(first, _searched(service)):
+    for name in names_from(first, _searched(service)):
         if name != first and (len(found) >= FOUND or time.monotonic() > until):
             return found, name
         with suppress(PenstockError):  # dropped or damaged, or no key that an event can have
@@ -309,7 +309,7 @@ def found_events(service: Service, query: str, first: str) -> tuple[list[Event],
     return found, None
 
 
-def _from(first: str, names: list[str]) -> Iterator[str]:
+def names_from(first: str, names: list[str]) -> Iterator[str]:
     return (name for name in names if name >= first)
 
 
@@ -577,7 +577,7 @@ def buffers_page(request: Request, service: Service, sample: Sample) -> Content:
 # ── a topic: throughput, live tail with filters, consumers with seek ─────────────────────────────────────────────────
 SHOWN: Final = 50
 """Events a page begins with."""
-SCANNED: Final = 20_000
+PAGE_SCAN_LIMIT: Final = 20_000
 """Events a page looks at for its filter before it shows what it found."""
 TOPIC_TABS: Final = {"events": "Events", "consumers": "Consumers", "settings": "Settings"}
 
@@ -692,7 +692,7 @@ def _look(request: Request, topic: Topic) -> tuple[TopicLook, str | None]:
                 look.events.append(event)
             if len(look.events) == SHOWN:
                 break
-            if looked >= SCANNED or (looked % 100 == 0 and time.monotonic() > until):
+            if looked >= PAGE_SCAN_LIMIT or (looked % 100 == 0 and time.monotonic() > until):
                 look.looked = looked
                 break
         return look, None
