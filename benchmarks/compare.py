@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.compare_work import ROWS, Round
-from benchmarks.harness import Table, percentile, spread
+from benchmarks.harness import Table, latencies, spread
 
 ROOT = Path(__file__).parent.parent
 ROUNDS = 31
@@ -93,12 +93,11 @@ def compare(table: Table, trees: tuple[Path, Path], row: str, rounds: int) -> No
     used = [old.cpu / new.cpu for old, new in zip(*found, strict=True)]
     took = [statistics.median(old.times) / statistics.median(new.times) for old, new in zip(*found, strict=True)]
     times = [one for round_ in found[1] for one in round_.times]
-    p50, p99, longest = (percentile(times, share) * 1e6 for share in (0.5, 0.99, 1))
     before, now = (statistics.median(one.cpu for one in side) * 1e6 for side in found)
     table.row(
         row,
         f"CPU {statistics.median(used):.2f} × ({before:,.1f} → {now:,.1f} µs), time {statistics.median(took):.2f} ×; "
-        f"p50 {p50:,.0f} µs, p99 {p99:,.0f} µs, longest {longest:,.0f} µs",
+        f"{latencies(times)}",
         spread=spread(took if "process append" in row or "follower" in row else used),
     )
 

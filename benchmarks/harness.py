@@ -42,9 +42,29 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
-def median_ratio(rounds: int, base: Callable[[], float], work: Callable[[], float]) -> float:
-    """The median of work ÷ base over several rounds, the two measured next to each other each time."""
-    return statistics.median(work() / base() for _ in range(rounds))
+def latencies(times: list[float]) -> str:
+    """What a row says of how long operations took."""
+    p50, p99, longest = (percentile(times, share) * 1e6 for share in (0.5, 0.99, 1))
+    return f"p50 {p50:,.0f} µs · p99 {p99:,.0f} µs · longest {longest:,.0f} µs"
+
+
+class Ratio(float):
+    """The median of several rounds' ratios, which knows how far apart they are."""
+
+    spread: float
+
+    @classmethod
+    def of(cls, found: list[float]) -> Ratio:
+        ratio = cls(statistics.median(found))
+        ratio.spread = spread(found)
+        return ratio
+
+
+def median_ratio(rounds: int, base: Callable[[], float], work: Callable[[], float]) -> Ratio:
+    """The median of work ÷ base over several rounds, the two measured next to each other each time; the first round
+    warms up."""
+    found = [work() / base() for _ in range(rounds + 1)]
+    return Ratio.of(found[1:])
 
 
 def spread(values: list[float]) -> float:
@@ -77,6 +97,7 @@ class Table:
     def row(
         self, work: str, result: str, goal: str = "", holds: bool | None = None, *, spread: float | None = None
     ) -> None:
+        """`spread`: how far apart the rounds were that the result is the median of."""
         verdict = "" if holds is None else "holds" if holds else "short"
         if spread is not None:
             result += f"; spread {spread:.0%}" + (", too wide to judge by" if spread > WIDE_SPREAD else "")

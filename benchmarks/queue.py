@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from benchmarks.harness import Table, percentile
+from benchmarks.harness import Ratio, Table, latencies, percentile
 from benchmarks.queue_peers import Contestant, Penstock, line_up
 
 PAYLOAD = "y" * 98  # 100 bytes of JSON
@@ -63,7 +63,7 @@ def take_turns(
     turns: int,
     each: int,
     before: dict[str, Callable[[], None]] | None = None,
-) -> tuple[dict[str, float], Times]:
+) -> tuple[dict[str, Ratio], Times]:
     """Ratios to raw (operations, not messages), and every operation's seconds; disturbed turns are repeated.
 
     `before` is done once for every operation of a turn, untimed: whoever takes must have something to take.
@@ -86,7 +86,7 @@ def take_turns(
                 time.sleep(0.02)
             times[name] += mine
             ratios[name].append(statistics.median(base) / statistics.median(mine))
-    return {name: statistics.median(found) for name, found in ratios.items()}, times
+    return {name: Ratio.of(found) for name, found in ratios.items()}, times
 
 
 def _seconds(work: Callable[[], None], count: int) -> list[float]:
@@ -98,10 +98,9 @@ def _seconds(work: Callable[[], None], count: int) -> list[float]:
     return found
 
 
-def shown(ratio: float, times: list[float], per: int = 1) -> str:
-    p50, p99 = (percentile(times, share) * 1e6 for share in (0.5, 0.99))
+def shown(ratio: Ratio, times: list[float], per: int = 1) -> str:
     rate = per / statistics.median(times)
-    return f"{ratio:.2f} × raw · {rate:,.0f}/s · p50 {p50:,.0f} µs · p99 {p99:,.0f} µs"
+    return f"{ratio:.2f} × raw · {rate:,.0f}/s · {latencies(times)}"
 
 
 def against_peers(table: Table, raw: Raw, crowd: list[Contestant], absent: list[str]) -> None:
@@ -112,17 +111,23 @@ def against_peers(table: Table, raw: Raw, crowd: list[Contestant], absent: list[
     ratios, times = take_turns(raw, {one.name: _pushing(one) for one in crowd}, TURNS, EACH)
     best = max((ratios[one.name], one.name) for one in crowd[1:] if one.embedded)
     mine = ratios[penstock_.name]
-    table.row("push", shown(mine, times["penstock"]), "≥ 0.8 × raw", mine >= 0.8)
+    table.row("push", shown(mine, times["penstock"]), "≥ 0.8 × raw", mine >= 0.8, spread=mine.spread)
     table.row("push, beside the embedded peers", f"{mine / best[0]:.2f} × {best[1]}", "> 1", mine > best[0])
     for one in crowd[1:]:
-        table.row(f"&nbsp;&nbsp;{one.name} {one.version}", shown(ratios[one.name], times[one.name]))
+        table.row(
+            f"&nbsp;&nbsp;{one.name} {one.version}",
+            shown(ratios[one.name], times[one.name]),
+            spread=ratios[one.name].spread,
+        )
 
     pushes = {one.name: _pushing(one) for one in crowd}
     ratios, times = take_turns(raw, {one.name: one.take_ack for one in crowd}, TURNS, EACH, pushes)
     best = max((ratios[one.name], one.name) for one in crowd[1:] if one.acknowledges and one.embedded)
     overall = max((ratios[one.name], one.name) for one in crowd[1:] if one.acknowledges and "everysec" not in one.name)
     mine = ratios[penstock_.name]
-    table.row("take + ack, one by one", shown(mine, times["penstock"]), "≥ 0.55 × raw", mine >= 0.55)
+    table.row(
+        "take + ack, one by one", shown(mine, times["penstock"]), "≥ 0.55 × raw", mine >= 0.55, spread=mine.spread
+    )
     table.row(
         "take + ack, beside embedded peers that acknowledge",
         f"{mine / best[0]:.2f} × {best[1]}",
@@ -136,15 +141,18 @@ def against_peers(table: Table, raw: Raw, crowd: list[Contestant], absent: list[
         table.row(
             f"&nbsp;&nbsp;{one.name}",
             shown(ratios[one.name], times[one.name]) + ("" if one.acknowledges else " (no ack)"),
+            spread=ratios[one.name].spread,
         )
 
     ratios, times = take_turns(raw, {one.name: _pushing_many(one, hundred) for one in many}, TURNS // 2, 4)
     best = max((ratios[one.name], one.name) for one in many[1:] if "everysec" not in one.name)
     mine = ratios[penstock_.name]
-    table.row("push_many of 100", shown(mine, times["penstock"], 100))
+    table.row("push_many of 100", shown(mine, times["penstock"], 100), spread=mine.spread)
     table.row("push_many of 100, beside the best peer", f"{mine / best[0]:.2f} × {best[1]}", "≥ 3", mine >= 3 * best[0])
     for one in many[1:]:
-        table.row(f"&nbsp;&nbsp;{one.name}", shown(ratios[one.name], times[one.name], 100))
+        table.row(
+            f"&nbsp;&nbsp;{one.name}", shown(ratios[one.name], times[one.name], 100), spread=ratios[one.name].spread
+        )
 
     pushes = {one.name: _pushing_many(one, hundred) for one in many}
     ratios, times = take_turns(
@@ -155,7 +163,7 @@ def against_peers(table: Table, raw: Raw, crowd: list[Contestant], absent: list[
     slow_ratios, slow_times = take_turns(raw, by_hand, 3, 1, pushes)
     ratios, times = {**ratios, **slow_ratios}, {**times, **slow_times}
     mine = ratios[penstock_.name]
-    table.row("take_many + ack_many of 100", shown(mine, times["penstock"], 100))
+    table.row("take_many + ack_many of 100", shown(mine, times["penstock"], 100), spread=mine.spread)
     for one in many[1:]:
         goal = {"Redis Streams, appendfsync always": 3.0, "Redis Streams, appendfsync everysec": 2.0}.get(one.name)
         ratio = mine / ratios[one.name]
@@ -313,7 +321,7 @@ def transactions(table: Table, raw: Raw, folder: Path) -> None:
     works = {"one by one": one_by_one, "in a transaction": together}
     ratios, times = take_turns(raw, works, TURNS, EACH)
     for name in works:
-        table.row(f"take + append + ack, {name}", shown(ratios[name], times[name]))
+        table.row(f"take + append + ack, {name}", shown(ratios[name], times[name]), spread=ratios[name].spread)
     mine.close()
 
 

@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness import Table, percentile, spread
+from benchmarks.harness import Table, latencies, spread
 
 ROUNDS = 7
 SECONDS = 1.0
@@ -218,11 +218,9 @@ def main() -> None:
             ratios = [work / base for work, base in found]
             ratio = statistics.median(ratios)
             mine, theirs = (statistics.median(side) * 1e6 for side in zip(*found, strict=True))
-            p50, p99, longest = (percentile(times, share) * 1e6 for share in (0.5, 0.99, 1))
             table.row(
                 name,
-                f"{ratio:.2f} × ({mine:,.0f} µs of CPU to {theirs:,.0f}); p50 {p50:,.0f} µs, p99 {p99:,.0f} µs, "
-                f"longest {longest:,.0f} µs",
+                f"{ratio:.2f} × ({mine:,.0f} µs of CPU to {theirs:,.0f}); {latencies(times)}",
                 "" if row.most is None else f"≤ {row.most} ×",
                 None if row.most is None else ratio <= row.most,
                 spread=spread(ratios),

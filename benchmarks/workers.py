@@ -9,11 +9,12 @@ process of its own, and rounds are alternated. Each peer has the settings that i
 message that was acknowledged, or removed, is on disk. Redis has `appendfsync always`. "by hand" is a loop over a table of
 `sqlite3` in write-ahead mode with `synchronous=FULL`: one UPDATE … RETURNING takes, one DELETE acknowledges. "removes"
 marks those that remove a message before it is handled: what they die with is lost. "loop" marks a library that has no
-worker: the loop of its documentation. p50, p99 and the longest time are those from one message to the next.
+worker: the loop of its documentation. CPU time is that of the worker's process, without a server's. p50, p99 and the longest time are those from one message to the next.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -27,23 +28,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness import Table, percentile, spread
+from benchmarks.harness import Table, latencies, spread
 
 ROUNDS = 5
-MESSAGES = 800
+MESSAGES = 500
 WARM_UP = 100
 """Messages that are handled before the times count."""
 
 BEGIN = """
 import json, os, sys, threading, time
-place, count, hands = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-payload, times, done = "y" * 98, [], threading.Event()
+place, count, hands, warm_up = sys.argv[1], *map(int, sys.argv[2:])
+payload, times, cpu, done = "y" * 98, [], [], threading.Event()
 def note(*given):
     times.append(time.perf_counter())
+    if len(times) in (warm_up, count):
+        cpu.append(time.process_time())
     if len(times) == count:
         done.set()
 def end():
-    print(json.dumps(times), flush=True)
+    print(json.dumps([times, cpu]), flush=True)
     os._exit(0)
 """
 
@@ -254,20 +257,31 @@ def postgres_server(folder: Path) -> Iterator[None]:
 
 
 # ── rounds ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def handled(program: Program, folder: Path, hands: int) -> list[float]:
-    """Runs a worker; returns the seconds from each message that it handled to the next, without the first ones."""
+class Round(NamedTuple):
+    """What a worker did, without its first messages."""
+
+    gaps: list[float]
+    """Seconds from each message to the next."""
+    cpu: float
+    """Seconds that its process computed for one message."""
+
+
+def handled(program: Program, folder: Path, hands: int) -> Round:
+    """Runs a worker."""
     place = folder / f"{time.monotonic_ns()}"
     place.mkdir()
     at = {"redis": folder, "postgres": folder / "postgres"}.get(program.needs, place)
-    words = [sys.executable, "-c", BEGIN + program.code, str(at), str(MESSAGES), str(hands)]
+    words = [sys.executable, "-c", BEGIN + program.code, str(at), str(MESSAGES), str(hands), str(WARM_UP)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     shutil.rmtree(place)
     if not done.stdout.strip():
         raise LookupError(done.stderr.strip().rpartition("\n")[2] or "it ended without a word")
-    times = sorted(json.loads(done.stdout.strip().rpartition("\n")[2]))
+    times, cpu = json.loads(done.stdout.strip().rpartition("\n")[2])
     if len(times) != MESSAGES:
         raise LookupError(f"{len(times):,} messages were handled, and {MESSAGES:,} were there")
-    return [later - earlier for earlier, later in zip(times[WARM_UP:], times[WARM_UP + 1 :], strict=False)]
+    counted = sorted(times)[WARM_UP - 1 :]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(counted)]
+    return Round(gaps, (cpu[1] - cpu[0]) / len(gaps))
 
 
 def main() -> None:
@@ -298,7 +312,7 @@ def main() -> None:
 
 def measure(table: Table, folder: Path, hands: int, rounds: int, words: str, missing: dict[str, str]) -> None:
     title = "one at a time" if hands == 1 else f"{hands} at a time"
-    found: dict[str, list[list[float]]] = {}
+    found: dict[str, list[Round]] = {}
     for number in range(rounds + 1):  # the first warms up
         for name, program in PROGRAMS.items():
             row = f"{title}: {name}"
@@ -308,12 +322,13 @@ def measure(table: Table, folder: Path, hands: int, rounds: int, words: str, mis
                 missing[name] = missing[program.needs]
                 continue
             try:
-                gaps = handled(program, folder, hands)
+                round_ = handled(program, folder, hands)
             except LookupError as error:
                 missing[name] = str(error)
+                found.pop(name, None)
                 continue
             if number:
-                found.setdefault(name, []).append(gaps)
+                found.setdefault(name, []).append(round_)
     best = next(iter(PROGRAMS))
     for name in PROGRAMS:
         row = f"{title}: {name}"
@@ -321,13 +336,13 @@ def measure(table: Table, folder: Path, hands: int, rounds: int, words: str, mis
             if words in row and name in missing:
                 table.row(row, f"not measured: {missing[name][:80]}")
             continue
-        rates = [len(gaps) / sum(gaps) for gaps in found[name]]
-        gaps = [gap for round_ in found[name] for gap in round_]
-        p50, p99, longest = (percentile(gaps, share) * 1e6 for share in (0.5, 0.99, 1))
-        said = f"{statistics.median(rates):,.0f}/s; p50 {p50:,.0f} µs, p99 {p99:,.0f} µs, longest {longest:,.0f} µs"
+        rates = [len(one.gaps) / sum(one.gaps) for one in found[name]]
+        gaps = [gap for one in found[name] for gap in one.gaps]
+        used = statistics.median(one.cpu for one in found[name]) * 1e6
+        said = f"{statistics.median(rates):,.0f}/s, {used:,.0f} µs of CPU each; {latencies(gaps)}"
         goal, holds, apart = "", None, rates
         if name != best and best in found:
-            apart = [sum(theirs) / sum(mine) for mine, theirs in zip(found[best], found[name], strict=True)]
+            apart = [sum(theirs.gaps) / sum(mine.gaps) for mine, theirs in zip(found[best], found[name], strict=True)]
             ratio = statistics.median(apart)
             said = f"the penstock worker is {ratio:.2f} × as fast: {said}"
             least = {"penstock, loop of take and ack": 1.0, "huey, consumer with threads on SQLite (removes)": 0.8}

@@ -156,6 +156,11 @@ PARTS = {
     "strangers-celery": Part(
         "Celery runs in every pool and over HTTP, and killed workers lose and copy no message; prints its seed"
     ),
+    "strangers-celery-canvas": Part(
+        "Celery's own integration tests pass with a journal as broker and backend",
+        ("strangers/celery_suite.py",),
+        "tests",
+    ),
     "strangers-kombu": Part(
         "kombu's own integration tests pass on our transport", ("strangers/kombu_suite.py",), "tests"
     ),

@@ -53,9 +53,11 @@ def test_every_error_is_documented() -> None:
     from penstock import errors
 
     text = (ROOT / "docs" / "errors.md").read_text("utf-8")
+    remedies = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, errors.PenstockError):
             assert f"| `{name}` |" in text
+            assert f"### {name}\n" in remedies or kind is errors.PenstockError
 
 
 def test_every_command_line_in_the_docs_has_a_command_and_options_that_exist() -> None:

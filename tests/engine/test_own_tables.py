@@ -80,6 +80,7 @@ REFUSED = {
         "INSERT OR FAIL INTO invoices VALUES (8, 1, ''), (1, 1, '')",
     ],
     "syntax error": ["SELEC 1"],
+    "null character": ["SELECT 1\0"],
     "bindings": ["SELECT ?"],
 }
 
@@ -118,7 +119,7 @@ def test_a_statement_that_rolls_all_back_spoils_the_transaction(journal: penstoc
     journal.topic("orders").append("placed", 2)
 
 
-@pytest.mark.parametrize("parameters", ["text", 5, [object()], {"id": object()}, [1 << 70]])
+@pytest.mark.parametrize("parameters", ["text", 5, [object()], {"id": object()}, {}, ["\ud800"], [1 << 70]])
 def test_wrong_parameters_are_a_clear_error(journal: penstock.Journal, parameters: object) -> None:
     with journal.transaction() as tx, pytest.raises(ConfigError, match=r"tx\.sql"):
         tx.sql("SELECT :id", parameters)

@@ -9,12 +9,14 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import penstock
 from growth.row import Many, Row, new, size
 from growth.world import Count, World
 from penstock import Draft, Outbox, Subscription, Watch, Worker
 from penstock.core.consuming.subscription import EventFollower
+from penstock.core.model.calls import FirstCall, GatherRequest, NextCall
 from penstock.errors import ConfigError
 
 TOPICS_MERGED = "asks every topic that is meant: the first of all may be in any of them"
@@ -149,6 +151,11 @@ def verified(w: World) -> Any:
     return topic.get(w.size // 2)
 
 
+def together() -> GatherRequest:
+    calls = [FirstCall("settled", "add", [1, 2]) for _ in range(3)]
+    return GatherRequest(uuid4().hex, calls, [NextCall("settled", "add", [3])])
+
+
 JOURNALS = [
     Row("open", lambda w, url: penstock.open(url).close(), copied),
     Row("copy", lambda w, url: Many(penstock.copy(url, w.place()).rows), copied),
@@ -181,6 +188,7 @@ JOURNALS = [
     Row("Journal.sql(key)", lambda w: sql(w, "select max(seq) from log where key = ?", w.middle)),
     Row("Journal.sql(seq)", lambda w: sql(w, "select kind from log where seq = ?", w.size // 2)),
     Row("Journal.task", lambda w: w.journal.task(next(iter(w.queue("jobs"))).id)),
+    Row("Journal.push_together", lambda w: size(w.journal.push_together(together()))),
     Row("Journal.task(unknown)", lambda w: w.journal.task("018bcfe5-6800-76ca-9cd3-91dd7c4312f0")),
     Row("Journal.pressure", lambda w: w.journal.pressure()),
     Row("Journal.describe", lambda w: size(w.journal.describe().topics)),

@@ -197,6 +197,10 @@ RESULTS = [
     Row("Task.ask", lambda w, one: one.ask(1, 2), task),
     Row("Task.every", lambda w, one: one.every("1d", args=(1, 2), name=new("schedule")), task),
     Row("Task.at", lambda w, one: one.at(cron="0 6 * * *", args=(1, 2), name=new("schedule")), task),
+    Row("Task.call", lambda w, one: one.call(1, 2), task),
+    Row("Task.then", lambda w, one: one.then(one.call(b=2)).push(1, 2), task),
+    Row("Task.prepared", lambda w, one: one.prepared((1, 2), {}), task),
+    Row("Task.own_options", lambda w, one: one.own_options(), task),
     Row("Task.using", lambda w, one: one.using(delay=5), task),
 ]
 

@@ -46,7 +46,9 @@ PLAIN = {
     "event",
     "gate",
     "on",
+    "progress",
     "sign_root",
+    "step",
     "upcast",
     "use",
 }

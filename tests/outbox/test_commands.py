@@ -59,9 +59,19 @@ def test_relay_makes_the_table_and_ends_when_nothing_waits(tmp_path: Path) -> No
     assert run(words) == 0 and numbers(tmp_path / "shop.db") == [1, 2]
 
 
-def test_relay_says_what_is_no_database(tmp_path: Path) -> None:
+def test_relay_says_what_is_wrong_with_a_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--url", str(tmp_path / "shop.db"), "--create", "--until-empty"]
-    assert run(["relay", "oracle://shop", *common]) == 2
+    (tmp_path / "empty.sqlite").touch()
+    for database, code, says in (
+        ("oracle://ada:secret@shop", 2, "'oracle://shop' is no database"),
+        (f"sqlite:///{tmp_path}/missing.sqlite", 1, "unable to open database file"),
+        (f"sqlite:///{tmp_path}/empty.sqlite", 1, "--make makes the table 'penstock_outbox'"),
+        ("postgresql://ada:secret@127.0.0.1:1/shop", 1, "postgresql://127.0.0.1:1/shop: connection failed"),
+        ("mysql://ada:secret@127.0.0.1:1/shop", 1, "mysql://127.0.0.1:1/shop: "),
+    ):
+        assert run(["relay", database, *common]) == code
+        said = capsys.readouterr().err
+        assert says in said and "secret" not in said and "Traceback" not in said
     assert not (tmp_path / "missing.sqlite").exists()
 
 

@@ -275,8 +275,16 @@ def test_a_relay_reports_its_lag_and_goes_on_when_the_database_is_back(
         away.clear()
         eventually(lambda: (found := status()) is not None and found.state == "running" and found.lag == 0)
         assert numbers(journal) == [1]
+        write(connection, *range(2, 6))
+        outbox.push(connection, "missing", 1)
+        connection.commit()
+        eventually(lambda: (found := status()) is not None and (found.rows, found.lag) == (5, 1))
+        with serving(journal) as served:
+            labels = 'pipeline="outbox",flow="shop"'
+            assert f"penstock_pipeline_lag{{{labels}}} 1" in served.get("/metrics").data.decode()
+            assert "outbox/shop" in served.get("/pipelines").data.decode()
     found = status()
-    assert found is not None and (found.flow, found.state, found.rows) == ("shop", "stopped", 1)
+    assert found is not None and (found.flow, found.state, found.rows) == ("shop", "stopped", 5)
     connection.close()
 
 

@@ -176,7 +176,9 @@ class Storing(Copying):
 
     def check_exactly_once(self) -> None:
         super().check_exactly_once()
-        assert not list(StagingArea(own_area(self.url) or "")._objects()), "what killed tasks have staged is swept away"
+        assert not list(StagingArea(own_area(self.url) or "")._list_staged()), (
+            "what killed tasks have staged is swept away"
+        )
 
 
 class Handing(Storing):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +19,11 @@ from without_spark import read, source, task_of
 
 import penstock
 import penstock.spark.sink as sink
+from buffer.emulator import Emulator
 from penstock.core.journal.sealed.segments import Segment, load_segments
 from penstock.errors import ConfigError, StorageError
 from penstock.spark import read_topic, seal
+from penstock.spark.journals import release_journals
 from penstock.spark.places import perfect_hash
 from penstock.spark.served import commit_staged
 from penstock.spark.startup.settings import MASTER_VARIABLE
@@ -209,6 +215,41 @@ STEPS = {
 }
 
 
+KILLED = """
+import importlib, os, signal, sys
+import penstock.spark.sink as sink
+import test_sink_files as files
+
+sink.SEGMENT_BYTES = 1024
+url, lake, place = sys.argv[1:]
+where, _, name = place.rpartition(".")
+setattr(importlib.import_module(where), name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+made = files.writer(url, lake, stream=True)
+made.commit(files.shares_of(made, 0, (0, 100), (100, 102), (102, 300)), 0)
+"""
+KILLS = (
+    *("penstock.core.journal.sealed.bulk.move_into_place", "penstock.transfer.publishing._stage_blocks"),
+    *("penstock.transfer.publishing.plan_bulk", "penstock.transfer.publishing.check_there"),
+    *("penstock.transfer.publishing.append_segments", "penstock.core.journal.sealed.referring.save_with_end"),
+    *("penstock.transfer.publishing.remember", "penstock.transfer.publishing.remove_files"),
+)
+
+
+@pytest.mark.nightly("spark-kills")
+@pytest.mark.parametrize("place", KILLS)
+def test_a_commit_that_is_killed_anywhere_is_done_once(url: str, lake: str, place: str) -> None:
+    folder = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{folder.parent}"}
+    words = [sys.executable, "-c", KILLED, url, lake, place]
+    assert subprocess.run(words, env=environment, check=False).returncode == -signal.SIGKILL
+    with penstock.open(url) as journal:
+        assert numbers(journal) == (list(range(300)) if place == KILLS[-1] else [])
+        again = writer(url, lake, stream=True)
+        again.commit(shares_of(again, 0, (0, 100), (100, 102), (102, 300)), 0)
+        assert numbers(journal) == list(range(300)) and len(segments(journal)) == 2
+        assert len([name for name in files(lake) if not name.startswith("_")]) == 2
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_a_stream_that_is_killed_between_two_steps_goes_on(
     url: str, journal: penstock.Journal, lake: str, step: str, monkeypatch: pytest.MonkeyPatch
@@ -229,6 +270,21 @@ def test_a_stream_that_is_killed_between_two_steps_goes_on(
     assert numbers(journal) == list(range(300)) and len(files(lake)) == 2
     with journal.backend.engine.read() as snap:  # type: ignore[attr-defined]
         assert not list(snap.scan(b"w", b"x"))  # nothing stays staged
+
+
+def test_a_journal_in_a_bucket_has_a_lake_of_its_own(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in emulator.environment.items():
+        monkeypatch.setenv(name, value)
+    url = f"{emulator.bucket()}/shop"
+    try:
+        batch(url, None, (0, 100), (100, 102))
+        batch(url, None, (102, 202))
+        with penstock.open(url, read_only=True) as journal:
+            assert numbers(journal) == list(range(202))
+            assert [(one.first, one.count) for one in segments(journal)] == [(1, 100), (103, 100)]
+            assert {one.lake for one in segments(journal)} == {f"{url}/penstock/lake"}
+    finally:
+        release_journals()
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def staged(journal: penstock.Journal) -> int:
 def objects(url: str) -> list[str]:
     area = own_area(url)
     assert area is not None
-    return [path for path, _ in StagingArea(area)._objects()]
+    return [path for path, _ in StagingArea(area)._list_staged()]
 
 
 # ── this process writes ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -304,9 +304,9 @@ def test_a_served_file_takes_objects_from_a_place_it_was_given(tmp_path: Path) -
     with penstock.open(tmp_path / "shop.db") as journal, serving(journal, staging=[place]) as served:
         frame = writer(served.url, staging=place)
         shares = [frame.write(rows(0, 2_000, pad=2_000))]
-        assert len(list(StagingArea(place)._objects())) == len(shares[0].pieces)
+        assert len(list(StagingArea(place)._list_staged())) == len(shares[0].pieces)
         frame.commit(shares)
-        assert list(StagingArea(place)._objects()) == []
+        assert list(StagingArea(place)._list_staged()) == []
     assert numbers(str(tmp_path / "shop.db")) == list(range(2_000))
 
 

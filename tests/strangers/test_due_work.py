@@ -15,6 +15,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,6 +34,7 @@ from due_work_harness.crash_histories import assert_pinned_outcomes
 from due_work_harness.host import hosted
 from due_work_harness.process_histories import (
     ProcessHistory,
+    assert_pinned_process_outcomes,
     assert_process_deaths_converge,
     fault_environment,
     fault_happened,
@@ -466,5 +468,162 @@ def test_a_worker_of_tasks_may_die_or_lose_a_reply_anywhere(tmp_path: Path) -> N
         recover=recover,
         death_points=("before the effect", "after the effect", *(f"commit {k}" for k in COMMITS)),
         failure_points=tuple(f"the reply to commit {k} was lost" for k in COMMITS),
+    )
+    assert_process_deaths_converge(history)
+
+
+# ── Django's tasks, in processes that die ────────────────────────────────────────────────────────────────────────────
+DJANGO = """
+import sys
+from pathlib import Path
+import django
+from django.conf import settings
+
+act, enqueue = sys.argv[1:]
+database = {"ENGINE": "django.db.backends.sqlite3", "NAME": "app.sqlite"}
+options = {"url": "shop.db", "enqueue": enqueue, "lease": 1.0}
+backend = {"BACKEND": "penstock.integrations.django.backend.TasksBackend", "OPTIONS": options}
+settings.configure(
+    DATABASES={"default": database},
+    INSTALLED_APPS=["penstock.integrations.django", "penstock.integrations.outbox.django"],
+    TASKS={"default": backend},
+    USE_TZ=True,
+)
+django.setup()
+from django.core.management import call_command
+from django.db import connection, transaction
+from django.db.backends.sqlite3.base import DatabaseWrapper
+from due_work_harness.process_histories import die_here, fault_fires
+from penstock.core.engine.sqlite import SqliteWrite
+from penstock.errors import OutcomeUnknown
+from penstock.integrations.django import tasks_api
+from django_tasks import task
+
+@task
+def send(number):
+    die_here("before the effect")
+    with open("effects", "a") as file:
+        file.write(f"{number}\\n")
+    die_here("after the effect")
+    return number
+
+sys.modules["shop"] = sys.modules["__main__"]
+send.func.__module__ = "shop"
+if act == "prepare":
+    call_command("migrate", verbosity=0)
+    connection.cursor().execute("create table orders (id integer primary key)")
+    sys.exit()
+
+commits, end, commit = 0, SqliteWrite.__exit__, DatabaseWrapper._commit
+
+def leave(write, kind, *rest):
+    global commits
+    end(write, kind, *rest)
+    if kind is None:
+        commits += 1
+        die_here(f"{act}: commit {commits} of the journal")
+        if fault_fires(f"{act}: the reply to commit {commits} was lost"):
+            raise OutcomeUnknown("the reply was lost")
+
+def commit_and_die(wrapper):
+    commit(wrapper)
+    die_here(f"{act}: commit of the database")
+
+SqliteWrite.__exit__, DatabaseWrapper._commit = leave, commit_and_die
+if act == "place":
+    with transaction.atomic():
+        connection.cursor().execute("insert into orders default values")
+        send.enqueue(1)
+else:
+    call_command("penstock_worker", batch=True, reload=False)
+"""
+
+
+class Project:
+    """A Django project in a folder, whose processes die at a point."""
+
+    def __init__(self, folder: Path, enqueue: str) -> None:
+        self._folder = folder
+        self._enqueue = enqueue
+        self._numbers = itertools.count()
+
+    def act(self, home: Path, act: str, point: str | None = None) -> int:
+        environ = {**os.environ, "PYTHONPATH": str(home), **fault_environment(point, home / "fault")}
+        command = [sys.executable, "shop.py", act, self._enqueue]
+        done = subprocess.run(command, cwd=home, env=environ, capture_output=True, timeout=DEADLINE, check=False)
+        assert point is not None or done.returncode == 0, done.stderr.decode()
+        return done.returncode or (1 if fault_happened(home / "fault") else 0)
+
+    def prepare(self) -> Path:
+        home = self._folder / str(next(self._numbers))
+        home.mkdir()
+        (home / "shop.py").write_text(DJANGO)
+        self.act(home, "prepare")
+        return home
+
+    def place(self, point: str | None) -> tuple[Path, int]:
+        home = self.prepare()
+        return home, self.act(home, "place", point)
+
+    def work(self, point: str | None) -> tuple[Path, int]:
+        home, _ = self.place(None)
+        return home, self.act(home, "work", point)
+
+    def recover(self, home: Path) -> None:
+        with penstock.open(home / "shop.db"):  # the leases of a worker that died end
+            time.sleep(1.5)
+        self.act(home, "work")
+
+    def observe(self, home: Path) -> tuple[int, bool, list[str]]:
+        """The orders, whether the mail went out, and the newest state of each task."""
+        database = sqlite3.connect(home / "app.sqlite")
+        ((orders,),) = database.execute("select count(*) from orders").fetchall()
+        database.close()
+        with penstock.open(home / "shop.db") as journal:
+            states = {event.key: event.kind for event in journal.topic("django-results").read()}
+        return orders, (home / "effects").exists(), sorted(states.values())
+
+
+@NIGHTLY
+def test_a_task_that_is_enqueued_through_the_outbox_survives_any_death(tmp_path: Path) -> None:
+    project = Project(tmp_path, "outbox")
+    history = ProcessHistory(
+        name="place an order",
+        initial=(0, False, []),
+        run=project.place,
+        observe=project.observe,
+        recover=project.recover,
+        death_points=("place: commit of the database",),
+    )
+    assert_process_deaths_converge(history)
+
+
+@NIGHTLY
+def test_a_task_that_is_enqueued_after_the_commit_is_lost_by_a_death_between(tmp_path: Path) -> None:
+    """The declared finding of `enqueue="on_commit"`, as with every backend that enqueues after the commit."""
+    project = Project(tmp_path, "on_commit")
+    history = ProcessHistory(
+        name="place an order",
+        initial=(0, False, []),
+        run=project.place,
+        observe=project.observe,
+        recover=project.recover,
+        death_points=("place: commit of the database",),
+    )
+    lost = {"died at place: commit of the database": (1, False, [])}
+    assert_pinned_process_outcomes(history, delivered=(1, True, ["successful"]), outcomes=lost)
+
+
+@NIGHTLY
+def test_djangos_worker_may_die_or_lose_a_reply_anywhere(tmp_path: Path) -> None:
+    project = Project(tmp_path, "on_commit")
+    history = ProcessHistory(
+        name="work",
+        initial=(1, False, ["enqueued"]),
+        run=project.work,
+        observe=project.observe,
+        recover=project.recover,
+        death_points=("before the effect", "after the effect", *(f"work: commit {k} of the journal" for k in COMMITS)),
+        failure_points=tuple(f"work: the reply to commit {k} was lost" for k in COMMITS),
     )
     assert_process_deaths_converge(history)

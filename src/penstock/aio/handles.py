@@ -101,6 +101,7 @@ class AsyncJournal(AsyncHandle[Journal]):
     correlated = streamed(Journal.correlated)
     graph = threaded(Journal.graph)
     task = threaded(Journal.task)
+    push_together = threaded(Journal.push_together)
     sql = threaded(Journal.sql)
     pressure = threaded(Journal.pressure)
     describe = threaded(Journal.describe)

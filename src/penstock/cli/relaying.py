@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
 import click
 
+from penstock import outbox
 from penstock.cli import values
 from penstock.cli.command import CommandContext, command
 from penstock.cli.queues import StopSignals
@@ -18,7 +23,11 @@ GLANCE = 60.0
     "penstock relay sqlite:///orders.sqlite --make --until-empty",
     also="create",
 )
-@click.argument("database", help="postgresql://user:password@host/name, mysql://…, or sqlite:///path")
+@click.argument(
+    "database",
+    envvar="PENSTOCK_DATABASE",
+    help="postgresql://user:password@host/name, mysql://…, or sqlite:///path [or PENSTOCK_DATABASE]",
+)
 @click.option("--table", default="penstock_outbox", help="the outbox's table")
 @click.option("--name", default="relay", help="the name under which it reports; the outbox's, if there are several")
 @click.option("--batch", type=values.count, default="500", help="rows in a commit")
@@ -48,26 +57,34 @@ def relay(
     once. A row that the journal refuses stays, with the reason in its column `error`.
     """
     import logging
-    from contextlib import closing
 
     from penstock.core.names import shown_url
-    from penstock.integrations import outbox
-    from penstock.integrations.outbox.connections import connector
+    from penstock.errors import StorageError
+    from penstock.integrations.outbox.connections import connector, is_drivers
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    connect = connector(database)
-    if make:
-        with closing(connect()) as connection:
-            outbox.create(connection, table)
-            connection.commit()
-    with StopSignals() as stop, context.journal() as journal:
-        relay = outbox.Relay(journal, database, table=table, name=name, batch=batch, poll=poll)
-        context.note(f"moving rows of {shown_url(database)} into {context.shown_journal}; Ctrl-C ends it")
-        if until_empty:
-            relay.drain()
-        else:
-            relay.start()
-            while not stop.wait(GLANCE):
-                pass
-        relay.stop()
+    connect, shown = connector(database), shown_url(database)
+    try:
+        if make:
+            _make(connect, table)
+        with StopSignals() as stop, context.journal() as journal:
+            relay = outbox.Relay(journal, database, table=table, name=name, batch=batch, poll=poll)
+            context.note(f"moving rows of {shown} into {context.shown_journal}; Ctrl-C ends it")
+            if until_empty:
+                relay.drain()
+            else:
+                relay.start()
+                while not stop.wait(GLANCE):
+                    pass
+            relay.stop()
+    except Exception as error:
+        if not is_drivers(error):
+            raise
+        raise StorageError(f"{shown}: {error} (--make makes the table {table!r})") from error
     context.record({"moved": relay.moved})
+
+
+def _make(connect: Callable[[], Any], table: str) -> None:
+    with closing(connect()) as connection:
+        outbox.create(connection, table)
+        connection.commit()

@@ -17,13 +17,14 @@ from penstock.core.entity.outbox import Staged
 from penstock.core.events import Event, Receipt
 from penstock.core.journal.description import Description, Pressure
 from penstock.core.journal.sealed.segments import LakeSummary, SealReport
+from penstock.core.model.calls import GatherRequest
 from penstock.core.names import check_name
 from penstock.core.observe.sample import Sample
 from penstock.core.protocol import topics as wire
 from penstock.core.protocol.bulk import LIST_LAKES, SEAL_TOPIC, SealRequest, TopicsQuery
 from penstock.core.protocol.fields import policy_fields, policy_of
 from penstock.core.protocol.operation import WRITTEN, Operation, converted
-from penstock.core.protocol.queues import OPEN_QUEUE, READ_QUEUE
+from penstock.core.protocol.queues import OPEN_QUEUE, PUSH_TOGETHER, READ_QUEUE
 from penstock.core.queue.policy import checked, refuse_mismatch
 from penstock.core.surface.journal import Journal
 from penstock.core.ticket import Ticket
@@ -91,6 +92,10 @@ class RemoteBackend:
         """The answer to a look-up; None when there is no such thing."""
         answer: A | None = _read(self.client.find(operation, *names))
         return answer
+
+    def push_together(self, calls: GatherRequest) -> list[Receipt]:
+        self.check_writable()
+        return [receipt_of(one) for one in self.call(PUSH_TOGETHER, request=calls)]
 
     def check_writable(self) -> None:
         """ReadOnly when the journal was opened so."""

@@ -35,7 +35,7 @@ from penstock.core.entity.gate import load_gates, names_in, with_installed
 from penstock.core.journal.blocks import Wire, decode_pending, encode_wire
 from penstock.core.journal.from_arrow import BLOCK_PAYLOAD, blocks
 from penstock.core.journal.sealed.bulk import write_files
-from penstock.core.journal.sealed.referring import BulkTarget, find_target, plan_bulk
+from penstock.core.journal.sealed.referring import BulkTarget, find_target
 from penstock.core.journal.sealed.segments import BulkSegments, NewSegment, PlacedSegments
 from penstock.core.journal.sealed.writing import LakeFolder
 from penstock.errors import ConfigError, PenstockError, StorageError
@@ -46,7 +46,7 @@ from penstock.spark.options import JournalLocation, WriteOptions, write_options
 from penstock.spark.sentences import in_sentences
 from penstock.spark.startup.settings import MASTER_VARIABLE
 from penstock.spark.versions import ArrowStreamWriter
-from penstock.transfer.objects import StagingArea, area_of, decode_piece, encode_piece
+from penstock.transfer.objects import StagingArea, area_of, decode_piece, encode_piece, own_lake
 from penstock.transfer.publishing import Blocks, publish_blocks, publish_parts
 
 
@@ -277,11 +277,12 @@ def _whole(held: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _is_reached(lake: str, topic: str, journal: str) -> bool:
-    """Whether tasks find the folder of a topic that the journal's server has signed: a folder is on one machine."""
-    if "://" not in lake and not os.environ.get(MASTER_VARIABLE, "local").startswith("local"):
+    """Whether tasks can write where the journal's server seals to: a folder, which it has signed, is on one machine."""
+    folder = "://" not in lake
+    if folder and not os.environ.get(MASTER_VARIABLE, "local").startswith("local"):
         return False
     try:
-        return LakeFolder(lake, topic).marker(journal) is not None
+        return LakeFolder(lake, topic).marker(journal) is not None or not folder
     except (OSError, PenstockError):
         return False
 
@@ -362,16 +363,20 @@ class TopicTarget:
             return None
         if location.server is not None:
             return self._plan_served(location.server, columns)
-        if options.journal is None and options.lake is None:
-            return None
-        if options.journal is not None:
+        own = own_lake(location.url)
+        if options.journal is None:  # the commit makes it
+            lake = options.lake or own
+            target = None if lake is None else BulkTarget(options.topic, lake, columns)
+        else:
             known = reading(location.url, options.journal, newest=True).backend.core
-            target, ready = find_target(known, options.topic, options.lake, columns)
-            if target is None or ready:
-                return target
-        with writing(location.url, options.journal) as opened:
-            self.options = msgspec.structs.replace(options, journal=opened.id)
-            return plan_bulk(opened.backend.core, options.topic, options.lake, columns)
+            target, _ = find_target(known, options.topic, options.lake, columns, own)
+        if target is not None and target.lake == own:
+            try:
+                LakeFolder(own, target.topic).marker(options.journal or "")
+            except (OSError, PenstockError) as error:
+                log.warning("tasks send blocks, since no files can be written beside the journal: %s", error)
+                return None
+        return target
 
     def _plan_served(self, server: JournalLocation, columns: str) -> BulkTarget | None:
         """The same at a server: where this process finds the folder that the server has signed."""

@@ -67,6 +67,15 @@ def own_area(url: str) -> str | None:
     return f"{url.rstrip('/')}/penstock/staging"
 
 
+def own_lake(url: str) -> str | None:
+    """The lake beside a journal's own objects, when it is in an object store that Arrow knows, too; else None."""
+    where = parse_url(url)
+    if not where.in_object_store or (where.in_bucket and where.scheme not in ("s3", "gs")):
+        return None
+    place = f"{where.scheme}:{where.path}" if where.in_bucket else where.path
+    return f"{place.rstrip('/')}/penstock/lake"
+
+
 def area_of(url: str) -> StagingArea:
     """The area of a journal (an absolute url) for which none is named: inside its bucket, or beside its file."""
     own = own_area(url)

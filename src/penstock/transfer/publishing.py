@@ -33,7 +33,14 @@ from penstock.core.journal.bulk import (
 from penstock.core.journal.checking import check_options
 from penstock.core.journal.commit import Commit, find_duplicates, read_mark, read_mark_content
 from penstock.core.journal.prepare import PreparedBatch
-from penstock.core.journal.sealed.referring import BulkTarget, append_segments, check_there, remove_files, sweep_job
+from penstock.core.journal.sealed.referring import (
+    BulkTarget,
+    append_segments,
+    check_there,
+    plan_bulk,
+    remove_files,
+    sweep_job,
+)
 from penstock.core.journal.sealed.segments import BulkSegments, NewSegment, PlacedSegments
 from penstock.core.journal.upkeep.retention import held_back
 from penstock.core.journal.upkeep.summarising import fill_summaries
@@ -88,6 +95,8 @@ def publish_staged(journal: LocalJournal, wanted: BulkCommit) -> bool:
     if segments is not None and not _were_published(journal, wanted, segments):
         if segments.topic in journal.backend.entities.gates.topics:
             raise ConfigError(f"a gate sees every event of topic {segments.topic!r}: run the write again")
+        for lake in {file.lake for file in segments.files}:
+            plan_bulk(journal.backend.core, segments.topic, lake)
         others = check_there(segments.files)
     ends: dict[str, int] = {}
     done = bool(journal.backend.core.run(partial(_publish_staged, journal, wanted, asked, queue, ends)))

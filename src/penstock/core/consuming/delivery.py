@@ -42,6 +42,11 @@ class LeaseHold(Protocol):
         """The name of the delivery with this index in the lease."""
 
 
+def backend_of(delivery: Delivery) -> QueueBackend:
+    """The queue that a delivery is of, as its handle stands on it."""
+    return delivery._hold.queue
+
+
 class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
     """A message that is yours until `deadline`: `ack` it, `nack` it, or use it as a context manager that does.
 

@@ -677,6 +677,8 @@ class SqlGuard:
         """Returns the penstock error for a statement that failed; None for what is no error of SQLite."""
         if self._why:
             return ConfigError(f"tx.sql does not take this statement: {self._why}")
+        if isinstance(error, KeyError):
+            return ConfigError(f"tx.sql: there is no value for the parameter {error}")
         if isinstance(error, _OWN_FAULTS):
             return ConfigError(f"tx.sql: {error}")
         return self._engine._explain(error) if isinstance(error, apsw.Error) else None
@@ -684,7 +686,7 @@ class SqlGuard:
 
 _OWN_FAULTS = (
     *(apsw.SQLError, apsw.BindingsError, apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError, apsw.RangeError),
-    *(apsw.IncompleteExecutionError, TypeError, OverflowError, UnicodeError),
+    *(apsw.IncompleteExecutionError, TypeError, OverflowError, ValueError),
 )
 """Errors of a statement or its parameters, not of the store."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import local
 
-from penstock.errors import Corrupt
+from penstock.errors import Corrupt, StorageError
 
 _LEVEL = 1
 """zstd's level. Higher levels are slower, and make columns of this size hardly smaller."""
@@ -27,8 +27,11 @@ _codecs: list[_Codecs] = []
 
 
 def compress(plain: bytes | memoryview) -> bytes:
-    """Returns the zstd frame of some bytes."""
-    return _loaded().compress(plain)
+    """Returns the zstd frame of some bytes; the bytes themselves when zstd cannot be loaded now."""
+    try:
+        return _loaded().compress(plain)
+    except StorageError:
+        return bytes(plain)
 
 
 def decompress(packed: memoryview, size: int) -> bytes:
@@ -60,5 +63,8 @@ def interleave(separated: bytes, width: int) -> bytes:
 
 def _loaded() -> _Codecs:
     if not _codecs:
-        _codecs.append(_Codecs())
+        try:
+            _codecs.append(_Codecs())
+        except OSError as error:  # the process has no descriptor left to read the module with
+            raise StorageError(f"zstd cannot be loaded: {error}", retryable=True) from error
     return _codecs[0]

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.core.journal.following import LocalSubscription
     from penstock.core.journal.worker import TopicWorker
     from penstock.core.model.arguments import DraftArguments
+    from penstock.core.model.calls import GatherRequest
     from penstock.core.model.plan import BatchPlan
     from penstock.core.observe.sample import Sample
     from penstock.core.queue.queue import LocalQueue
@@ -139,6 +140,10 @@ class LocalBackend:
 
     def store(self, what: str, instead: str) -> LocalBackend:
         return self
+
+    def push_together(self, calls: GatherRequest) -> list[Receipt]:
+        receipts: list[Receipt] = implementation("push_together")(self, calls)
+        return receipts
 
     def open_core(self) -> JournalCore:
         """The core, which must not be closed."""

@@ -21,6 +21,7 @@ from penstock.core.journal.commit import Commit
 from penstock.core.journal.prepare import encode_payload
 from penstock.core.journal.writer import WriteRequest
 from penstock.core.local.backend import LocalBackend, PendingCommit, can_prepare_at_once
+from penstock.core.model.calls import GatherRequest
 from penstock.core.model.conditions import Where, check_events_chosen
 from penstock.core.model.failure import NackRequest, check_nack
 from penstock.core.model.take import TakeRequest, check_taking, take_request
@@ -33,6 +34,7 @@ from penstock.core.protocol.topics import EventList
 from penstock.core.queue import inspect, schedule
 from penstock.core.queue.dead_letters import DeadLetterCursor
 from penstock.core.queue.operations import groups, repair
+from penstock.core.queue.operations.follow import gather
 from penstock.core.queue.operations.take import check_take, check_timed
 from penstock.core.queue.policy import checked
 from penstock.core.queue.queue import LocalQueue
@@ -145,6 +147,10 @@ def leave_queue(at: LocalBackend, name: str, wanted: wire.LeaveRequest) -> bool:
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def read_task(at: LocalBackend, id: str) -> TaskState | None:
     return find_call(at.queues, id)
+
+
+def push_together(at: LocalBackend, wanted: GatherRequest) -> list[Receipt]:
+    return at.core.writer.run(WriteRequest(lambda commit: gather(commit, at.queues.cache, wanted)))
 
 
 def list_task_times(at: LocalBackend, name: str) -> list[TaskTimes]:

@@ -10,6 +10,7 @@ from msgspec import Meta, UnsetType
 
 from penstock.core.documents.events import DraftDocument, EventDocument, ReceiptDocument
 from penstock.core.events import Event
+from penstock.core.model.calls import GatherRequest
 from penstock.core.model.durations import Seconds
 from penstock.core.model.failure import NackRequest
 from penstock.core.model.push import PushOptions
@@ -498,6 +499,15 @@ READ_TASK = Operation(
     TaskState,
     "The state of a task's call, or of another message whose outcome is kept, by the id of its receipt",
     missing="UnknownTask",
+)
+PUSH_TOGETHER = Operation(
+    "POST /tasks -> receipts",
+    "write",
+    GatherRequest,
+    list[ReceiptDocument],
+    "Pushes calls together, and what follows when all of them have returned",
+    status=201,
+    errors=(QueueFull,),
 )
 LIST_TASK_TIMES = Operation(
     "GET /queues/{queue}/tasks -> tasks",

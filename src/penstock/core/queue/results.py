@@ -26,6 +26,7 @@ from penstock.core.events import Event, Receipt
 from penstock.core.journal.blocks import Columns
 from penstock.core.journal.commit import Commit, change_settings
 from penstock.core.journal.prepare import PreparedBatch, encode_payload, is_binary
+from penstock.core.model.calls import JOIN, THEN
 from penstock.core.model.failure import DEAD_QUEUE, FailureText
 from penstock.core.model.reply import KEEP, REPLY, SUFFIX, WantedReply, read_reply, reply_headers
 from penstock.core.names import check_mapping, check_name
@@ -93,8 +94,11 @@ def note_replies(
 ) -> None:
     """Notes that some of a queue's messages want replies, when the first of them is pushed."""
     asking = [one for one in headers if one and REPLY in one]
-    if not asking:
+    following = any(one and (THEN in one or JOIN in one) for one in headers)
+    if not asking and not following:
         return
+    if queue.fanout and following:
+        raise ConfigError(f"queue {queue.name!r} is in fanout mode, where no call is followed by another")
     if queue.fanout and not moved:
         if all(KEEP in one for one in asking):  # a task's: no caller said that it waits
             return
@@ -138,8 +142,15 @@ def note_moved(commit: Commit, event: Event, receipt: Receipt) -> None:
     """A message went elsewhere: those who ask for it by its id find it there."""
     wanted = read_reply(event.headers, event.id)
     if wanted is not None:
-        headers = {TASK: event.kind, QUEUE: receipt.topic, SEQ: str(receipt.seq)}
-        _write(commit, wanted, MOVED, NOTHING, event, headers)
+        note_place(commit, wanted, event, receipt)
+
+
+def note_place(commit: Commit, wanted: WantedReply, cause: Event, receipt: Receipt) -> None:
+    """Says where the message is whose outcome is wanted, and which message has caused that."""
+    headers = {TASK: cause.kind, QUEUE: receipt.topic, SEQ: str(receipt.seq)}
+    if wanted.keep is not None:
+        headers[KEEP] = f"{wanted.keep:g}"
+    _write(commit, wanted, MOVED, NOTHING, cause, headers)
 
 
 def _write(
@@ -159,8 +170,8 @@ def _write(
 
 
 def wants_result(delivery: Delivery) -> bool:
-    """Whether a caller is told what the handler of a message returns."""
-    return REPLY in delivery.headers
+    """Whether a caller, or a call that follows, is told what the handler of a message returns."""
+    return any(name in delivery.headers for name in (REPLY, THEN, JOIN))
 
 
 def ack_with(delivery: Delivery, result: object) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.core.journal.sealed.files import SealedBytes
     from penstock.core.local.backend import LocalBackend
     from penstock.core.model.arguments import DraftArguments
+    from penstock.core.model.calls import GatherRequest
     from penstock.core.model.failure import NackRequest
     from penstock.core.model.plan import BatchPlan
     from penstock.core.model.push import PushOptions
@@ -101,6 +102,9 @@ class Backend(Protocol):
 
     def scans(self, names: Iterable[str]) -> AbstractContextManager[dict[str, TopicScan]]:
         """Those of the topics that are there, in one state, by name."""
+
+    def push_together(self, calls: GatherRequest) -> list[Receipt]:
+        """Pushes calls of tasks in one commit."""
 
     def pressure(self) -> Pressure:
         """How many submissions wait for the writer."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 from penstock.core.consuming.handover import finish
 from penstock.core.entity.outbox import Outbox
-from penstock.core.events import PayloadType
+from penstock.core.events import PayloadType, Receipt
 from penstock.core.journal.across import across_query, check_positions
 from penstock.core.model.arguments import FilterArguments, PolicyArguments, filters, shows
 from penstock.core.model.query import EventQuery, check_follower
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from penstock.core.journal.description import Description, Pressure
     from penstock.core.journal.moving import CopyReport
     from penstock.core.journal.upkeep.dropping import DropReport
+    from penstock.core.model.calls import GatherRequest
     from penstock.core.observe.sample import Sample
     from penstock.core.queue.tasks.state import TaskState
     from penstock.core.surface.backend import Backend
@@ -263,6 +264,10 @@ class Journal:
         from penstock.core.entity.causality import mermaid
 
         return mermaid(self.correlated(correlation_id))
+
+    def push_together(self, calls: GatherRequest) -> list[Receipt]:
+        """Pushes calls of tasks in one commit; `Tasks.gather` makes the request."""
+        return self._backend.push_together(calls)
 
     def task(self, id: str) -> TaskState | None:
         """The state of a task's call by its receipt's id: waiting, running, done, failed or dead, with its result or

@@ -5,12 +5,14 @@ Counts of chords are kept so that a part that runs twice counts once.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
 
 from celery import states
+from celery._state import get_current_task
 from celery.backends.base import KeyValueStoreBackend
 from celery.exceptions import TimeoutError as CeleryTimeout
 
@@ -20,7 +22,7 @@ from penstock.integrations.celery import place_of
 from penstock.integrations.opening import open_once, state_topic
 
 RESULTS = "celery-results"
-SET, COUNTED, DELETED = "set", "counted", "deleted"
+SET, COUNTED, BEGUN, DELETED = "set", "counted", "begun", "deleted"
 
 _part: ContextVar[str] = ContextVar("penstock_chord_part")
 """The task whose end is being counted for its chord."""
@@ -89,12 +91,56 @@ class PenstockBackend(KeyValueStoreBackend):
                 subscription.next(left)
 
     # ── chords ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # Each task of a header is a part, which counts once. The count is an event of the chord's key, and which number a
+    # part was is an event of the part's key. `deleted` of the chord's key says that the body was sent, `begun` that
+    # the chord was applied once more.
+    def _apply_chord_incr(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
+        if get_current_task() is None:  # a program applies it: another run. A task may only be running once more.
+            self._begin_anew(text_of(self.get_key_for_chord(header_result_args[0])))
+        super()._apply_chord_incr(header_result_args, body, **kwargs)
+
+    def _begin_anew(self, counter: str) -> None:
+        topic = self.topic
+        if self._newest(topic, counter) is not None:
+            outbox = topic.journal.outbox()
+            for key in {event.key for event in topic.read(key_prefix=f"{counter}/")}:
+                outbox.stage(topic, DELETED, key=key)
+            outbox.stage(topic, BEGUN, key=counter)
+            outbox.flush()
+
+    def set_chord_size(self, group_id: str, chord_size: int) -> None:
+        """Notes how many parts there are, before the last one is sent."""
+        self.set(self._size_key(group_id), chord_size)
+
+    def add_to_chord(self, chord_id: str, result: Any) -> None:
+        """Adds a task to the header of a chord that runs."""
+        topic, size_key, group_key = self.topic, self._size_key(chord_id), text_of(self.get_key_for_group(chord_id))
+        while True:
+            size, group = self._newest(topic, size_key), self._newest(topic, group_key)
+            if size is None or group is None:
+                raise ValueError(f"there is no chord {chord_id} whose header could get another task")
+            header = self.decode(group.payload)
+            header["result"][1].append(result.as_tuple())
+            outbox = topic.journal.outbox()
+            outbox.stage(topic, SET, size.payload + 1, key=size_key, expect=size.seq)
+            outbox.stage(topic, SET, self.encode(header), key=group_key, expect=group.seq)
+            try:
+                outbox.flush()
+            except Conflict:  # another task added one meanwhile
+                continue
+            return
+
+    def _size_key(self, group_id: str) -> str:
+        return text_of(self.get_key_for_chord(group_id)) + "-size"
+
     def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
         """Counts a task of a chord's header; after the last one the body is sent."""
-        if request.group:
+        if request.group and request.chord:
             newest = self._newest(self.topic, text_of(self.get_key_for_chord(request.group)))
             if newest is not None and newest.kind == DELETED:
                 return  # the body was sent, and this task ran once more
+            # Before the size is known, another part is still to be sent.
+            request.chord["chord_size"] = self.get(self._size_key(request.group)) or sys.maxsize
         token = _part.set(request.id)
         try:
             super().on_chord_part_return(request, state, result, **kwargs)
@@ -102,22 +148,22 @@ class PenstockBackend(KeyValueStoreBackend):
             _part.reset(token)
 
     def incr(self, key: str | bytes) -> int:
-        """Counts the part under way, once, and returns how many there are."""
+        """Counts the part under way, once, and returns the number that it was."""
         topic, counter = self.topic, text_of(key)
         part = f"{counter}/{_part.get()}"
         while True:
             counted, newest = self._newest(topic, part), self._newest(topic, counter)
-            count = 0 if newest is None or newest.kind == DELETED else newest.payload
-            if counted is not None:
-                return count
+            if counted is not None and counted.kind == COUNTED:
+                return counted.payload
+            number = 1 + (newest.payload if newest is not None and newest.kind == COUNTED else 0)
             outbox = topic.journal.outbox()
-            outbox.stage(topic, COUNTED, key=part, expect=0)
-            outbox.stage(topic, COUNTED, count + 1, key=counter, expect=0 if newest is None else newest.seq)
+            outbox.stage(topic, COUNTED, number, key=part, expect=0 if counted is None else counted.seq)
+            outbox.stage(topic, COUNTED, number, key=counter, expect=0 if newest is None else newest.seq)
             try:
                 outbox.flush()
             except Conflict:  # another part was counted meanwhile
                 continue
-            return count + 1
+            return number
 
 
 def text_of(key: str | bytes) -> str:

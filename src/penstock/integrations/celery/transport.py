@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -19,6 +19,7 @@ from queue import Empty
 from typing import Any, TypeVar
 
 import msgspec
+from celery._state import get_current_task
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.json import dumps, loads
@@ -48,6 +49,8 @@ log = logging.getLogger("penstock.celery")
 
 BINDINGS = "kombu-bindings"
 BOUND, UNBOUND = "bound", "unbound"
+MESSAGE = "penstock-message"
+"""The property of a message that names its place in the journal: the same, however often the message is delivered."""
 EXPIRES = "expires"
 """The header of a message that is not to be delivered after a time, in seconds since 1970."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -337,7 +340,7 @@ class PenstockChannel(virtual.Channel):
                 kind=(headers.get("task") or "message")[:MAX_KIND_LENGTH],
                 priority=self._get_message_priority(message),
                 not_before=eta_of(headers.get("eta")),
-                dedup=dedup_of(headers),
+                dedup=dedup_of(headers, sender_here()),
                 headers={} if expiration is None else {EXPIRES: str(time.time() + int(expiration) / 1000)},
             ),
         )
@@ -384,14 +387,10 @@ class PenstockChannel(virtual.Channel):
             message: dict[str, Any] = loads(delivery.event.raw)
             properties = message["properties"]
             properties["delivery_info"]["redelivered"] = delivery.attempt > 1
-            if message["headers"].get("eta"):
-                message["headers"]["eta"] = (
-                    None  # the queue has waited: a worker would hold the task, and look at times
-                )
         except (ValueError, KeyError, TypeError, PoisonMessage) as error:
             delivery.nack(error=f"this message is none of kombu's: {error!r}", dead=True)
             return None
-        properties["delivery_tag"] = delivery.token
+        properties["delivery_tag"], properties[MESSAGE] = delivery.token, f"{delivery.queue.name}#{delivery.seq}"
         if queue in self.no_ack:
             delivery.ack()
         else:
@@ -530,14 +529,20 @@ def eta_of(eta: str | None) -> datetime | None:
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
-def dedup_of(headers: dict[str, Any]) -> str | None:
-    """What two sendings of one message have in common, when the task that sends it was run twice.
+def dedup_of(headers: Mapping[str, Any], sender: str | None) -> str | None:
+    """What two sendings have in common when the task that sends was run twice: the sender's message, and the id.
 
-    A retry and the next task of a chain or chord have an id that was given to them before: a run that is repeated sends
-    them again. A task that sends itself, or is replaced by another one, keeps its id, and means another run of it.
+    A retry, and the next tasks of a chain or chord, have ids that were given to them before: a run that is repeated
+    sends them again. Another message of the same task is another sender.
     """
-    id, parent, retries = headers.get("id"), headers.get("parent_id"), headers.get("retries") or 0
-    if not id or not (retries or (parent and parent != id)):
+    if sender is None or not headers.get("id"):
         return None
-    sent = f"{id}/{retries}/{headers.get('replaced_task_nesting') or 0}"
+    sent = f"{sender}/{headers['id']}/{headers.get('retries') or 0}/{headers.get('replaced_task_nesting') or 0}"
     return sent if len(sent) <= _LONGEST_NAME else blake2b(sent.encode()).hexdigest()
+
+
+def sender_here() -> str | None:
+    """The message of the task that runs in this thread; None outside of tasks."""
+    task = get_current_task()
+    properties = None if task is None else task.request.get("properties")
+    return None if properties is None else properties.get(MESSAGE)

@@ -52,6 +52,11 @@ def run(connection: Any, statement: str, values: Mapping[str, object]) -> Sequen
         return cursor.fetchall() if cursor.description is not None else ()
 
 
+def is_drivers(error: Exception) -> bool:
+    """Returns True for an error of a driver: of the database, or of the way to it."""
+    return any(one.__module__.partition(".")[0] in _DIALECTS for one in type(error).__mro__)
+
+
 def dialect_of(connection: Any) -> str:
     """Returns the database that a connection leads to, by the name that SQLAlchemy has for it."""
     if _is_sqlalchemy(connection):

@@ -29,7 +29,9 @@ from penstock.remote.events import draft_document
 from penstock.remote.queues import push_request
 
 INSERT: Final = "INSERT INTO {} (token, made_ms, act, name, body) VALUES (:token, :made_ms, :act, :name, :body)"
-COUNT: Final = "SELECT count(*), count(error), min(made_ms) FROM {} WHERE token <> :self"
+COUNT: Final = (
+    "SELECT count(*), count(error), min(CASE WHEN error IS NULL THEN made_ms END) FROM {} WHERE token <> :self"
+)
 SELF: Final = "self"
 """The token of the row that names the outbox itself. Nothing moves it."""
 APPEND, PUSH = "append", "push"
@@ -128,7 +130,7 @@ class OutboxLag(msgspec.Struct, frozen=True):
     refused: int
     """Rows that the journal refused: their column `error` says why."""
     oldest_seconds: float
-    """The age of the oldest row; 0 when there is none."""
+    """The age of the oldest row that waits; 0 when none waits."""
 
 
 def lag(connection: Any, *, table: str = TABLE) -> OutboxLag:

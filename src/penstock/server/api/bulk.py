@@ -25,7 +25,7 @@ from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
 from penstock.server.api.binding import Call
 from penstock.server.limits import BLOCKS_BYTES
 from penstock.server.service import HeldResponse, Refused, Service
-from penstock.transfer.objects import StagingArea, check_area, decode_piece, own_area
+from penstock.transfer.objects import StagingArea, check_area, decode_piece, own_area, own_lake
 from penstock.transfer.publishing import BulkCommit, publish_staged, stage_step
 
 
@@ -158,8 +158,22 @@ def plan_files(call: Call[None, wire.FilesRequest]) -> wire.FilesDocument:
         columns_schema(asked.columns)
     if topic in call.service.journal.backend.entities.gates.topics:
         return wire.FilesDocument()
-    target = plan_bulk(core, topic, lake, asked.columns)
-    return wire.FilesDocument() if target is None else wire.FilesDocument(shown_url(target.lake), target.columns)
+    target, _ = find_target(core, topic, lake, asked.columns, _own(call.service.journal))
+    if target is None:
+        return wire.FilesDocument()
+    if "://" not in target.lake:  # by the marker in a folder its tasks see whether they are on this machine
+        if asked.lake is None and topic not in call.service.journal.topics():
+            return wire.FilesDocument()
+        plan_bulk(core, topic, target.lake)
+    return wire.FilesDocument(shown_url(target.lake), target.columns)
+
+
+def _own(journal: LocalJournal) -> str | None:
+    """The lake beside the journal's own objects; None where others find them with options of its own only."""
+    engine = journal.backend.engine
+    if not isinstance(engine, ObjectEngine) or engine.options.store:
+        return None
+    return own_lake(f"{engine.scheme}:{engine.location}")
 
 
 def _own_lake(service: Service, wanted: str) -> str:
@@ -181,7 +195,8 @@ def _files_of(call: Call[None, wire.CommitRequest]) -> BulkSegments | None:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"these are no files of a bulk write: {error}") from error
     call.service.access.check_append(check_name(found.topic))
-    target, _ = find_target(call.service.journal.backend.core, found.topic, None)
+    journal = call.service.journal
+    target, _ = find_target(journal.backend.core, found.topic, None, own=_own(journal))
     known = {**call.service.lakes, **({} if target is None else {shown_url(target.lake): target.lake})}
     for one in found.placed:
         for at, file in enumerate(one.files):

@@ -146,11 +146,13 @@ class BulkTarget(msgspec.Struct, frozen=True):
     """The journal's file, whose permissions the files get; None where they are none of a folder."""
 
 
-def find_target(core: JournalCore, topic: str, lake: str | None, columns: str = "") -> tuple[BulkTarget | None, bool]:
+def find_target(
+    core: JournalCore, topic: str, lake: str | None, columns: str = "", own: str | None = None
+) -> tuple[BulkTarget | None, bool]:
     """Where files that become events of a topic go, None when it takes only blocks; and whether its folder is ready.
 
-    `lake`: where the caller wants them; else they go to the topic's lake. `columns`: the typed columns of files in a
-    lake without columns of its own.
+    `lake`: where the caller wants them; else they go to the topic's lake, or to the journal's `own`, if it has one.
+    `columns`: the typed columns of files in a lake without columns of its own.
     """
     if topic in core.journal.queues():
         return None, False
@@ -159,7 +161,7 @@ def find_target(core: JournalCore, topic: str, lake: str | None, columns: str = 
         if record is not None and (record.settings.verified or record.settings.by_key):
             return None, False
         seals = Seals() if record is None else load_seals(snap, record.topic_id)
-    lake = lake or next(reversed(seals.tables), None)
+    lake = lake or next(reversed(seals.tables), own)
     if lake is None:
         return None, False
     settings = seals.tables.get(lake, TableSettings())
@@ -170,9 +172,11 @@ def find_target(core: JournalCore, topic: str, lake: str | None, columns: str = 
     return target, core.clock.now_ms() - signed < _SIGN_MS
 
 
-def plan_bulk(core: JournalCore, topic: str, lake: str | None, columns: str = "") -> BulkTarget | None:
+def plan_bulk(
+    core: JournalCore, topic: str, lake: str | None, columns: str = "", own: str | None = None
+) -> BulkTarget | None:
     """The same as `find_target`. Now and then it signs the folder, and removes what is old and no commit refers to."""
-    target, ready = find_target(core, topic, lake, columns)
+    target, ready = find_target(core, topic, lake, columns, own)
     if target is None or ready:
         return target
     from penstock.core.journal.sealed.writing import LakeFolder

@@ -27,9 +27,10 @@ from penstock.core.observe.logs import Log
 from penstock.core.queue import metrics
 from penstock.core.queue.dead_letters import BUDGET, GROUP, dead_headers
 from penstock.core.queue.flow import load_breaker, read_rate, save_breaker
+from penstock.core.queue.operations.follow import settled
 from penstock.core.queue.operations.notes import carry_steps
 from penstock.core.queue.operations.push import as_batch, push
-from penstock.core.queue.results import NOTHING, StoredResult, answer, answer_failure
+from penstock.core.queue.results import NOTHING, StoredResult, answer_failure
 from penstock.core.queue.state import keys
 from penstock.core.queue.state.blocks import copy_columns
 from penstock.core.queue.state.cache import QueueState, note_extension
@@ -116,7 +117,7 @@ def ack(commit: Commit, group: Group, lease_id: int, lease: Lease, mask: int, gi
     queue = group.queue
     if queue.traits.replies:
         for index in indexes_of(mask):
-            answer(commit, queue, lease.message(index), given)
+            settled(commit, queue, lease.message(index), given)
     times = group.record.settle_times
     bucket = (commit.now_ms - lease.delivered_ms).bit_length()  # a call less than a function of its own
     times[bucket] = times.get(bucket, 0) + mask.bit_count()

@@ -136,6 +136,11 @@ def shared_range(topic: int) -> tuple[bytes, bytes]:
     return struct.pack(">2sI", _SHARED, topic), struct.pack(">2sI", _SHARED, topic + 1)
 
 
+def join_key(id: str, number: int | None = None) -> bytes:
+    """The row of a join of calls, or of the result of one of them."""
+    return b"qj" + id.encode() + (b"" if number is None else b"/" + number.to_bytes(4))
+
+
 # ── a group ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def group_prefix(topic: int, group: int, purges: int = 0) -> bytes:
     """What every row of a group begins with, since so many purges of its queue."""

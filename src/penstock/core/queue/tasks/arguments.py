@@ -11,14 +11,8 @@ from typing import Any
 import msgspec
 
 from penstock.core.journal.prepare import encode_payload, refuse_changed
+from penstock.core.model.calls import TaskArguments
 from penstock.errors import ConfigError
-
-
-class TaskArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """What a message says a task is called with."""
-
-    args: list[object] = []
-    kwargs: dict[str, object] = {}
 
 
 class Signature:
@@ -37,10 +31,22 @@ class Signature:
         except Exception:  # a name that exists for type checkers alone
             return {}
 
-    def payload(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> TaskArguments:
+    @property
+    def _rest(self) -> inspect.Signature:
+        """What is given beside the first argument."""
+        parameters = list(self._signature.parameters.values())
+        if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+            raise TypeError(f"{self._name}() takes no argument, and is to be called with what the call before returns")
+        kept = parameters[0].kind is inspect.Parameter.VAR_POSITIONAL
+        return self._signature.replace(parameters=parameters if kept else parameters[1:])
+
+    def payload(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], *, follows: bool = False
+    ) -> TaskArguments:
         """The payload of a call. TypeError, as a call would raise, when the arguments do not fit the function: in
-        number, by name, or by their annotated types as they will be after their way through JSON."""
-        given = self._signature.bind(*args, **kwargs)
+        number, by name, or by their annotated types as they will be after their way through JSON. `follows`: its first
+        argument is what the call before it returns."""
+        given = self._signature.bind(*args, **kwargs) if not follows else self._rest.bind(*args, **kwargs)
         payload = TaskArguments(list(args), dict(kwargs))
         for name, hint, value in self._values(given):
             self._check(name, hint, value)

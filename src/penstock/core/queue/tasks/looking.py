@@ -16,8 +16,10 @@ from penstock.core.journal.log import TopicLog
 from penstock.core.model.failure import DEAD_QUEUE
 from penstock.core.model.query import EventQuery
 from penstock.core.model.reply import SUFFIX, read_keep, read_reply
+from penstock.core.observe.sample import TaskProgress
 from penstock.core.queue import results
 from penstock.core.queue.inspect import Entry, View
+from penstock.core.queue.operations.follow import find_join
 from penstock.core.queue.operations.notes import read_progress
 from penstock.core.queue.tasks.state import CallState, TaskState
 
@@ -57,13 +59,24 @@ class _Search:
                 return found
             outcome = self._outcome(event)
             if outcome is None:
-                return None
+                return self._joining()
             if outcome.kind != results.MOVED:
                 return self._settled(outcome)
             queue, seq = outcome.headers.get(results.QUEUE, ""), outcome.headers.get(results.SEQ, "0")
             if (found := self._unsettled(queue, int(seq))) is not None:
                 return found
         return None
+
+    def _joining(self) -> TaskState | None:
+        """A call that is pushed when others have returned, not all of which have."""
+        with self._queues.core.engine.read() as snap:
+            row = find_join(snap, self._id)
+        if row is None:
+            return None
+        share, call = (row.count - row.left) / row.count, row.then[0]
+        progress = TaskProgress(share, f"{row.count - row.left} of {row.count} calls returned", from_ms(self._now))
+        pushed = from_ms(row.pushed_ms)
+        return TaskState(self._id, call.queue, 0, call.task, "waiting", pushed_at=pushed, progress=progress)
 
     def _unsettled(self, queue: str, seq: int) -> TaskState | None:
         """The call as its message in a queue has it; None when that is settled, or a dead letter."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
 
 import msgspec
 
+from penstock.core.consuming.delivery import backend_of
 from penstock.core.journal.prepare import encode_payload
 from penstock.core.names import check_text
 from penstock.core.observe.logs import Log
@@ -43,7 +44,7 @@ class RunningTask:
         """The task's name."""
         self.delivery = delivery
         """The message of the call, under its lease."""
-        self._backend = delivery._hold.queue
+        self._backend = backend_of(delivery)
         self._guard = threading.Lock()
         self._begun: set[str] = set()
         """The steps of this attempt, by name."""

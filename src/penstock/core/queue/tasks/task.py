@@ -10,10 +10,12 @@ import msgspec
 from penstock.core.clock import Duration, seconds
 from penstock.core.events import Receipt
 from penstock.core.model.arguments import PushArguments, shows
+from penstock.core.model.calls import TaskArguments
 from penstock.core.names import check_consumer, check_items, check_mapping
 from penstock.core.queue.results import ResultTicket, with_reply
 from penstock.core.queue.schedule import Cron
-from penstock.core.queue.tasks.arguments import Signature, TaskArguments
+from penstock.core.queue.tasks.arguments import Signature
+from penstock.core.queue.tasks.chain import ChainStart, TaskCall
 from penstock.core.queue.tasks.plan import TaskPlan
 from penstock.errors import ConfigError
 
@@ -72,7 +74,7 @@ class Task(Generic[P, R]):
         self.function = function
         self.__doc__ = function.__doc__
         self.__name__ = name
-        self._tasks = tasks
+        self.tasks = tasks
         self._options: dict[str, Any] = {one: value for one, value in options.items() if value is not None}
         self.signature = Signature(name, function)
 
@@ -89,26 +91,42 @@ class Task(Generic[P, R]):
 
         TypeError, as a call would raise it, when the arguments do not fit the function or its annotations.
         """
-        payload, options = self._call(args, kwargs)
+        payload, options = self.prepared(args, kwargs)
         receipt: Receipt = self._handle().push(payload, **options)
         return receipt
 
     async def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         """`push` for an event loop."""
-        payload, options = self._call(args, kwargs)
+        payload, options = self.prepared(args, kwargs)
         return await self._handle().submit(payload, **options)
 
     def ask(self, *args: P.args, **kwargs: P.kwargs) -> ResultTicket:
         """Pushes a call and returns a ticket for what the function returns."""
         queue = self._handle()
-        payload, options = self._call(args, kwargs)
+        payload, options = self.prepared(args, kwargs)
         options["headers"] = with_reply(self.queue, options.get("headers"), self.plan.keep)
         return ResultTicket(queue, queue.push(payload, **options))
 
-    def _handle(self) -> Queue[Any]:
-        return self._tasks.journal.queue(self.queue)
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> TaskCall:
+        """A call that is not pushed yet, for a chain or for `Tasks.gather`."""
+        return TaskCall(self.tasks, self, args, kwargs)
 
-    def _call(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[TaskArguments, dict[str, Any]]:
+    def then(self, *following: TaskCall | Task[..., Any]) -> ChainStart[P]:
+        """A chain: each of the following is called with what the one before it returned, then its own arguments.
+
+        >>> fetch.then(parse, store.call("archive")).push("https://example.com")
+        """
+        return ChainStart(self, following)
+
+    def _handle(self) -> Queue[Any]:
+        return self.tasks.journal.queue(self.queue)
+
+    def own_options(self) -> dict[str, Any]:
+        """The options of a push that all of the task's calls have, as far as they do not depend on the arguments."""
+        key = {"key": self.plan.key} if isinstance(self.plan.key, str) else {}
+        return {**key, **self._options}
+
+    def prepared(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[TaskArguments, dict[str, Any]]:
         """The payload of a call, and the options of its push."""
         payload, key = self.signature.payload(args, kwargs), self.plan.key
         options = {"kind": self.name, **self._options}
@@ -124,7 +142,7 @@ class Task(Generic[P, R]):
         if "kind" in options:
             raise ConfigError("a task's messages have its name as their kind: kind= cannot be given")
         changed: dict[str, object] = {**self._options, **options}
-        return Task(self._tasks, self.function, self.name, self.queue, self.plan, **changed)
+        return Task(self.tasks, self.function, self.name, self.queue, self.plan, **changed)
 
     # ── by the clock ─────────────────────────────────────────────────────────────────────────────────────────────────
     def every(
@@ -166,9 +184,9 @@ class Task(Generic[P, R]):
         timezone: str,
         missed: Missed,
     ) -> None:
-        payload, options = self._call(tuple(check_items(args, "args")), check_mapping(kwargs, "kwargs"))
+        payload, options = self.prepared(tuple(check_items(args, "args")), check_mapping(kwargs, "kwargs"))
         options = {one: value for one, value in options.items() if one not in ("kind", "max_attempts")}
         if unfit := sorted(set(options) - {"key", "priority", "headers"}):
             raise ConfigError(f"a periodic call has no {unfit[0]}=: leave it out of using()")
         called = self.name if name is None else check_consumer(name, "schedule")
-        self._tasks.add_periodic(PeriodicCall(called, self.queue, self.name, when, payload, timezone, missed, options))
+        self.tasks.add_periodic(PeriodicCall(called, self.queue, self.name, when, payload, timezone, missed, options))

@@ -16,6 +16,7 @@ from penstock.core.model.arguments import shows
 from penstock.core.model.take import DEFAULT_GROUP
 from penstock.core.names import check_kind, check_name
 from penstock.core.observe.logs import Log
+from penstock.core.queue.tasks.chain import Gather, TaskCall
 from penstock.core.queue.tasks.plan import TaskOptions, TaskPlan, push_options
 from penstock.core.queue.tasks.running import RunningTask, limited, limited_async
 from penstock.core.queue.tasks.task import PeriodicCall, Task
@@ -166,6 +167,16 @@ class Tasks:
             raise ConfigError(f"there is a periodic call {call.name!r} already: give this one another name=")
         if self._journal is not None:
             call.store(self._journal)
+
+    def gather(self, *calls: TaskCall) -> Gather:
+        """Calls to be pushed together; `then` names what is called with the list of their results.
+
+        >>> tasks.gather(*[resize.call(size) for size in (100, 400)]).then(publish).push()
+        """
+        for call in calls:
+            if not isinstance(call, TaskCall):
+                raise ConfigError(f"gather takes what task.call(…) gives, not {call!r:.80}")
+        return Gather(self, calls)
 
     def result(self, id: str) -> TaskState | None:
         """What became of the call whose receipt has this id, in whichever process it was pushed: its state, its result
