@@ -153,7 +153,12 @@ TAKE = ("UPDATE jobs SET taken=unixepoch('subsec') WHERE id=(SELECT id FROM jobs
         " RETURNING id, payload")
 def loop():
     connection = connect()
-    while rows := connection.execute(TAKE).fetchall():
+    while True:
+        connection.execute("BEGIN IMMEDIATE")
+        rows = connection.execute(TAKE).fetchall()
+        connection.execute("COMMIT")
+        if not rows:
+            return
         note(rows[0][1])
         connection.execute("DELETE FROM jobs WHERE id=?", (rows[0][0],))
 threads = [threading.Thread(target=loop) for _ in range(hands)]
