@@ -339,7 +339,8 @@ def encode_payload(payload: object, *, typed: bool = False) -> bytes:
         # NaN and infinities have no JSON form: the encoder writes null for them, which would lose them silently.
         if b"null" in encoded and _has_non_finite(payload):
             raise ConfigError("a payload holds NaN or an infinity, which JSON cannot say; use None or text instead")
-        if not typed and _may_change(encoded):
+        shape = b"" if typed else encoded.translate(_DIGITS)  # a call less than `_may_change`
+        if b'0":' in shape or b"T00:00" in shape:
             refuse_changed(payload)
     if len(encoded) > MAX_PAYLOAD_BYTES:
         raise ConfigError(
