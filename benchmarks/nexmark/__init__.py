@@ -1,6 +1,7 @@
 """NEXMark on Spark, from penstock topics: the queries' answers beside DuckDB's, their speed beside typed Parquet's and file streams'.
 
-    python -m benchmarks nexmark        # about ten minutes
+    python -m benchmarks nexmark              # about twenty minutes
+    python -m benchmarks nexmark q3 q7        # some queries; their rows take the place of earlier ones
 
 Batch: every query over `read_topic` of topics that Spark wrote with a lake, over the source alone, and over typed
 Parquet, in turns; how many times as fast as Parquet, the median of the rounds. The answers are compared row by row with
@@ -13,6 +14,7 @@ files; how many times as fast, in turns. `NEXMARK_EVENTS` sets how many events t
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -45,7 +47,7 @@ def main() -> None:
     table = Table("nexmark", "NEXMark", (__doc__ or "").strip(), rounds=ROUNDS)
     with tempfile.TemporaryDirectory() as scratch:
         _measure(table, Path(scratch))
-    table.save()
+    table.save_rows()
 
 
 def _measure(table: Table, folder: Path) -> None:
@@ -62,7 +64,8 @@ def _measure(table: Table, folder: Path) -> None:
             "read_topic": batch.in_journal(spark, url),
             "source": batch.in_source(spark, url),
         }
-        for name, sql in BATCH.items():
+        for name in filter(_is_wanted, BATCH):
+            sql = BATCH[name]
             took: dict[str, list[float]] = {side: [] for side in sides}
             batch.register(spark, sides["read_topic"])
             same = batch.answer(spark.sql(sql).collect()) == batch.answer(duck.execute(sql).fetchall())
@@ -95,7 +98,7 @@ def _measure_streams(table: Table, spark: SparkSession, url: str, folder: Path) 
         texts.repartitionByRange(BATCHES, F.get_json_object("payload", "$.dateTime")).write.parquet(
             str(folder / "json" / topic)
         )
-    for name in STREAMED:
+    for name in filter(_is_wanted, STREAMED):
         took: list[tuple[float, float]] = []
         for number in range(STREAM_ROUNDS + 1):
             streams.read_files(spark, folder / "json", 1)
@@ -110,6 +113,10 @@ def _measure_streams(table: Table, spark: SparkSession, url: str, folder: Path) 
         found = median(files / topics for files, topics in took)
         speed = EVENTS / median(topics for _, topics in took)
         table.row(f"{name}, stream", f"{found:.2f} × file → Parquet ({speed:,.0f} events/s)", "≥ 1", found >= 1)
+
+
+def _is_wanted(name: str) -> bool:
+    return name in sys.argv[1:] or not sys.argv[1:]
 
 
 def _seconds(query: StreamingQuery) -> float:
