@@ -148,8 +148,11 @@ PARTS = {
         ),
     ),
     "nexmark": Part(
-        "NEXMark's queries have DuckDB's answers as batches and streams",
-        ("scripts/spark_versions.py", "4.0", "4.3", "--", "tests/spark/test_nexmark.py", "--nightly", "nexmark"),
+        "NEXMark's queries have DuckDB's answers, five stateful ones while drivers, executors and workers are killed",
+        (
+            *("scripts/spark_versions.py", "4.0", "4.3", "--", "-s"),
+            *("tests/spark/test_nexmark.py", "tests/spark/test_nexmark_kills.py", "--nightly", "nexmark"),
+        ),
     ),
     "outbox": Part("an outbox keeps on MariaDB what it promises"),
     "strangers-eventsourcing": Part("the rest of the suite of eventsourcing passes on our persistence module"),

@@ -85,8 +85,15 @@ class Cluster:
                 raise RuntimeError(f"the cluster did not start: {ended} {self.logs()}")
             time.sleep(0.1)
 
+    def pids(self) -> list[int]:
+        """Returns the processes of the master and the workers."""
+        return [process.pid for process in self._processes]
+
     def logs(self) -> str:
         return "\n".join(log.read_text(errors="replace")[-2000:] for log in sorted(self._folder.glob("*.log")))
+
+    def close(self) -> None:
+        self.stop()
 
     def stop(self) -> None:
         for process in self._processes:
