@@ -45,3 +45,17 @@ def test_a_defect_is_a_page_without_details(served: Served, monkeypatch: pytest.
     monkeypatch.setattr("penstock.server.pages.views.existing_topic", broken)
     answer = served.ask("GET", "/topics/orders", headers=PAGE)
     assert answer.status == 500 and b"<h1>The server failed</h1>" in answer.data and b"secret" not in answer.data
+
+
+def test_a_message_that_died_and_is_not_stored_any_more_leads_to_its_dead_letter(
+    served: Served, journal: penstock.Journal
+) -> None:
+    mails = journal.queue("mails", max_attempts=1, dead_letter="mails.dead")
+    mails.push_many(["a", "b"])
+    for delivery in mails.take_many(2):
+        delivery.nack(error="no")
+    journal.topic("mails").compact(2, force=True)
+    assert journal.topic("mails").get(2) is None
+    answer = served.ask("GET", "/topics/mails/events/2", headers=PAGE)
+    text = answer.data.decode()
+    assert answer.status == 404 and '<a href="/topics/mails.dead/events/2">Its dead letter, mails.dead #2</a>' in text

@@ -11,6 +11,7 @@ escaped. Scripts and styles are files under `static/`: the content security poli
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from difflib import get_close_matches
 from functools import cache
@@ -30,8 +31,9 @@ from penstock.core.model.conditions import Where
 from penstock.core.observe.sample import FailedMessage, Finding, Sample
 from penstock.core.protocol.operation import ROLES
 from penstock.core.queue.dead_letters import DeadLetterCursor
+from penstock.core.queue.inspect import newest_dead
 from penstock.core.units import GROUP_LENGTH, error_group, show_duration, show_size
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 from penstock.server.service import Service, guarded, sse
 
 T = TypeVar("T")
@@ -628,6 +630,11 @@ def _missing(request: Request, service: Service) -> tuple[str, dict[str, object]
         heading = f"There is no event {parts_of_path[3]} in {name}"
         why = "It may have been removed since, by the topic's retention or by hand; or it was never there."
         near = [HealthLink(f"The events of {name}", f"{base}/topics/{segment(name)}", "")]
+        with suppress(PenstockError):  # no queue has that name
+            dead = islice(newest_dead(service.journal.backend.queue(name)), GROUPED)
+            for one in (found.event for found in dead if found.event.headers.get("dead-seq") == parts_of_path[3]):
+                href = f"{base}/topics/{segment(one.topic)}/events/{one.seq}"
+                near.insert(0, HealthLink(f"Its dead letter, {one.topic} #{one.seq}", href, "alert"))
         return heading, {"message": why, "near": near, "sought": parts_of_path[3]}
     if kind in ("topics", "queues") and name:
         links = {f"{base}/topics/{segment(one)}": one for one in sample.topics if one not in sample.queues}
