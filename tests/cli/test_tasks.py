@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,82 @@ def test_work_runs_the_tasks_of_all_queues(cli: Cli, jobs: Path) -> None:
     assert (jobs / "sent").read_text().split() == ["ada", "bob"]
     cli("work", "cli_jobs:tasks", "--until-empty")
     assert sorted((jobs / "followed").read_text().splitlines()) == ["ada 3", "bob 3"]
+
+
+BUSY = """
+import os
+import time
+
+import penstock
+
+tasks = penstock.Tasks()
+
+
+@tasks.task(queue="busy")
+def work(number: int) -> None:
+    with open("pids", "a") as file:
+        file.write(f"{os.getpid()} ")
+    deadline = time.monotonic() + 60
+    while len(set(open("pids").read().split())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)  # until another process has begun, too
+"""
+
+
+def test_several_processes_share_the_work(cli: Cli, jobs: Path) -> None:
+    (jobs / "cli_busy.py").write_text(BUSY)
+    for number in range(4):
+        cli("push", "busy", f'{{"args": [{number}]}}', "--kind", "work")
+    cli("work", "cli_busy:tasks", "--processes", "2", "--until-empty", "--log-level", "warning")
+    pids = (jobs / "pids").read_text().split()
+    assert len(pids) == 4 and len(set(pids)) == 2
+
+
+def test_a_change_of_a_source_file_starts_a_worker_again(cli: Cli, jobs: Path) -> None:
+    from penstock.cli.supervising import Supervisor
+
+    (jobs / "begun.py").write_text("import time\nprint(1, file=open('begun', 'a'), flush=True)\ntime.sleep(600)\n")
+    said: list[str] = []
+    begun = jobs / "begun"
+
+    def count() -> int:
+        return begun.read_text().count("1") if begun.exists() else 0
+
+    def wait(seconds: float) -> bool:
+        if count() == 1 and not said:
+            (jobs / "begun.py").write_text(BEGUN_AGAIN)
+        time.sleep(0.05)
+        return count() >= 2
+
+    Supervisor([[sys.executable, "begun.py"]], os.environ, said.append, jobs).run(wait)
+    assert said == ["a source file has changed: starting again"]
+
+
+def test_a_killed_process_has_a_successor_and_one_that_cannot_begin_ends_all(tmp_path: Path) -> None:
+    from penstock.cli.supervising import Supervisor
+
+    said: list[str] = []
+    sleeper = [
+        sys.executable,
+        "-c",
+        "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()} '); time.sleep(600)",
+    ]
+    pids = tmp_path / "pids"
+
+    def wait(seconds: float) -> bool:
+        found = pids.read_text().split() if pids.exists() else []
+        if len(found) == 1 and not said:
+            os.kill(int(found[0]), signal.SIGKILL)
+        time.sleep(0.05)
+        return len(found) == 2
+
+    assert Supervisor([[*sleeper, str(pids)]], os.environ, said.append).run(wait) == 0
+    assert len(said) == 1 and "was killed by signal 9: starting another one" in said[0]
+    broken = [sys.executable, "-c", "raise SystemExit(4)"]
+    never = [sys.executable, "-c", "import time; time.sleep(600)"]
+    assert Supervisor([never, broken], os.environ, said.append).run(lambda seconds: time.sleep(0.05) is not None) == 4
+
+
+BEGUN_AGAIN = "import time\nprint(1, file=open('begun', 'a'), flush=True)\ntime.sleep(601)\n"
 
 
 def test_a_call_is_shown_by_its_id(cli: Cli, jobs: Path) -> None:

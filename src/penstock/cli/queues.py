@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -477,6 +478,36 @@ class StopSignals:
         return self.asked
 
 
+def _supervise(
+    context: CommandContext,
+    named: list[str],
+    processes: int,
+    reload: bool,
+    until_empty: bool,
+    log_level: str,
+    given: dict[str, Any],
+) -> None:
+    """Runs workers in processes of their own, and starts another one in the place of a killed one."""
+    from penstock.cli.supervising import Supervisor, this_program
+
+    options = ["--log-level", log_level, *(["--until-empty"] if until_empty else [])]
+    options += ["--create"] if context.create else []
+    options += ["--url", context.url] if context.url else []
+    commands = []
+    for number in range(processes):
+        own = dict(given)
+        if own["consumer"] is not None and processes > 1:
+            own["consumer"] = f"{own['consumer']}-{number + 1}"
+        pairs = [(f"--{name}", str(value)) for name, value in own.items() if value is not None]
+        commands.append([*this_program(), "work", *named, *options, *(word for pair in pairs for word in pair)])
+    environment = {**os.environ, **({"PENSTOCK_TOKEN": context.token} if context.token else {})}
+    supervisor = Supervisor(commands, environment, context.note, Path.cwd() if reload else None)
+    with StopSignals() as stop:
+        code = supervisor.run(stop.wait)
+    if code:
+        raise SystemExit(code)
+
+
 @command(
     "work",
     "penstock work emails shop.mail:send --concurrency 4",
@@ -493,6 +524,10 @@ class StopSignals:
 @click.option("--consumer", help="under this name")
 @click.option("--lease", type=values.duration, help="for how long messages are held")
 @click.option("--until-empty", is_flag=True, help="end when nothing is left to take")
+@click.option("--processes", type=values.count, default="1", help="so many processes, each with its own messages")
+@click.option(
+    "--reload", is_flag=True, help="for development: start again when a Python file below this folder changes"
+)
 @values.choice(
     "--log-level",
     "debug info warning error",
@@ -504,6 +539,8 @@ def work(
     queue: str,
     handler: str | None,
     until_empty: bool,
+    processes: int,
+    reload: bool,
     log_level: str,
     **given: Any,
 ) -> None:
@@ -514,9 +551,13 @@ def work(
     SIGINT and SIGTERM let the messages in hand finish; the second one ends the process at once, and these messages come
     again when their leases have ended. With the name of a penstock.Tasks alone it runs the tasks of all its queues, in
     the journal they were made with, and makes the queues that are not there. Else it waits for a queue that is not
-    there yet.
+    there yet. Several processes are for work that keeps the processor busy, and need a store that several may open.
     """
     import logging
+
+    if processes > 1 or reload:
+        _supervise(context, [queue, *([handler] if handler else [])], processes, reload, until_empty, log_level, given)
+        return
 
     tasks = None if handler is not None else _tasks(queue)
     function: Any = None if handler is None else values.load_named(handler)
