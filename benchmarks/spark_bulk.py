@@ -36,7 +36,7 @@ from penstock.spark.sink import StagedShare, TopicTarget
 
 EVENTS = 1_000_000
 SEGMENTS = 10_000
-ROUNDS = 5
+ROUNDS = 3
 NOTES = """
 Events of 100 bytes of JSON text with 20,000 keys. *Files*: the topic has a lake, so that tasks write files and the commit refers to them.
 *Blocks*: it has none. Seconds of CPU are those of the process that does the work; loading counts the JVM and all workers, both ways in turn.

@@ -5,6 +5,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 import penstock
+from bulk_files import bulk_append
 from cli.commandline import Cli
 from server.serving import serving
 
@@ -23,6 +24,16 @@ def test_seal_moves_history_into_files_and_reads_go_on(cli: Cli, orders: str, ur
     assert cli("seal", "orders", "--lake", lake, "--older-than", "1h", "--json").document["events"] == 0
     assert "10" in cli("seal", "orders", "--lake", lake, "--older-than", "0s").out
     assert cli("read", "orders", "--json").out == before
+
+
+def test_files_of_bulk_writes_are_listed_without_programs_that_read_them(
+    cli: Cli, orders: str, url: str, tmp_path: Path
+) -> None:
+    with penstock.open(url) as journal:
+        bulk_append(journal, tmp_path / "lake", [("bulk", "k", {"n": n}) for n in range(5)])
+    assert cli("lake", "--json").document["readers"] == {}
+    assert "5 events are in files of bulk writes" in cli("lake").out
+    assert "whole" in cli("verify", "orders").out
 
 
 def test_a_table_is_sealed_and_listed(cli: Cli, orders: str, tmp_path: Path) -> None:

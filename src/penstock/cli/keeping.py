@@ -206,6 +206,9 @@ def lake(context: CommandContext, topic: str | None) -> None:
         context.line(f"{one.topic}: {one.columns or 'no typed columns'}{parted}")
         for program, text in one.readers().items():
             context.line(f"  {program:<7} {text}")
+        if one.by_reference:
+            said = f"{one.by_reference:,} events are in files of bulk writes: Spark reads them with read_topic"
+            context.line(f"  {said}")
 
 
 def _lakes(journal: Journal, topics: list[str]) -> list[LakeSummary]:

@@ -18,6 +18,7 @@ from penstock import Draft, Journal, ManualClock, Topic
 from penstock.core.journal.sealed.files import check_sealed
 from penstock.core.journal.sealed.referring import plan_bulk, sweep_job
 from penstock.core.journal.sealed.sealing import seal_topic
+from penstock.core.local.scanning import open_scans
 from penstock.errors import ConfigError, Corrupt, StorageError
 from penstock.limits import MERGED_BYTES
 
@@ -125,6 +126,22 @@ def test_a_reader_follows_across_files(journal: Journal, topic: Topic, lake: Pat
         bulk_append(journal, lake, rows(5))
         topic.append("hot", 1)
         assert [next(events).seq for _ in range(6)] == [4, 5, 6, 7, 8, 9]
+
+
+@on("sqlite")
+def test_sql_reads_sealed_files_itself_and_files_of_bulk_writes_through_the_journal(
+    journal: Journal, topic: Topic, lake: Path
+) -> None:
+    topic.append_many(drafts(rows(20, kind="hot")))
+    seal_topic(local(journal).backend.core, "orders", lake=str(lake), through=15)
+    bulk_append(journal, lake, rows(30, 20))
+    topic.append("hot", {"n": 50})
+    seal_topic(local(journal).backend.core, "orders", lake=str(lake), through=50)
+    with open_scans(local(journal).backend.core, ["orders"]) as scans:
+        found, through = scans["orders"].files()
+        assert len(found) == 2 and through == 20
+    answer = journal.sql("SELECT count(*) AS n, min(seq) AS low, max(seq) AS high FROM orders").to_pylist()
+    assert answer == [{"n": 51, "low": 1, "high": 51}]
 
 
 @on("sqlite")

@@ -44,8 +44,10 @@ class LocalScan:
 
     def files(self) -> tuple[list[SealedBytes], int]:
         view, typed = self._view, frozenset(columns_schema(self.columns).names)
-        found = sealed_files_with(view.snap, view.topic_id, view.name, self.after, self._sealed, typed)
-        return found, max(self.after, self._sealed) if found else self.after
+        bulk = next(view.bulk_segments(self.after, self._sealed), None)  # its file does not say positions
+        through = self._sealed if bulk is None else bulk.first - 1
+        found = sealed_files_with(view.snap, view.topic_id, view.name, self.after, through, typed)
+        return found, max(self.after, through) if found else self.after
 
     def position_before(self, ms: int) -> int:
         return self._view.position_before(ms)

@@ -95,11 +95,8 @@ def check_sealed(snap: Snapshot, topic: int, name: str) -> None:
 def sealed_files_with(
     snap: Snapshot, topic: int, name: str, after: int, through: int, columns: frozenset[str]
 ) -> list[SealedBytes]:
-    """The files of sealed events after < position ≤ through, which say everything of their events themselves; none when
-    one of them does not, or lacks one of some columns."""
+    """The files of sealed events after < position ≤ through; none when one of them lacks one of some columns."""
     segments = list(load_segments(snap, topic, after, through))
-    if any(segment.by_reference for segment in segments):
-        return []
     if columns and not all(columns <= _open_segment(segment, name).names for segment in segments):
         return []
     return [SealedBytes(segment, file, name) for segment in segments for file in segment.files]
