@@ -50,7 +50,7 @@ def test_search_goes_on_where_its_time_was_up(
 def test_a_filter_of_a_topic_says_how_far_it_looked_and_goes_on(
     served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "SCANNED", 40)
+    monkeypatch.setattr(views, "PAGE_SCAN_LIMIT", 40)
     journal.topic("orders").append_many([penstock.Draft("placed", {"n": n}) for n in range(100)])
     path, found = "/topics/orders?where=payload.n+=+3", []
     for _ in range(3):
