@@ -195,6 +195,46 @@ def test_calls_of_one_key_run_one_at_a_time(journal: Journal) -> None:
     assert [one.seq for one in journal.queue("q").take_many(10)] == [1, 2, 5]
 
 
+def test_a_call_is_unique_while_it_waits(journal: Journal, clock: ManualClock) -> None:
+    tasks, queue = Tasks(journal), journal.queue("q")
+
+    @tasks.task(queue="q", unique=True)
+    def index(page: str, deep: bool = False) -> None: ...
+
+    @tasks.task(queue="q", unique=lambda user, reason: user)
+    def mail(user: str, reason: str) -> None: ...
+
+    first = index.push("a")
+    again = index.push("a")
+    assert again.duplicate and (again.seq, again.id) == (first.seq, first.id)
+    assert not index.push("b").duplicate and not index.push("a", deep=True).duplicate
+    assert not mail.push("ada", "hello").duplicate and mail.push("ada", "bye").duplicate
+    assert len(queue) == 4
+    delivery = queue.take()
+    assert delivery is not None and delivery.seq == first.seq
+    second = index.push("a")
+    assert not second.duplicate  # a worker has the other one: what it read may be old
+    assert index.push("a").seq == second.seq
+    delivery.nack(delay=60)
+    queue.purge()
+    assert not index.push("a").duplicate
+    queue.purge()
+    late = index.using(delay="1h").push("c")
+    assert index.push("c").seq == late.seq
+    clock.advance("1h")
+    held = queue.take()
+    assert held is not None
+    held.nack(delay="1m")
+    assert index.push("c").seq == late.seq  # it waits for its next attempt
+    clock.advance("1m")
+    last = queue.take()
+    assert last is not None
+    last.nack(dead=True)
+    assert not index.push("c").duplicate
+    with pytest.raises(ConfigError, match="one by one"):
+        queue.push_many([1, 2], headers={"unique": "x"})
+
+
 def test_a_task_has_a_priority_and_a_call_its_own(journal: Journal) -> None:
     journal.queue("q", priority=True)
     tasks = Tasks(journal)

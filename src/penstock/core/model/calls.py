@@ -12,6 +12,10 @@ JOIN: Final = "join"
 """The header of a message whose result others wait for: the id of their join, a slash, and its place among them."""
 
 
+UNIQUE: Final = "unique"
+"""The header of a message that is not pushed while another one with the same text waits in its queue."""
+
+
 class NextCall(msgspec.Struct, omit_defaults=True):
     """A call to be pushed when the one before it has returned: with what that returned, then its own arguments."""
 

@@ -57,6 +57,7 @@ Rows (`t`: the topic's id, `g`: a group's, in rows `qg` with the number of purge
     qf t g t lane   a lane's turn, and its first ready message
     qf t * o key    what a throttle let through last; `*`: of all groups, because pushes are for all of them
     qf t * u key    what a debounce holds back
+    qf t * w text   the message that was pushed last under a text that is unique while it waits
 
 Invariants: an unsettled position is above the frontier and not taken, or in exactly one lease, in exactly one row of
 its own, or in exactly one run. Of an ordering key, no message is held while there is room for one more under way, and

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -14,6 +14,7 @@ from penstock.core.events import Draft, Receipt
 from penstock.core.journal.blocks import Columns
 from penstock.core.journal.commit import Commit, find_duplicates, remember_dedup
 from penstock.core.journal.prepare import PreparedBatch
+from penstock.core.model.calls import UNIQUE
 from penstock.core.model.failure import DEAD_QUEUE, FailureText
 from penstock.core.model.push import PushOptions
 from penstock.core.names import is_whole
@@ -24,7 +25,7 @@ from penstock.core.queue.state import keys
 from penstock.core.queue.state.cache import WORK, QueueState
 from penstock.core.queue.state.feed import Change
 from penstock.core.queue.state.lanes import lane_of
-from penstock.core.queue.state.records import READY, TAKEN, WAITING, MessageRow, SpecialRow, encode
+from penstock.core.queue.state.records import FAILED, READY, TAKEN, WAITING, MessageRow, SpecialRow, encode
 from penstock.core.schema import brings_kind
 from penstock.errors import ConfigError, QueueFull
 
@@ -117,6 +118,9 @@ def push(
     """Appends a batch of messages, with options for all or for `each`; `forced` for those that must not be lost: dead
     letters fit always. `moved`: they were pushed before, and none takes another one's place."""
     policy = queue.record.policy
+    unique = None if forced or moved or batch.columns.headers is None else _unique_of(batch.columns.headers)
+    if unique is not None and (waiting := _waiting_twin(commit, queue, unique)) is not None:
+        return [waiting]
     throttle = None
     debounced = False
     if batch.columns.key is not None and not forced and not moved:
@@ -157,7 +161,37 @@ def push(
         give_turns(commit, queue, receipts, batch.columns, range(len(receipts)), fair_by)
     if debounced:
         _debounce(commit, queue, receipts, batch.columns.key or [])
+    if unique is not None:
+        first = receipts[0]
+        row = Passed(first.seq, first._number.to_bytes(16), commit.now_ms)
+        commit.tx.put(_unique_key(queue, unique), keys.encode(row))
     return receipts if throttle is None else throttle.receipts(receipts)
+
+
+# ── unique while waiting ──────────────────────────────────────────────────────────────────────────────────────────────
+def _unique_of(headers: Sequence[Mapping[str, str] | None]) -> str | None:
+    """What a message is not to wait twice under; None: it may."""
+    given = [one[UNIQUE] for one in headers if one and UNIQUE in one]
+    if given and len(headers) > 1:
+        raise ConfigError("messages that are unique while they wait are pushed one by one")
+    return given[0] if given else None
+
+
+def _waiting_twin(commit: Commit, queue: QueueState, unique: str) -> Receipt | None:
+    """The message that waits under the same text: no consumer has it, and it was not given up."""
+    value = commit.tx.get(_unique_key(queue, unique))
+    passed = None if value is None else _read_passed(value, queue.name)
+    if passed is None or not _waits(commit, queue, passed.seq):
+        return None
+    return Receipt(queue.name, passed.seq, int.from_bytes(passed.id), duplicate=True)
+
+
+def _waits(commit: Commit, queue: QueueState, seq: int) -> bool:
+    return any(message.state != FAILED for _, message in queue.find(commit.tx, seq))
+
+
+def _unique_key(queue: QueueState, unique: str) -> bytes:
+    return keys.flow_key(queue.topic, keys.ALL_GROUPS, b"w", unique)
 
 
 def _debounce(commit: Commit, queue: QueueState, receipts: list[Receipt], keys_given: list[str | None]) -> None:
@@ -413,13 +447,16 @@ def forget_flow(commit: Commit, queue: QueueState, after: bytes) -> bytes:
     low, high = keys.flow_of_queue(queue.topic)
     rows = list(islice(commit.tx.scan(max(low, after), high), FORGET_STEP))
     for key, value in rows:
-        if _is_over(queue, keys.flow_tag(key), value, commit.now_ms):
+        if _is_over(commit, queue, keys.flow_tag(key), value):
             commit.tx.delete(key)
     return rows[-1][0] + b"\0" if len(rows) == FORGET_STEP else b""
 
 
-def _is_over(queue: QueueState, tag: bytes, value: bytes, now: int) -> bool:
-    """Whether a key's rate, throttle or debounce would be the same without its row."""
+def _is_over(commit: Commit, queue: QueueState, tag: bytes, value: bytes) -> bool:
+    """Whether a key's rate, throttle or debounce would be the same without its row, or its message waits no more."""
+    now = commit.now_ms
+    if tag == b"w":
+        return not _waits(commit, queue, _read_passed(value, queue.name).seq)
     rate, throttle = queue.policy.rate_per_key, queue.policy.throttle
     if tag == b"r":
         return rate is None or read_window(value, queue.name).is_over(read_rate(rate), now)

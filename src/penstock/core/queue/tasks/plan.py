@@ -28,6 +28,7 @@ class TaskOptions(TypedDict, total=False):
     timeout: Duration | None
     keep_results: Duration | None
     key: str | Callable[..., str] | None
+    unique: bool | Callable[..., str]
     priority: int
 
 
@@ -41,6 +42,7 @@ class TaskPlan(msgspec.Struct, frozen=True):
     keep: float | None = None
     """Seconds for which results are kept; None: they are not."""
     key: str | Callable[..., str] | None = None
+    unique: bool | Callable[..., str] = False
 
     @classmethod
     def of(cls, options: TaskOptions, keep: float | None) -> TaskPlan:
@@ -55,6 +57,9 @@ class TaskPlan(msgspec.Struct, frozen=True):
         key = options.get("key")
         if key is not None and not isinstance(key, str) and not callable(key):
             raise ConfigError(f"key must be text, or a function of the task's arguments, not {key!r:.80}")
+        unique = options.get("unique", False)
+        if not isinstance(unique, bool) and not callable(unique):
+            raise ConfigError(f"unique is True, or a function of the task's arguments, not {unique!r:.80}")
         return cls(
             retry,
             _errors(options["retry_on"], "retry_on") if "retry_on" in options else None,
@@ -62,6 +67,7 @@ class TaskPlan(msgspec.Struct, frozen=True):
             None if timeout is None else seconds(timeout, "timeout", minimum=0.001),
             keep,
             key,
+            unique,
         )
 
     def verdict(self, error: Exception, attempt: int) -> NackRequest | None:

@@ -9,11 +9,13 @@ import msgspec
 
 from penstock.core.clock import Duration, seconds
 from penstock.core.events import Receipt
+from penstock.core.journal.prepare import encode_payload
 from penstock.core.model.arguments import PushArguments, shows
-from penstock.core.model.calls import TaskArguments
-from penstock.core.names import check_consumer, check_items, check_mapping
+from penstock.core.model.calls import UNIQUE, TaskArguments
+from penstock.core.names import check_consumer, check_items, check_mapping, check_text
 from penstock.core.queue.results import ResultTicket, with_reply
 from penstock.core.queue.schedule import Cron
+from penstock.core.queue.state.records import blake2b
 from penstock.core.queue.tasks.arguments import Signature
 from penstock.core.queue.tasks.chain import ChainStart, TaskCall
 from penstock.core.queue.tasks.plan import TaskPlan
@@ -132,9 +134,18 @@ class Task(Generic[P, R]):
         options = {"kind": self.name, **self._options}
         if key is not None and "key" not in options:
             options["key"] = key if isinstance(key, str) else key(*args, **kwargs)
+        if self.plan.unique:
+            options["headers"] = {**(options.get("headers") or {}), UNIQUE: self._unique_text(payload, args, kwargs)}
         if self.plan.keep is not None:
             options["headers"] = with_reply(self.queue, options.get("headers"), self.plan.keep)
         return payload, options
+
+    def _unique_text(self, payload: TaskArguments, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
+        """What no other call of the task may wait under: all of its arguments, or what its function makes of them."""
+        unique = self.plan.unique
+        if callable(unique):
+            return f"{self.name}/{check_text(unique(*args, **kwargs), 'unique')}"
+        return f"{self.name}/{blake2b(encode_payload(payload), digest_size=16).hexdigest()}"
 
     @shows(PushArguments)
     def using(self, **options: Unpack[PushArguments]) -> Task[P, R]:

@@ -125,7 +125,8 @@ class Tasks:
         only after these exceptions. `give_up_on`: never after these. `timeout`: how long an attempt may take.
         `keep_results`: for how long results are kept, if not as long as those of the other tasks; None: not at all.
         `key`: calls with one key run one at a time, in order; a text for all calls, or a function of the arguments.
-        `priority`: in a queue that has priorities.
+        `unique`: a call that waits already is not pushed again (True: one with the same arguments; or a function of the
+        arguments whose text says which calls are the same). `priority`: in a queue that has priorities.
         """
         check_name(queue, "queue")
         if unknown := sorted(options.keys() - TaskOptions.__annotations__.keys()):
