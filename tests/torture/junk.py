@@ -213,7 +213,17 @@ SERVED = {
 EXPORTS = [
     *("CheckReport", "CompactReport", "CopyReport", "Delivery", "Description", "DropReport", "Event", "ExportReport"),
     *("Fence", "ImportReport", "InclusionProof", "Journal", "JournalSubscription", "Pause", "PendingDelivery"),
-    *("Pressure", "Queue", "QueueConsumer", "QueueMessage", "QueueStats", "RebuildReport", "Receipt", "ResultTicket"),
+    *(
+        "Pressure",
+        "RunningTask",
+        "Queue",
+        "QueueConsumer",
+        "QueueMessage",
+        "QueueStats",
+        "RebuildReport",
+        "Receipt",
+        "ResultTicket",
+    ),
     *("Schedule", "Subscription", "Task", "Ticket", "Topic", "TopicConsumer", "Transaction", "TreeRoot"),
     *("VerifyReport", "Watch", "Worker", "Clock", "errors", "Middleware", "Projection", "Outbox"),
 ]

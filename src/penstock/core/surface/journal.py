@@ -267,6 +267,10 @@ class Journal:
 
     def push_together(self, calls: GatherRequest) -> list[Receipt]:
         """Pushes calls of tasks in one commit; `Tasks.gather` makes the request."""
+        from penstock.core.model.calls import GatherRequest
+
+        if not isinstance(calls, GatherRequest):
+            raise ConfigError(f"calls are what Tasks.gather makes, not {calls!r:.80}")
         return self._backend.push_together(calls)
 
     def task(self, id: str) -> TaskState | None:

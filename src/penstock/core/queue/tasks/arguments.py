@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.core.journal.prepare import encode_payload, refuse_changed
 from penstock.core.model.calls import TaskArguments
+from penstock.core.names import check_items, check_mapping
 from penstock.errors import ConfigError
 
 
@@ -46,8 +47,9 @@ class Signature:
         """The payload of a call. TypeError, as a call would raise, when the arguments do not fit the function: in
         number, by name, or by their annotated types as they will be after their way through JSON. `follows`: its first
         argument is what the call before it returns."""
-        given = self._signature.bind(*args, **kwargs) if not follows else self._rest.bind(*args, **kwargs)
-        payload = TaskArguments(list(args), dict(kwargs))
+        positional, named = check_items(args, "args"), check_mapping(kwargs, "kwargs")
+        given = (self._rest if follows else self._signature).bind(*positional, **named)
+        payload = TaskArguments(positional, named)
         for name, hint, value in self._values(given):
             self._check(name, hint, value)
         return payload
