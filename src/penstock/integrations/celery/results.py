@@ -135,15 +135,18 @@ class PenstockBackend(KeyValueStoreBackend):
 
     def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
         """Counts a task of a chord's header; after the last one the body is sent."""
-        if request.group and request.chord:
-            newest = self._newest(self.topic, text_of(self.get_key_for_chord(request.group)))
-            if newest is not None and newest.kind == DELETED:
-                return  # the body was sent, and this task ran once more
-            # Before the size is known, another part is still to be sent.
-            request.chord["chord_size"] = self.get(self._size_key(request.group)) or sys.maxsize
+        if not request.group or not request.chord:
+            return
+        key = self.get_key_for_chord(request.group)
+        newest = self._newest(self.topic, text_of(key))
+        if newest is not None and newest.kind == DELETED:
+            return  # the body was sent, and this task ran once more
+        # Before the size is known, another part is still to be sent.
+        request.chord["chord_size"] = self.get(self._size_key(request.group)) or sys.maxsize
         token = _part.set(request.id)
         try:
-            super().on_chord_part_return(request, state, result, **kwargs)
+            if self.incr(key) >= request.chord["chord_size"]:  # only the last part needs to look at the whole header
+                super().on_chord_part_return(request, state, result, **kwargs)
         finally:
             _part.reset(token)
 
