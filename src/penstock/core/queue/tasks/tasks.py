@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from penstock.core.clock import Duration
-    from penstock.core.consuming.worker import Worker
     from penstock.core.queue.tasks.state import TaskState
-    from penstock.core.queue.worker import Middleware
+    from penstock.core.queue.worker import Middleware, QueueWorker
     from penstock.core.surface.journal import Journal
 
 P = ParamSpec("P")
@@ -205,7 +204,7 @@ class Tasks:
         ahead: int | None = None,
         lease: Duration | None = None,
         middleware: Iterable[Middleware] = (),
-    ) -> list[Worker]:
+    ) -> list[QueueWorker]:
         """A worker for each of the tasks' queues, not started; the arguments are those of `Queue.worker`."""
         for call in self._periodic.values():
             call.store(self.journal)
