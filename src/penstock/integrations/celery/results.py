@@ -81,10 +81,11 @@ class PenstockBackend(KeyValueStoreBackend):
         with self.topic.subscribe("latest", key=text_of(self.get_key_for_task(task_id))) as subscription:
             while True:
                 meta = self.get_task_meta(task_id)
-                if meta["status"] in states.READY_STATES:
+                ready = meta["status"] in states.READY_STATES
+                if on_interval and meta["status"] != states.SUCCESS:
+                    on_interval()  # it raises what a task before this one failed with
+                if ready:
                     return meta
-                if on_interval:
-                    on_interval()
                 left = interval if until is None else min(interval, until - time.monotonic())
                 if left <= 0:
                     raise CeleryTimeout("The operation timed out.")
