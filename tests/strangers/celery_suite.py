@@ -28,8 +28,8 @@ LEFT_OUT = {
     "test_chord_header_id_duplicated_on_rabbitmq_msg_duplication": "wants the chord of a task that came twice to run "
     "twice; its parts count once here, and Celery expects the same failure of a broker on Redis",
     "test_chord_on_error": "looks for a task's id in the words of the Redis backend's error",
-    "(test_error_propagates_from_chord and not chord2)": "waits for tasks that a failed chain never sends; Celery's own "
-    "file backend fails it, too",
+    "(test_error_propagates_from_chord and not chord2)": "waits for tasks that a failed chain never sends; "
+    "Celery's own file backend fails it, too",
     "(test_chord and test_generator)": "about when the Redis backend reads a header that is a generator",
 }
 ONLY_REDIS = re.compile(r"if not manager\.app\.conf\.result_backend\.startswith\(['\"]redis['\"]\):")
