@@ -119,14 +119,12 @@ def test_stateful_queries_are_exact_whatever_is_killed(spark: SparkSession, tmp_
                     rows = [Draft(topic, row) for name, row in events[start : start + step] if name == topic]
                     journal.topic(topic).append_many(rows)
             job.run(KILLS)
-        if SPARK < (4, 2):  # it closes windows in the next run
-            job.run(0)
     print(f"killed: {dict(job.killed)}")
     assert set(job.killed) == set(VICTIMS)
     with penstock.open(url) as journal:
         duck = batch.reference(journal)
         batch.register(spark, batch.in_journal(spark, url))
         streams.read(spark, url)
-        for name in STATEFUL:
+        for name in STATEFUL if SPARK >= (4, 2) else set(STATEFUL) - set(streams.WINDOWED):
             expected = batch.answer(duck.execute(BATCH[name]).fetchall())
             assert expected and streams.result(spark, journal, name) == expected, (name, seed, job.killed)
