@@ -1,4 +1,5 @@
-"""What a person does to a journal: an operation, the question asked before it, the sentence printed after it.
+"""The acts that a person performs on a journal: an operation, the question asked before it, the sentence printed after
+it.
 
 The console and the command line present these acts. The console makes them from a form, the command line from options;
 the words, the checks and the call of the operation are here, once.
@@ -36,18 +37,18 @@ from penstock.core.units import pluralize, show_duration, show_size
 from penstock.errors import ConfigError, UnknownQueue
 
 Danger = Literal["", "red", "typed"]
-"""How an act is asked for: plainly, in red, or in red with the name of what it destroys to be typed."""
+"""The way in which an act is asked for: plainly, in red, or in red with the name of what it destroys to be typed."""
 
 
 class Done(msgspec.Struct):
-    """What an act did."""
+    """The result of an act."""
 
     says: str
     """In a sentence, for people."""
     record: dict[str, object] = {}
     """In fields, for programs."""
     notes: list[str] = []
-    """What a person should know besides."""
+    """Notes that a person should know besides."""
 
 
 class NotThere(ConfigError):
@@ -308,7 +309,7 @@ class MakeQueue(Act):
 
 
 class _Pausing(Act):
-    """What pausing and resuming are about: a queue, or one group of it."""
+    """The subject of pausing and resuming: a queue, or one group of it."""
 
     queue: Queue
     group: str | None = None

@@ -54,13 +54,13 @@ _SETTINGS = "SET TimeZone = 'UTC'; SET python_enable_replacements = false; SET a
 _LOOKED_UP = 20_000
 """Events of a key that are read one by one through the index; whatever follows them is read by the block."""
 _NAMES = re.compile(r'"([A-Za-z0-9._-]{1,255})"|([A-Za-z0-9._]{1,255})')
-"""What may be a topic's name in a query."""
+"""The pattern of a topic's name in a query."""
 _BY_KEY = re.compile(r"""\bkey"?\s*(==?|in)\s*\(?\s*['?$]""", re.IGNORECASE)
-"""What a query looks like that may look for a key. A hint: taken or not, the answer is the same."""
+"""The pattern of a query that may look for a key. A hint: taken or not, the answer is the same."""
 _DEEPEST = 32
 """Lists and mappings within one another, in a parameter."""
 _BEGIN = datetime.fromtimestamp(0, UTC)
-"""When a sealed file was changed last: never."""
+"""The time when a sealed file was changed last: never."""
 _NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
 
 
@@ -70,7 +70,7 @@ def run_sql(
     parameters: Sequence[object] | Mapping[str, object],
     columns: Mapping[str, str | type[object]],
 ) -> pa.Table:
-    """What a query answers, all of it, from one state of the journal; `columns`: typed columns, by topic."""
+    """Returns the whole answer to a query, from one state of the journal; `columns`: typed columns, by topic."""
     if not isinstance(query, str) or not query.strip():
         raise ConfigError(f"a query is text like 'select kind, count(*) from orders group by 1', not {query!r:.80}")
     if isinstance(parameters, str | bytes) or not isinstance(parameters, Sequence | Mapping):
@@ -132,7 +132,7 @@ def _create_view(
 
 
 def _explained(error: duckdb.Error, backend: Backend) -> Exception:
-    """What is wrong with a query, in DuckDB's words, with the place; a topic that is not there in ours."""
+    """Returns the problem of a query, in DuckDB's words, with the place; a topic that is not there in ours."""
     missing = _NO_TABLE.search(str(error))
     if missing is not None:
         return UnknownTopic(f"there is no topic {missing[1]!r}{nearest(missing[1], backend.call(LIST_TOPICS))}")
@@ -332,7 +332,7 @@ class _SealedReader(io.RawIOBase):
 
 
 class Scanner(NamedTuple):
-    """What DuckDB asks a dataset for."""
+    """The interface that DuckDB asks of a dataset."""
 
     reader: pa.RecordBatchReader
 
@@ -349,7 +349,7 @@ Condition = tuple[str, str, list[Any]]
 _COMPARISONS = {"equal": "is_in", "greater": "from", "greater_equal": "from", "less": "to", "less_equal": "to"}
 _PART = re.compile(r"(call|end|field_ref|nested_field_ref|literal|options): '(.*)'")
 _Tree = tuple[str, Any]
-"""What an expression is, and its name, its value, or the function and its arguments."""
+"""An expression's type, and its name, its value, or the function and its arguments."""
 
 
 def implied_filters(filter: pc.Expression) -> list[Condition]:

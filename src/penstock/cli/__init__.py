@@ -15,7 +15,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """What the `penstock` script calls."""
+    """Runs the `penstock` script."""
     import gc
     import sys
 

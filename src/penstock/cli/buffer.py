@@ -58,7 +58,8 @@ class NamedBuffer:
         return open_store(self.url, self.options)
 
     def paths(self, shard: int | None = None) -> BufferPaths:
-        """Where the manifest and the batches of a shard are; of the shard that was named, or the only one."""
+        """Returns the places of the manifest and of the batches of a shard: of the shard that was named, or the only
+        one."""
         from penstock.buffer.manifest import buffer_paths, shard_paths
 
         own = buffer_paths(self.named["manifest"], self.named.get("prefix", BUFFER_PREFIX))

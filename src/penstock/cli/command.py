@@ -1,4 +1,5 @@
-"""What every command is given and how it is declared: with Click's decorators, below one that adds what all share.
+"""The declaration of commands, and the arguments that every command is given: with Click's decorators, below one that
+adds what all share.
 
     @queue_command("pause", "penstock pause emails", writes=True)
     def pause(context: CommandContext, queue: Queue) -> Record:
@@ -42,7 +43,8 @@ EXIT_CODES: Final = {
     INTERRUPTED: "interrupted from the keyboard",
     CUT_OFF: "the program that read the output stopped reading",
 }
-"""What a shell sees, and what it means. `check` has its own: 0 fine, 1 warning, 2 critical, 3 unknown."""
+"""The exit codes that a shell sees, with their meanings. `check` has its own: 0 fine, 1 warning, 2 critical, 3 unknown.
+"""
 
 EXTRAS: Final = {
     "cli": ("click", "rich"),
@@ -68,7 +70,7 @@ EXTRAS: Final = {
 
 
 class Nothing(Exception):
-    """What was asked for is not there."""
+    """The error of a command whose subject is not there."""
 
 
 def extra_for(module: str | None) -> str | None:
@@ -79,7 +81,7 @@ def extra_for(module: str | None) -> str | None:
 
 # ── what a command is given ──────────────────────────────────────────────────────────────────────────────────────────
 class CommandContext:
-    """One run of a command: `journal()`, and ways to say something."""
+    """A run of a command: `journal()`, and ways to say something."""
 
     def __init__(self) -> None:
         self.url: str | None = None
@@ -93,7 +95,7 @@ class CommandContext:
 
     @property
     def color(self) -> bool:
-        """Whether results are shown in colour."""
+        """True if results are shown in colour."""
         return not self.json and colored(self.out)
 
     # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -131,14 +133,14 @@ class CommandContext:
 
     @property
     def journal_url(self) -> str:
-        """Where the journal is that the command is about, whether it is there or not."""
+        """The url of the journal that the command is about, whether the journal is there or not."""
         from penstock.limits import DEFAULT_URL
 
         return self.url or os.environ.get("PENSTOCK_URL", "").strip() or DEFAULT_URL
 
     @property
     def shown_journal(self) -> str:
-        """The same for people: a path from the root, a url without its secrets."""
+        """The url of the journal for people: a path from the root, a url without its secrets."""
         from penstock.api import is_served
         from penstock.core.engine.url import shown_store
         from penstock.core.names import shown_url
@@ -219,7 +221,7 @@ class CommandContext:
             self.line(event_line(event, color=self.color, topic=topic))
 
     def receipt(self, receipt: Receipt, done: str) -> None:
-        """What was written, where; `done` says how ("appended", "pushed")."""
+        """Prints the position of an event that was written; `done` says how ("appended", "pushed")."""
         if self.json:
             from penstock.core.documents.events import receipt_document
 
@@ -271,12 +273,12 @@ class CommandContext:
 
 # ── how a command is declared ────────────────────────────────────────────────────────────────────────────────────────
 Record = dict[str, object]
-"""What a command has done, field by field; it is printed behind the name of the queue or topic."""
+"""The result of a command, field by field: it is printed behind the name of the queue or topic."""
 Function = Callable[..., "Record | acts.Done | int | None"]
 Derived = Callable[[], list[click.Parameter]]
 """Makes options from what is too heavy to import before a command is called or explained."""
 Writes = bool | Callable[[dict[str, Any]], bool]
-"""Whether a command writes to the journal; a function says so from the options that were given."""
+"""True if a command writes to the journal; a function says so from the options that were given."""
 
 
 def _remember(ctx: click.Context, parameter: click.Parameter, value: object) -> None:
@@ -294,14 +296,14 @@ SHARED = (
     _shared("--token", help="the token a server asks for [or PENSTOCK_TOKEN]"),
     _shared("--json", is_flag=True, help="one JSON object per line instead of tables and text"),
 )
-"""What every command takes, and `penstock` itself before the command's name."""
+"""The options that every command takes, and that `penstock` itself takes before the command's name."""
 ALSO = {
     "create": _shared("--create", is_flag=True, help="make the journal, and the queue, when it is not there"),
     "takeover": _shared(
         "--takeover", is_flag=True, help="end the process that writes a journal in an object store, and write it"
     ),
 }
-"""What some commands take, and the context acts upon."""
+"""Options that some commands take and that the context acts upon."""
 
 
 class JournalCommand(click.Command):

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 
 
 Act = tuple[str, str, str]
-"""What happens, the page of the console that shows it, and what to look at there."""
+"""A moment of the story: the action, the page of the console that shows it, and the thing to look at there."""
 
 SECONDS = 30.0
-"""How long the demo takes unless told otherwise, and its story at the most: a longer demo tells it again."""
+"""The length of the demo unless an option says otherwise, and the longest length of its story: a longer demo tells it
+again."""
 
 
 @command("demo", "penstock demo", "penstock demo --seconds 300 --keep", "penstock demo --failover")
@@ -130,7 +131,8 @@ def _tell(context: CommandContext, shop: DemoShop, url: str, seconds: float, sto
 
 
 def _acts(seconds: float) -> Iterator[tuple[float, Callable[[DemoShop], Act]]]:
-    """What happens in a demo, and after how many seconds: the story, and its failures again for as long as it lives."""
+    """Returns the acts of a demo, and the number of seconds before each: the story, and its failures again for as long
+    as it lives."""
     period = min(seconds, SECONDS)
     for told in count():
         for share, act in STORY if told == 0 else STORY[OPENING:]:
@@ -177,7 +179,7 @@ STORY: tuple[tuple[float, Callable[[DemoShop], Act]], ...] = (
     (0.6, _mend_mail),
     (0.8, _redrive),
 )
-"""What happens after which share of the story's time."""
+"""The acts of the story, each after a share of the story's time."""
 OPENING = 2
 """Acts of the story that are told once."""
 
@@ -346,7 +348,7 @@ class _FailoverWriter:
             self._record(line)
 
     def read_rest(self) -> None:
-        """What a killed process had still said; a line cut off was not."""
+        """Returns the rest of a killed process's output; a line cut off was not."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.endswith("\n"):

@@ -1,4 +1,4 @@
-"""What a topic keeps and how a queue delivers; whether history is whole, sealing it, proving it, folding it anew."""
+"""Retention of topics and delivery of queues; whether history is whole, sealing it, proving it, folding it anew."""
 
 from __future__ import annotations
 
@@ -82,13 +82,14 @@ def verify(context: CommandContext, topic: str | None) -> int:
 
 
 def read_through(topic: Topic) -> tuple[int, str | None]:
-    """How many events were read, and what is wrong with them, their hashes and their sealed files, if anything is."""
+    """Returns the number of events were read, and what is wrong with them, their hashes and their sealed files, if
+    anything is."""
     count, problem = _read_events(topic)
     return count, problem or _verify_problem(topic)
 
 
 def _read_events(topic: Topic) -> tuple[int, str | None]:
-    """How many events were read, and what stopped it."""
+    """Returns the number of events were read, and what stopped it."""
     count = last = expected = 0
     latest: int | None = None
     with suppress(PenstockError):  # the newest block is damaged, and the read will come to it
@@ -118,7 +119,7 @@ def _readable_again(topic: Topic, last: int) -> str:
 
 
 def _verify_problem(topic: Topic) -> str | None:
-    """What is wrong with a topic's hashes and sealed files."""
+    """Returns the problem of a topic's hashes and sealed files."""
     from penstock.core.local.backend import LocalJournal
 
     if not isinstance(topic.journal, LocalJournal):  # a topic is verified where its store is

@@ -89,7 +89,7 @@ def app(ctx: click.Context) -> None:
 
 
 def _greet(ctx: click.Context) -> None:
-    """What `penstock` alone says: ten commands to begin with."""
+    """Prints the output of `penstock` without a command: ten commands to begin with."""
     formatter = ctx.make_formatter()
     formatter.write_text("penstock: an embedded, durable event journal")
     group = ctx.command
@@ -113,7 +113,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _run(words: Sequence[str], *, json: bool) -> int:
-    """The same; OSError when what it says cannot be written."""
+    """Runs a command; OSError when its output cannot be written."""
     try:
         with app.make_context("penstock", list(words)) as ctx:
             code = app.invoke(ctx)

@@ -42,7 +42,7 @@ def _spelled(error: UnicodeError) -> tuple[str, int]:
 
 
 def colored(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that wants colour."""
+    """Returns True if a stream is a terminal that wants colour."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
@@ -59,7 +59,7 @@ def safe(text: str) -> str:
 
 
 def safe_lines(text: str) -> str:
-    """The same for text of several lines, which stay lines."""
+    """Does the same for text of several lines, which stay lines."""
     return "\n".join(map(safe, text.splitlines()))
 
 

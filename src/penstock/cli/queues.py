@@ -450,7 +450,7 @@ class StopSignals:
     def __init__(self) -> None:
         self._came: SimpleQueue[int] = SimpleQueue()
         self.asked = False
-        """Whether one came."""
+        """True if one came."""
         self._first = 0.0
 
     def __enter__(self) -> StopSignals:

@@ -85,7 +85,8 @@ class Supervisor:
         return before != self._seen
 
     def _sources(self) -> dict[Path, int]:
-        """When each Python file below the folder was changed, hidden folders and installed packages left out."""
+        """Returns the time when each Python file below the folder was changed, hidden folders and installed packages
+        left out."""
         found: dict[Path, int] = {}
         for path in self._watched.rglob("*.py") if self._watched is not None else ():
             parts = path.relative_to(self._watched).parts if self._watched is not None else ()

@@ -123,7 +123,7 @@ def sql(context: CommandContext, query: str, as_csv: bool) -> None:
 
 
 def _number(value: object) -> object:
-    """What is shown as a number: sums are decimals."""
+    """Returns the value of a field that is shown as a number: sums are decimals."""
     if isinstance(value, Decimal):
         return int(value) if value == int(value) else float(value)
     return value
@@ -241,7 +241,7 @@ def _newest(
     lines: int | None,
     followed: JournalSubscription | None,
 ) -> Iterator[Event]:
-    """What a tail begins with, oldest first: nothing that it follows."""
+    """Returns the first events of a tail, oldest first: nothing that it follows."""
     through = None if followed is None else followed.positions
     if lines is None and selection["since"] is not None:
         return journal.read(topics or None, through=through, **selection)
@@ -315,7 +315,7 @@ def lag(context: CommandContext, topic: str | None, consumer: str | None, max: i
 
 
 def _behind(journal: Journal, topic: Topic, seq: int, latest: int) -> float | None:
-    """How long ago the first event was recorded that the consumer has not seen."""
+    """Returns the age of the first event that the consumer has not seen."""
     if seq >= latest:
         return 0.0
     first = next(topic.read(max(seq, topic.oldest - 1), 1), None)
@@ -495,7 +495,7 @@ class EventLines:
         return Draft(payload=payload, **self._shared | self._taken(payload))
 
     def _taken(self, document: object) -> dict[str, str]:
-        """What is taken from fields of a line's document, by the name it has in a draft."""
+        """Returns the fields of a line's document that a draft takes, by their names in a draft."""
         taken = {}
         for name, field in self._fields.items():
             value = document.get(field) if isinstance(document, dict) else None

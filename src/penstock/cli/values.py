@@ -50,7 +50,7 @@ def position(text: str) -> int:
 
 
 def number(text: str) -> int:
-    """How many."""
+    """Returns the number in an argument."""
     plain = text.replace(",", "").replace("_", "")
     if not plain.isdecimal():
         raise ValueError(f"a number of at least 0 was expected, not {text!r}")
@@ -58,7 +58,7 @@ def number(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """How many, at least one."""
+    """Returns the number in an argument, which is at least one."""
     found = number(text)
     if found < 1:
         raise ValueError("it must be at least 1")
@@ -148,7 +148,8 @@ the_headers = several("--header", "headers", metavar="NAME=VALUE", type=header, 
 
 
 def load_named(path: str, what: str = "a handler", like: str = "shop.mail:send", also: tuple[type, ...] = ()) -> object:
-    """What `module:name` names, from this folder or the installed packages; UsageError says what is missing.
+    """Returns the object that `module:name` names, from this folder or the installed packages; UsageError says what is
+    missing.
 
     It is a function or a class, or one of the types `also` names.
     """

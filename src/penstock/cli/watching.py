@@ -1,4 +1,4 @@
-"""Whether all is well: the journal live in a terminal and for monitoring, this machine; completion and help."""
+"""True if all is well: the journal live in a terminal and for monitoring, this machine; completion and help."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _frame(sample: Sample, rows: int, *, color: bool) -> str:
 
 F = TypeVar("F", bound=Callable[..., Any])
 FINE, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
-"""What monitoring systems expect a check to exit with."""
+"""The exit codes that monitoring systems expect of a check."""
 
 
 class Threshold:
@@ -204,10 +204,10 @@ LIMITS: dict[str, tuple[Callable[[str], float], str]] = {
     "objects": (number, "objects a journal may have in an object store"),
     "unstored": (duration, "how long a commit may be in the memory of an object store's writer only"),
 }
-"""What can be limited: how it is written, and what it means."""
+"""The quantities that can be limited: how it is written, and what it means."""
 USUALLY = {"failed": Threshold("0:1000000000", number), "dead": Threshold("0:1000000000", number)}
 USUALLY |= {"pressure": Threshold("75:95", share)}
-"""What is judged also where nothing was said."""
+"""The limits that apply where no option sets a limit."""
 
 
 def _limits(function: F) -> F:
@@ -217,7 +217,7 @@ def _limits(function: F) -> F:
 
 
 class Judgement:
-    """What was found wrong, and the worst of everything that was measured."""
+    """The problems that were found, and the worst of everything that was measured."""
 
     def __init__(self, limits: dict[str, Threshold | None], rate: float) -> None:
         self.limits = {name: given or USUALLY.get(name) for name, given in limits.items()}
@@ -459,7 +459,7 @@ def _journal(context: CommandContext) -> list[Diagnosis]:
 
 
 def _disk(folder: Path) -> Diagnosis:
-    """How long the disk takes to keep something."""
+    """Returns the time that the disk takes to store a value."""
     try:
         with tempfile.TemporaryDirectory(prefix=".penstock-doctor-", dir=folder) as made:
             descriptor = os.open(Path(made) / "sync", os.O_CREAT | os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""What lets other libraries keep their data in a journal. Each module stands on the public names alone.
+"""Integrations that let other libraries keep their data in a journal. Each module stands on the public names alone.
 
     celery          a transport of kombu, and a result backend
     django          a backend for Django's tasks

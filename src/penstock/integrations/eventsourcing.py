@@ -44,7 +44,7 @@ R = TypeVar("R", bound="PenstockRecorder")
 
 
 class PenstockRecorder:
-    """What every recorder here stands on: a topic of events, and a topic of what is tracked beside it."""
+    """The base of every recorder here: a topic of events, and a topic of what is tracked beside it."""
 
     def __init__(self, journal: penstock.Journal, topic: str = "events", *, text_ids: bool = False) -> None:
         """`text_ids`: originators' ids are text, not UUIDs."""
@@ -194,7 +194,7 @@ class PenstockSubscription(Subscription[PenstockApplicationRecorder]):
 
 
 class PenstockTrackingRecorder(PenstockRecorder, TrackingRecorder):
-    """How far upstream applications were processed. Subclass it for a view that is kept beside."""
+    """The positions through which upstream applications were processed. Subclass it for a view that is kept beside."""
 
     def insert_tracking(self, tracking: Tracking) -> None:
         """Records how far an application was processed. IntegrityError when it is no further than before."""
@@ -203,7 +203,7 @@ class PenstockTrackingRecorder(PenstockRecorder, TrackingRecorder):
         self._insert(outbox)
 
     def max_tracking_id(self, application_name: str) -> int | None:
-        """How far an application was processed; None when it never was."""
+        """Returns the position through which an application was processed; None when it never was."""
         found = self._tracked(application_name)
         return None if found is None else found.payload
 

@@ -226,5 +226,6 @@ def _named(*names: str) -> dict[str, Any]:
 
 
 def _names(event: penstock.Event[bytes]) -> list[str]:
-    """What an event is of: a thread, a namespace, a checkpoint; a write also has a task and its number."""
+    """Returns the thread, the namespace and the checkpoint of an event: a thread, a namespace, a checkpoint; a write
+    also has a task and its number."""
     return list(msgspec.json.decode(event.headers["names"]))

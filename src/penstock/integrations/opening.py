@@ -1,4 +1,4 @@
-"""One open journal for a process, for libraries that make an object for every thread, connection or task, and topics
+"""An open journal for a process, for libraries that make an object for every thread, connection or task, and topics
 that hold states."""
 
 from __future__ import annotations

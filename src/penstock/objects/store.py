@@ -1,4 +1,4 @@
-"""Where a buffer's objects live: one small contract over S3, Google Cloud Storage, Azure, a directory, and memory.
+"""The places of a buffer's objects: one small contract over S3, Google Cloud Storage, Azure, a directory, and memory.
 
     s3://bucket/prefix   gs://bucket/prefix   az://container/prefix   file:///dir   memory://name
 

@@ -72,7 +72,7 @@ class Access:
 
     @property
     def open(self) -> bool:
-        """Whether no token is asked for."""
+        """True if no token is asked for."""
         return not self._tokens
 
     # ── who ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -207,7 +207,8 @@ def _bearer(connection: HTTPConnection) -> str | None:
 
 
 def address_of(connection: HTTPConnection) -> str:
-    """Where a request came from: the other end of its connection, or what a proxy said that the operator named."""
+    """Returns the address that a request came from: the other end of its connection, or what a proxy said that the
+    operator named."""
     return connection.client.host if connection.client else ""
 
 
@@ -221,7 +222,7 @@ def _guesser(address: str) -> str:
 
 
 def fingerprint(token: str) -> str:
-    """What a token is called in records: enough of its hash to tell tokens apart, too little to find one."""
+    """Returns the name of a token in records: enough of its hash to tell tokens apart, too little to find one."""
     return _digest(token).hex()[:10]
 
 

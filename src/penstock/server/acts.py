@@ -1,4 +1,5 @@
-"""What a person can do from the console: a form is an act of `penstock.acts`, is asked first, and is written down.
+"""The acts that a person can perform from the console: a form is an act of `penstock.acts`, is asked first, and is
+written down.
 
 A form sends its fields to POST /acts/{act} with `preview`; the answer is the question to ask, with a number in it where
 the act destroys or repeats something, or nothing when the act may be done at once. Sent again without `preview` it is
@@ -49,14 +50,14 @@ _log = Log("penstock.server")
 
 
 class ActCall:
-    """One request to do something, or, with `preview`, to say what would be done."""
+    """A request of an act, or, with `preview`, of a description of the act."""
 
     def __init__(self, service: Service, fields: dict[str, Value], preview: bool) -> None:
         self.journal: LocalJournal = service.journal
         self.fields = fields
         self.preview = preview
         self.stopping = service.closing.is_set
-        """Whether the server ends; what an act does in the background ends with it."""
+        """True if the server ends; what an act does in the background ends with it."""
 
     def filled(self, kind: type[S], **other: object) -> S:
         """The form as a request."""
@@ -107,7 +108,7 @@ class ConsoleAct(msgspec.Struct):
     """The field that names what the act is about."""
     fields: frozenset[str]
     on_system: bool
-    """Whether it may be about a topic of penstock's own."""
+    """True if it may be about a topic of penstock's own."""
 
 
 ACTS: Final[dict[str, ConsoleAct]] = {}
@@ -162,7 +163,7 @@ def drop_topic(call: ActCall) -> acts.Act:
 
 
 def _target(call: ActCall) -> int:
-    """Where a consumer is to be moved."""
+    """Returns the position to which a consumer is to be moved."""
     topic, to = call.topic, call.optional("to") or "position"
     latest = topic.latest
     if to not in ("start", "end", "time", "event", "position"):
@@ -290,7 +291,7 @@ CHOICE: Final = ("ids", "where", "scope", "limit", "rate")
 
 
 def _chosen(call: ActCall) -> EventChoice | None:
-    """Which messages: those that were ticked, those of a condition, or (None) all."""
+    """Returns the chosen messages: those that were ticked, those of a condition, or (None) all."""
     scope, where, ids = call.optional("scope") or "all", call.optional("where"), call.fields.get("ids", [])
     if scope == "all":
         return None
@@ -390,9 +391,9 @@ class ActAnswer(msgspec.Struct, omit_defaults=True):
 
     question: str = ""
     danger: bool = False
-    """Whether it destroys something."""
+    """True if it destroys something."""
     typed: str | None = None
-    """What has to be typed before it is done."""
+    """The text that has to be typed before the act is done."""
     says: str = ""
 
 
@@ -405,10 +406,10 @@ class AuditRecord(msgspec.Struct):
     who: str
     """`local` where no token is asked for, else the beginning of the token's hash; never the token."""
     address: str
-    """Where the request came from."""
+    """The address that the request came from."""
     fields: dict[str, Value]
     says: str
-    """What was done, in words."""
+    """The act in words."""
 
 
 @guarded("write")

@@ -109,8 +109,8 @@ def answer_error(request: Request, error: Exception) -> Response:
 
 # ── whether all is well, for those who watch servers ──────────────────────────────────────────────────────────────────
 async def health(request: Request) -> Response:
-    """Whether the journal is open, and neither another writer nor other files have replaced it; nothing else, so it
-    needs no token."""
+    """Returns True if the journal is open, and neither another writer nor other files have replaced it; nothing else,
+    so it needs no token."""
     journal = request.app.state.service.journal
     status = "closed" if journal.closed else "ok" if journal.backend.engine.usable() else "replaced"
     return Response(b'{"status":"%s"}' % status.encode(), 200 if status == "ok" else 503, media_type=JSON)
@@ -146,7 +146,7 @@ def exposition(service: Service) -> str:
 
 
 def own(service: Service | None = None) -> Registry:
-    """What the server itself is busy with."""
+    """Returns the work of the server itself."""
     registry = Registry()
     registry.gauge("server.listeners", "live streams that are open").set(service.listeners if service else 0)
     registry.gauge("server.waiting", "requests that wait for a message").set(service.waiting if service else 0)

@@ -1,4 +1,4 @@
-"""What a person types, as the fields of a request, a policy or settings: their types say how each is read.
+"""The input of a person, as the fields of a request, a policy or settings: their types say how each is read.
 
 Numbers of seconds are durations (`5m`, `1h30m`), numbers of bytes sizes (`64MiB`), a retry is `exponential:1s:5m`, what
 may be anything is JSON. In a form, what is left empty has its default.
@@ -22,7 +22,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 Value = str | list[str]
 """A field as a form sends it: text, or several texts."""
 AS_IT_IS = "as it is"
-"""What a form says of a retry that has no words: it is kept unless it is changed."""
+"""The text of a form for a retry that has no words: it is kept unless it is changed."""
 
 
 def struct_fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
@@ -43,7 +43,7 @@ def _bare(kind: inspect.Type) -> inspect.Type:
 
 
 def choices_of(field: inspect.Field) -> Iterable[str]:
-    """What can be chosen for a field; nothing when it is typed."""
+    """Returns the choices of a field; nothing when it is typed."""
     kind = types_of(field)[0]
     if isinstance(kind, inspect.LiteralType):
         return [str(value) for value in kind.values]
@@ -144,7 +144,7 @@ class PolicyField(msgspec.Struct, frozen=True):
 
 
 def policy_form(policy: QueuePolicy) -> list[PolicyField]:
-    """What can be changed of a policy, as its form shows it."""
+    """Returns the changeable fields of a policy, as its form shows them."""
     values = msgspec.structs.asdict(policy)
     unset = {"retry": "default", "dedup_window": "none"}
     return [

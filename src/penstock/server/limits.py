@@ -1,4 +1,5 @@
-"""How large, how long, how many: what one request may ask of a server, and what the server holds for all of them."""
+"""The limits on sizes, durations and numbers: what one request may ask of a server, and what the server holds for all
+of them."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ LIVE_BYTES: Final = 32 << 20
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What a server allows. Give one to `app(limits=…)`."""
+    """The limits of a server. Give one to `app(limits=…)`."""
 
     max_body: int = 32 << 20
     """Bytes of a request's body."""

@@ -22,7 +22,7 @@ PORT = 7367
 
 
 def is_local(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
+    """Returns True if an address can be reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -131,7 +131,7 @@ def timed_protocol(limit: float) -> type[HttpToolsProtocol]:
         _patience: asyncio.TimerHandle | None = None
         """Looks at the connection again; a timer for each request would cost as much as reading its head."""
         _since: float | None = None
-        """When the request that is expected began; None while none is."""
+        """The time when the request that is expected began; None while none is."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -170,7 +170,8 @@ def timed_protocol(limit: float) -> type[HttpToolsProtocol]:
 
 
 def most_connections(wanted: int) -> int:
-    """How many connections may be open: what is wanted, or what the process's limit of descriptors leaves room for."""
+    """Returns the number of connections may be open: what is wanted, or what the process's limit of descriptors leaves
+    room for."""
     try:
         import resource
     except ImportError:  # pragma: no cover - not on Windows

@@ -1,4 +1,5 @@
-"""What every handler works with: what is refused, how many bytes are held, the journal, and who may use it."""
+"""The service that every handler works with: what is refused, how many bytes are held, the journal, and who
+may use it."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ class MemoryBudget:
 
 # ── how long tasks may wait ───────────────────────────────────────────────────────────────────────────────────────────
 class Patience:
-    """The same time limit for parts of many tasks of one event loop, with one timer for all of them.
+    """A time limit for parts of many tasks of one event loop, with one timer for all of them.
 
     A part that takes longer raises TimeoutError. `asyncio.timeout` makes a timer for each part, and costs ten times as
     much as this.
@@ -89,7 +90,7 @@ class Patience:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._until: dict[asyncio.Task[object], float] = {}
-        """When the time of a task is over, the first one first."""
+        """The time when the time of a task is over, the first one first."""
         self._over: set[asyncio.Task[object]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -225,7 +226,7 @@ def return_large_blocks() -> None:
 
 # ── one served journal ────────────────────────────────────────────────────────────────────────────────────────────────
 class Service:
-    """One served journal."""
+    """A served journal."""
 
     def __init__(
         self,
@@ -249,9 +250,9 @@ class Service:
         self.areas = areas
         """Places in object stores from which staged blocks are fetched, by their urls."""
         self.lakes = lakes
-        """Where history may be sealed to: a lake's url as it is shown, and with the options that are not."""
+        """The places to which history may be sealed: a lake's url as it is shown, and with the options that are not."""
         self.sealing = asyncio.Lock()
-        """One step of sealing at a time: it takes memory and the disk's time."""
+        """The lock of sealing, which goes step by step: it takes memory and the disk's time."""
         self.listeners = 0
         """Live streams that are open."""
         self.waiting = 0
@@ -259,7 +260,7 @@ class Service:
         self.closing = asyncio.Event()
         """Set when the server stops, so that streams and long polls end; `stop` sets it."""
         self.wakers: set[asyncio.Event] = set()
-        """What streams wait for; set once more when the server stops."""
+        """The events that streams wait for; set once more when the server stops."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self._checking = CapacityLimiter(CHECKING)
         self.patience = Patience(limits.body_timeout)
@@ -400,7 +401,7 @@ async def sampled(service: Service) -> AsyncIterator[asyncio.Event]:
 async def stream_of(
     service: Service, render: Callable[[Sample], object], beat: bool = False
 ) -> AsyncGenerator[bytes, None]:
-    """What `render(sample)` says, as server-sent events: at once, and after every sample that changes it.
+    """Returns the results of `render(sample)` as server-sent events: at once, and after every sample that changes it.
 
     `beat`: a sample that changes nothing is said too, as an empty object, so that a page knows that it is not old.
     """

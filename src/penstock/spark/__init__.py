@@ -58,7 +58,7 @@ _HOMES = {
     "spark.sealing": ("seal",),
     "spark.startup.sessions": ("session", "stop"),
 }
-"""Where the public names live, below `penstock`."""
+"""The modules of the public names, below `penstock`."""
 
 
 def __getattr__(name: str) -> object:

@@ -65,7 +65,7 @@ _FLUSH_BYTES = 32 << 20
 
 
 class BufferOptions(msgspec.Struct, frozen=True):
-    """Which buffer it is."""
+    """The url and the shards of a buffer."""
 
     url: str
     shard_paths: tuple[BufferPaths, ...]
@@ -84,7 +84,7 @@ class BufferOptions(msgspec.Struct, frozen=True):
 
 
 class BufferReadOptions(BufferOptions, frozen=True, kw_only=True):
-    """What a read was asked for."""
+    """The options of a read."""
 
     start: Literal["earliest", "latest"] = "earliest"
     max_offsets: int | None = None
@@ -97,7 +97,7 @@ class BufferReadOptions(BufferOptions, frozen=True, kw_only=True):
 
 
 class BufferWriteOptions(BufferOptions, frozen=True, kw_only=True):
-    """What a write was asked for."""
+    """The options of a write."""
 
     compression: Compression = "none"
     flush_bytes: int = _FLUSH_BYTES
@@ -212,7 +212,7 @@ _PARTITIONS = 32
 
 
 class ManifestRange(InputPartition):
-    """One task's share: some entries of one manifest, in order."""
+    """The share of a task: some entries of one manifest, in order."""
 
     def __init__(self, manifest: str, entries: Sequence[Descriptor]) -> None:
         super().__init__(None)
@@ -236,7 +236,7 @@ def cut(found: Sequence[tuple[str, Sequence[Descriptor]]], options: BufferReadOp
 
 
 class BufferLayout(msgspec.Struct, frozen=True):
-    """Which columns a query gets, in order."""
+    """The columns of a query, in order."""
 
     schema: pa.Schema
 
@@ -282,7 +282,7 @@ class BufferLayout(msgspec.Struct, frozen=True):
 
 
 def _runs(metadata: Sequence[Metadata], count: int) -> tuple[int, list[int]]:
-    """How many entries come before the first range, and how many each range covers."""
+    """Returns the number of entries come before the first range, and how many each range covers."""
     starts = [min(each.start_index, count) for each in metadata]
     ends = [*starts[1:], count] if starts else []
     lengths = [max(0, end - start) for start, end in zip(starts, ends, strict=True)]
@@ -381,7 +381,7 @@ class BufferStreamReader(LimitedReader):
 
     # ── offsets ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def initialOffset(self) -> dict[str, int]:
-        """Where a new query starts. Spark asks more than once and must get one answer."""
+        """Returns the start of a new query. Spark asks more than once and must get one answer."""
         if self._initial is None:
             self._refresh()
             latest = self.options.start == "latest"
@@ -529,7 +529,7 @@ _RANGES = 10_000
 
 @dataclass
 class Uploaded(TaskShare):
-    """What one task has uploaded, by shard."""
+    """The uploads of a task, by shard."""
 
     objects: list[tuple[int, StagedObject]] = field(default_factory=list)
 
@@ -661,7 +661,7 @@ def _pieces(rows: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
 
 
 def _ranges(rows: pa.RecordBatch) -> list[Metadata]:
-    """One metadata range for each run of rows with the same metadata."""
+    """Returns a metadata range for each run of rows with the same metadata."""
     now = SystemClock().now_ms()
     if "metadata" not in rows.schema.names:
         return [Metadata(0, now)]

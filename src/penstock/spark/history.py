@@ -43,7 +43,7 @@ _VERIFY = "parquet.page.verify-checksum.enabled"
 _HADOOP_SCHEMES = {"file": "", "s3": "s3a", "gs": "gs", "gcs": "gs", "abfs": "abfs", "abfss": "abfss", "hdfs": "hdfs"}
 """Arrow's names for places, and Hadoop's."""
 _SETTINGS = {"endpoint": "endpoint", "access key": "access.key"}
-"""What a lake's url may say, and what Spark's file system for S3 calls it."""
+"""The parameters of a lake's url, and their names in Spark's file system for S3."""
 _RANGES = {
     *("topic", "topics", "topicpattern", "queue", "startingoffsets", "endingoffsets"),
     *("startingtimestamp", "endingtimestamp"),
@@ -128,13 +128,13 @@ def _parsed(ddl: str) -> StructType:
 
 # ── which files Spark reads ──────────────────────────────────────────────────────────────────────────────────────────
 def _spark_reads(asked: ReadOptions) -> bool:
-    """Whether sealed files can give what is asked for."""
+    """Returns True if sealed files can give what is asked for."""
     by_index = asked.where is not None or asked.keys is not None or bool(asked.tags)
     return not by_index and asked.kinds != frozenset() and asked.payload != "variant"
 
 
 def _fits(files: SealedFiles, typed: Mapping[str, str] | None) -> bool:
-    """Whether files have typed columns of some names and types, or none are asked for."""
+    """Returns True if files have typed columns of some names and types, or none are asked for."""
     return typed is None or typed.items() <= files.columns.items()
 
 
@@ -161,7 +161,7 @@ class _Lakes:
         self._known: dict[tuple[str, str, tuple[str, ...]], bool] = {}
 
     def hold(self, files: SealedFiles) -> bool:
-        """Whether tasks can read some files. The pip package of Spark brings a file system for folders only."""
+        """Returns True if tasks can read some files. The pip package of Spark brings a file system for folders only."""
         if files.scheme == "file":
             # The folder of a served journal is the server's: it may be another machine's.
             return not self._served or (self._is_here() and all(Path(path).exists() for path in files.paths))
@@ -174,7 +174,7 @@ class _Lakes:
         return self._context is not None and str(self._context.sc().master()).startswith("local")
 
     def _has_file_system(self, scheme: str, bucket: str, settings: Iterable[str]) -> bool:
-        """Whether Spark has a file system for a scheme, with settings of its own where the lake's url has them.
+        """Returns True if Spark has a file system for a scheme, with settings of its own where the lake's url has them.
 
         Spark's file system takes no endpoint and no credentials from a url: without its own it would look in another
         place, or be turned away.
@@ -204,7 +204,7 @@ class _Part(NamedTuple):
 
 
 def _gaps(topic: str, span: Bounds, files: Sequence[SealedFiles]) -> list[_Part]:
-    """What of a span is in none of some files."""
+    """Returns the parts of a span that are in none of some files."""
     after, end = span
     gaps = []
     for one in files:
@@ -276,7 +276,7 @@ def _read_files(
 
 
 def _outside(files: Sequence[SealedFiles], span: Bounds) -> Iterator[tuple[bool, str]]:
-    """Whether files hold events before and behind a span, with the condition that leaves them out."""
+    """Returns True if files hold events before and behind a span, with the condition that leaves them out."""
     start, end = span
     yield bool(files) and files[0].first <= start, f"seq > {start}"
     yield bool(files) and files[-1].last > end, f"seq <= {end}"
@@ -300,6 +300,6 @@ def _column(name: str, asked: ReadOptions, *, binary: bool) -> Column:
 
 
 def _escaped(scheme: str, path: str) -> str:
-    """Where Spark finds a file; signs that it would take for a pattern are escaped."""
+    """Returns the path under which Spark finds a file; signs that it would take for a pattern are escaped."""
     path = re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
     return path if scheme == "file" else f"{_HADOOP_SCHEMES[scheme]}://{path}"

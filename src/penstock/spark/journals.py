@@ -74,7 +74,8 @@ from penstock.spark.startup.settings import MASTER_VARIABLE
 _KEPT = 16
 """Journals a process keeps open, for reading or for writing."""
 TURN_SECONDS = 20.0
-"""How long a commit waits until another one lets go of a journal in an object store: longer than opening takes."""
+"""The time that a commit waits until another commit lets go of a journal in an object store: longer than opening takes.
+"""
 _TURN_PAUSE = 0.1
 
 
@@ -86,7 +87,7 @@ T = TypeVar("T")
 
 
 def patiently(ask: Callable[[], T], patience: float | None = None) -> T:
-    """What `ask` gives; asked again while the server does not answer, or has no room.
+    """Returns the result of `ask`; asked again while the server does not answer, or has no room.
 
     `ask` is called again also when it may have been done, so a repeat of it must be harmless.
     """
@@ -103,7 +104,7 @@ def patiently(ask: Callable[[], T], patience: float | None = None) -> T:
 
 
 def passes(error: StorageError | Backpressure) -> bool:
-    """Whether what failed may succeed later, where a repeat is harmless."""
+    """Returns True if what failed may succeed later, where a repeat is harmless."""
     return isinstance(error, Backpressure | OutcomeUnknown) or error.retryable
 
 
@@ -248,7 +249,8 @@ def check_same(location: JournalLocation, found: str, id: str | None) -> None:
 
 
 def _identity(journal: LocalJournal) -> tuple[int, int] | None:
-    """Which file this is: a store that was deleted and made again has the same url and is another one."""
+    """Returns the identity of this file: a store that was deleted and made again has the same url and is
+    another one."""
     location = journal.backend.engine.location
     try:
         found = os.stat(location or "")  # noqa: PTH116
@@ -258,7 +260,8 @@ def _identity(journal: LocalJournal) -> tuple[int, int] | None:
 
 
 _CHUNK_BYTES = 8 << 20
-"""How much a task reads from one snapshot: a slow query must not hold one, and with it the store's log, for long."""
+"""The bytes that a task reads from one snapshot: a slow query must not hold one, and with it the store's log, for long.
+"""
 _BEHIND_SECONDS, _BEHIND_PAUSE = 5.0, 0.05
 """For how long a reader that is behind the plan is waited for: much longer than it pauses between two looks."""
 
@@ -293,7 +296,7 @@ class SourceJournal(ABC):
         return sorted(self.ask(READ_ACROSS, request=asked).ends)
 
     def ends(self, names: Sequence[str]) -> dict[str, TopicEnds]:
-        """Where topics begin and end; those that are not there are left out."""
+        """Returns the first and the last positions of topics; those that are not there are left out."""
         if not names:
             return {}
         found = self.ask(READ_ENDS, request=TopicsQuery(list(names) if len(names) <= _MOST_NAMED else []))
@@ -315,7 +318,7 @@ class SourceJournal(ABC):
         return self._ask_of(READ_CUTS, topic, CutsQuery(*span, pieces, exactly), list(span))
 
     def spans(self, topic: str, span: Bounds, wanted: Wanted) -> SpansDocument:
-        """Where in a range wanted events may be."""
+        """Returns the spans of a range that may have wanted events."""
         return self._ask_of(READ_SPANS, topic, SpansRequest(wanted, span[1], span[0]), SpansDocument([span]))
 
     def sealed(self, topic: str, span: Bounds, *, columns: bool) -> list[SealedFiles]:
@@ -323,7 +326,7 @@ class SourceJournal(ABC):
         return self._ask_of(LIST_SEALED, topic, SealedQuery(*span, columns), [])
 
     def expires(self, topic: str) -> bool:
-        """Whether a topic's events go by themselves after some time."""
+        """Returns True if a topic's events go by themselves after some time."""
         try:
             return self.ask(READ_TOPIC, topic).settings.max_age is not None
         except UnknownTopic:
@@ -357,7 +360,7 @@ class SourceJournal(ABC):
 
 
 def dropped(topic: str, after: int, through: int) -> PositionTrimmed:
-    """What a query hears whose topic is gone: no events are left out without a word."""
+    """Returns the error of a query whose topic is gone: no events are left out without a word."""
     return PositionTrimmed(
         f"topic {topic!r} was dropped before this query had read its events {after + 1} to {through}. Set "
         "failOnDataLoss=false to go on without them",
@@ -418,7 +421,8 @@ class LocalSource(SourceJournal):
             yield found
 
     def _fetch(self, topic: str, after: int, through: int, strict: bool) -> tuple[list[Block], int]:
-        """Some blocks from a position on, and how far they reach; a snapshot is held only meanwhile.
+        """Returns several blocks from a position on, and the position that they reach; a snapshot is held only
+        meanwhile.
 
         This process's reader of a bucket may be a moment behind the one that planned: then it is looked at again.
         """
@@ -459,7 +463,8 @@ class LocalSource(SourceJournal):
 
 
 def _chunk(view: TopicView, after: int, through: int) -> tuple[list[Block], int]:
-    """Some blocks, and how far they reach: to the end of the range unless there are more, or the topic ends before."""
+    """Returns several blocks, and the position that they reach: to the end of the range unless there are more, or the
+    topic ends before."""
     blocks: list[Block] = []
     size = 0
     for block in view.blocks(after, through):

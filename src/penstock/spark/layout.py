@@ -1,4 +1,4 @@
-"""What a frame that is written must look like, and how its rows become events.
+"""The columns of a frame that is written, and the events that its rows become.
 
 kind          text; or option("kind", …) for all rows; a queue's default is "message"
 payload       JSON text, bytes (kept as bytes), or any other type, which is written as JSON
@@ -39,7 +39,7 @@ from penstock.spark.payload import check_form, json_text
 from penstock.spark.versions import arrow_schema_of
 
 DELIVERY = ("priority", "delay", "not_before", "max_attempts")
-"""What only a queue understands."""
+"""The options that only a queue understands."""
 OPTIONS = ("dedup", "expect", *DELIVERY)
 
 _WHOLE = "a whole number"
@@ -54,7 +54,7 @@ _KINDS = {
 
 
 def option_words(name: str, kind: pa.DataType) -> str | None:
-    """What an option's column must be; None when it is."""
+    """Returns the type that an option's column must have; None when it is."""
     is_number = pa.types.is_integer(kind)
     if name == "dedup":
         fits = kind == pa.string()
@@ -110,7 +110,7 @@ _LATEST = pa.scalar(datetime.max.replace(tzinfo=UTC), _TIME)
 
 
 class SinkLayout(msgspec.Struct, frozen=True):
-    """How the rows of one frame become events."""
+    """The way in which the rows of a frame become events."""
 
     location: JournalLocation
     topic: str | None

@@ -54,7 +54,7 @@ def number(given: Mapping[str, str], name: str, least: int = 1) -> int | None:
 
 
 def choice(given: Mapping[str, str], name: str, *words: W) -> W:
-    """One of some words among resolved options, in any case; the first when none was given."""
+    """Returns the word of a resolved option that has a choice of words, in any case; the first when none was given."""
     text = given.get(name.lower(), words[0])
     for word in words:
         if word.lower() == text.strip().lower():
@@ -127,7 +127,7 @@ class Token:
 
 
 class JournalLocation(msgspec.Struct, frozen=True):
-    """Which journal, and how it is reached."""
+    """The url of a journal, and the way to reach it."""
 
     url: str
     token: Token | None = None
@@ -139,24 +139,25 @@ class JournalLocation(msgspec.Struct, frozen=True):
 
     @property
     def served(self) -> bool:
-        """Whether the journal is at a server."""
+        """True if the journal is at a server."""
         return is_served(self.url)
 
     @property
     def server(self) -> JournalLocation | None:
-        """Where changes are asked for: a server; None when this process makes them itself."""
+        """The server that is asked for changes: a server; None when this process makes them itself."""
         if self.writer is not None:
             return JournalLocation(self.writer, self.token, self.compression)
         return self if self.served else None
 
 
 def is_served(url: str) -> bool:
-    """Whether a url names a server."""
+    """Returns True if a url names a server."""
     return url.lower().startswith(("http://", "https://"))
 
 
 def location_of_journal(journal: Journal | str, what: str) -> JournalLocation:
-    """Where a journal that a program names, or has open, is for tasks. `what` needs one that they can open."""
+    """Returns the location, for tasks, of a journal that a program names or has open. `what` needs one that they can
+    open."""
     if isinstance(journal, str):
         return JournalLocation(absolute_url(journal))
     from penstock.remote.backend import RemoteJournal  # takes longer to load than Spark's worker itself
@@ -255,7 +256,7 @@ EVENT_COLUMNS = {
 HOLD = "penstockhold"
 """The option by which a pipeline tells a stream what it looks for: see `ReadOptions.hold`."""
 SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "outputmode", HOLD})
-"""What Spark itself, and a pipeline, leave among a source's options."""
+"""The options that Spark itself, and a pipeline, leave among a source's options."""
 _ALIASES = {"subscribe": "topic", "subscribepattern": "topicpattern"}
 """The Kafka source's names for the same things."""
 
@@ -266,23 +267,23 @@ _BOUNDED_TEXT = re.compile(r"\b(?:VAR)?CHAR(?:ACTER)?\s*\(\s*\d+\s*\)", re.IGNOR
 """Text of a length, which Spark does not let a source written in Python have."""
 
 _BEGINNING = re.compile(r"(?:[\w-]+(?:\\?\.)?)+", re.ASCII)
-"""What a regular expression begins with: it stands for topics that penstock writes for itself when it names them."""
+"""The beginning of a regular expression: it stands for topics that penstock writes for itself when it names them."""
 
 PayloadForm = Literal["string", "binary", "variant"]
 Offset = int | Literal["earliest", "latest"]
 Mode = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
-"""What becomes of rows whose payload the payloadSchema does not fit: Spark's words."""
+"""The fate of rows whose payload the payloadSchema does not fit: Spark's words."""
 
 
 class ReadOptions(msgspec.Struct, frozen=True):
-    """What a read was asked for."""
+    """The options of a read."""
 
     location: JournalLocation
     topics: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
     """Instead of topics: names and patterns, as `journal.read` takes them."""
     expression: str | None = None
-    """What the names of topics among them must match."""
+    """The regular expression that the names of topics must match."""
     start: Offset | dict[str, Offset] = "earliest"
     end: Offset | dict[str, Offset] = "latest"
     start_ms: int | None = None
@@ -310,11 +311,11 @@ class ReadOptions(msgspec.Struct, frozen=True):
     given: frozenset[str] = frozenset()
     """The names of the options that were given, in lower case."""
     payload_prefix: str = ""
-    """What the names of columns begin with that are fields of the payload."""
+    """The prefix of the names of columns that are fields of the payload."""
 
 
 class WriteOptions(msgspec.Struct, frozen=True):
-    """What a write was asked for."""
+    """The options of a write."""
 
     location: JournalLocation
     topic: str | None = None
@@ -326,9 +327,9 @@ class WriteOptions(msgspec.Struct, frozen=True):
     gates: tuple[str, ...] = ()
     """The names of gates; once the write is planned, of all that see rows of it."""
     fail_on_other_rows: bool = True
-    """Whether a stream's batch that runs again with other rows ends the query."""
+    """True if a stream's batch that runs again with other rows ends the query."""
     lake: str | None = None
-    """Where tasks leave files that become events; None: in the topic's lake, if it has one."""
+    """The place where tasks leave files that become events; None: in the topic's lake, if it has one."""
     journal: str | None = None
     """The journal's id, once it is known."""
 
@@ -418,7 +419,7 @@ def check_stream(options: ReadOptions) -> None:
 
 
 def _misfits(given: Mapping[str, str], topics: tuple[str, ...], expression: str | None) -> tuple[Mode, str | None]:
-    """What becomes of payloads that do not fit."""
+    """Returns the fate of payloads that do not fit."""
     bad = given.get("badrecords")
     mode: Mode = (
         choice(given, "mode", "FAILFAST", "PERMISSIVE", "DROPMALFORMED")
@@ -478,7 +479,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def _lake(given: Mapping[str, str]) -> str | None:
-    """Where files go that become events: a place in an object store, or a folder."""
+    """Returns the place of files that become events: a place in an object store, or a folder."""
     lake = given.get("lake")
     if lake is None:
         return None
@@ -488,7 +489,8 @@ def _lake(given: Mapping[str, str]) -> str | None:
 
 
 def _staging(given: Mapping[str, str]) -> str | None:
-    """Where tasks leave what they write: a place in an object store, or, for a journal of this machine, a folder."""
+    """Returns the place where tasks leave their rows: a place in an object store, or, for a journal of this machine, a
+    folder."""
     staging, url = given.get("staging"), given["url"]
     if staging is None:
         return None

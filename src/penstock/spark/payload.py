@@ -81,7 +81,7 @@ def json_text(column: pa.Array, name: str = "payload") -> pa.Array:
 
 
 def _text(column: pa.Array, name: str) -> pa.Array:
-    """The same; what stands for nulls is of no importance."""
+    """Returns the text of values; the text of nulls is of no importance."""
     kind = column.type
     if pa.types.is_null(kind):
         return pa.repeat("null", len(column))
@@ -184,7 +184,8 @@ def _quoted(column: pa.Array) -> pa.Array:
 
 
 def _needs_escapes(column: pa.Array) -> bool:
-    """Whether any byte of the column is a quote, a backslash or a control character; asking by row is far slower."""
+    """Returns True if any byte of the column is a quote, a backslash or a control character; asking by row is far
+    slower."""
     held = column.buffers()[2]
     if held is None:
         return False
@@ -216,14 +217,14 @@ def _do(work: Callable[[], object]) -> object:
 
 
 def decoding(topic: str, first: int, last: int, work: Callable[[], R]) -> R:
-    """What `work` gives; should the process crash meanwhile, its traceback names the events."""
+    """Returns the result of `work`; should the process crash meanwhile, its traceback names the events."""
     code = _do.__code__.replace(co_filename=f"{_MARK}topic {topic}, events {first} to {last}")
     found: R = FunctionType(code, {})(work)
     return found
 
 
 def crash_of(text: str) -> str | None:
-    """What Spark's error of a crashed task says about the events it was decoding; None when it is of another kind."""
+    """Returns the events that Spark's error of a crashed task was decoding; None when it is of another kind."""
     crashed, events = _CRASHED.search(text), _EVENTS.search(text)
     if crashed is None or events is None:
         return None

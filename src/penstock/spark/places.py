@@ -49,7 +49,7 @@ def places(files: Sequence[SealedFiles]) -> dict[str, Column]:
 
 
 def _at(numbers: Sequence[int], index: Column) -> Column:
-    """One of some numbers, which the plan has as one literal."""
+    """Returns the element of some numbers, which the plan has as one literal."""
     from pyspark.sql import functions as F
 
     return F.element_at(F.split(F.lit(",".join(map(str, numbers))), ",").cast("array<bigint>"), index.cast("int") + 1)

@@ -52,18 +52,18 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RowFilter(msgspec.Struct, frozen=True):
-    """Which rows of a topic are wanted: those that pass all of it."""
+    """The wanted rows of a topic: those that pass all of it."""
 
     values: dict[str, frozenset[str | int]] = {}
     """By column, what it may be."""
     prefix: str = ""
-    """What keys begin with."""
+    """The beginning of the wanted keys."""
     tags: frozenset[str] = frozenset()
     """The tags that an event must have."""
     bounds: dict[str, Bounds] = {}
     """By column, the least and the greatest that it may be; times in milliseconds."""
     where: Where | None = None
-    """What is asked of every row that passes all else."""
+    """The condition that is asked of every row that passes all else."""
 
     @property
     def columns(self) -> list[str]:
@@ -79,7 +79,7 @@ class RowFilter(msgspec.Struct, frozen=True):
         return self.bounds.get(column, _EVER)
 
     def wanted(self) -> Wanted | None:
-        """What a journal can look up of it; None for nothing."""
+        """Returns the part that a journal can look up; None for nothing."""
         found: dict[str, Any] = {name: self.values[column] for column, name in _TEXTS.items() if column in self.values}
         if "seq" in self.values:
             found["seqs"] = self.values["seq"]
@@ -159,7 +159,8 @@ def option_filter(options: ReadOptions) -> RowFilter:
 
 
 def _values(column: str, given: Sequence[object]) -> frozenset[str | int] | None:
-    """What a column may be, of a condition that it is one of several values; None when that is not for a journal."""
+    """Returns the values that a column may have, of a condition that it has one of several values; None when that is
+    not for a journal."""
     if column in _TEXTS:
         texts = frozenset(value for value in given if isinstance(value, str))
         return texts if len(texts) == len(set(given)) else None
@@ -293,7 +294,7 @@ def _prefixed(options: ReadOptions) -> str:
 
 
 class SourceLayout(msgspec.Struct, frozen=True):
-    """Which columns a query gets, in order, and where each comes from."""
+    """The columns of a query, in order, with their sources."""
 
     schema: pa.Schema
     own: tuple[str, ...]
@@ -302,7 +303,7 @@ class SourceLayout(msgspec.Struct, frozen=True):
     """Parses fields from the payload."""
     struct: bool
     prefix: str
-    """What the names of parsed columns begin with."""
+    """The prefix of the names of parsed columns."""
     payload: PayloadForm
     mode: Mode
     bad: BadRecords | None
@@ -419,7 +420,7 @@ class SourceLayout(msgspec.Struct, frozen=True):
         parsed: ParsedColumns,
         columns: dict[str, pa.Array],
     ) -> pa.BooleanArray | None:
-        """What happens to rows that do not fit; the mask of those that stay, None when all do."""
+        """Returns the rows without misfits, or raises: the mask of those that stay, None when all do."""
         if not parsed.misfits:
             return None
         if self.bad is not None:
@@ -446,7 +447,7 @@ class TopicRange(msgspec.Struct):
     found: bytes = b""
     """Blocks, as one message."""
     whole: bool = False
-    """Whether an event is at every position."""
+    """True if an event is at every position."""
 
     def __str__(self) -> str:
         found = f", {len(self.found):,} bytes" if self.found else ""
@@ -454,7 +455,7 @@ class TopicRange(msgspec.Struct):
 
 
 class TaskRanges(InputPartition):
-    """What one task reads: ranges of one topic or of several."""
+    """The ranges that a task reads: ranges of one topic or of several."""
 
     def __init__(self, journal: str, ranges: Sequence[TopicRange]) -> None:
         super().__init__(None)

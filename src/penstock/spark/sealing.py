@@ -93,7 +93,7 @@ def _opened(journal: Journal | str) -> Iterator[LocalJournal]:
 
 
 def _session_reaches(journal: LocalJournal) -> bool:
-    """Whether this process has a Spark session whose tasks can open the journal."""
+    """Returns True if this process has a Spark session whose tasks can open the journal."""
     running = active_context()
     if running is None:
         return False

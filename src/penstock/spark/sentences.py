@@ -1,4 +1,4 @@
-"""What Spark says of an error of penstock's: its sentence, where it would begin with a traceback.
+"""The sentences in which Spark reports an error of penstock's: its sentence, where it would begin with a traceback.
 
 Spark quotes what a Python process says of an exception in the first line of its own, and puts pages of Java below it.
 """

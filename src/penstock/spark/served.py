@@ -73,14 +73,15 @@ def ask_server(location: JournalLocation, operation: Operation[T], *names: str, 
 
 
 def describe(location: JournalLocation, *, known: bool = False) -> JournalDocument:
-    """What is served at a place; `known`: a server was there when the work was planned."""
+    """Returns the journal that is served at a place; `known`: a server was there when the work was planned."""
     return patiently(lambda: client_of(location).call(DESCRIBE_JOURNAL), None if known else FIRST_PATIENCE)
 
 
 def check_may_write(
     location: JournalLocation, doing: str, *, role: Role = "write", known: bool = False
 ) -> JournalDocument:
-    """What is served at a place; ConfigError when nothing can be written there with this token, or its role is less.
+    """Returns the journal that is served at a place; ConfigError when nothing can be written there with this token, or
+    its role is less.
 
     `known`: a server was there when the work was planned, or may have been.
     """
@@ -152,7 +153,7 @@ class ServedJournal(SourceJournal):
             yield blocks_of(message, topic)
 
     def _fetch(self, topic: str, strict: bool, after: int, through: int) -> tuple[bytes, int]:
-        """Some blocks from a position on, and how far they reach."""
+        """Returns several blocks from a position on, and the position that they reach."""
         query = BlocksQuery(after, through, strict)
         packed = self.location.compression == "gzip"
 

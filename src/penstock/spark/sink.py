@@ -52,13 +52,13 @@ from penstock.transfer.publishing import Blocks, publish_blocks, publish_parts
 
 @dataclass
 class TaskShare(WriterCommitMessage):
-    """What one task has staged for a job, which is a query or a batch write."""
+    """The staged rows of a task for a job, which is a query or a batch write."""
 
     job: str
 
 
 class WriteTarget(Protocol):
-    """What rows are written to."""
+    """The target that rows are written to."""
 
     app: str | None
     """The application whose versions are written once: of a batch write, or the batches of a stream."""
@@ -172,7 +172,7 @@ class _StagedPiece(NamedTuple):
 
 @dataclass
 class StagedShare(TaskShare):
-    """What one task has staged for a journal."""
+    """The staged rows of a task for a journal."""
 
     batch: str
     """The name of what it staged."""
@@ -180,7 +180,7 @@ class StagedShare(TaskShare):
     """The micro-batch; 0 for a job that has only one."""
     events: int = 0
     keyed: bool = False
-    """Whether any event has a key."""
+    """True if any event has a key."""
     content: int = 0
     """The sum of the hashes of a stream's rows: the same in whatever order they come, and however tasks share them."""
     carried: bytes = b""
@@ -277,7 +277,8 @@ def _whole(held: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _is_reached(lake: str, topic: str, journal: str) -> bool:
-    """Whether tasks can write where the journal's server seals to: a folder, which it has signed, is on one machine."""
+    """Returns True if tasks can write where the journal's server seals to: a folder, which it has signed, is on one
+    machine."""
     folder = "://" not in lake
     if folder and not os.environ.get(MASTER_VARIABLE, "local").startswith("local"):
         return False
@@ -342,7 +343,7 @@ class TopicTarget:
         """ConfigError when the frame cannot be written. `again`: as for `_planned`."""
         options = write_options(given)
         self.compared = again and options.fail_on_other_rows
-        """Whether a batch that runs again must have the rows of the first time."""
+        """True if a batch that runs again must have the rows of the first time."""
         self.app, self.version = options.app, options.version
         self.location = location = options.location
         self.area = None
@@ -353,7 +354,7 @@ class TopicTarget:
         self.layout = SinkLayout.of(schema, options)
         columns = typed_columns(schema)
         self.bulk = self._plan_bulk(columns)
-        """Where large shares go as files; None: all go as blocks."""
+        """The place to which large shares go as files; None: all go as blocks."""
         if self.bulk is not None and self.bulk.columns == columns:
             self.layout = msgspec.structs.replace(self.layout, typed=columns)
 
@@ -379,7 +380,7 @@ class TopicTarget:
         return target
 
     def _plan_served(self, server: JournalLocation, columns: str) -> BulkTarget | None:
-        """The same at a server: where this process finds the folder that the server has signed."""
+        """Does the same at a server: where this process finds the folder that the server has signed."""
         from penstock.core.protocol.bulk import PLAN_FILES, FilesRequest
         from penstock.spark.served import ask_server
 
@@ -524,7 +525,7 @@ class TopicTarget:
         return found
 
     def sweep(self, job: str, through: int | None = None) -> None:
-        """What cannot be removed now goes when it is old."""
+        """Removes old staged rows. Rows that cannot be removed now go at a later sweep."""
         try:
             if self.area is not None:
                 self.area.sweep(job, through)

@@ -47,7 +47,7 @@ from penstock.spark.startup.settings import told_parallelism
 from penstock.spark.versions import LimitedReader, check_batch_limits
 
 _TASK_BYTES = 128 << 20
-"""What one task reads at the most, about: as Spark does with files. A task costs some 50 ms before its first row."""
+"""The most bytes that a task reads, about: as Spark does with files. A task costs some 50 ms before its first row."""
 _LOOK_UP = 65_536
 """Positions from which on it is worth asking where wanted events may be: less is read as fast."""
 _YEAR_9999 = 253_370_764_800_000
@@ -55,14 +55,14 @@ _YEAR_9999 = 253_370_764_800_000
 _SPREAD_BYTES = 2 << 20
 """From this size on a read is spread over the cores, even if one task could do it."""
 _UNTOLD_TASKS, _UNTOLD_BYTES = 64, 4 << 20
-"""How a read is spread where Spark's parallelism is not known: each task has as many bytes as Spark's own shares of
-files have at the least. On a machine that runs two tasks at once 64 take some two seconds longer than two.
-"""
+"""The spread of a read where Spark's parallelism is not known: each task has as many bytes as Spark's own shares of
+files have at the least. On a machine that runs two tasks at once 64 take some two seconds longer than two."""
 _OPENED_BYTES = 64 << 10
-"""What a range counts for at the least: a task could read so much in the time that it takes to look for the range."""
+"""The least bytes that a range counts for: a task could read so much in the time that it takes to look for the range.
+"""
 
 Offsets = dict[str, int]
-"""How far each topic has been read."""
+"""The position through which each topic has been read."""
 
 
 class Topics:
@@ -82,19 +82,19 @@ class Topics:
                 raise ConfigError(f"there is no topic {name!r} in {options.location.url}; topics: {there}")
 
     def starts(self) -> Offsets:
-        """Where a query begins that has not read anything yet."""
+        """Returns the offsets at which a query begins that has not read anything yet."""
         return {name: self._start(name, ends) for name, ends in self.found.items()}
 
     def ends(self) -> Offsets:
-        """How far a batch query reads."""
+        """Returns the offsets at which a batch query ends."""
         return {name: self._end(name, ends) for name, ends in self.found.items()}
 
     def began(self) -> Offsets:
-        """Where a stream begins with each topic that it meets only now."""
+        """Returns the offset at which a stream begins with each topic that it meets only now."""
         return {name: ends.began for name, ends in self.found.items()}
 
     def latest(self) -> Offsets:
-        """How far each topic goes now."""
+        """Returns the newest offset of each topic."""
         return {name: ends.latest for name, ends in self.found.items()}
 
     def _start(self, name: str, ends: TopicEnds) -> int:
@@ -122,7 +122,7 @@ def _resolve(offset: Offset, ends: TopicEnds) -> int:
 
 
 def planned(topics: Topics, starts: Mapping[str, int], ends: Mapping[str, int], filter: RowFilter) -> list[TaskRanges]:
-    """What tasks read between offsets, as far as a filter leaves it."""
+    """Returns the ranges that tasks read between offsets, as far as a filter leaves them."""
     return cut(topics, narrowed(topics, starts, ends, filter))
 
 
@@ -186,7 +186,7 @@ def _sized(journal: SourceJournal, ranges: Sequence[TopicRange]) -> Iterator[tup
 
 
 def _task_count(size: int, parallelism: int | None) -> int:
-    """How many tasks read so many bytes."""
+    """Returns the number of tasks read so many bytes."""
     by_size = -(-size // _TASK_BYTES)
     if parallelism is None:
         return max(by_size, min(_UNTOLD_TASKS, size // _UNTOLD_BYTES))
@@ -246,7 +246,7 @@ def _sizes(journal: SourceJournal, start: Mapping[str, int], end: Mapping[str, i
 
 
 LIMITS = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger")
-"""What says how large a stream's batches are."""
+"""The options that limit the size of a stream's batches."""
 
 
 @in_sentences
@@ -326,23 +326,23 @@ class StreamReader(LimitedReader):
         self.limited = options.max_offsets is not None or options.max_bytes is not None
         self.layout = SourceLayout.of(schema, options)
         self._target: Offsets | None = None
-        """How far trigger(availableNow=True) reads."""
+        """The offsets through which trigger(availableNow=True) reads."""
         self._latest: tuple[int | None, Offsets, Offsets] | None = None
         """The store's changes when it was looked into, where its topics began, and how far they went."""
         self._served: SourceJournal | None = None
         self._behind = True
-        """Whether the offsets that this query goes on from may be newer than what this process has seen."""
+        """True if the offsets that this query goes on from may be newer than what this process has seen."""
         self._followed: Offsets = {}
         self._initial: Offsets | None = None
         self._anchored = True
         self._batch: tuple[Offsets, Offsets] = {}, {}
-        """Where the newest batch begins and ends."""
+        """The first and the last offsets of the newest batch."""
         self._filter = option_filter(options)
         self._read_at = time.monotonic()
 
     # ── offsets ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def initialOffset(self) -> dict[str, int]:
-        """Where a new query starts. Spark asks more than once and must get one answer."""
+        """Returns the offsets at which a new query starts. Spark asks more than once and must get one answer."""
         if self._initial is None:
             journal = self._opened()
             check_rights(self.options)
@@ -353,7 +353,7 @@ class StreamReader(LimitedReader):
 
     @property
     def _moving(self) -> bool:
-        """Whether the place where the query starts would be another one if it were asked for again, after a crash.
+        """True if the place where the query starts would be another one if it were asked for again, after a crash.
 
         Then the first batch is left empty: the checkpoint holds the place before anything depends on it.
         """
@@ -388,14 +388,15 @@ class StreamReader(LimitedReader):
         return end
 
     def _stays(self) -> bool:
-        """Whether the next batch is left empty: the first of a query that starts at a moving place, or on hold."""
+        """Returns True if the next batch is left empty: the first of a query that starts at a moving place, or
+        on hold."""
         if not self._anchored:
             self._anchored = True
             return True
         return self.options.hold is not None and os.path.exists(self.options.hold)  # noqa: PTH110
 
     def _too_few(self, start: Offsets, end: Offsets) -> bool:
-        """Whether a batch waits for more; trigger(availableNow=True) takes what there is."""
+        """Returns True if a batch waits for more; trigger(availableNow=True) takes what there is."""
         least = self.options.min_offsets
         if least is None or self._target is not None:
             return False
@@ -403,7 +404,8 @@ class StreamReader(LimitedReader):
         return waiting < least and time.monotonic() - self._read_at < self.options.max_delay
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]]:
-        """What `lastProgress` shows as the latest offset: how far a topic goes, and what of it the batch has."""
+        """Returns the offsets that `lastProgress` shows as the latest: how far a topic goes, and what of it the batch
+        has."""
         latest = self._now()[1]
         start, end = self._batch
         there = {name: end[name] for name in sorted(end.keys() & latest.keys())}
@@ -423,8 +425,8 @@ class StreamReader(LimitedReader):
         self._target = self._now()[1]
 
     def _now(self) -> tuple[Offsets, Offsets]:
-        """Where the topics began, and how far they go; asked for every few milliseconds, so that an unchanged store is
-        not looked into."""
+        """Returns the first and the newest offsets of the topics; asked for every few milliseconds, so that an
+        unchanged store is not looked into."""
         journal = self._opened()
         changes = journal.changes()
         if self._latest is None or changes is None or self._latest[0] != changes:

@@ -1,4 +1,4 @@
-"""What differs between the versions of Spark, of which the oldest is `OLDEST`. Nothing else asks for a version.
+"""The differences between the versions of Spark, of which the oldest is `OLDEST`. Nothing else asks for a version.
 
 | | 4.0 | 4.1 | 4.2 and newer |
 |---|---|---|---|
@@ -50,12 +50,12 @@ NEWEST_JAVA = 23 if _VERSION < (4, 1) else None
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 CHECKPOINT_FILES = f"{_STREAMING}.{'checkpointing.' if _VERSION >= (4, 1) else ''}FileSystemBasedCheckpointFileManager"
 AVAILABLE_NOW_IS_ONE_BATCH = _VERSION < (4, 2)
-"""Whether trigger(availableNow=True) ends after a batch, even if that was one that was not finished before."""
+"""True if trigger(availableNow=True) ends after a batch, even if that was one that was not finished before."""
 TIMES: tuple[type[T.DataType], ...] = (T.TimeType,) if _VERSION >= (4, 1) else ()
 
 
 def arrow_schema_of(schema: T.StructType) -> pa.Schema:
-    """How Spark hands over rows of a schema: times in UTC."""
+    """Returns the Arrow schema in which Spark hands over rows of a schema: times in UTC."""
     if _VERSION >= (4, 2):
         return to_arrow_schema(schema, timezone="UTC")
     return to_arrow_schema(schema)  # type: ignore[call-arg,unused-ignore]
@@ -87,7 +87,7 @@ class OffsetReader(DataSourceStreamReader):
     """Reads a stream; asked for the end of the next batch with its start, also where Spark does not say it."""
 
     limited: bool
-    """Whether the options limit batches."""
+    """True if the options limit batches."""
 
     @abstractmethod
     def end_after(self, start: dict[str, int], *, limited: bool) -> dict[str, int]:
@@ -126,7 +126,7 @@ else:
         _at: dict[str, int] | None = None
         """The end of the batch that was planned last; None for a new query."""
         _ran = False
-        """Whether it was planned in order to run."""
+        """True if it was planned in order to run."""
 
         def latestOffset(self) -> dict[str, int]:
             if self._at is None:

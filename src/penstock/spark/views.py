@@ -52,7 +52,7 @@ def view(
 
 
 class _PlanBuilder:
-    """What Spark asks for the plan of a table function, as a function of Scala's."""
+    """The builder of the plan of a table function, as a function of Scala's."""
 
     def __init__(self, spark: SparkSession, url: str, topic: str | None, options: dict[str, OptionValue]) -> None:
         self._spark = spark

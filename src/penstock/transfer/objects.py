@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 _FOLDER = "blocks"
 _TRIES = 20
-"""How often a folder is made that others may remove, because it is empty, before a file is in it."""
+"""The number of tries to make a folder that others may remove, because it is empty, before a file is in it."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[tuple[str, bytes]]).decode
 
 
 class _Name(msgspec.Struct, frozen=True):
-    """What an object's name says."""
+    """The parts of an object's name."""
 
     job: str
     number: int

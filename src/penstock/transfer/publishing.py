@@ -125,7 +125,7 @@ def _ask_of_staged(journal: LocalJournal, wanted: BulkCommit) -> list[int]:
 
 
 def _were_published(journal: LocalJournal, wanted: BulkCommit, segments: BulkSegments) -> bool:
-    """Whether files were published before: by now they may be removed again."""
+    """Returns True if files were published before: by now they may be removed again."""
     with journal.backend.engine.read() as snap:
         if wanted.mark is not None and is_done(snap, wanted.mark, wanted.version, wanted.content):
             return True
@@ -304,7 +304,7 @@ def _append(
 
 
 def _was_done(journal: LocalJournal, mark: str | None, version: int, content: int | None) -> bool:
-    """Whether a mark says that a version was written, as of now: before much is done in vain."""
+    """Returns True if a mark says that a version was written, as of now: before much is done in vain."""
     if mark is None:
         return False
     with journal.backend.engine.read() as snap:
@@ -332,7 +332,7 @@ def _queue(journal: LocalJournal, name: str | None) -> LocalQueue | None:
 
 
 def is_done(snap: Snapshot, mark: str, version: int, content: int | None) -> bool:
-    """Whether a mark says that a version was written; Conflict when it was another content, or perhaps was."""
+    """Returns True if a mark says that a version was written; Conflict when it was another content, or perhaps was."""
     done = read_mark(snap, mark)
     if done is None or done < version:
         return False
@@ -385,14 +385,14 @@ class RowsInCommit:
         policy = None if self._queue is None else self._queue.policy
         self._merging = policy is not None and (policy.throttle is not None or policy.debounce is not None)
         self._counted = self._merging and policy is not None and policy.max_size is not None
-        """Whether no block's rows can be counted beforehand: how many of the others merge is known once they do."""
+        """True if no block's rows can be counted beforehand: how many of the others merge is known once they do."""
         self._fresh: dict[str, deque[Sequence[int]]] = defaultdict(deque)
         """By topic, the rows of each of its blocks that are no duplicates, in order."""
         self._deliveries: dict[_Asked, DeliveryOptions | None] = {}
         self._gathered = 0
 
     def wants(self, *, keyed: bool, asks: bool) -> bool:
-        """Whether the rows of a block must be looked at."""
+        """Returns True if the rows of a block must be looked at."""
         return asks or (keyed and self._merging) or self._counted
 
     def check(self, pieces: Iterable[tuple[str, Wire]]) -> int:
@@ -453,7 +453,7 @@ class RowsInCommit:
                 raise ConfigError(f"{error} ({row_words(block, row)})") from error
 
     def _delivery(self, block: Block, options: RowOptions, row: int) -> DeliveryOptions | None:
-        """How a row wants to be delivered; times count from the commit."""
+        """Returns the wanted delivery of a row; times count from the commit."""
         key = block.key(row)
         asked = (
             key is not None,
@@ -550,7 +550,7 @@ def judged(
 
 
 def row_words(block: Block, row: int) -> str:
-    """Which row this is, for people: what it says, since rows of a frame have no numbers."""
+    """Returns the name of a row, for people: what it says, since rows of a frame have no numbers."""
     payload = bytes(block.raw_payload(row))
     shown = payload[:_SHOWN].decode(errors="replace") + ("…" if len(payload) > _SHOWN else "")
     said = f"a row of kind {block.kind(row)!r}"

@@ -1,4 +1,4 @@
-"""What a consumer holds: a delivery, a subscription, a worker. The journal and the queue give them to a program.
+"""Consumers: a delivery, a subscription, a worker. The journal and the queue give them to a program.
 
 delivery        one message in one consumer's hand, until it is settled or its lease ends
 subscription    the history of topics, then what comes

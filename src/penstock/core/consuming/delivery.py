@@ -28,7 +28,7 @@ NEVER = (1 << 63) - 1
 
 
 class LeaseHold(Protocol):
-    """What the deliveries of one lease have in common, wherever the lease is kept."""
+    """The lease that several deliveries share, wherever the lease is kept."""
 
     label: str
     consumer: str | None
@@ -60,7 +60,7 @@ class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
     event: Event[PayloadT]
     """The message as it was pushed."""
     attempt: int
-    """How often it has been delivered, this time included."""
+    """The number of deliveries so far, this delivery included."""
     _deadline: int = 0
     _settled: bool = False
     _outcome: Outcome | None = None
@@ -88,7 +88,7 @@ class Delivery(msgspec.Struct, Generic[PayloadT], eq=False, weakref=True):
 
     @property
     def deadline(self) -> datetime:
-        """When the lease ends; datetime.max for one that lasts as long as this process."""
+        """The time when the lease ends; datetime.max for one that lasts as long as this process."""
         ms = self._deadline or self._hold.deadline
         return datetime.max.replace(tzinfo=UTC) if ms == NEVER else from_ms(ms)
 

@@ -1,4 +1,4 @@
-"""What a thread does for a caller in an event loop that may be cancelled meanwhile."""
+"""Work that a thread does for a caller in an event loop that may be cancelled meanwhile."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Handover(Generic[T]):
         self._lock = threading.Lock()
         self._found: list[T] = []
         self.gone = False
-        """Whether the caller has gone."""
+        """True if the caller has gone."""
 
     async def run(self, get: Callable[[], T]) -> T:
-        """What `get` returns."""
+        """Returns the result of `get`."""
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -62,7 +62,8 @@ class Handover(Generic[T]):
 
 
 async def hand_over(get: Callable[[], T], undo: Callable[[T], object]) -> T:
-    """What `get` returns, called in a thread; `undo` is given it when the caller was cancelled meanwhile."""
+    """Returns the result of `get`, which is called in a thread; `undo` is given it when the caller was cancelled
+    meanwhile."""
     return await Handover(undo).run(get)
 
 

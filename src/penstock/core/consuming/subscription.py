@@ -1,4 +1,4 @@
-"""What every subscription is: the history of a topic, or of several, then what is appended."""
+"""The base of every subscription: the history of a topic, or of several, then what is appended."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class LiveIterator(ABC, Generic[T]):
 
     @abstractmethod
     def _is_closed(self) -> bool:
-        """Whether it was closed; raises what ended it when that was no `close`."""
+        """Returns True if it was closed; raises what ended it when that was no `close`."""
 
     @abstractmethod
     def _version(self) -> int:
@@ -99,7 +99,7 @@ class LiveIterator(ABC, Generic[T]):
         """`_wait` for an event loop."""
 
     def _typed(self, found: T) -> T:
-        """What a caller gets of what is ready."""
+        """Returns the events that are ready, as the caller gets them."""
         return found
 
 

@@ -1,4 +1,4 @@
-"""What every worker is: something that runs a handler again and again, in threads of its own, until told to stop.
+"""The base of every worker: something that runs a handler again and again, in threads of its own, until told to stop.
 
 A worker that fails begins again, so many times a minute; one that fails more often gives up, and the journal says so
 (`observe.workers`). Coroutine handlers run in the event loop that the worker was started from, else in one of the
@@ -169,7 +169,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether it is at work, in a thread of its own or in the one that called `run`."""
+        """True if it is at work, in a thread of its own or in the one that called `run`."""
         return self._in_foreground or (self._thread is not None and self._thread.is_alive())
 
     def __enter__(self) -> Self:
@@ -272,7 +272,7 @@ class Worker:
             )
 
     def _call_handler(self, given: object, span: ActiveSpan | None) -> Any:
-        """What the handler, or its coroutine, gives; the span ends with it."""
+        """Returns the result of the handler, or of its coroutine; the span ends with it."""
         try:
             result = self._handler(given)
             return self._wait_for(result) if isinstance(result, Awaitable) else result

@@ -158,7 +158,7 @@ class PayloadParser:
 
 
 class _Piece(NamedTuple):
-    """Some parsed rows."""
+    """Several parsed rows."""
 
     rows: _Rows
     columns: list[pa.Array]

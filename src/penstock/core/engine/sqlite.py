@@ -67,7 +67,7 @@ class SqliteEngine(BaseEngine):
         self._immutable = False
         self._line = Line(beside)
         self._beside_others = False
-        """Whether another process has written not long ago."""
+        """True if another process has written not long ago."""
         self._turn_ends = self._waits_until = 0.0
         if read_only:
             self._open_to_read()

@@ -42,7 +42,7 @@ def _chain(core: JournalCore, snap: Snapshot, begin: Event | str) -> Iterator[Ev
 
 
 def effects(core: JournalCore, event: Event | Receipt | str) -> Iterator[Event]:
-    """What an event caused directly, in the order it was recorded."""
+    """Returns the events that an event caused directly, in the order of recording."""
     id = id_of(event)
     with core.engine.read() as snap:
         yield from merge(*_effects(core, snap, id), key=recorded)
@@ -82,13 +82,13 @@ def causes_first(events: Iterable[Event]) -> list[Event]:
 
 
 class WalkStep(NamedTuple):
-    """One event that a walk has come to."""
+    """An event that a walk has come to."""
 
     id: str
     cause: str | None
     """The event it was reached from; None where the walk began."""
     at: int
-    """Which of its cause's effects it is, from 0,"""
+    """The index of the event among its cause's effects, from 0,"""
     of: int
     """of how many."""
 
@@ -139,7 +139,7 @@ def _opened(core: JournalCore, snap: Snapshot, id: str) -> Iterator[Lookup]:
 
 
 def recorded(event: Event) -> tuple[int, str]:
-    """What the events of several topics are ordered by."""
+    """Returns the key by which the events of several topics are ordered."""
     return event._identity(), event.topic
 
 
@@ -154,15 +154,15 @@ _MOST_HEADS = 256
 
 
 class CausesPage(NamedTuple):
-    """Some events of a walk."""
+    """A page of the events of a walk."""
 
     events: list[Event]
     next: str | None
-    """What to go on with; None at the end."""
+    """The token to go on with; None at the end."""
 
 
 class _Ahead(NamedTuple):
-    """Where a page in the order of recording begins."""
+    """The place where a page in the order of recording begins."""
 
     first: tuple[int, str]
     """The event that comes next: its id and topic."""

@@ -59,18 +59,18 @@ if TYPE_CHECKING:
 MANIFEST = "export.json"
 FORMAT = 4
 _PART_EVENTS, _PART_BYTES = 262_144, 64 << 20
-"""Where a part ends: whichever comes first, about."""
+"""The size at which a part ends: whichever comes first, about."""
 
 
 class PartEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a manifest says of a part: its bytes, and their CRC-32."""
+    """The entry of a part in a manifest: its bytes, and their CRC-32."""
 
     size: int
     crc: int
 
 
 class TopicEntry(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """What a manifest says of a topic."""
+    """The entry of a topic in a manifest."""
 
     journal: str
     """The id of the journal that it is of."""
@@ -97,7 +97,7 @@ class ExportManifest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ExportReport(msgspec.Struct, frozen=True):
-    """What an export wrote."""
+    """The result of an export."""
 
     topics: int
     events: int
@@ -262,13 +262,13 @@ class _FolderExport:
 
 
 def topic_folder(topic: str) -> str:
-    """What a topic's folder is called in an export: as the topic is, unless that is the manifest's name: a topic's has
-    no ~."""
+    """Returns the name of a topic's folder in an export: as the topic is, unless that is the manifest's name: a topic's
+    has no ~."""
     return f"{topic}~" if topic in (MANIFEST, f"{MANIFEST}.partial") else topic
 
 
 def load_manifest(folder: Path) -> ExportManifest | None:
-    """What a folder's manifest says, or None when it has none."""
+    """Returns the manifest of a folder, or None when it has none."""
     try:
         text = (folder / MANIFEST).read_bytes()
     except FileNotFoundError:
@@ -304,7 +304,7 @@ def check_file(path: Path, known: PartEntry) -> None:
 
 
 def _measured(path: Path, most: int) -> PartEntry:
-    """How many bytes the beginning of a file has, at most so many, and their CRC-32."""
+    """Returns the number of bytes the beginning of a file has, at most so many, and their CRC-32."""
     size = crc = 0
     with path.open("rb") as file:
         while piece := file.read(min(most - size, 1 << 20)):
@@ -484,7 +484,7 @@ _BATCH_EVENTS = 4096
 
 
 class ImportReport(msgspec.Struct, frozen=True):
-    """What an import did."""
+    """The result of an import."""
 
     topics: int
     imported: int
@@ -543,7 +543,7 @@ def import_file(
 
 
 class _Import:
-    """One topic being filled."""
+    """A topic that an import fills."""
 
     def __init__(self, core: JournalCore, name: str, entry: TopicEntry | None, start_over: bool, meter: Meter) -> None:
         self._log = TopicLog(core, name)
@@ -609,7 +609,7 @@ class _Import:
 
 
 def _held(seq: int, id: int, view: TopicView) -> bool:
-    """Whether the event with this id is at its position, or was removed from it by compaction."""
+    """Returns True if the event with this id is at its position, or was removed from it by compaction."""
     event = view.get(seq)
     if event is not None:
         return event._identity() == id

@@ -154,16 +154,16 @@ class Fences:
 
 
 class _Hidden:
-    """What a fence hides: the drafts and the tickets given for them."""
+    """The surface of a fence without its internals: the drafts and the tickets given for them."""
 
     def __init__(self, fences: Fences, exclusive: bool) -> None:
         self.fences = fences
         self.exclusive = exclusive
         self.barrier = Barrier()
         self.owner: str | None = None
-        """What other processes know an exclusive one by, where there may be others."""
+        """The name by which other processes know an exclusive fence, where there may be other processes."""
         self.released = False
-        """Whether its commit has removed what they know it by."""
+        """True if its commit has removed what they know it by."""
         self.state: State = "open"
         self.staged: list[Staged] = []
         self.tickets: list[tuple[Ticket[Any], int, int | None]] = []
@@ -230,12 +230,12 @@ class Fence:
 
     @property
     def state(self) -> State:
-        """Whether it is open, committed or cancelled."""
+        """True if it is open, committed or cancelled."""
         return self._hidden.state
 
     @property
     def exclusive(self) -> bool:
-        """Whether no other caller may append while it is open."""
+        """True if no other caller may append while it is open."""
         return self._hidden.exclusive
 
     def __len__(self) -> int:
@@ -379,6 +379,6 @@ def find_holder(engine: Engine, tx: WriteTx) -> str:
 
 
 def _which(engine: Engine) -> bytes:
-    """Which file a store is: a copy of it is another."""
+    """Returns the identity of a store's file: a copy of it is another."""
     found = os.stat(engine.location or "")  # noqa: PTH116
     return f"{found.st_dev}:{found.st_ino}".encode()

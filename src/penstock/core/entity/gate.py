@@ -219,7 +219,8 @@ class DeclaredGate(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What others find it by: `module:name`, or `file.py:name` where the file is no module that can be imported."""
+        """The name by which the gate is found: `module:name`, or `file.py:name` where the file is no module that can be
+        imported."""
         module, title = self.check.__module__, self.check.__qualname__
         if "<" in title:
             raise ConfigError(f"the gate {title} cannot be found by its name: declare it at the top level of a module")

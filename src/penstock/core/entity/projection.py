@@ -51,7 +51,7 @@ _MAX_NAME_BYTES = 80
 
 
 class Declared:
-    """What is known of a projection class: its name, version, handlers."""
+    """The declaration of a projection class: its name, version, handlers."""
 
     __slots__ = ("fields", "fingerprint", "handlers", "name", "types", "version")
 
@@ -63,9 +63,9 @@ class Declared:
         self.handlers = handlers
         """Functions and the kinds (or declared types) each of them handles."""
         self.types: dict[tuple[str, str], object] = {}
-        """What the annotations of handlers' parameters mean, as far as that is known where the class stands."""
+        """The types that the annotations of handlers' parameters stand for, as far as the place of the class tells."""
         self.fields: frozenset[str] = frozenset()
-        """What a state consists of."""
+        """The fields of a state."""
         self.fingerprint = 0
         """Another number when fields or kinds have changed: states saved under another one are not used."""
 
@@ -158,7 +158,7 @@ def _handlers(cls: type[object]) -> list[tuple[Callable[..., object], tuple[obje
 
 
 _OF_TYPING = frozenset({"_abc_impl", "_is_protocol", "_is_runtime_protocol"})
-"""What Python gives to classes that are generic, abstract or protocols."""
+"""The attributes that Python gives to classes that are generic, abstract or protocols."""
 
 
 def _check_attributes(cls: type[object]) -> None:
@@ -194,7 +194,7 @@ def _check_attributes(cls: type[object]) -> None:
 
 
 def _is_value(attribute: object) -> bool:
-    """Whether a class's attribute is a plain value; not a method, property, slot or class."""
+    """Returns True if a class's attribute is a plain value; not a method, property, slot or class."""
     return not isinstance(attribute, type) and not hasattr(type(attribute), "__get__")
 
 
@@ -247,7 +247,7 @@ def _resolved(handler: Callable[..., object], names: dict[str, object]) -> dict[
 
 
 def resolve(annotation: object, names: dict[str, object]) -> object:
-    """What an annotation means, or None when it cannot be said."""
+    """Returns the type that an annotation stands for, or None when it cannot be resolved."""
     if not isinstance(annotation, str):
         return annotation
     try:
@@ -277,7 +277,7 @@ class _Step:
         """The one thing it asks for, or None when there are several."""
         self.schema = schema
         self.decode: Callable[[bytes], object] = _decode_one
-        """How a stored payload becomes the one thing it asks for (see `_want_payloads`)."""
+        """The function that turns a stored payload into the only argument of the handler (see `_want_payloads`)."""
         if self.only is not PAYLOAD and schema is not None and schema.decode is not None:
             self.decode = schema.decode
 
@@ -380,7 +380,8 @@ _folders: WeakKeyDictionary[type[Any], tuple[list[Schema | None], Fold[Any]]] = 
 
 
 def folder_of(projection: type[P]) -> Fold[P]:
-    """How to fold a projection; made once, and again when types were declared for its kinds since."""
+    """Returns the folder of a projection, which applies events to its state; made once, and again when types were
+    declared for its kinds since."""
     check_projection(projection)
     schemas = [schema_of(_kind_name(kind)) for _, kinds in projection.__projection__.handlers for kind in kinds]
     known = _folders.get(projection)
@@ -399,7 +400,7 @@ def _kind_name(kind: Any) -> str:
 
 
 def _wants(handler: Callable[..., object], schema: Schema | None, declared: Declared) -> tuple[object, ...]:
-    """What each parameter of a handler after self asks for: the event, the plain payload, or a typed one."""
+    """Returns the kind of each parameter of a handler after self: the event, the plain payload, or a typed one."""
     import inspect
 
     parameters = list(inspect.signature(handler).parameters.values())[1:]
@@ -445,7 +446,7 @@ def _value(want: Any, event: Event, schema: Schema | None) -> Any:
 
 
 def _want_payloads(handled: list[list[_Step]], block: Block) -> bool:
-    """Whether each kind has one handler, which wants one payload as it is stored."""
+    """Returns True if each kind has one handler, which wants one payload as it is stored."""
     for steps in handled:
         for step in steps:
             schema, want = step.schema, step.only

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CheckReport(msgspec.Struct, frozen=True):
-    """What `Topic.check` or `check_proof` found. It is true when the event is the one that was promised."""
+    """The result of `Topic.check` or `check_proof`. It is true when the event is the one that was promised."""
 
     ok: bool
     reason: str
@@ -96,14 +96,14 @@ LEAF_FIELDS = (
     "seq", "id", "recorded_ms", "occurred_ms", "kind", "payload", "binary", "key", "scope", "headers",
     "correlation_id", "causation_id", "tags",
 )  # fmt: skip
-"""What a leaf says of its event, in this order, as a MessagePack array; tags only where the event has some."""
+"""The fields of a leaf, in this order, as a MessagePack array; tags only where the event has some."""
 _UNTAGGED = len(LEAF_FIELDS) - 1
 
 
 def check_proof(
     proof: InclusionProof, *, root: TreeRoot | None = None, public_key: PublicKey | None = None
 ) -> CheckReport:
-    """Whether a proof holds: its event is in the history that its root stands for. It needs no journal.
+    """Returns True if a proof holds: its event is in the history that its root stands for. It needs no journal.
 
     Trust comes from the root: give the one that was published (`root`), or the key that signed it (`public_key`);
     without either, only the proof itself is checked.
@@ -140,7 +140,7 @@ def sign_root(root: TreeRoot, private_key: PrivateKey) -> TreeRoot:
 
 
 def check_root(root: TreeRoot, public_key: PublicKey) -> bool:
-    """Whether a root carries a signature that was made with the private half of a key."""
+    """Returns True if a root carries a signature that was made with the private half of a key."""
     key = _load(public_key, private=False)
     from cryptography.exceptions import InvalidSignature
 

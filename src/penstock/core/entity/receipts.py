@@ -86,7 +86,7 @@ class TreeBuilder:
         self.through = 0
         self.rest = b""
         self.changed: int | None = None
-        """Where the first segment begins that is whole and has other events than when it was published."""
+        """The first position of the first whole segment that has other events than when it was published."""
 
     def add(self, seqs: Iterable[int], hashes: Iterable[bytes]) -> None:
         """Adds the next events."""
@@ -256,7 +256,7 @@ class BrokenEvent(msgspec.Struct, frozen=True):
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
-    """What `Topic.verify` found. It is true when nothing is broken."""
+    """The result of `Topic.verify`. It is true when nothing is broken."""
 
     topic: str
     events: int = 0
@@ -346,7 +346,7 @@ class _Comparison:
 
 
 def check(log: TopicLog, receipt: Receipt) -> CheckReport:
-    """Whether a receipt's event is stored as it was when the receipt was given."""
+    """Returns True if a receipt's event is stored as it was when the receipt was given."""
     if not isinstance(receipt, Receipt):
         raise ConfigError(f"check takes the receipt of an append, not {receipt!r:.80}")
     if receipt.topic != log.name:

@@ -1,4 +1,5 @@
-"""What event sourcing needs once for every open journal: its fences, its gates, and the states folded lately."""
+"""The support of event sourcing that every open journal has once: its fences, its gates, and the states folded
+lately."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _entity_rows(topic_id: int) -> list[KeyRange]:
-    """Where saved states and published roots of a topic are."""
+    """Returns the places of the saved states and published roots of a topic."""
     from penstock.core.entity.receipts import ROOTS
 
     return [topic_range(SNAPSHOT, topic_id), topic_range(ROOTS, topic_id)]

@@ -143,7 +143,7 @@ def folded(projection: type[P], events: Iterable[Event]) -> tuple[int, P | None]
 
 
 def _pieces(index: EntityIndex, view: TopicView, key: str | None, after: int) -> Iterable[Piece]:
-    """What is to be folded: the events of an entity, or of the whole topic."""
+    """Returns the events that are to be folded: the events of an entity, or of the whole topic."""
     if key is not None:
         return index.open(view).pieces(key, after, keys.MAX_SEQ)
     return (
@@ -201,7 +201,7 @@ class Saved(msgspec.Struct, array_like=True, frozen=True):
     first: int
     """The position of the oldest event in it."""
     compacted: int
-    """How far compaction by key had come when it was folded."""
+    """The position through which keys were compacted when the state was folded."""
     state: bytes
     fold: int = 0
     """`FOLD`, as it was then; 0 for those of a streaming query, which looks nothing up."""
@@ -254,7 +254,7 @@ def first_saved(snap: Snapshot, topic: int, declared: Declared) -> tuple[int, Sa
 
 
 def is_valid(saved: Saved, declared: Declared, state: TopicState) -> bool:
-    """Whether folding from the beginning would still give this."""
+    """Returns True if folding from the beginning would still give this."""
     made_like = (saved.fold, saved.fingerprint, saved.compacted)
     return made_like == (FOLD, declared.fingerprint, state.compacted) and saved.first > state.trimmed
 
@@ -446,7 +446,7 @@ MAX_FILED_BYTES = 255
 
 
 class StreamedStates(msgspec.Struct, frozen=True):
-    """Which states: those of a projection in one streaming query, kept with a topic."""
+    """The states that a stream keeps: those of a projection in one streaming query, kept with a topic."""
 
     topic: str
     name: str
@@ -464,7 +464,7 @@ class StreamedStates(msgspec.Struct, frozen=True):
 
 
 class StreamedState(msgspec.Struct, frozen=True):
-    """One entity's state between two batches."""
+    """The state of an entity between two batches."""
 
     key: str
     fingerprint: int
@@ -527,12 +527,12 @@ _SAVED_AT_ONCE, _SAVED_BYTES = 1_000, 4 << 20
 
 
 class RebuildReport(msgspec.Struct, frozen=True):
-    """What a rebuild did."""
+    """The result of a rebuild."""
 
     entities: int
-    """How many states were folded and saved."""
+    """The number of states were folded and saved."""
     events: int
-    """How many events were read."""
+    """The number of events were read."""
     through: int
     """The position up to which they were read."""
 
@@ -546,12 +546,12 @@ def rebuild(
 
 
 class Rebuilt(msgspec.Struct, frozen=True):
-    """How much of a topic a rebuild folds; zeros when there is no such topic."""
+    """The part of a topic that a rebuild folds; zeros when there is no such topic."""
 
     through: int = 0
     events: int = 0
     compacted: int = 0
-    """How far compaction by key has come: a state that is older than that is not used."""
+    """The position through which keys were compacted: a state that is older than that is not used."""
 
 
 def rebuilt(snap: Snapshot, topic: str) -> Rebuilt:
@@ -613,7 +613,7 @@ def _dropped(topic: str) -> UnknownTopic:
 
 
 class _Rebuild:
-    """One pass; states that do not fit into memory wait in the store until their next event comes."""
+    """A pass of a rebuild; states that do not fit into memory wait in the store until their next event comes."""
 
     def __init__(
         self, log: TopicLog, states: StateCache, projection: type[Any], whole: bool, progress: Progress | None

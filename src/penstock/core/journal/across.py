@@ -40,12 +40,13 @@ if TYPE_CHECKING:
 FIRST_FILL: Final = 1
 LARGEST_FILL: Final = 1024
 FILL_GROWTH: Final = 4
-"""How many events a topic is asked for at first and at the most, and by what the number grows from time to time."""
+"""The number of events a topic is asked for at first and at the most, and by what the number grows from time to time.
+"""
 READER_BYTES: Final = 32 << 20
 FOLLOWER_BYTES: Final = 8 << 20
-"""What a merge keeps of the blocks that it has read ahead, whatever the number of topics."""
+"""The bytes of blocks read ahead that a merge keeps, whatever the number of topics."""
 BLOCK_BYTES: Final = 1 << 10
-"""What a block of one small event takes in memory, about."""
+"""The bytes that a block of one small event takes in memory, about."""
 _PATIENCE: Final = 4
 """Events for each topic that a follower reads on with before it looks at all topics again."""
 _ASK_FIRST: Final = -1 << 128
@@ -53,28 +54,28 @@ _ASK_FIRST: Final = -1 << 128
 
 
 class AcrossQuery(msgspec.Struct, frozen=True):
-    """Which events of which topics are wanted."""
+    """The wanted events of the wanted topics."""
 
     topics: tuple[str, ...] = ()
     """Names, and patterns like shop.*; none: every topic but those that penstock writes for itself."""
     events: EventQuery = EVERYTHING
-    """What is wanted of each; its positions count for nothing."""
+    """The wanted events of each topic; its positions count for nothing."""
     after: Mapping[str, int] = {}
-    """Where to go on, by topic; those that are not in it are read from their beginning."""
+    """The positions to go on after, by topic; those that are not in it are read from their beginning."""
     through: Mapping[str, int] | None = None
-    """Where to end, by topic: nothing of those that are not in it. None: where each ends now."""
+    """The positions to end at, by topic: nothing of those that are not in it. None: where each ends now."""
     most_topics: int | None = None
-    """How many topics it may stand for; None: any number."""
+    """The number of topics it may stand for; None: any number."""
 
 
 class AcrossStep(msgspec.Struct, frozen=True):
-    """Some events, and how far a reader has come with them."""
+    """Several events, and the positions that a reader has reached with them."""
 
     events: list[Event]
     reached: dict[str, int]
     """By topic: what to go on after (backwards: through)."""
     done: bool
-    """Whether there is nothing more, as of this snapshot."""
+    """True if there is nothing more, as of this snapshot."""
 
 
 def across_query(
@@ -143,7 +144,7 @@ def wanted_topics(core: JournalCore, snap: Snapshot, query: AcrossQuery, among: 
 
 
 class Source:
-    """One topic of a merge: which positions are still to be asked for, and the events that were read ahead."""
+    """A topic of a merge: which positions are still to be asked for, and the events that were read ahead."""
 
     __slots__ = ("ahead", "bound", "fill", "fresh", "held", "high", "low", "name", "order")
 
@@ -155,9 +156,9 @@ class Source:
         """The last position that is wanted."""
         self.low = low
         self.high = bound
-        """What is to be asked for lies after `low` and through `high`."""
+        """The last position to ask for; the first is the position after `low`."""
         self.fresh = True
-        """Whether the topic is to be asked where it ends."""
+        """True if the topic is to be asked where it ends."""
         self.ahead: list[Event] = []
         """The next event is the last."""
         self.held = 0
@@ -204,7 +205,7 @@ class Merge:
         self.moved: dict[str, Source] = {}
         """The topics that were asked, or gave an event."""
         self.ends: dict[str, int] = {}
-        """Where the topics ended that were asked for it."""
+        """The ends of the topics that were asked for them."""
 
     def add(self, names: Iterable[str], after: Mapping[str, int]) -> None:
         """Adds topics, to be read after a position; a topic that is being read is asked again where it ends."""
@@ -372,14 +373,14 @@ class AcrossReader:
         self._query = query
         self._merge = Merge(core, query, FOLLOWER_BYTES)
         self._all_due = True
-        """Whether any topic may have more than the merge knows."""
+        """True if any topic may have more than the merge knows."""
         self._given = 0
-        """How many events were given since all topics were asked."""
+        """The number of events were given since all topics were asked."""
         self.signal = core.hub.follow_all()
         self.seen = 0
         """The signal's version before the last step: what comes later was perhaps not read."""
         self.reached = dict(query.after)
-        """How far the topics were read: past what was not chosen."""
+        """The positions through which the topics were read: past what was not chosen."""
 
     def step(self, limit: int, most_bytes: int = keys.MAX_SEQ) -> AcrossStep:
         """Reads the next events; the answer says how far the topics were read that had to do with them."""
@@ -419,7 +420,7 @@ class LocalJournalSubscription(ReadingAhead, JournalSubscription):
         super().__init__(core, self._reader.signal)
         self._given = dict(query.after)
         self._reached: dict[str, int] = {}
-        """Where the topics of the events that are ahead stand after them."""
+        """The positions of the topics whose events are ahead, after these events."""
 
     @property
     def positions(self) -> dict[str, int]:

@@ -175,7 +175,7 @@ def read_block(value: bytes | memoryview, topic: str) -> Block:
 
 
 class _Edges(msgspec.Struct, array_like=True, gc=False):
-    """What of a `Wire` says which positions it holds; the rest is passed over."""
+    """The fields of a `Wire` that say which positions it holds; the rest is passed over."""
 
     format: int
     count: int
@@ -252,7 +252,7 @@ class Block:
 
     @lazy
     def run_times(self) -> list[int]:
-        """When each run was recorded, in milliseconds."""
+        """The time when each run was recorded, in milliseconds."""
         start = self.wire.run_time
         return [start + delta for delta in unpack_ints(self.wire.run_times, len(self.run_starts))]
 
@@ -300,7 +300,7 @@ class Block:
 
     @property
     def payload_size(self) -> int:
-        """How many bytes the payloads have, found without decompressing them."""
+        """The number of bytes the payloads have, found without decompressing them."""
         return payload_size(self.wire)
 
     @lazy
@@ -394,7 +394,8 @@ def texts_of(block: Block) -> dict[str, list[str | None]]:
 
 
 def columns_of(block: Block, rows: Sequence[int], texts: dict[str, list[str | None]] | None = None) -> Columns:
-    """Some events of a block as columns, to be written again; `texts`: its text columns, if already decoded."""
+    """Returns several events of a block as columns, to be written again; `texts`: its text columns, if already
+    decoded."""
     wire, bounds, codes = block.wire, block.payload_offsets, block.kind_codes
     kinds = [wire.kinds[codes[row]] for row in rows] if len(wire.kinds) > 1 else wire.kinds * len(rows)
     if isinstance(rows, range):
@@ -443,14 +444,14 @@ def select(block: Block, rows: Sequence[int]) -> bytes:
 
 
 def join_checked(blocks: Sequence[Block]) -> Wire:
-    """One block of the events of several, in order; Corrupt when one of them does not hold."""
+    """Returns a block of the events of several blocks, in order; Corrupt when one of them does not hold."""
     for block in blocks:  # else one that cannot be read would take its neighbours with it
         block.check_columns()
     return join_blocks(blocks).wire
 
 
 def join_blocks(blocks: Sequence[Block]) -> Block:
-    """One block, in memory, of several neighbours. Work per block, not per event, where the columns allow it."""
+    """Returns a block, in memory, of several neighbours. Work per block, not per event, where the columns allow it."""
     wires = [block.wire for block in blocks]
     run_counts: list[int] = []
     run_times: list[int] = []
@@ -516,7 +517,7 @@ REFERENCE_MARK = b"\xc1"
 
 
 class Reference(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where a block is that is stored apart, and what is filled in when it is read."""
+    """The place of a block that is stored apart, and the fields that are filled in when the block is read."""
 
     key: bytes
     size: int
@@ -553,7 +554,7 @@ def reference_in(value: bytes, topic: str) -> Reference | None:
 
 
 def stored_size(value: bytes) -> int:
-    """How many bytes a block takes, wherever it is; what is damaged counts as what lies here."""
+    """Returns the number of bytes a block takes, wherever it is; what is damaged counts as what lies here."""
     try:
         found = reference_in(value, "")
     except Corrupt:
@@ -597,7 +598,7 @@ Ints = Count | bytes
 """A column of non-negative integers: one number for a constant, else packed little-endian, 1, 2, 4 or 8 bytes each."""
 
 SignedInts = int | bytes
-"""The same of signed integers: one number for a constant, else 8 bytes each."""
+"""A column of signed integers: one number for a constant, else 8 bytes each."""
 
 
 class PlainText(msgspec.Struct, array_like=True, tag=0, gc=False):
@@ -623,7 +624,7 @@ class Headers(msgspec.Struct, array_like=True, gc=False):
     """A column of headers."""
 
     counts: Ints
-    """How many each row has."""
+    """The number of each row has."""
     total: Count
     names: Text | None
     values: Text | None
@@ -685,7 +686,7 @@ def _swapped(column: bytes, code: str) -> Sequence[int]:
 
 
 def offsets(lengths: Ints, count: int) -> Sequence[int]:
-    """Where each of `count` values begins, and, last, where they end."""
+    """Returns the beginning of each of `count` values, and, last, the end of the last value."""
     if isinstance(lengths, int):
         return range(0, lengths * count + 1, lengths) if lengths else [0] * (count + 1)
     return list(accumulate(unpack_ints(lengths, count), initial=0))
@@ -767,7 +768,7 @@ def text_values(column: Text | None, count: int) -> list[str | None]:
 
 
 def join_codes(parts: Sequence[tuple[Sequence[V], Ints, int]]) -> tuple[list[V], Ints]:
-    """One dictionary and its codes for several columns of (values, codes, count) end to end."""
+    """Returns a dictionary and its codes for several columns of (values, codes, count) end to end."""
     code_of: dict[V, int] = {}
     for values, _, _ in parts:
         for value in values:
@@ -854,7 +855,7 @@ class Wire(msgspec.Struct, array_like=True, gc=False):
 encode_wire = msgspec.msgpack.Encoder().encode
 """A block without its checksum, to be kept for a while or sent on."""
 decode_wire = msgspec.msgpack.Decoder(Wire).decode
-"""What `encode_wire` made; the payload is a view into it."""
+"""Decodes the bytes that `encode_wire` made; the payload is a view into it."""
 
 
 # ── Compressed blocks: each large column by itself, so that who reads some columns decompresses no others ──
@@ -865,7 +866,7 @@ decode_wire = msgspec.msgpack.Decoder(Wire).decode
 
 COMPRESSED_FORMAT = 2
 COMPRESSED_MARK = 0x93
-"""What a compressed block begins with: an array of three. A `Wire` has more."""
+"""The first byte of a compressed block: an array of three. A `Wire` has more."""
 
 
 class CompressedColumn(msgspec.Struct, array_like=True, gc=False):
@@ -921,7 +922,7 @@ class CompressedWire(Wire, gc=False):
 
 _COLUMNS = Wire.__struct_fields__
 _ABSENT: dict[str, int | bytes | list[str] | None] = dict.fromkeys(_COLUMNS)
-"""What stands in the place of a compressed column."""
+"""The placeholder of a compressed column."""
 _ABSENT |= {"run_counts": 0, "run_times": 0, "run_ids": b"", "kinds": [], "kind_codes": 0, "lengths": 0, "payload": b""}
 _RAW_WIDTHS = {"payload": 1, "run_ids": ID_BYTES, "seqs": 8, "occurred": 8}
 _decode_form = msgspec.msgpack.Decoder(CompressedForm).decode
@@ -929,7 +930,7 @@ _decode_form = msgspec.msgpack.Decoder(CompressedForm).decode
 
 @cache
 def column_decoders() -> Mapping[str, Callable[[bytes], object]]:
-    """What reads each column's msgpack."""
+    """Returns the decoders of the columns' msgpack."""
     return {field.encode_name: msgspec.msgpack.Decoder(field.type).decode for field in msgspec.structs.fields(Wire)}
 
 
@@ -962,7 +963,7 @@ def compressed_if_large(wire: Wire) -> Wire:
 
 
 def payload_size(wire: Wire) -> int:
-    """How many bytes the payloads of a block have, found without decompressing them."""
+    """Returns the number of bytes the payloads of a block have, found without decompressing them."""
     if isinstance(wire, CompressedWire) and "payload" in wire.columns:
         return wire.columns["payload"].size
     return len(wire.payload)
@@ -980,7 +981,7 @@ def plain_size(value: bytes) -> int:
 
 
 def decode_compressed(body: memoryview, topic: str) -> Wire:
-    """What was compressed, before anything is decompressed."""
+    """Returns a compressed block, before anything is decompressed."""
     form = _decode_form(body)
     if form.format != COMPRESSED_FORMAT or not form.columns.keys() <= set(_COLUMNS):
         raise Corrupt(
@@ -1033,7 +1034,7 @@ class Columns(msgspec.Struct, eq=False, weakref=False):
         return sizes
 
     def pick(self, rows: Sequence[int]) -> Columns:
-        """Some of the events, in columns of their own."""
+        """Returns several of the events, in columns of their own."""
         pick = picker(rows)
         picked = Columns(pick(self.kinds), pick(self.payloads))
         for name in OPTIONAL:
@@ -1108,7 +1109,7 @@ class PlacedRows(msgspec.Struct, eq=False, weakref=False):
         return type(self)(self.columns.slice(start, stop), self.seqs[start:stop], ids, times)
 
     def pick(self, rows: Sequence[int]) -> Self:
-        """Some of the rows."""
+        """Returns several of the rows."""
         columns, pick = self.columns.pick(rows), picker(rows)
         if not self.ids:
             return type(self)(columns, pick(self.seqs))
@@ -1134,7 +1135,7 @@ def set_runs(wire: Wire, counts: Sequence[int], times: Sequence[int], ids: bytes
 
 
 def set_runs_of(wire: Wire, ids: Sequence[int], times: Sequence[int]) -> None:
-    """The same from the id and the recording time of every event."""
+    """Does the same from the id and the recording time of every event."""
     count = len(ids)
     starts = [0] + [at for at in range(1, count) if ids[at] != ids[at - 1] + 1 or times[at] != times[at - 1]]
     set_runs(
@@ -1146,7 +1147,7 @@ def set_runs_of(wire: Wire, ids: Sequence[int], times: Sequence[int]) -> None:
 
 
 def low_bytes(id: int) -> bytes:
-    """What a run stores of an id: the rest is its time."""
+    """Returns the bytes of an id that a run stores: the rest is its time."""
     return (id & ID_MASK).to_bytes(ID_BYTES)
 
 
@@ -1172,7 +1173,7 @@ NO_PACKED_HEADERS = Headers(0, 0, None, None)
 
 
 class RowOptions(msgspec.Struct, array_like=True):
-    """What the events of a block ask for; a column is None where none of them asks."""
+    """The options of the events of a block; a column is None where none of them asks."""
 
     dedup: list[str | None] | None = None
     expect: list[int | None] | None = None
@@ -1186,11 +1187,11 @@ class RowOptions(msgspec.Struct, array_like=True):
 
     @property
     def delivery(self) -> bool:
-        """Whether any of them says how it is to be delivered, which only a queue understands."""
+        """True if any of them says how it is to be delivered, which only a queue understands."""
         return any(one is not None for one in (self.priority, self.delay, self.not_before, self.max_attempts))
 
     def lengths(self) -> set[int]:
-        """How many values the columns have."""
+        """Returns the number of values the columns have."""
         return {len(column) for column in astuple(self) if column is not None}
 
 
@@ -1213,7 +1214,7 @@ def with_options(wire: Wire, options: RowOptions) -> Wire:
 
 
 def decode_pending(body: bytes | memoryview) -> Wire:
-    """What `encode_wire` made of a block, with or without options; Corrupt when it is something else."""
+    """Returns the block that `encode_wire` encoded, with or without options; Corrupt when it is something else."""
     try:
         found = _decode_options(body)
         return found if found.options is not None else decode_wire(body)
@@ -1228,5 +1229,5 @@ def read_pending(value: bytes, topic: str) -> Wire:
 
 
 def options_of(wire: Wire) -> RowOptions | None:
-    """What a block's events ask for."""
+    """Returns the options of a block's events."""
     return wire.options if isinstance(wire, PendingWire) else None

@@ -42,15 +42,15 @@ from penstock.limits import INLINE_BYTES, MAX_POSITION, MERGED_BYTES, RETENTION_
 
 
 class StagedBlock(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What publishing must know of a block without reading it."""
+    """The properties of a block that publishing needs without reading the block."""
 
     topic: str
     count: int
     size: int
     keyed: bool
-    """Whether any of its events has a key."""
+    """True if any of its events has a key."""
     asks: bool = False
-    """Whether any of them asks for more than to be appended."""
+    """True if any of them asks for more than to be appended."""
     plain: int = 0
     """Bytes before compression; 0 in a record of an earlier version, which compressed nothing."""
 
@@ -66,11 +66,11 @@ class StagedBatch(msgspec.Struct, array_like=True):
     owner: str
     """Who may stage only so much: at a server, the token."""
     job: str
-    """What it belongs to: batches of one job are published or dropped together."""
+    """The job that the batch belongs to: batches of one job are published or dropped together."""
     begun_ms: int
     pieces: dict[int, list[StagedBlock]]
     steps: int = 0
-    """How often something was staged: another number when a step took the place of its first try."""
+    """The number of steps in which the batch was staged: another number when a step took the place of its first try."""
 
     @property
     def size(self) -> int:
@@ -88,7 +88,7 @@ class StagedBatch(msgspec.Struct, array_like=True):
 
     @property
     def keyed(self) -> bool:
-        """Whether any event has a key."""
+        """True if any event has a key."""
         return any(block.keyed for blocks in self.pieces.values() for block in blocks)
 
     @property
@@ -166,7 +166,7 @@ def stage(commit: Commit, batch: bytes, piece: int, made: PreparedPiece, owner: 
 
 
 def is_published(snap: Snapshot, batch: bytes) -> bool:
-    """Whether something was published under a name, and that is remembered."""
+    """Returns True if something was published under a name, and that is remembered."""
     return snap.get(keys.published_key(batch)) is not None
 
 
@@ -193,7 +193,7 @@ class RowAppender(Protocol):
     """Who appends the blocks whose events must be looked at one by one."""
 
     def wants(self, *, keyed: bool, asks: bool) -> bool:
-        """Whether a block is one of those: `keyed`, an event has a key; `asks`, one asks for something."""
+        """Returns True if a block is one of those: `keyed`, an event has a key; `asks`, one asks for something."""
         ...
 
     def append(self, topic: str, wire: Wire) -> None:
@@ -292,7 +292,7 @@ def drop_job(commit: Commit, job: str, owner: str) -> int:
 
 
 def is_needed(snap: Snapshot, batch: bytes, record: PublishedBatch, before_ms: int) -> bool:
-    """Whether nothing of a published batch can be forgotten."""
+    """Returns True if nothing of a published batch can be forgotten."""
     if not record.refs:
         return record.published_ms >= before_ms
     return all(_is_held(snap, batch, ref) for ref in record.refs)
@@ -373,7 +373,7 @@ def _values(wires: Iterable[Wire], seq: int, recorded: int, number: int) -> Iter
 
 
 def _ahead(values: Iterator[tuple[Wire, bytes]]) -> Iterator[tuple[Wire, bytes]]:
-    """The same, made in another thread while the store takes in the ones before, when they are large."""
+    """Makes the pieces in another thread while the store takes in the pieces before, when the pieces are large."""
     for wire, value in values:
         yield wire, value
         if payload_size(wire) >= _LARGE:

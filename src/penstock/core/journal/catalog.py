@@ -1,4 +1,4 @@
-"""What the writer knows of each topic without asking the store: its id, its settings, where it ends.
+"""The writer's view of each topic, so that it need not ask the store: its id, its settings, where it ends.
 
 Only the thread that leads the writer touches a `Head`. When another process has committed, everything cached is
 forgotten and read again in the next transaction.
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a topic keeps and for how long. Values: compare, print, store."""
+    """The retention settings of a topic. Values: compare, print, store."""
 
     max_age: Seconds | None = None
     """Events recorded longer ago than this many seconds are removed in passing."""
@@ -61,13 +61,13 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     dedup_window: Seconds | None = TOPIC_DEDUP_WINDOW
     """Seconds for which a dedup key is remembered; None for ever."""
     verified: bool = False
-    """Whether commits keep a hash of every event, so that `verify` finds each one that is changed later."""
+    """True if commits keep a hash of every event, so that `verify` finds each one that is changed later."""
     indexed: bool = True
-    """Whether events are indexed by key, cause and correlation in passing; without, look-ups read the whole topic."""
+    """True if events are indexed by key, cause and correlation in passing; without, look-ups read the whole topic."""
 
 
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What a topic's name stands for."""
+    """The record that a topic's name stands for."""
 
     topic_id: keys.TopicId
     settings: Settings = Settings()
@@ -76,12 +76,12 @@ class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TopicState(msgspec.Struct, frozen=True, array_like=True):
-    """What compaction leaves behind so that nothing is forgotten with the events."""
+    """The counters that compaction leaves behind, so that nothing is forgotten with the events."""
 
     trimmed: keys.StoredPosition = 0
     """Every position up to this one was removed."""
     removed: int = 0
-    """How many events were removed, ever."""
+    """The number of events were removed, ever."""
     latest: keys.StoredPosition = 0
     """The highest position assigned when the last block was removed; blocks, where there are any, know better."""
     recorded_ms: int = 0
@@ -95,7 +95,7 @@ class TopicState(msgspec.Struct, frozen=True, array_like=True):
     began: keys.StoredPosition = 0
     """The topic began after this position: those up to it were of topics of this name that were dropped."""
     unreadable_at: keys.StoredPosition = 0
-    """Where the block lies that `unreadable` speaks of; 0 when it speaks of something else."""
+    """The position of the block that `unreadable` is about; 0 when it speaks of something else."""
     referred: keys.StoredPosition = 0
     """After this position the topic has no segment; between `sealed` and it, segments lie among hot blocks."""
 
@@ -145,7 +145,8 @@ def mark_aged(tx: WriteTx, name: str, settings: Settings) -> None:
 
 
 def load_looks(snap: Snapshot, name: str) -> list[tuple[int, int]]:
-    """When retention looked at a topic while the clock was behind its recording time, and the newest position then."""
+    """Returns the time when retention looked at a topic while the clock was behind its recording time, and the newest
+    position then."""
     value = snap.get(keys.aged_key(name))
     return _checked(_decode_looks, value, name) if value else []
 
@@ -206,7 +207,7 @@ def open_block(snap: Snapshot, key: bytes, value: bytes, topic: str) -> Block:
 
 
 class Head(msgspec.Struct, eq=False):
-    """Where a topic ends, as the writer knows it."""
+    """The end of a topic, as the writer knows it."""
 
     name: str
     topic_id: int
@@ -220,9 +221,9 @@ class Head(msgspec.Struct, eq=False):
     tail: RecentBlocks | None = None
     """The newest small blocks, while the writer still knows what is in them."""
     id_bits: int = 0
-    """What its events' ids have in common: see `keys.id_bits`."""
+    """The bits that all ids of its events share: see `keys.id_bits`."""
     unfolded: bool = False
-    """Whether the store says already that causes and correlations of this topic are to be noted."""
+    """True if the store says already that causes and correlations of this topic are to be noted."""
     slowest: tuple[str, int] | None = None
     """The cursor that is behind all others and its position, while the writer knows it."""
 
@@ -241,7 +242,7 @@ class Barrier:
 
     def __init__(self) -> None:
         self.passing = False
-        """Whether the operation under way is its owner's."""
+        """True if the operation under way is its owner's."""
         self.owner = ""
         """Who has raised it, for people, where that is another process."""
 
@@ -261,7 +262,8 @@ class Catalog:
         self.elsewhere = Barrier()
         """Stands for the exclusive fences of other processes, while there are any."""
         self.find_fence: FindFence | None = None
-        """Where other processes may write the store: says which of them keeps the others from appending."""
+        """The function that finds a fence of another process, where other processes may write the store: says which of
+        them keeps the others from appending."""
         self.epoch = 0
         """Another number after every `forget`: the layers above know by it when to drop what they cached."""
         self.undone = 0
@@ -269,7 +271,7 @@ class Catalog:
         self.reshaped = 0
         """Grows whenever blocks may have been exchanged by others than the housekeeper."""
         self.unfolded = 0
-        """How many topics commits have noted as unfolded."""
+        """The number of topics commits have noted as unfolded."""
         self.exchanged = 0
         """Grows whenever blocks may have been exchanged by others than the writer itself."""
 
@@ -331,7 +333,7 @@ def create_topic(tx: WriteTx, name: str, settings: Settings | None = None) -> He
 
 
 class EndedTopic(msgspec.Struct, frozen=True, array_like=True):
-    """Where a topic ended that was dropped."""
+    """The end of a topic that was dropped."""
 
     last: keys.StoredPosition
     recorded_ms: int
@@ -342,7 +344,8 @@ _decode_ended = msgspec.msgpack.Decoder(EndedTopic).decode
 
 
 def ended_topic(snap: Snapshot, name: str) -> EndedTopic | None:
-    """Where a topic of this name ended that was dropped; None for a name that never had an event, or has a topic."""
+    """Returns the end of a topic of this name that was dropped; None for a name that never had an event, or has a
+    topic."""
     value = snap.get(keys.ended_key(name))
     return None if value is None else _checked(_decode_ended, value, name)
 
@@ -369,7 +372,7 @@ class RecentBlocks(msgspec.Struct, eq=False, weakref=False):
     """Neighbouring small blocks at the end of a topic, each of one commit."""
 
     stamp: int
-    """What the catalogue counted when this began: blocks exchanged by others since make it worthless."""
+    """The count of the catalogue when the barrier began: blocks exchanged by others since make it worthless."""
     parts: list[RecentBlock]
     size: int = 0
     next: int = 0
@@ -431,5 +434,5 @@ def write_blocks(tx: WriteTx, head: Head, part: RecentBlock) -> tuple[bytes, byt
 
 
 def _fitting(weights: Sequence[int], start: int) -> int:
-    """How many events from `start` on make a block of the usual size; at least one."""
+    """Returns the number of events from `start` on make a block of the usual size; at least one."""
     return max(1, bisect_right(list(accumulate(weights[start : start + BLOCK_EVENTS])), BLOCK_BYTES))

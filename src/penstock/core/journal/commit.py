@@ -1,4 +1,4 @@
-"""One write transaction of the journal: what all callers that commit together share.
+"""A write transaction of the journal: what all callers that commit together share.
 
 Group commit hands several calls' work to one `Commit`; a user's transaction owns one alone. Appending assigns positions
 and ids at once and gathers the events per topic (a `TopicAdditions`); `flush` writes each of them as one block.
@@ -55,12 +55,12 @@ log = Log("penstock.writer")
 _VERSION_BITS = 0x7 << 76 | 0x2 << 62
 _RANDOM_BITS = (1 << 80) - 1 & ~(0xF << 76 | 0x3 << 62 | 1 << 61 | keys.ID_BITS | 1 << 31)
 _COUNTED_BITS = (1 << 31) - 1
-"""What is random in an id. Commits of one millisecond count up above the bits of the topic, a run's ids below them; in
+"""The random bits of an id. Commits of one millisecond count up above the bits of the topic, a run's ids below them; in
 both the top bit is free for the carry."""
 
 
 class LateRow(Protocol):
-    """What several operations of a commit may change in memory, and the commit writes once."""
+    """A row that several operations of a commit may change in memory, and that the commit writes once."""
 
     def save(self, commit: Commit) -> None:
         """Writes it into the commit's transaction."""
@@ -80,7 +80,7 @@ class TopicAdditions(msgspec.Struct, eq=False, weakref=False):
     size: int = 0
     newest: dict[str, int] | None = None
     noted: int = 0
-    """How many of the parts are in `newest`, and how many events those have."""
+    """The number of parts whose events are in `newest`, and the number of these events."""
     noted_count: int = 0
     blocks: list[Block] | None = None
     """The first parts as blocks, for conditions to be asked of."""
@@ -150,19 +150,19 @@ class Commit:
         self.catalog = catalog
         self.entities = entities
         self.additions: dict[str, TopicAdditions] = {}
-        """What is gathered, by topic."""
+        """The gathered events, by topic."""
         self._new_heads: dict[str, Head] = {}
         self._reshaping = False
         self._last_id = catalog.last_id
         self._indexing: list[tuple[str, int, list[Wire | None], list[str | None] | None, Newest]] = []
-        """What the memtables are told when the transaction has ended well: never before it, and in its order."""
+        """The news for the memtables when the transaction has ended well: never before it, and in its order."""
         self.tx = tx
         self.now_ms = now_ms
         self.gathered = 0
         """Changes gathered in memory, less the writes that `flush` made of them. Added to what the engine's
         transaction counts, it says how much was changed so far: see `changes`."""
         self._late: dict[LateRow, None] = {}
-        """What is written once, at the end, however often it changed meanwhile."""
+        """The rows that are written once, at the end, however often they changed meanwhile."""
         self.touched: dict[str, int] = {}
         """Topics whose waiters should look again after the commit, with how many events were added."""
         if tx.foreign:
@@ -183,7 +183,7 @@ class Commit:
     # ── who may append ───────────────────────────────────────────────────────────────────────────────────────────────
     @property
     def fenced(self) -> bool:
-        """Whether an exclusive fence keeps other callers from appending."""
+        """True if an exclusive fence keeps other callers from appending."""
         barrier = self.catalog.barrier
         if barrier is self.catalog.elsewhere:  # its process may have died without a word
             before = self.tx.writes
@@ -219,7 +219,7 @@ class Commit:
         return head
 
     def is_current(self, name: str, topic_id: int) -> bool:
-        """Whether a topic that was looked at before is still there: not dropped, nor dropped and made anew."""
+        """Returns True if a topic that was looked at before is still there: not dropped, nor dropped and made anew."""
         head = self.head(name)
         return head is not None and head.topic_id == topic_id
 
@@ -256,7 +256,7 @@ class Commit:
         self.catalog.exchanged += 1
 
     def begin(self, name: str) -> TopicAdditions:
-        """What this commit adds to a topic, from its first event on."""
+        """Begins the additions of this commit to a topic."""
         head = self._new_heads.get(name) or self.catalog.heads.get(name) or self.ensure(name)
         recorded_ms = head.recorded_ms
         if self.now_ms > recorded_ms:
@@ -283,7 +283,7 @@ class Commit:
         return self.add(self.additions.get(name) or self.begin(name), columns, batch.size)
 
     def append_one(self, name: str, batch: PreparedBatch) -> Receipt:
-        """The same for a batch of one event."""
+        """Does the same for a batch of one event."""
         return self.append(name, batch)[0]
 
     def check(self, name: str, batch: PreparedBatch) -> None:
@@ -631,7 +631,7 @@ _decode = msgspec.msgpack.Decoder(Original).decode
 
 
 def _bucket(window: float | None, ms: int) -> int:
-    """Which bucket a time lies in; a topic that remembers for ever has one bucket, 0."""
+    """Returns the bucket of a time; a topic that remembers for ever has one bucket, 0."""
     return 0 if window is None else max(1, ms // max(_SHORTEST_BUCKET_MS, int(window * 1000)))
 
 
@@ -640,7 +640,7 @@ def _counts(original: Original, window: float | None, now_ms: int) -> bool:
 
 
 class EarlierWindow(msgspec.Struct, array_like=True, frozen=True):
-    """How long dedup keys counted before the window was changed: those of then lie in its buckets still."""
+    """A dedup window of the past, until the window was changed: those of then lie in its buckets still."""
 
     window: float | None
     until_ms: int
@@ -685,7 +685,7 @@ def find_original(
 
 
 def _was_forgotten(original: Original, earlier: Sequence[EarlierWindow]) -> bool:
-    """Whether a key did not count any more when the window was changed: then it never does again."""
+    """Returns True if a key did not count any more when the window was changed: then it never does again."""
     return any(
         original.seq <= one.through
         and original.recorded_ms <= one.until_ms  # a key may be given later to an event from before

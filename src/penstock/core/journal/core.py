@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 class StoreRecord(msgspec.Struct, array_like=True, frozen=True):
-    """What a store says of itself."""
+    """The record of a store about itself."""
 
     format: int
     id: str
@@ -63,7 +63,7 @@ class StoreRecord(msgspec.Struct, array_like=True, frozen=True):
 
 
 class JournalCore:
-    """What all parts of one open journal share. Thread-safe."""
+    """The state that all parts of an open journal share. Thread-safe."""
 
     def __init__(
         self, journal: Journal, engine: Engine, *, clock: Clock | None = None, capacity: int, pressure: float
@@ -164,11 +164,12 @@ class JournalCore:
         return self.writer.run(WriteRequest(apply, relaxed=relaxed))
 
     def pressure(self) -> Pressure:
-        """How many submissions wait for the writer."""
+        """Returns the number of submissions wait for the writer."""
         return Pressure(self.writer.pending(), self.writer.capacity)
 
     def describe(self, queues: list[str], paused: list[str], gates: dict[str, list[str]]) -> Description:
-        """What this journal is: engine, location, size, durability, topics, and what the parts say of theirs."""
+        """Returns the description of this journal: engine, location, size, durability, topics, and what the parts say
+        of theirs."""
         engine = self.engine
         return Description(
             engine.scheme,

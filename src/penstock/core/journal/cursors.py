@@ -25,7 +25,7 @@ class TopicConsumer(msgspec.Struct, frozen=True):
     name: str
     position: int
     lag: int
-    """How many events it has left to read."""
+    """The number of events it has left to read."""
     moved_at: datetime | None = None
     """A consumer that lags and has not moved for long is dead, not slow. None when that was not written down."""
 

@@ -1,4 +1,4 @@
-"""What a journal says of itself."""
+"""The description of a journal."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import msgspec
 
 
 class Pressure(msgspec.Struct, frozen=True):
-    """How far the writer is behind."""
+    """The backlog of the writer."""
 
     queued: int
     capacity: int
 
     @property
     def headroom(self) -> int:
-        """How many more submissions fit before `submit` waits."""
+        """The number of more submissions fit before `submit` waits."""
         return max(0, self.capacity - self.queued)
 
     @property
@@ -23,12 +23,12 @@ class Pressure(msgspec.Struct, frozen=True):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits."""
+        """True if nothing waits."""
         return self.queued == 0
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What a journal is made of."""
+    """The facts about a journal."""
 
     engine: str
     location: str | None
@@ -42,7 +42,7 @@ class Description(msgspec.Struct, frozen=True):
     requests: dict[str, dict[str, int]] = {}
     """Requests to an object store since it was opened: cause → kind → number; the kind `bytes` is what they brought."""
     objects: dict[str, int] = {}
-    """How many objects an object store holds of the journal, by what they are for."""
+    """The number of objects an object store holds of the journal, by what they are for."""
     unstored_seconds: float = 0.0
     """For how long a commit that no caller waited for is in this process's memory only."""
     writer: str | None = None

@@ -52,7 +52,7 @@ class LocalSubscription(ReadingAhead, Subscription):
         self._position = log.latest if after == "latest" else after
         self._wanted = wanted
         self._read_through = self._position
-        """How far the topic was read; events in between that were not chosen are behind."""
+        """The position through which the topic was read; events in between that were not chosen are behind."""
         self.missed = 0
         """Events skipped so far, with on_lag="drop"."""
 
@@ -78,7 +78,7 @@ class LocalSubscription(ReadingAhead, Subscription):
         self._position = event.seq
 
     def _begin(self, view: TopicView | None) -> int:
-        """Where a search goes on: later when the subscriber may lag no further."""
+        """Returns the position after which a search goes on: later when the subscriber may lag no further."""
         if view is not None and self._on_lag != "catch_up" and self._live:
             self._mind_the_lag(view)
         return self._position

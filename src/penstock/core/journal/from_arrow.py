@@ -68,7 +68,7 @@ def blocks(rows: pa.RecordBatch) -> Iterator[tuple[str, Wire]]:
 
 
 def wire_of(rows: pa.RecordBatch, *, trusted: bool = False) -> Wire:
-    """One block of all rows; `trusted` ones were events before and need no look at what is in them."""
+    """Returns a block of all rows; `trusted` ones were events before and need no look at what is in them."""
     count = rows.num_rows
     kinds, codes = _kinds(rows.column("kind"))
     payload = rows.column("payload")
@@ -102,7 +102,7 @@ def packed_tags(column: pa.ListArray) -> pa.StringArray:
 
 
 def _options(rows: pa.RecordBatch) -> RowOptions:
-    """What rows ask for."""
+    """Returns the options of rows."""
     given = [name for name in RowOptions.__struct_fields__ if name in rows.schema.names]
     asked = [name for name in given if rows.column(name).null_count < rows.num_rows]
     return RowOptions(**{name: rows.column(name).to_pylist() for name in asked})
@@ -110,7 +110,8 @@ def _options(rows: pa.RecordBatch) -> RowOptions:
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _bounds(column: pa.Array) -> _Bounds:
-    """Where each value begins in a string or binary column's bytes, and, last, where they end."""
+    """Returns the beginning of each value in a string or binary column's bytes, and, last, the end of the last
+    value."""
     return np.frombuffer(column.buffers()[1], dtype=np.int32)[column.offset : column.offset + len(column) + 1]
 
 
@@ -162,7 +163,7 @@ def _text(column: pa.Array, name: str, *, checked: bool = True) -> Text:
 
 
 def _repeats(column: pa.Array) -> bool:
-    """Whether values may repeat often enough for a dictionary: a sample saves making one in vain."""
+    """Returns True if values may repeat often enough for a dictionary: a sample saves making one in vain."""
     count = len(column)
     if count <= 4 * _SAMPLE:
         return True
@@ -217,7 +218,8 @@ def _check_json(payload: pa.Array, data: memoryview, bounds: _Bounds) -> None:
 
 
 def _all_objects(payload: pa.Array, data: memoryview, bounds: _Bounds) -> bool:
-    """Whether every payload is one JSON object or array, found out for all at once; False may also mean: cannot tell.
+    """Returns True if every payload is one JSON object or array, found out for all at once; False may also mean: cannot
+    tell.
 
     They are read as lines. Where one ends in a bracket and the next begins with one, no value can reach across the
     line's end: inside a container a comma would be missing, and a text cannot hold a line's end. So each line holds

@@ -31,7 +31,7 @@ main_thread = threading.main_thread().ident
 
 
 class _Handlers:
-    """What the main thread's shields share; other threads touch nothing here, but for `Shield.lower`."""
+    """The state that the main thread's shields share; other threads touch nothing here, but for `Shield.lower`."""
 
     __slots__ = ("interrupt", "late", "terminate", "up")
 
@@ -180,7 +180,7 @@ def _is_busy(frame: FrameType | None) -> bool:
 
 
 def is_inside(frame: FrameType | None, codes: Collection[CodeType]) -> bool:
-    """Whether a frame is that of one of some functions, or of something it called."""
+    """Returns True if a frame is that of one of some functions, or of something it called."""
     while frame is not None:
         if frame.f_code in codes:
             return True

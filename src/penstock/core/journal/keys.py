@@ -89,7 +89,7 @@ MAX_BUCKET = (1 << 32) - 1
 
 
 TopicId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-"""What keys have room for; a stored record that says otherwise is damaged."""
+"""A topic's id, which fits into a key; a stored record that says otherwise is damaged."""
 StoredPosition = Annotated[int, msgspec.Meta(ge=0, le=MAX_POSITION)]
 
 block_key: Callable[[int, int], bytes] = partial(_block.pack, BLOCK)
@@ -151,7 +151,7 @@ def ended_key(name: str) -> bytes:
 
 
 ID_BITS = 0xFFF << 32
-"""Where ids carry a hash of their topic's name."""
+"""The bits of an id that carry a hash of its topic's name."""
 
 
 def id_bits(name: str) -> int:
@@ -239,7 +239,7 @@ def stored_name(raw: bytes) -> str:
 
 
 def stored(decode: Callable[[bytes], T], value: bytes, what: str) -> T:
-    """What a row says; Corrupt when it does not decode, which only damage makes of it."""
+    """Returns the decoded value of a row; Corrupt when it does not decode, which only damage makes of it."""
     try:
         return decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -252,7 +252,8 @@ def with_checksum(body: bytes) -> bytes:
 
 
 def without_checksum(value: bytes) -> memoryview | None:
-    """What `with_checksum` was given; None when the checksum is another, which only damage makes of it."""
+    """Returns the value that `with_checksum` was given; None when the checksum is another, which only damage makes of
+    it."""
     body = memoryview(value)[:-4]
     return body if len(value) >= 4 and zlib.crc32(body) == int.from_bytes(value[-4:]) else None
 

@@ -1,4 +1,4 @@
-"""Which topics may hold an event, or events of a cause or correlation: found without asking each of them.
+"""The topics that may hold an event, or events of a cause or correlation: found without asking each of them.
 
     N hashed topic            a topic's name; N alone: every topic has such a row
     A hashed topic            a topic with events whose ids were given elsewhere: copies
@@ -35,7 +35,7 @@ from penstock.limits import MERGED_BYTES, UNFOLDED_TOPICS
 _STEP_ROWS = 256
 """Rows that one commit of folding writes."""
 _STEP_BYTES = 16 * MERGED_BYTES
-"""What is read of one topic before its hashes are written, about."""
+"""The bytes of a topic that are read before its hashes are written, about."""
 
 
 # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -90,19 +90,19 @@ def _hash(text: str) -> bytes:
 
 # ── folding ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def is_crowded(snap: Snapshot) -> bool:
-    """Whether so many topics are unfolded that asking each of them would be felt."""
+    """Returns True if so many topics are unfolded that asking each of them would be felt."""
     return sum(1 for _ in _topics(snap, keys.UNFOLDED)) > UNFOLDED_TOPICS
 
 
 class _Unfolded(NamedTuple):
-    """What some events of a topic name, which were not noted yet."""
+    """The causes and correlations of several events that were not noted yet."""
 
     topic: bytes
     name: str
     last: int
     """The position of the last of them."""
     more: bool
-    """Whether others follow, which are read the next time."""
+    """True if others follow, which are read the next time."""
     hashes: list[bytes]
 
 
@@ -113,7 +113,7 @@ class CausalNotes:
         self._engine, self._writer = writer.engine, writer
         self._stopped, self._breathe = stopped, breathe
         self._swept = keys.CAUSAL
-        """How far notes were looked over for such as are of no use any more."""
+        """The key through which notes were searched for notes that are of no use any more."""
 
     def fold(self) -> None:
         """Notes what unfolded topics name, if they are many, and forgets notes of events that are gone."""
@@ -161,7 +161,8 @@ class CausalNotes:
 
 
 def _unfolded(snap: Snapshot, topic: bytes) -> Iterator[_Unfolded]:
-    """What the next events of a topic name; nothing of a topic that is not to be folded."""
+    """Returns the causes and correlations of the next events of a topic; nothing of a topic that is not to be
+    folded."""
     name, since = next(_named(snap, [topic]), ""), snap.get(keys.UNFOLDED + topic)
     view = TopicView.open(snap, name)
     # Where compaction removes single events no note could ever be forgotten: such a topic is always asked.

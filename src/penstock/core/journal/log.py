@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class TopicLog:
-    """One topic of an open journal: the core and a name. What it is asked is not checked again."""
+    """A topic of an open journal: the core and a name. What it is asked is not checked again."""
 
     __slots__ = ("core", "name")
 
@@ -55,7 +55,7 @@ class TopicLog:
         return prepare_one(kind, payload)
 
     def prepare_many(self, drafts: Iterable[Draft], find_cause: FindCause | None = None) -> PreparedBatch:
-        """The same for several events."""
+        """Does the same for several events."""
         core = self.core
         if core.guards:
             drafts = check_items(drafts, "drafts")
@@ -64,7 +64,7 @@ class TopicLog:
         return prepare(drafts, self.name, find_cause or core.find_cause)
 
     def prepare_plain(self, drafts: Sequence[PlainDraft]) -> PreparedBatch:
-        """The same for several events that say no more than most do, with less work for each."""
+        """Does the same for several events that say no more than most do, with less work for each."""
         if self.core.guards or trace_headers() is not None:
             return self.prepare_many(one.draft() for one in drafts)
         kinds, payloads = [one.kind for one in drafts], [one.payload for one in drafts]

@@ -20,13 +20,13 @@ from penstock.core.units import Progress
 from penstock.errors import ConfigError, Corrupt
 
 BATCH_BYTES = 4 << 20
-"""What one commit of a copy holds."""
+"""The bytes that one commit of a copy holds."""
 
 Row = tuple[bytes, bytes]
 
 
 class CopyReport(msgspec.Struct, frozen=True):
-    """What a copy found to do: rows and bytes in all, and how many of the rows had to be written."""
+    """The work that a copy found: rows and bytes in all, and how many of the rows had to be written."""
 
     rows: int
     size_bytes: int

@@ -41,7 +41,7 @@ def retire_owner(owner: str) -> None:
 
 
 def is_alive(owner: str) -> bool:
-    """Whether what has this name is still open, as far as this machine can tell."""
+    """Returns True if what has this name is still open, as far as this machine can tell."""
     if owner in _open:
         return True
     try:
@@ -61,7 +61,8 @@ def is_alive(owner: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """When a process started, in the kernel's own ticks; empty where the system does not say, or when it has ended.
+    """Returns the time when a process started, in the kernel's own ticks; empty where the system does not say, or when
+    it has ended.
 
     One that has ended is listed until its parent asks for its result.
     """

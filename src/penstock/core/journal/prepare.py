@@ -175,7 +175,7 @@ def _condition(query: object, after: int | None) -> EventQuery:
 
 
 def plain_columns(kinds: list[str], payloads: Sequence[object], keys: Sequence[str | None]) -> Columns:
-    """What most drafts say and nothing else, checked and encoded: kinds, payloads, keys."""
+    """Returns checked and encoded columns of drafts that have a kind, a payload and a key: kinds, payloads, keys."""
     for kind in set(kinds) - _known_kinds:
         _remember_kind(kind)
     columns = Columns(kinds, encode_payloads(payloads))
@@ -311,7 +311,7 @@ def _resolve_causes(batch: PreparedBatch, causes: Sequence[object], count: int, 
 
 
 def _plain_model(value: object) -> object:
-    """What is written for a value that msgspec does not know: the fields of a pydantic model."""
+    """Returns the JSON-like form of a value that msgspec does not know: the fields of a pydantic model."""
     pydantic = modules.get("pydantic")
     if pydantic is not None and isinstance(value, pydantic.BaseModel):
         return value.model_dump(mode="json")
@@ -369,7 +369,8 @@ _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 
 
 def _may_change(encoded: bytes) -> bool:
-    """Whether JSON text has a key that ends with a digit, or something like a time: the few payloads to look at."""
+    """Returns True if JSON text has a key that ends with a digit, or something like a time: the few payloads to look
+    at."""
     shape = encoded.translate(_DIGITS)
     return b'0":' in shape or b"T00:00" in shape
 
@@ -395,7 +396,7 @@ def refuse_changed(value: object) -> None:
 
 
 def is_binary(payload: object) -> bool:
-    """Whether a payload is kept as bytes rather than as JSON."""
+    """Returns True if a payload is kept as bytes rather than as JSON."""
     return isinstance(payload, _BYTES_LIKE)
 
 

@@ -57,12 +57,12 @@ Bounds = tuple[int, int]
 
 
 def is_summarised(wanted: EventQuery) -> bool:
-    """Whether summaries can say of a range that it holds no wanted event."""
+    """Returns True if summaries can say of a range that it holds no wanted event."""
     return wanted.kinds is not None or wanted.scope is not None
 
 
 def may_be_in(wanted: EventQuery, summary: Summary) -> bool:
-    """Whether a wanted event may be among those that a summary is of."""
+    """Returns True if a wanted event may be among those that a summary is of."""
     if wanted.kinds is not None and summary.kinds is not None and wanted.kinds.isdisjoint(summary.kinds):
         return False
     return wanted.scope is None or summary.scopes is None or wanted.scope in summary.scopes
@@ -102,12 +102,13 @@ def wanted_rows(wanted: EventQuery, block: Block, rows: Sequence[int]) -> Sequen
 
 
 def overlap(wanted: Bounds, held: Bounds) -> bool:
-    """Whether two ranges, ends included, have anything in common; one that ends before it begins has nothing."""
+    """Returns True if two ranges, ends included, have anything in common; one that ends before it begins has
+    nothing."""
     return wanted[0] <= min(wanted[1], held[1]) and wanted[1] >= held[0]
 
 
 class TopicView:
-    """One topic in one snapshot; for a reader who says what time it is, without the events that are too old by then."""
+    """A topic in a snapshot; for a reader who says what time it is, without the events that are too old by then."""
 
     __slots__ = ("_state", "hidden", "name", "record", "snap", "topic_id")
 
@@ -130,7 +131,7 @@ class TopicView:
         return None if record is None else cls(snap, name, record, now_ms)
 
     def state(self) -> TopicState:
-        """What compaction has left of the topic: read once."""
+        """Returns the counters that compaction has left of the topic: read once."""
         if self._state is None:
             self._state = load_state(self.snap, self.topic_id, self.name)
         return self._state
@@ -171,7 +172,7 @@ class TopicView:
         return latest if latest > self.began() else 0
 
     def count_between(self, after: int, through: int) -> int:
-        """How many events are stored in after < position ≤ through."""
+        """Returns the number of events are stored in after < position ≤ through."""
         holes = min(through, self.state().compacted)
         if holes <= after:
             return through - after
@@ -271,7 +272,8 @@ class TopicView:
                 yield from self._hot_blocks(part.after, part.through, open_block)
 
     def hot_blocks(self, after: int, through: int, open: Callable[[Snapshot, bytes, bytes, str], S]) -> Iterator[S]:
-        """What `open` makes of the blocks in the store itself (their keys and values): all but those in files."""
+        """Returns the results of `open` for the blocks in the store itself (their keys and values): all but those in
+        files."""
         for part in self.stretches(after, through):
             if not part.in_files:
                 yield from self._hot_blocks(part.after, part.through, open)
@@ -337,7 +339,7 @@ class TopicView:
             raise missing(self.name, floor + 1, upper - 1)
 
     def _check_is_end(self, first: int, through: int) -> None:
-        """Where no block holds first … through, the topic must end before `first`."""
+        """Raises Corrupt unless the topic ends before `first`, where no block holds first … through."""
         if first <= (last := min(through, self.latest())):
             raise missing(self.name, first, last)  # found from its end, and not on the way there: a key was changed
         if first > through or through >= keys.MAX_SEQ:
@@ -375,7 +377,8 @@ class TopicView:
     def spans(
         self, after: int, through: int, wanted: EventQuery, *, occurred: Bounds | None = None, reverse: bool = False
     ) -> Iterator[Bounds]:
-        """Where in after < position ≤ through wanted events may be; elsewhere there are none, as summaries say.
+        """Returns the spans in after < position ≤ through that may have wanted events; elsewhere there are none, as
+        summaries say.
 
         `occurred`: only those of which producers say that they happened from one time through another (milliseconds).
         """

@@ -1,4 +1,4 @@
-"""What ranges of positions hold, so that a reader opens only blocks that may have what it wants.
+"""Summaries of ranges of positions, so that a reader opens only blocks that may have the wanted events.
 
     o topic first             kinds, scopes and times of neighbouring ranges, from there on    (msgpack, CRC-32)
     j topic first             hashes of the keys, causes and correlations of one range         (msgpack, CRC-32)
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Summary(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What the events first … last are like. None: that is not known."""
+    """The summary of the events first … last. None: that is not known."""
 
     first: int
     last: int
@@ -73,7 +73,7 @@ _decode_hashes = msgspec.msgpack.Decoder(TermHashes).decode
 
 
 def summary_of(block: Block) -> Summary:
-    """What the events of a block are like."""
+    """Returns the summary of the events of a block."""
     wire, times = block.wire, block.run_times
     if wire.occurred is not None:
         times = list(unpack_signed(wire.occurred, wire.count))
@@ -139,7 +139,8 @@ RangeRows = tuple[bytes, bytes | None]
 
 
 def range_rows(wire: Wire, *, indexed: bool, made_of: Columns | None = None) -> RangeRows | None:
-    """What is to be stored of a new block, if it is worth it; `indexed`: also by which terms its events are found."""
+    """Returns the rows that are stored about a new block, if it is worth it; `indexed`: also by which terms its events
+    are found."""
     if wire.count < SUMMARY_EVENTS:
         return None
     summary = pack_summaries([summary_of(Block(wire, ""))])
@@ -269,13 +270,13 @@ def leaves(columns: Columns, seqs: Iterable[int], ids: Iterable[int], recorded: 
 
 
 def leaves_of(block: Block) -> Iterator[bytes]:
-    """What each event of a block says."""
+    """Returns the leaf of each event of a block."""
     ids, recorded, seqs = spread(block)
     return leaves(columns_of(block, range(block.count)), seqs, ids, recorded)
 
 
 def leaf_of(block: Block, row: int) -> bytes:
-    """What one event of a block says."""
+    """Returns the leaf of an event of a block."""
     (said,) = leaves(columns_of(block, [row]), [block.seq(row)], [block.id_number(row)], [block.recorded_ms(row)])
     return said
 

@@ -75,11 +75,11 @@ class HeldWriter:
         self.core = core
         self.committed = False
         self.is_open = False
-        """Whether it holds the writer."""
+        """True if it holds the writer."""
         self._owner: object = None
-        """What stands for the thread that began the transaction."""
+        """An object that stands for the thread that began the transaction."""
         self._among: list[HeldWriter] = []
-        """What that thread has open."""
+        """The transactions that the thread has open."""
         self._steps = core.writer.steps
         self._tx: WriteTx | None = None
         self._commit: Commit | None = None
@@ -181,7 +181,7 @@ class HeldWriter:
         self.core.writer.let_go()
 
     def _is_inherited(self) -> bool:
-        """Whether this process was forked from the one that the transaction belongs to."""
+        """Returns True if this process was forked from the one that the transaction belongs to."""
         return os.getpid() != self.core.writer.pid
 
     def _finish(self, commit: Commit, kind: type[BaseException] | None, error: BaseException | None) -> None:

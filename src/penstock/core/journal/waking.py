@@ -166,7 +166,8 @@ class TopicChanges(Signal):
 
 
 class Signalled:
-    """What waits in this process's journal: the half of a `LiveIterator` that a signal tells when there may be more."""
+    """The base of waiters in this process's journal: the half of a `LiveIterator` that a signal tells when there may be
+    more."""
 
     def __init__(self, hub: Hub, signal: Signal) -> None:
         self._hub = hub
@@ -194,7 +195,7 @@ class Signalled:
 
 
 class ReadingAhead(Signalled):
-    """What is followed by reading some events at a time. Threads that share it take turns, each event to one."""
+    """The base of followers that read several events at a time. Threads that share it take turns, each event to one."""
 
     def __init__(self, core: JournalCore, signal: Signal) -> None:
         super().__init__(core.hub, signal)
@@ -226,7 +227,7 @@ class ReadingAhead(Signalled):
 
 
 class Hub:
-    """One signal per topic, and a watcher that looks for other processes' commits while there are waiters."""
+    """A signal for each topic, and a watcher that looks for other processes' commits while there are waiters."""
 
     def __init__(self, changes: Callable[[], int] | None, location: str | None = None) -> None:
         self.signals: WeakValueDictionary[str, Signal] = WeakValueDictionary()
@@ -331,7 +332,7 @@ _event = struct.Struct("iIII")
 
 
 SINGLE_COMMIT_SIGNS = 3
-"""How many signs without a pause between them one commit may give: more are a burst of commits."""
+"""The number of signs without a pause between them one commit may give: more are a burst of commits."""
 
 
 class FileWatch:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.core.surface.journal import Journal
 
 PASS_SECONDS = 1.0
-"""How often a cursor moves that only passes events which were not chosen."""
+"""The pause between two moves of a cursor that only passes events which were not chosen."""
 
 
 class BatchWorker(Worker):
@@ -82,7 +82,8 @@ class TopicWorker(BatchWorker):
         return events
 
     def _begin(self, view: TopicView | None) -> int:
-        """Where a search goes on: after the cursor, or after what was passed over since it moved there."""
+        """Returns the position after which a search goes on: after the cursor, or after what was passed over since it
+        moved there."""
         cursor = 0 if view is None else read_cursor(view.snap, view.topic_id, self._consumer) or 0
         if cursor != self._committed:
             self._committed = self._passed = cursor

@@ -83,7 +83,7 @@ class Writer:
         self._pump_wanted = threading.Event()
         self._closed = False
         self.measures = ROLL.enter()
-        """How many transactions were committed, with how many operations, how fast."""
+        """The number of transactions were committed, with how many operations, how fast."""
 
     # ── callers ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def run(self, operation: WriteRequest[T]) -> T:
@@ -213,7 +213,8 @@ class Writer:
         self._withdraw(turn)
 
     def _leads_for(self, turn: WriteRequest[object]) -> bool:
-        """Whether this thread leads and its turn has come; commits what is in front of it, and lets the lead go then.
+        """Returns True if this thread leads and its turn has come; commits what is in front of it, and lets the lead go
+        then.
 
         Who lets the lead go wakes the first of the line, be it this thread.
         """
@@ -381,7 +382,8 @@ class Writer:
             self.let_go()
 
     def _came_too_late(self, operation: WriteRequest[Any]) -> bool:
-        """Whether the writer was closed while an operation was handed over, and no leader will take it any more."""
+        """Returns True if the writer was closed while an operation was handed over, and no leader will take it any
+        more."""
         return self._closed and self._withdraw(operation)
 
     def _withdraw(self, operation: WriteRequest[object]) -> bool:
@@ -540,7 +542,8 @@ def fail_all(batch: Sequence[WriteRequest[object]], error: BaseException) -> Non
 
 
 def _error_for_others(error: BaseException) -> BaseException:
-    """What a group's other members are told: an error of their own, since each raises it in a thread of its own."""
+    """Returns the error for the other members of a group: an error of their own, since each raises it in a thread of
+    its own."""
     if isinstance(error, PenstockError):
         import copy
 
@@ -563,7 +566,7 @@ GROUP_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024
 
 
 class WriterCounters:
-    """One writer's numbers."""
+    """The counters of a writer."""
 
     __slots__ = ("appended", "commits", "groups", "latencies", "operations", "seconds", "syncs")
 

@@ -79,18 +79,19 @@ def implementation(name: str) -> Callable[..., Any]:
 
 
 class PendingCommit(msgspec.Struct, Generic[A], frozen=True):
-    """What an operation wants committed; its implementation neither waits nor looks at the store to say so."""
+    """The operation that is waiting for its commit; its implementation neither waits nor looks at the store to
+    say so."""
 
     prepare: Callable[[], WriteRequest[A]]
     """Checks and encodes what the commit is given."""
     at_once: bool
-    """Whether preparing neither runs a program's own checks nor looks at the store: it may run in an event loop."""
+    """True if preparing neither runs a program's own checks nor looks at the store: it may run in an event loop."""
     done: Callable[[A], object] | None = None
     """Notes that it was committed."""
 
 
 def can_prepare_at_once(at: LocalBackend, drafts: Iterable[Draft]) -> bool:
-    """Whether drafts can be prepared without waiting: no gate or fence sees them, and no cause is looked up."""
+    """Returns True if drafts can be prepared without waiting: no gate or fence sees them, and no cause is looked up."""
     return not at.core.guards and not any(isinstance(draft.cause, str) for draft in drafts)
 
 
@@ -223,7 +224,7 @@ class LocalBackend:
 
 
 class LocalTopic(TopicLog):
-    """What a `Topic` of a journal in this process stands on: the topic's log, and what event sourcing makes of it."""
+    """The base of a `Topic` of a journal in this process: the topic's log, and what event sourcing makes of it."""
 
     __slots__ = ("_states", "_writer")
 
@@ -326,7 +327,7 @@ class LocalJournal(Journal):
 
     _backend: LocalBackend
     backend: LocalBackend
-    """What every part of penstock asks for that needs more than the handles: the core, the engine, the registries."""
+    """The backend, for parts of penstock that need more than the handles: the core, the engine, the registries."""
 
     def __init__(self, engine: Engine, *, clock: Clock | None = None, capacity: int, pressure: float) -> None:
         self._core = JournalCore(self, engine, clock=clock, capacity=capacity, pressure=pressure)

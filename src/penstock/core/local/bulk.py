@@ -1,5 +1,5 @@
-"""What programs ask that read very many events, as Spark's tasks do: stored blocks, how large ranges are and where they
-are best parted, where wanted events are, correlation ids and states of many entities at once.
+"""The operations of programs that read very many events, as Spark's tasks do: stored blocks, how large ranges are and
+where they are best parted, where wanted events are, correlation ids and states of many entities at once.
 
 Operations are done here for Spark's planners on this machine and for servers alike.
 """
@@ -109,7 +109,7 @@ def _ends_of(view: TopicView) -> TopicEnds:
 
 
 _UNPACKED = 3
-"""How many bytes one of a Parquet file stands for, about."""
+"""The number of bytes one of a Parquet file stands for, about."""
 
 
 def read_sizes(at: LocalBackend, ranges: Sequence[wire.RangeRequest]) -> list[int]:
@@ -168,7 +168,7 @@ def _range_cuts(view: TopicView, after: int, through: int, pieces: int, *, exact
 
 
 def _start_near(view: TopicView, seq: int) -> int | None:
-    """Where the block begins that holds a position; the row group, when it is sealed."""
+    """Returns the beginning of the block that holds a position; the row group, when it is sealed."""
     if seq <= view.state().in_files and (start := sealed_start(view.snap, view.topic_id, view.name, seq)):
         return start
     block = view.block_holding(seq)
@@ -182,13 +182,14 @@ FOUND_EVENTS = 4_096
 LOOKED_UP = 65_536
 """Events that are looked up; of more, all blocks that may hold one are read."""
 MOST_TERMS = 1_000
-"""The same of keys, ids, correlations or positions."""
+"""The most keys, ids, correlations or positions that are looked up."""
 _NEAR = 8_192
 """Positions between two events that are read along: a block is read as a whole."""
 
 
 def read_spans(at: LocalBackend, name: str, asked: wire.SpansRequest) -> SpansDocument:
-    """Where, in after < position ≤ through, wanted events may be: some that were found, and bounds of all others.
+    """Returns the spans in after < position ≤ through that may have wanted events: some that were found, and bounds of
+    all others.
 
     What an index finds may be more than is wanted: one field is looked up in it.
     """
@@ -291,7 +292,7 @@ def _joined(spans: Iterable[Bounds], near: int = 0) -> list[Bounds]:
 
 
 def both(some: Sequence[Bounds], others: Sequence[Bounds]) -> list[Bounds]:
-    """What is in both of two lists of bounds, each in order and without overlaps."""
+    """Returns the positions that are in both of two lists of bounds, each in order and without overlaps."""
     found: list[Bounds] = []
     at = other = 0
     while at < len(some) and other < len(others):

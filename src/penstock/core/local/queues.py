@@ -1,4 +1,4 @@
-"""What the operations on queues do, each in one commit or from one snapshot."""
+"""The operations on queues, each in one commit or from one snapshot."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def list_task_times(at: LocalBackend, name: str) -> list[TaskTimes]:
 def push_messages(
     at: LocalBackend, caller: Caller, name: str, wanted: wire.PushRequest
 ) -> PendingCommit[Receipt] | PendingCommit[list[Receipt]]:
-    """One payload has one receipt, several messages have a list."""
+    """Pushes messages. A payload has a receipt, several messages have a list of receipts."""
     headers = {**caller.headers, **(wanted.headers or {})} or None
     wanted.headers = headers
     at_once = wanted.cause is None and can_prepare_at_once(at, ())
@@ -247,7 +247,7 @@ async def take_messages(
 async def ack_and_take(
     at: LocalBackend, caller: WaitingCaller, name: str, token: str, wanted: wire.NextRequest
 ) -> list[wire.DeliveryDocument]:
-    """What is there is taken in the commit that settles the delivery; else this waits as a take does."""
+    """Settles a delivery, and takes the messages that are ready in the same commit; else this waits as a take does."""
     queue, request = await _taker(at, caller, name, wanted)
     some = replace(request, limit=min(wanted.limit, FIRST_TAKEN), wait=0.0)
     if taken := await queue.ack_and_take_async(token, wanted.result, some, caller.patience):
@@ -318,7 +318,8 @@ def _bytes_of(found: list[Delivery]) -> int:
 
 
 def _next_step(step: int, found: list[Delivery], taken: list[Delivery], size: int, limit: int) -> int:
-    """How many more messages to ask for, when `step` were asked for and `found`; 0: that is all, or fills an answer.
+    """Returns the number of more messages to ask for, when `step` were asked for and `found`; 0: that is all, or fills
+    an answer.
 
     How large messages are is known once some are taken; then the rest is asked for in one go.
     """

@@ -29,7 +29,7 @@ def open_scans(core: JournalCore, names: Iterable[str]) -> Iterator[dict[str, To
 
 
 class LocalScan:
-    """One topic in one snapshot."""
+    """A topic in a snapshot."""
 
     def __init__(self, view: TopicView, index: EntityIndex) -> None:
         self._view = view

@@ -1,4 +1,4 @@
-"""What the operations on topics, and on the journal as a whole, do: each in one commit or from one snapshot."""
+"""The operations on topics and on the journal as a whole: each in one commit or from one snapshot."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def read_across(at: LocalBackend, wanted: wire.AcrossRequest) -> wire.AcrossPage
 
 
 def requested_events(query: wire.FilterQuery, **further: Any) -> EventQuery:
-    """Which events a request wants, beyond positions; `further` arguments are those of `EventQuery`."""
+    """Returns the events that a request wants, beyond positions; `further` arguments are those of `EventQuery`."""
     return EventQuery(
         key=query.key,
         key_prefix=query.key_prefix,
@@ -128,7 +128,7 @@ def move_cursors(at: LocalBackend, consumer: str, to: wire.PositionsDocument) ->
 def append_events(
     at: LocalBackend, caller: Caller, name: str, drafts: Draft | Sequence[Draft] | Sequence[PlainDraft]
 ) -> PendingCommit[Receipt] | PendingCommit[list[Receipt]]:
-    """One draft has one receipt, several have a list."""
+    """Appends events. A draft has a receipt, several drafts have a list of receipts."""
     log = at.log(name)
     caller.check_append(name)
     if isinstance(drafts, Draft):
@@ -149,7 +149,7 @@ def append_events(
 
 
 def append_several(at: LocalBackend, caller: Caller, drafts: list[DraftDocument]) -> PendingCommit[list[Receipt]]:
-    """One atomic batch over several topics: every draft names its own."""
+    """Appends an atomic batch to several topics: every draft names its own."""
     staged: list[Staged] = []
     for number, document in enumerate(drafts):
         if document.topic is None:
@@ -267,7 +267,7 @@ class ReadRange(NamedTuple):
 
 
 class WantedEvents:
-    """What a request asks of a topic."""
+    """The events of a topic that a request wants."""
 
     def __init__(self, log: TopicLog, query: wire.ReadQuery) -> None:
         self.log = log
@@ -291,7 +291,8 @@ class WantedEvents:
         return ReadRange(after, through, latest)
 
     def rows(self, start: int, end: int, read: Callable[[Iterator[Event]], T]) -> T | None:
-        """What `read` makes of the events between two positions; a condition is still to be asked of them.
+        """Returns the rows that `read` makes of the events between two positions; a condition is still to be asked of
+        them.
 
         None when there is no topic; PositionTrimmed when it was dropped since `start` was reached.
         """

@@ -49,7 +49,7 @@ def shows(arguments: type, default: object = ...) -> Callable[[F], F]:
 
 
 class DraftArguments(TypedDict, total=False):
-    """What an event may be appended with; see `Draft`."""
+    """The arguments that an event may be appended with; see `Draft`."""
 
     key: str | None
     scope: str | None
@@ -81,7 +81,7 @@ def filters(given: FilterArguments) -> dict[str, Any]:
 
 
 class SettingsArguments(TypedDict, total=False):
-    """What a topic may be configured with; see `Settings`."""
+    """The arguments that a topic may be configured with; see `Settings`."""
 
     max_age: Duration | None
     max_events: int | None
@@ -93,7 +93,7 @@ class SettingsArguments(TypedDict, total=False):
 
 
 class PushArguments(TypedDict, total=False):
-    """What a message may be pushed with; see `Queue.push`."""
+    """The arguments that a message may be pushed with; see `Queue.push`."""
 
     kind: str
     key: str | None
@@ -116,14 +116,14 @@ class TakeManyArguments(TypedDict, total=False):
 
 
 class TakeArguments(TakeManyArguments, total=False):
-    """The same for one message, which may be named; see `Queue.take`."""
+    """The arguments of a take of one message, which may be named; see `Queue.take`."""
 
     seq: int | None
     key: str | None
 
 
 class PolicyArguments(TypedDict, total=False):
-    """What a queue may be made or configured with; see `QueuePolicy`."""
+    """The arguments that a queue may be made or configured with; see `QueuePolicy`."""
 
     mode: Literal["work", "fanout"]
     lease: Duration

@@ -17,7 +17,7 @@ DEAD_QUEUE: Final = "dead-queue"
 
 
 class FailureText(msgspec.Struct, frozen=True):
-    """What is kept of a failed attempt."""
+    """The record of a failed attempt."""
 
     error: str | None = None
     """The exception's type and message, or the text that `nack` was given."""
@@ -26,24 +26,24 @@ class FailureText(msgspec.Struct, frozen=True):
 
 
 class NackRequest(FailureText, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """When the message is offered again, and why it was given back; `dead` gives it up."""
+    """The time at which the message is offered again, and the reason for giving it back; `dead` gives it up."""
 
     delay: Seconds | None = None
-    """How long to wait, whatever the policy says."""
+    """The time to wait, whatever the policy says."""
     default_delay: Seconds = 0.0
-    """How long to wait without a `delay`, where the queue's policy has no `retry`: what a worker's failures wait."""
+    """The time to wait without a `delay`, where the queue's policy has no `retry`: what a worker's failures wait."""
     dead: bool = False
 
 
 AttemptEnd = Literal["failed", "rejected", "lapsed", "claimed"]
-"""How an attempt ended that did not succeed: given back, given up, its lease ended, or another consumer claimed it."""
+"""The end of an attempt that did not succeed: given back, given up, its lease ended, or another consumer claimed it."""
 
 
 class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     """An attempt at a message that did not succeed."""
 
     number: int
-    """Which delivery of the message it was, from 1."""
+    """The number of the message's delivery, from 1."""
     delivered_at: datetime
     ended_at: datetime
     ended: AttemptEnd
@@ -102,7 +102,7 @@ def trim_traceback(error: BaseException) -> None:
 
 
 def _is_between(file: str) -> bool:
-    """Whether a file is of penstock, or of what runs threads and coroutines."""
+    """Returns True if a file is of penstock, or of what runs threads and coroutines."""
     *_, folder, name = ["", *file.replace("\\", "/").split("/")]
     return file.startswith(_PENSTOCK) or folder in ("asyncio", "concurrent", "futures") or name == "threading.py"
 

@@ -1,4 +1,4 @@
-"""What a worker over a topic is to do."""
+"""The plan of a worker over a topic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.core.model.query import EventQuery
 
 
 class BatchPlan(msgspec.Struct, frozen=True):
-    """What a worker over a topic does: for whom, with which events, how many at a time."""
+    """The plan of a worker over a topic: for whom, with which events, how many at a time."""
 
     consumer: str
     handler: Callable[..., object]

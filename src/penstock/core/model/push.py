@@ -1,4 +1,4 @@
-"""What a push says of its messages: the one value that handles, the wire, schedules and moves say it with."""
+"""The options of a push: the one value that handles, the wire, schedules and moves say it with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.core.clock import Duration
 
 
 class PushOptions(msgspec.Struct):
-    """What a push says of its messages; see `Queue.push`."""
+    """The options of a push; see `Queue.push`."""
 
     kind: str = "message"
     key: str | None = None

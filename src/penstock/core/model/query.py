@@ -1,4 +1,4 @@
-"""Which events are wanted: the one value that every read, subscription, worker, page and task of Spark says it with."""
+"""The wanted events: the one value that every read, subscription, worker, page and task of Spark says it with."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ else:
 
 
 class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events are wanted: `EventQuery(kinds={"paid"}, where="payload.total > 10")`; all of it must hold."""
+    """The wanted events: `EventQuery(kinds={"paid"}, where="payload.total > 10")`; all of it must hold."""
 
     key: str | None = None
     """Only events of this entity."""
@@ -44,7 +44,7 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
     through: int = MAX_POSITION
     """The last position wanted; None may be given for no end."""
     limit: int | None = None
-    """How many events at the most."""
+    """The number of events at the most."""
     since: datetime | None = None
     """Only events recorded since this time."""
     until: datetime | None = None
@@ -110,7 +110,7 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def everything(self) -> bool:
-        """Whether all events between its positions are wanted."""
+        """True if all events between its positions are wanted."""
         return (
             self.key is None
             and self.key_prefix is None
@@ -122,16 +122,16 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def indexed(self) -> bool:
-        """Whether the index finds the wanted events: a read costs about as much as it finds."""
+        """True if the index finds the wanted events: a read costs about as much as it finds."""
         return self.key is not None or self.tags is not None
 
     @property
     def nothing(self) -> bool:
-        """Whether no event could be meant, whatever the topic holds."""
+        """True if no event could be meant, whatever the topic holds."""
         return self.limit == 0 or self.kinds == frozenset()
 
     def matches(self, event: Event) -> bool:
-        """Whether an event is wanted, wherever it stands."""
+        """Returns True if an event is wanted, wherever it stands."""
         return (
             (self.kinds is None or event.kind in self.kinds)
             and (self.key is None or event.key == self.key)
@@ -147,7 +147,7 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows_wanted(self) -> int | None:
-        """How many wanted rows to look for: all of them where a condition is to be asked."""
+        """The number of wanted rows to look for: all of them where a condition is to be asked."""
         return self.limit if self.where is None else None
 
 
@@ -171,7 +171,8 @@ def _kinds(kinds: Iterable[str]) -> frozenset[str]:
 
 
 def _implied(wanted: EventQuery, condition: Where) -> dict[str, Any]:
-    """What a condition says of fields that the query says nothing of. The condition is asked all the same."""
+    """Returns the filters that a condition implies, for fields that the query does not filter. The condition is asked
+    all the same."""
     found: dict[str, Any] = {}
     by_key = wanted.key is None and wanted.key_prefix is None
     for part in condition.parts:

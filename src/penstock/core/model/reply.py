@@ -16,7 +16,7 @@ SUFFIX: Final = ".results"
 
 
 class WantedReply(NamedTuple):
-    """Where the outcome of a message goes."""
+    """The destination of a message's outcome."""
 
     topic: str
     token: str

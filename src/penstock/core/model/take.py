@@ -1,4 +1,4 @@
-"""What a take asks for, checked, and what becomes of a message whose attempt failed."""
+"""The request of a take, checked, and the fate of a message whose attempt failed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penstock.errors import ConfigError
 DEFAULT_GROUP = "default"
 
 Outcome = Literal["requeued", "dead", "failed", "dropped"]
-"""What became of a message whose attempt failed."""
+"""The fate of a message whose attempt failed."""
 
 
 class TakeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Which messages to take, for whom and for how long."""
+    """The messages to take, the group and consumer that take them, and the length of the lease."""
 
     limit: int = 1
     group: str = DEFAULT_GROUP
@@ -34,7 +34,7 @@ class TakeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     host: str | None = None
     """The consumer's machine, for those who look; the address that the request comes from, if not said."""
     since: datetime | None = None
-    """When the consumer began."""
+    """The time when the consumer began."""
 
 
 def check_taker(group: str, consumer: str | None) -> None:

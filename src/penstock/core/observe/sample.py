@@ -74,7 +74,7 @@ class QueueSample(msgspec.Struct):
     settle_rate: float = 0.0
     """Messages that were settled a second; `rate` is of those pushed."""
     growth: float | None = None
-    """How many more messages are ready than a minute ago; None for a sample without a past."""
+    """The number of more messages are ready than a minute ago; None for a sample without a past."""
     last_failed_at: float | None = None
     """The time of the newest failed attempt of the last day, in seconds of the epoch."""
     last_error: str | None = None
@@ -160,7 +160,7 @@ class FailedMessage(GivenUpMessage[Event], frozen=True):
 
 
 class TaskProgress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a running call says it is."""
+    """The progress that a running call has reported."""
 
     share: float
     """From 0 to 1."""

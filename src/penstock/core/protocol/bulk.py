@@ -75,7 +75,7 @@ class BlocksQuery(msgspec.Struct, omit_defaults=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known of wanted events: the values that a field may have, where that is known."""
+    """The known properties of wanted events: the values that a field may have, where that is known."""
 
     keys: tuple[str, ...] | None = None
     key_prefix: str | None = None
@@ -97,7 +97,7 @@ class SpansRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 class SpansDocument(msgspec.Struct, omit_defaults=True):
-    """Where wanted events may be: after the first position of each pair, and through the second.
+    """The spans that may have wanted events: after the first position of each pair, and through the second.
 
     `found` are events that need not be looked for: stored blocks, as `read_blocks` sends them.
     """
@@ -125,7 +125,7 @@ class ObjectRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StagedDocument(msgspec.Struct):
-    """What was staged."""
+    """The result of staging."""
 
     events: int
     size: int
@@ -135,13 +135,13 @@ class FilesRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     """Files that are about to be written for a topic."""
 
     lake: str | None = None
-    """Where the writer wants them; else they go to the topic's lake."""
+    """The place where the writer wants the files; else they go to the topic's lake."""
     columns: str = ""
     """Their typed columns, unless the lake has columns of its own."""
 
 
 class FilesDocument(msgspec.Struct):
-    """Where files go that become events of a topic."""
+    """The place of files that become events of a topic."""
 
     lake: str = ""
     """Empty: the topic takes only blocks."""
@@ -149,7 +149,7 @@ class FilesDocument(msgspec.Struct):
 
 
 class CommitRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What is published together: batches in order. A mark and its version make a repeat harmless.
+    """The batches that are published together: batches in order. A mark and its version make a repeat harmless.
 
     `journal` is the id of the journal they were made for; `queue` says that they are pushed to it. A repeat with
     another `content`, a hash of all rows, is refused. `files` is a `BulkSegments` in msgpack: files that become events.
@@ -169,7 +169,8 @@ class DropQuery(msgspec.Struct, omit_defaults=True):
 
 
 class SealRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What to seal, and where to: as `seal` says it. Without `through`, everything but the newest block."""
+    """The events to seal, and the place to seal them to: as `seal` says it. Without `through`, everything but the
+    newest block."""
 
     lake: Annotated[str, Meta(description="one of those that the journal's description lists as `lakes`")]
     through: Count | None = None
@@ -221,8 +222,8 @@ class SaveStatesRequest(msgspec.Struct, forbid_unknown_fields=True, omit_default
 
 
 class FoldedTopic(msgspec.Struct):
-    """What of a topic a rebuild folds, and the journal it is in: send `journal` and `compacted` back with the states.
-    Of a topic that is not there it is nothing."""
+    """The part of a topic that a rebuild folds, and the journal of the topic: send `journal` and `compacted` back with
+    the states. Of a topic that is not there it is nothing."""
 
     journal: str
     through: int

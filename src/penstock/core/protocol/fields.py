@@ -57,7 +57,7 @@ def policy_document(policy: QueuePolicy) -> PolicyFields:
 
 
 def policy_changes(fields: PolicyFields) -> dict[str, Any]:
-    """What a policy's fields say, as the arguments of `journal.queue` and `queue.configure`."""
+    """Returns the fields of a policy as the arguments of `journal.queue` and `queue.configure`."""
     changes = given(fields)
     if isinstance(changes.get("retry"), msgspec.Struct):
         changes["retry"] = Retry(**given(changes["retry"]))

@@ -103,7 +103,7 @@ def _query_parameters(one: Operation[object]) -> list[_Json]:
 
 
 def _failures(one: Operation[object]) -> _Json:
-    """What may go wrong, by status; everything else is `default`."""
+    """Returns the failures of an operation, by status; everything else is `default`."""
     content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     by_status: dict[int, list[str]] = {}
     for kind in (*one.errors, *ALWAYS):

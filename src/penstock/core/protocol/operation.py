@@ -24,7 +24,7 @@ A = TypeVar("A", covariant=True)
 T = TypeVar("T")
 
 _UNSENDABLE = (TypeError, UnicodeError, OverflowError, RecursionError, msgspec.MsgspecError)
-"""What encoders raise for values that have no form on the wire."""
+"""The errors of encoders for values that have no form on the wire."""
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Role = Literal["read", "write", "admin"]
 ROLES: tuple[Role, ...] = ("read", "write", "admin")
@@ -50,7 +50,7 @@ READ_TOPICS = 10_000
 """Topics that one request may read at once: a page asks each of them where it goes on."""
 
 PREFIX = "/v1"
-"""Where the operations are, below the server's address."""
+"""The path of the operations, below the server's address."""
 
 WITH_SLASHES = frozenset(("consumer", "group", "schedule", "correlation"))
 """Names in paths that may contain slashes; they come last."""
@@ -77,7 +77,7 @@ class Caller:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What a request says of all its events: the trace that they belong to."""
+        """The headers by which a request describes all its events: the trace that they belong to."""
         return {}
 
     @property
@@ -102,7 +102,7 @@ class WaitingCaller(Caller):
         self.patience = math.inf
         """Seconds to wait for a writer that is behind, before Backpressure."""
         self.gone = False
-        """Whether the caller has left, and takes no answer."""
+        """True if the caller has left, and takes no answer."""
         self.wake: Callable[[], None] = lambda: None
         """Wakes what waits for the caller; what waits says how."""
 
@@ -113,7 +113,7 @@ class WaitingCaller(Caller):
 
 
 class Operation(Generic[A]):
-    """One declaration: method and path, role, request, answer (which decodes to `A`), and what it does.
+    """The declaration of an operation: method and path, role, request, answer (which decodes to `A`), and what it does.
 
     The request of a GET or DELETE stands in the query string, of others in the body; `query` is for those with both.
     "POST /queues/{queue}/move -> moved" answers `{"moved": …}`; without an arrow the answer is written as it is.
@@ -148,13 +148,14 @@ class Operation(Generic[A]):
         self.method: Method = msgspec.convert(method, Method)
         self.summary = summary
         self.role: Role | None = role
-        """What a token must be allowed; None: no token is asked for."""
+        """The role that a token needs; None: no token is asked for."""
         self.answer = answer
-        """What an implementation gives, and a client gets back; `wire_answer` is how that is written."""
+        """The type that an implementation returns, and that a client gets back; `wire_answer` is how that is written.
+        """
         in_query = query is None and method in ("GET", "DELETE")
         self.query: type[msgspec.Struct] | None = request if in_query else query  # type: ignore[assignment]
         self.body = None if in_query else request
-        """What the request's JSON decodes to; bytes for another media type; None: it has no body."""
+        """The type that the request's JSON decodes to; bytes for another media type; None: it has no body."""
         self.takes = takes
         """The media type of the request's body; other ones than JSON are sent and taken as bytes."""
         self.also = also
@@ -166,25 +167,26 @@ class Operation(Generic[A]):
         self.missing = missing
         """The problem that says there is no such thing, for operations whose client then answers None."""
         self.on_system = on_system or role in (None, "read")
-        """Whether it may name a topic of penstock's own; what changes something may not, unless it says so here."""
+        """True if it may name a topic of penstock's own; what changes something may not, unless it says so here."""
         self._changes = method != "GET" and role not in (None, "read")
         self._rehearsed = rehearsed
         asked = self.query if self.query is not None or role != "read" else self.body
         self.paged = "limit" in getattr(asked, "__struct_fields__", ())
-        """Whether a page is asked for: a server bounds its `limit`, and has a usual one."""
+        """True if a page is asked for: a server bounds its `limit`, and has a usual one."""
         self.commits = commits
-        """Whether its implementation gives a `PendingCommit`, which holds no thread while it waits."""
+        """True if its implementation gives a `PendingCommit`, which holds no thread while it waits."""
         self.waits = not in_query and "wait" in getattr(request, "__struct_fields__", ())
-        """Whether it may wait for long: its implementation is a coroutine function, told a `WaitingCaller`."""
+        """True if it may wait for long: its implementation is a coroutine function, told a `WaitingCaller`."""
         self.told_caller = told_caller or self.waits
-        """Whether its implementation is told who asks."""
+        """True if its implementation is told who asks."""
         self._pieces = self.path.split("/")
 
     def __repr__(self) -> str:
         return f"<operation {self.name}: {self.method} {self.path}>"
 
     def changes(self, request: object = None) -> bool:
-        """Whether a request of it may change something: not with GET, nor with the role read, nor when `rehearsed`."""
+        """Returns True if a request of it may change something: not with GET, nor with the role read, nor when
+        `rehearsed`."""
         return self._changes and not self._rehearsed(request)
 
     @property

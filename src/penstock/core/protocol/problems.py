@@ -23,11 +23,12 @@ _BY_STATUS: dict[int, tuple[type[PenstockError], ...]] = {
     503: (errors.Closed, errors.Locked, errors.Backpressure, errors.StorageError),
 }
 STATUS = {kind: status for status, kinds in _BY_STATUS.items() for kind in kinds}
-"""What HTTP calls each error; the nearest class in the tree decides."""
+"""The HTTP status of each error; the nearest class in the tree decides."""
 
 
 class Problem(msgspec.Struct, omit_defaults=True):
-    """What went wrong: `error` is the name in penstock.errors, or the server's own; the rest is for programs."""
+    """The problem of a request: `error` is the name in penstock.errors, or the server's own; the rest is for
+    programs."""
 
     type: str = ""
     title: str = ""
@@ -50,10 +51,10 @@ class Problem(msgspec.Struct, omit_defaults=True):
 
 ALWAYS = ("type", "title", "status", "detail", "error")
 ATTRIBUTES = tuple(name for name in Problem.__struct_fields__ if name not in ALWAYS)
-"""What errors carry for programs, and problems pass on."""
+"""The attributes that errors carry for programs, and that problems pass on."""
 
 UNEXPECTED = "InternalError"
-"""What a server calls a failure that no code of its own expected: it may have happened after a change."""
+"""The name of a failure that no code of the server expected: it may have happened after a change."""
 
 PROBLEM_EVENT = b"event: problem"
 

@@ -78,7 +78,7 @@ class NewSchedule(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
 
 class RedriveRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Which messages to send back: those for which `where` holds, or those with these ids, or all."""
+    """The messages to send back: those for which `where` holds, or those with these ids, or all."""
 
     to: str | None = None
     limit: Count | None = None
@@ -88,7 +88,7 @@ class RedriveRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
 
 
 class RedriveAnswer(msgspec.Struct, omit_defaults=True):
-    """How many were sent back, or with `dry_run` would be; and the letters that have nowhere to go."""
+    """The number of were sent back, or with `dry_run` would be; and the letters that have nowhere to go."""
 
     redriven: int | UnsetType = msgspec.UNSET
     would_redrive: int | UnsetType = msgspec.UNSET
@@ -96,13 +96,13 @@ class RedriveAnswer(msgspec.Struct, omit_defaults=True):
 
 
 class PauseRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What to pause or resume: one group, or (null) the whole queue."""
+    """The group to pause or resume: one group, or (null) the whole queue."""
 
     group: str | None = None
 
 
 class PauseAnswer(msgspec.Struct):
-    """Whether that changed anything, and the pauses that hold now."""
+    """True if that changed anything, and the pauses that hold now."""
 
     changed: bool
     pauses: list[Pause]
@@ -173,7 +173,7 @@ class MessageDocument(ListedMessage[EventDocument], frozen=True):
 
 
 class MessagePage(msgspec.Struct, Generic[M]):
-    """Some messages; ask again with after=… set to `next`, which is null at the end."""
+    """A page of messages; ask again with after=… set to `next`, which is null at the end."""
 
     messages: list[M]
     next: int | None = None
@@ -203,14 +203,14 @@ class PendingQuery(msgspec.Struct, omit_defaults=True):
 
 
 class LeaveRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Which consumer has ended."""
+    """The consumer that has ended."""
 
     consumer: str
     group: str = "default"
 
 
 class ClaimRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Which deliveries to take over: those that no consumer has extended for `min_idle` seconds."""
+    """The deliveries to take over: those that no consumer has extended for `min_idle` seconds."""
 
     min_idle: Seconds
     group: str = "default"
@@ -235,13 +235,13 @@ class AckRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AckResult(msgspec.Struct, forbid_unknown_fields=True):
-    """What the one who pushed the message with `reply=True` is told."""
+    """The result for the pusher of a message with `reply=True`."""
 
     result: Any = None
 
 
 class NextRequest(TakeRequest, omit_defaults=True):
-    """What to take next, and what the one who pushed the message before with `reply=True` is told."""
+    """The message to take next, and the result for the pusher of the message before with `reply=True`."""
 
     result: Any = None
 
@@ -251,7 +251,7 @@ class ExtendRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 class ReleaseRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """When the message is ready again: after `delay` seconds."""
+    """The time at which the message is ready again: after `delay` seconds."""
 
     delay: Seconds = 0.0
 
@@ -273,7 +273,7 @@ class ProgressRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
 class Settled(msgspec.Struct, omit_defaults=True):
     settled: Literal["ack", "nack", "release", "nothing"]
     outcome: Outcome | None = None
-    """What became of a message given back: ready or waiting again, a dead letter, failed, or gone."""
+    """The fate of a message given back: ready or waiting again, a dead letter, failed, or gone."""
 
 
 _STALE = (UnknownQueue, StaleDelivery)

@@ -27,7 +27,7 @@ TIME = "a time (ISO 8601), or how long ago: 15m, 1h, 7d"
 
 
 class JournalDocument(Description, kw_only=True, frozen=True):
-    """What a served journal is."""
+    """The description of a served journal."""
 
     version: str
     """Of the server's penstock."""
@@ -39,7 +39,7 @@ class JournalDocument(Description, kw_only=True, frozen=True):
     lakes: list[str] = []
     """Places that it seals to when a client asks for it: `seal_topic`."""
     role: Role = "read"
-    """What the sender's token may do."""
+    """The role of the sender's token."""
 
 
 class CausesQuery(msgspec.Struct, omit_defaults=True):
@@ -48,7 +48,7 @@ class CausesQuery(msgspec.Struct, omit_defaults=True):
 
 
 class FilterQuery(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Which events, beyond positions."""
+    """The wanted events, beyond positions."""
 
     kind: Annotated[list[str], Meta(description="only events of this kind; may be given several times")] = []
     key: Annotated[str | None, Meta(description="only events of this entity")] = None
@@ -61,7 +61,7 @@ class FilterQuery(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class AcrossFilter(FilterQuery, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Which events of which topics."""
+    """The wanted events of the wanted topics."""
 
     topics: Annotated[list[str], Meta(description="names, and patterns like shop.*; none: all but penstock's own")] = []
     after: Annotated[dict[str, Count], Meta(description="by topic, the position to go on from, exclusive")] = {}
@@ -80,7 +80,7 @@ class AcrossFollow(AcrossFilter, forbid_unknown_fields=True, omit_defaults=True,
 
 
 class AcrossPage(msgspec.Struct, Generic[E]):
-    """Some events of several topics, in the order of recording.
+    """A page of the events of several topics, in the order of recording.
 
     For the next page, send `next` as `after` (reading backwards: as `through`); it is null at the end. `ends` are the
     positions where the topics end: sent back as `through`, all pages are of one state of the journal, and a topic that
@@ -101,7 +101,7 @@ class PositionsDocument(msgspec.Struct, forbid_unknown_fields=True):
 class EventList(msgspec.Struct, Generic[E], omit_defaults=True):
     events: list[E]
     next: str | None = None
-    """Where there are more events than fit: ask again with after=… set to it."""
+    """The token of the next page, where there are more events than fit: ask again with after=… set to it."""
 
 
 class ReadQuery(FilterQuery, omit_defaults=True, kw_only=True):
@@ -138,7 +138,8 @@ class TopicDocument(msgspec.Struct):
 
 
 class EventPage(msgspec.Struct, Generic[E]):
-    """Some events; ask again with after=… (reading backwards: through=…) set to `next`, which is null at the end."""
+    """A page of events; ask again with after=… (reading backwards: through=…) set to `next`, which is null at the
+    end.he end."""
 
     events: list[E]
     next: int | None
@@ -150,14 +151,14 @@ class LeftQuery(msgspec.Struct, omit_defaults=True):
 
 
 class CursorDocument(msgspec.Struct):
-    """How far a consumer has come."""
+    """The position of a consumer."""
 
     consumer: str
     position: int | None
     lag: int
-    """How many events it has left to read."""
+    """The number of events it has left to read."""
     moved_at: datetime | None = None
-    """When the cursor last moved."""
+    """The time when the cursor last moved."""
 
 
 class CursorList(msgspec.Struct):
@@ -166,7 +167,7 @@ class CursorList(msgspec.Struct):
 
 
 class CursorChange(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Where to: a position, a time, or one of the ends. `seek` may go back; a commit never does."""
+    """The target of a cursor: a position, a time, or one of the ends. `seek` may go back; a commit never does."""
 
     position: Count | None = None
     time: str | None = None
@@ -175,7 +176,7 @@ class CursorChange(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 class CompactRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What may go: everything through a position, or all but the newest event of every key."""
+    """The history to remove: everything through a position, or all but the newest event of every key."""
 
     through: Count | None = None
     keys: bool = False

@@ -105,7 +105,8 @@ def former_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def deaths_before(headers: Mapping[str, str], queue: str) -> str | None:
-    """What the next letter keeps of this message, if it is one itself; None: it is none. `queue` gives it up now.
+    """Returns the headers of earlier deaths that the next letter keeps, if this message is a letter itself; None: it is
+    none. `queue` gives it up now.
 
     Of a letter that goes round in circles, only how it came to the queue the first time.
     """
@@ -137,7 +138,7 @@ def original_options(event: Event) -> DeliveryOptions:
 
 
 def _number(text: str, least: int, most: int) -> int | None:
-    """What a header says; None when that is no number within these bounds."""
+    """Returns the number in a header; None when that is no number within these bounds."""
     number = int(text) if _NUMBER.fullmatch(text) else None
     return number if number is not None and least <= number <= most else None
 

@@ -39,7 +39,7 @@ class Rate(msgspec.Struct, frozen=True):
 
 @lru_cache(256)
 def read_rate(text: str) -> Rate:
-    """What a rate says; ConfigError when it is none."""
+    """Returns the parsed form of a rate; ConfigError when it is none."""
     number, slash, period = text.replace(" ", "").replace("_", "").partition("/")
     if not slash or not number.isascii() or not number.isdigit() or not period:
         raise ConfigError(f"{text!r} is no rate: write a number and a period, like 100/s, 10/m, 1000/h or 5/30s")
@@ -70,7 +70,7 @@ SLOTS = 100
 
 
 class Window(msgspec.Struct, array_like=True):
-    """When things began, and how many of them, the oldest first."""
+    """The start times and counts of a window, the oldest first."""
 
     begun: list[tuple[int, int]] = []
 
@@ -84,12 +84,12 @@ class Window(msgspec.Struct, array_like=True):
         self.begun = [(min(at, now), count) for at, count in self.begun]
 
     def room(self, rate: Rate, now: int) -> int:
-        """How many more may begin now."""
+        """Returns the number of more may begin now."""
         self.forget(rate, now)
         return max(0, rate.count - sum(count for _, count in self.begun))
 
     def next_ms(self, rate: Rate, now: int) -> int:
-        """When the next one may begin: now, or when enough of the others lie a period back."""
+        """Returns the time when the next one may begin: now, or when enough of the others lie a period back."""
         self.forget(rate, now)
         left = sum(count for _, count in self.begun)
         for at, count in self.begun:
@@ -109,7 +109,7 @@ class Window(msgspec.Struct, array_like=True):
         self.begun.append((now, count))
 
     def is_over(self, rate: Rate, now: int) -> bool:
-        """Whether nothing of it counts any more."""
+        """Returns True if nothing of it counts any more."""
         return not self.begun or self.begun[-1][0] + rate.period_ms <= now
 
 
@@ -118,11 +118,11 @@ BreakerState = Literal["closed", "open", "half-open"]
 
 
 class Breaker(msgspec.Struct, array_like=True):
-    """One group's circuit breaker."""
+    """The circuit breaker of a group."""
 
     failures: Window = msgspec.field(default_factory=Window)
     open_until: int = 0
-    """When one message may be tried again; 0: the breaker is closed."""
+    """The time when one message may be tried again; 0: the breaker is closed."""
     probe: int = 0
     """The position of the message that is being tried; 0: none is."""
     probe_lease: int = 0
@@ -133,7 +133,7 @@ class Breaker(msgspec.Struct, array_like=True):
         return "open" if now < self.open_until else "half-open"
 
     def room(self, now: int, asked: int) -> int:
-        """How many messages may be taken now."""
+        """Returns the number of messages may be taken now."""
         state = self.state(now)
         if state == "closed":
             return asked
@@ -163,7 +163,8 @@ class Breaker(msgspec.Struct, array_like=True):
 
 # ── in a policy ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def check_fair_by(value: object) -> str | None:
-    """What lanes are made of: a header's name, "key", or "key:" and what ends the part of the key that counts."""
+    """Returns the field by which lanes are told apart: a header's name, "key", or "key:" and what ends the part of the
+    key that counts."""
     if value is None:
         return None
     if not isinstance(value, str) or not value or value == "key:":
@@ -222,7 +223,7 @@ def check_flow_together(policy: QueuePolicy, queue: str) -> None:
 
 
 def shapes_takes(policy: QueuePolicy) -> bool:
-    """Whether a take has more to think of than which message comes next."""
+    """Returns True if a take has more to think of than which message comes next."""
     limits = policy.ttl, policy.max_in_flight, policy.rate, policy.rate_per_key, policy.breaker, policy.fair_by
     return any(limit is not None for limit in limits)
 
@@ -248,7 +249,7 @@ def forget_breakers(commit: Commit, queue: QueueState) -> None:
 
 
 def breaker_state(snap: Snapshot, group: Group, now: int) -> BreakerState | None:
-    """What a group's breaker is; None where the policy has none."""
+    """Returns the state of a group's breaker; None where the policy has none."""
     queue = group.queue
     return None if queue.policy.breaker is None else load_breaker(snap, group).state(now)
 
@@ -270,10 +271,10 @@ class Limiter:
         self._window = Window() if self._rate is None else self._load(keys.flow_key(queue.topic, group.group_id, b"q"))
         self._breaker: Breaker | None = None
         self.next_ms = 0
-        """When a take that was refused may look again; 0: none was."""
+        """The time when a take that was refused may look again; 0: none was."""
 
     def room(self, asked: int) -> int:
-        """How many of the messages asked for may be taken now."""
+        """Returns the number of requested messages that may be taken now."""
         if self._queue.record.policy.breaker is not None:
             # Not before: taking back what has lost its lease comes first, and each of those is a failure.
             self._breaker = load_breaker(self._commit.tx, self._group)

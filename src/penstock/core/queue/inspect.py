@@ -1,4 +1,5 @@
-"""What a queue holds, without taking it: every message and how it is, who holds what, what was given up and why.
+"""The contents of a queue, without taking a message: every message and how it is, who holds what, what was given up and
+why.
 
 `View.walk` goes through the messages of a queue in one snapshot; everything else here chooses among what it finds.
 Counts come from the groups' counters, whatever the queue holds.
@@ -80,9 +81,9 @@ class ListedMessage(msgspec.Struct, Generic[E], frozen=True):
     """The budget: its own, or the policy's."""
     priority: int = 0
     due: datetime | None = None
-    """When a delayed message becomes ready."""
+    """The time when a delayed message becomes ready."""
     blocked: bool = False
-    """Whether an earlier message of its ordering key must be settled first."""
+    """True if an earlier message of its ordering key must be settled first."""
     error: str | None = None
     """Why its last attempt failed: type and text."""
     traceback: str | None = None
@@ -136,15 +137,15 @@ class QueueConsumer(msgspec.Struct, frozen=True):
     host: str | None = None
     """Its machine; over HTTP the one it names, else the address it asks from."""
     since: datetime | None = None
-    """When it first took something, or, a worker over HTTP, began."""
+    """The time when it first took something, or, a worker over HTTP, began."""
     in_hand: int = 0
-    """How many messages it holds."""
+    """The number of messages it holds."""
     holds: list[int] = []
     """The positions of the first ten of them."""
     working_since: datetime | None = None
-    """When the oldest of them was handed out."""
+    """The time when the oldest of them was handed out."""
     last_failed_at: datetime | None = None
-    """When an attempt of this consumer failed last, in the last day."""
+    """The time when an attempt of this consumer failed last, in the last day."""
     last_failed: int | None = None
     """The position of the message that it was about."""
     last_error: str | None = None
@@ -152,7 +153,7 @@ class QueueConsumer(msgspec.Struct, frozen=True):
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """How many messages of a group are in which state."""
+    """The number of messages of a group are in which state."""
 
     ready: int
     """Could be taken now (or as soon as their ordering key is free)."""
@@ -167,13 +168,13 @@ class QueueStats(msgspec.Struct, frozen=True):
     groups: tuple[str, ...] = ()
     """The queue's groups."""
     paused: bool = False
-    """Whether nothing is handed out for now, because the queue or this group is paused."""
+    """True if nothing is handed out for now, because the queue or this group is paused."""
     breaker: BreakerState | None = None
     """The group's circuit breaker: closed, open or half-open; None where the policy has none."""
 
 
 _PLAIN: Final = MessageRow(0, UNTOUCHED)
-"""What is known of an untouched message that was pushed without a delay or a priority."""
+"""The row of an untouched message that was pushed without a delay or a priority."""
 
 
 # ── the walk ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -187,7 +188,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     """The group's name; in work mode the one in whose name it was taken, else "default"."""
     message: MessageRow
     event: Event | None = None
-    """Where the walk came by it; see `View.event`."""
+    """The event, if the walk came by it; see `View.event`."""
     held: HeldMessage[Group] | None = None
     """Under its lease, when it is in flight."""
 
@@ -207,17 +208,18 @@ class View:
 
     @property
     def length(self) -> int:
-        """How many messages are ready, in flight or delayed; in fanout, for the group that has most left."""
+        """The number of messages are ready, in flight or delayed; in fanout, for the group that has most left."""
         return self.state.count_unsettled(self.snap, self.latest, self.overdue, self._lost)
 
     def is_lost(self, group: Group, seq: int) -> bool:
-        """Whether a message is given up, or gone, because its lease has ended: its key waits for it no more."""
+        """Returns True if a message is given up, or gone, because its lease has ended: its key waits for it no more."""
         held = group.lease_of(self.snap, seq) if self._has_lapsed(group) else None
         entry = None if held is None else self._at(held)
         return held is not None and (entry is None or entry.state == "failed")
 
     def _lost(self, group: Group) -> int:
-        """How many messages that a group counts as in flight are given up, or gone: their leases have ended."""
+        """Returns the number of messages that a group counts as in flight are given up, or gone: their leases have
+        ended."""
         return sum(entry is None or entry.state == "failed" for entry in self.lapsed(group))
 
     @cached_property
@@ -236,7 +238,7 @@ class View:
     def of_key(
         self, index: EntityIndex, key: str, *states: MessageState, after: int, groups: list[Group]
     ) -> Iterator[Entry]:
-        """The same, of one ordering key."""
+        """Returns the messages of one ordering key."""
         after = max(after, min(group.floor(self.snap) for group in groups))
         for seq in keyed_positions(self.state.view(self.snap), index.open, key, after):
             found = [self.entry(group, seq) for group in groups]
@@ -282,7 +284,7 @@ class View:
         return (held for held in self.leased(label) if not held.ended(self.now))
 
     def leased(self, label: str | None) -> Iterator[HeldMessage[Group]]:
-        """The same, and those whose leases have ended, though no take has noticed."""
+        """Returns the leased messages, and the messages whose leases have ended, though no take has noticed."""
         held = [group.in_flight(self.snap) for group in self.named(label)]
         every = heapq.merge(*held, key=lambda one: one.seq) if len(held) != 1 else held[0]
         return every if label is None else (one for one in every if one.lease.label == label)
@@ -299,7 +301,7 @@ class View:
         return entry.event or self.state.blocks.event(self.snap, entry.seq)
 
     def has(self, group: Group, seq: int) -> bool:
-        """Whether a group has not settled the message at a position."""
+        """Returns True if a group has not settled the message at a position."""
         return self.entry(group, seq) is not None
 
     def events(self, entries: Iterable[Entry]) -> Iterator[Event]:
@@ -319,7 +321,7 @@ class View:
                 yield event
 
     def is_free(self, seq: int) -> bool:
-        """Whether a message is neither settled nor in flight, and no group has given it up."""
+        """Returns True if a message is neither settled nor in flight, and no group has given it up."""
         found = {entry.state for group in self.state.all_groups(self.snap) if (entry := self.entry(group, seq))}
         return bool(found) and found.isdisjoint(("in_flight", "failed"))
 
@@ -456,7 +458,8 @@ def get(queue: LocalQueue, seq: int) -> Event | None:
 
 
 def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
-    """What would be taken next for a group, were there no rates and limits: takes it, in changes that are not kept."""
+    """Returns the messages that would be taken next for a group, without rates and limits: takes it, in changes that
+    are not kept."""
     left, found = NEVER if limit is None else limit, list[Event]()
     with viewing(queue) as view:
         state, group = view.state, view.group(name)
@@ -670,7 +673,7 @@ def counted_consumers(view: View) -> tuple[Counter[str], Counter[str]]:
 
 # ── counts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def stats(queue: LocalQueue, name: str) -> QueueStats:
-    """How many messages of a group are in which state."""
+    """Returns the number of messages of a group are in which state."""
     with viewing(queue) as view:
         return _stats(view, view.group(name), name)
 
@@ -717,7 +720,8 @@ def _stats(view: View, group: Group, name: str) -> QueueStats:
 
 
 def _oldest_ready(view: View, group: Group, lapsed: list[int]) -> int | None:
-    """When the oldest ready message was recorded; `lapsed`: those that are ready since their leases have ended."""
+    """Returns the time when the oldest ready message was recorded; `lapsed`: those that are ready since their leases
+    have ended."""
     seq = min(filter(None, [group.oldest(view.snap, view.latest, view.overdue, [READY]), *lapsed]), default=0)
     event = view.state.blocks.event(view.snap, seq) if seq else None
     return None if event is None else to_ms(event.recorded_at, "recorded_at")

@@ -1,4 +1,4 @@
-"""What queues count, in the process's registry."""
+"""The counters of queues, in the process's registry."""
 
 from __future__ import annotations
 

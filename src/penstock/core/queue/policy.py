@@ -41,7 +41,7 @@ class Retry(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
     SVIX: ClassVar[Retry]
     """Svix's webhook schedule: 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, then every 10 h."""
     WORKER: ClassVar[Retry]
-    """What a worker's failures wait when the queue's policy says nothing: about 5 s, 30 s, 3 min, then 10 min."""
+    """The delays of a worker's failures when the queue's policy has no `retry`: about 5 s, 30 s, 3 min, then 10 min."""
 
     @staticmethod
     def immediate() -> Retry:
@@ -160,63 +160,66 @@ MAX_ATTEMPTS = 3
 MOST_ATTEMPTS = 1_000_000_000
 DEDUP_WINDOW = 300.0
 FEED: Final = ".feed"
-"""What the name of a queue's feed ends with."""
+"""The ending of the name of a queue's feed."""
 
 
 class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a queue delivers. Durations are seconds; to set one, "1h30m" or a timedelta will do. Values: compare,
-    print, store."""
+    """The policy of a queue's deliveries. Durations are seconds; to set one, "1h30m" or a timedelta will do. Values:
+    compare, print, store."""
 
     mode: Mode = "work"
     """work: each message to one consumer, an ack removes it. fanout: every group gets every message. A queue keeps the
     mode it was made with."""
     lease: Seconds = LEASE
-    """How long a consumer may hold a message before it is offered again; 0: until the process that took it ends."""
+    """The time for which a consumer may hold a message before the message is offered again; 0: until the process that
+    took it ends."""
     max_attempts: int = MAX_ATTEMPTS
-    """How often a message is delivered before it is given up."""
+    """The number of deliveries after which a message is given up."""
     dead_letter: str | None = None
     """The queue that messages given up go to; without one they stay, in state "failed"."""
     retry: Retry | None = None
     """The delay before the next attempt. None: a worker's failures wait about 5 s, then 30 s, growing to 10 min
     (`Retry.WORKER`); what is given back by hand, or lost with its lease, is ready at once."""
     max_size: int | None = None
-    """How many unsettled messages the queue may hold; a push above it raises QueueFull."""
+    """The number of unsettled messages the queue may hold; a push above it raises QueueFull."""
     max_in_flight: int | None = None
-    """How many messages a group may have in flight at once; takes find nothing above it."""
+    """The number of messages a group may have in flight at once; takes find nothing above it."""
     max_in_flight_per_key: int = 1
-    """How many messages of one ordering key a group may have in flight. 1 keeps their order; with more they begin in
-    order, and may overtake each other."""
+    """The number of messages of one ordering key a group may have in flight. 1 keeps their order; with more they begin
+    in order, and may overtake each other."""
     rate: str | None = None
-    """How many messages a group is given in any period of that length: "100/s", "10/m", "5/30s"."""
+    """The number of messages a group is given in any period of that length: "100/s", "10/m", "5/30s"."""
     rate_per_key: str | None = None
-    """The same for the messages of one ordering key; those of other keys pass them."""
+    """The rate for the messages of one ordering key; those of other keys pass them."""
     fair_by: str | None = None
-    """What messages are told apart by so that all get their share: a header ("tenant"), the key ("key"), or the part
-    of the key before a text ("key:/"). None waits because another has a million messages."""
+    """The field by which messages are told apart, so that each value gets its share: a header ("tenant"), the key
+    ("key"), or the part of the key before a text ("key:/"). None waits because another has a million messages."""
     throttle: Seconds | None = None
     """Of pushes with one key within so many seconds the first becomes a message; the others get its receipt."""
     debounce: Seconds | None = None
     """A push with a key waits so many seconds for others of its key: the newest takes the place of those before it."""
     debounce_limit: Seconds | None = None
-    """How long pushes may go on taking each other's place before the newest is delivered all the same."""
+    """The longest time for which pushes may replace each other before the newest push is delivered."""
     breaker: str | None = None
-    """How many failures within which time open the circuit breaker of a group ("5/1m"): then it gets nothing, until
-    after `breaker_pause` one message is tried, and has succeeded."""
+    """The number of failures within which time open the circuit breaker of a group ("5/1m"): then it gets nothing,
+    until after `breaker_pause` one message is tried, and has succeeded."""
     breaker_pause: Seconds = 30.0
-    """How long a circuit breaker stays open before one message is tried."""
+    """The time for which a circuit breaker stays open before one message is tried."""
     ttl: Seconds | None = None
     """Messages older than this are not delivered any more: they go to the dead letters, or, without those, away."""
     warn_after: Seconds | None = None
-    """How long a ready message may wait before health warns. None: a minute where no consumer takes any, else ten."""
+    """The time for which a ready message may wait before health warns. None: a minute where no consumer takes any, else
+    ten."""
     retention: Literal["hold", "dead_letter"] = "hold"
-    """What becomes of unsettled messages that the topic's retention (`max_age`, `max_events`, `max_bytes`) passes:
-    "hold" keeps them until they are settled, "dead_letter" sends them to the dead letters with that reason."""
+    """The fate of unsettled messages that the topic's retention (`max_age`, `max_events`, `max_bytes`) passes: "hold"
+    keeps them until they are settled, "dead_letter" sends them to the dead letters with that reason."""
     priority: bool = False
-    """Whether messages have priorities (and no ordering keys): higher ones first, then by position."""
+    """True if messages have priorities (and no ordering keys): higher ones first, then by position."""
     feed: bool = False
-    """Whether all that becomes of messages is written down, as events of the topic `<queue>.feed`."""
+    """True if all that becomes of messages is written down, as events of the topic `<queue>.feed`."""
     dedup_window: Seconds | None = DEDUP_WINDOW
-    """How long a dedup key is remembered; None for ever. A queue made over a topic that is there keeps the topic's."""
+    """The time for which a dedup key is remembered; None for ever. A queue made over a topic that is there keeps the
+    topic's."""
 
 
 FIELDS = QueuePolicy.__struct_fields__

@@ -55,7 +55,7 @@ log = Log("penstock.queue")
 
 
 class LocalQueue:
-    """What a `Queue` of a journal in this process stands on."""
+    """The base of a `Queue` of a journal in this process:"""
 
     def __init__(self, registry: QueueRegistry, name: str) -> None:
         core = self.core = registry.core
@@ -473,12 +473,12 @@ def _encode_simple(payloads: list[Any]) -> list[bytes] | None:
 LONGEST_NAP = 1.0
 """Seconds after which a waiting take looks again even if nothing was due: wall clocks can be set."""
 SHORT_NAP = 0.05
-"""The same under a clock of one's own, which may jump at any time."""
+"""The short nap under a clock of the program's own, which may jump at any time."""
 SHORTEST_NAP = 0.001
 
 
 class TakeWait:
-    """How long a take that has found nothing waits before its next try."""
+    """The pause of a take that has found nothing, before its next try."""
 
     __slots__ = ("_core", "_deadline", "_queue", "_real_deadline", "_started", "_stopping", "_wait")
 

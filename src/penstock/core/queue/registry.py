@@ -114,13 +114,13 @@ class QueueRegistry:
         return self._handles.get(name)
 
     def record(self, name: str) -> QueueRecord | None:
-        """What is stored of a queue, or None when there is none."""
+        """Returns the stored record of a queue, or None when there is none."""
         with self.core.engine.read() as snap:
             value = snap.get(keys.queue_key(name))
             return None if value is None else with_topics_window(snap, name, read_queue(value, name))
 
     def policy(self, name: str) -> QueuePolicy:
-        """How a queue delivers, as stored."""
+        """Returns the stored policy of a queue."""
         record = self.record(name)
         if record is None:
             raise unknown_queue(name)
@@ -128,13 +128,13 @@ class QueueRegistry:
 
     @cached_property
     def scheduler(self) -> Scheduler:
-        """What runs the queues' periodic messages."""
+        """The thread that pushes the queues' periodic messages."""
         from penstock.core.queue.schedule import Scheduler
 
         return Scheduler(self)
 
     def handle(self, name: str) -> LocalQueue:
-        """What the one handle of a queue stands on."""
+        """Returns the base of the only handle of a queue."""
         from penstock.core.queue.queue import LocalQueue
 
         with self._lock:

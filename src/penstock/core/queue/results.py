@@ -60,7 +60,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class StoredResult(msgspec.Struct, frozen=True):
-    """What a handler returned, as it is stored."""
+    """The stored result of a handler."""
 
     payload: bytes = b"null"
     binary: bool = False
@@ -170,7 +170,7 @@ def _write(
 
 
 def wants_result(delivery: Delivery) -> bool:
-    """Whether a caller, or a call that follows, is told what the handler of a message returns."""
+    """Returns True if a caller, or a call that follows, is told what the handler of a message returns."""
     return any(name in delivery.headers for name in (REPLY, THEN, JOIN))
 
 
@@ -289,7 +289,7 @@ class ResultsFollower:
             wake(rest)
 
     def _is_idle(self) -> bool:
-        """Whether no caller waits; then the next one to come begins anew."""
+        """Returns True if no caller waits; then the next one to come begins anew."""
         with self._lock:
             if self._waiting:
                 return False
@@ -322,7 +322,7 @@ class ResultTicket:
     def __init__(self, queue: Queue, receipt: Receipt) -> None:
         self.queue = queue
         self.receipt = receipt
-        """Where the message is."""
+        """The receipt of the message."""
         self._token = receipt.id
         if receipt.duplicate:
             original = queue.journal.topic(queue.name).get(receipt.seq)
@@ -340,7 +340,7 @@ class ResultTicket:
         return f"<ticket for message {self.receipt.seq} of queue {self.queue.name!r}>"
 
     def done(self) -> bool:
-        """Whether the outcome is there."""
+        """Returns True if the outcome is there."""
         return self._poll() is not None
 
     def result(self, timeout: Duration | None = None) -> Any:
@@ -401,7 +401,7 @@ class ResultTicket:
             self._follower.leave(self._token, waiting)
 
     def _left(self, deadline: float | None) -> float | None:
-        """How long to wait still; None for ever."""
+        """Returns the time that is left to wait; None for ever."""
         if deadline is None:
             return None
         left = deadline - time.monotonic()

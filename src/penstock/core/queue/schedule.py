@@ -54,7 +54,7 @@ TICKS_AT_ONCE = 500
 LONGEST_NAP = 1.0
 SHORT_NAP = 0.02
 RETRY_MS = 100
-"""How soon a tick is tried again that the queue could not take."""
+"""The pause until a tick is tried again that the queue could not take."""
 
 
 class ScheduleRecord(msgspec.Struct, array_like=True):
@@ -191,7 +191,8 @@ def _save(commit: Commit, queue: QueueState, name: str, record: ScheduleRecord) 
 
 
 def _search(snap: Snapshot, queue: str, topic: int, now: int) -> tuple[list[str], int | None]:
-    """Which schedules are due, or have times that a clock which was set back has moved; when the first other one is."""
+    """Returns the schedules that are due, or whose times were moved by a clock that was set back; when the first other
+    one is."""
     due, later = [], []
     for key, value in snap.scan(*keys.schedule_range(topic)):
         record = _read(value, queue)
@@ -240,7 +241,7 @@ def _due(record: ScheduleRecord, now: int) -> tuple[list[int], int]:
 
 
 def _grace(record: ScheduleRecord) -> int:
-    """How late a tick may come and still not count as missed."""
+    """Returns the longest delay with which a tick does not count as missed."""
     return 60_000 if record.interval is None else max(1000, round(record.interval * 1000))
 
 
@@ -332,8 +333,8 @@ class Scheduler(Background):
         return earliest
 
     def _due_of(self, queue: str) -> tuple[list[str], int | None]:
-        """Which schedules of a queue are due, or have times that a clock which was set back has moved; when the first
-        other one is."""
+        """Returns the schedules of a queue that are due, or whose times were moved by a clock that was set back; when
+        the first other one is."""
         core = self._registry.core
         with core.engine.read() as snap:
             value, now = snap.get(keys.queue_key(queue)), core.clock.now_ms()

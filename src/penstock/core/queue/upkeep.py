@@ -1,4 +1,4 @@
-"""What queues do in passing: remove what every group has settled, and keep what some group has not."""
+"""The background work of queues: remove what every group has settled, and keep what some group has not."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 # What works on messages is imported where there is a queue with some: see the registry.
 
 SETTLED_MESSAGES = 1024
-"""How many settled messages make a look at the topic worth it."""
+"""The number of settled messages make a look at the topic worth it."""
 CLEAR_ROWS = 1024
 """The most rows of removed messages that one commit deletes."""
 CUT_EVENTS = 4096
 """A block with more events is removed when all of them are settled, never cut."""
 THIN_POSITIONS = 20_000
-"""How much must have piled up behind an unsettled message before settled ones are picked out."""
+"""The number of settled messages behind an unsettled message from which settled messages are picked out."""
 THIN_BLOCKS = 32
 """The most blocks that are looked at together for that, beside the writer."""
 FORGET_CONSUMER_MS = 24 * 3600 * 1000
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """How far a queue was settled when it was last looked at beside the writer.
+    """The position through which a queue was settled when it was last looked at beside the writer.
 
     What is settled for its groups stays settled, so that this holds for as long as the queue's record is the same.
     """
@@ -64,7 +64,7 @@ class QueueUpkeep:
         self._thinning: set[int] = set()
         """Topics whose pass over settled blocks has begun."""
         self._forgotten: dict[int, bytes] = {}
-        """How far the rows of flow control were looked through, by topic."""
+        """The keys through which the rows of flow control were searched, by topic."""
 
     def holds(self, commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
         """For compaction on request: unsettled messages stay."""
@@ -83,7 +83,7 @@ class QueueUpkeep:
             settle_through(commit, queue, through)
 
     def give_way(self, commit: Commit, topic: str, through: int) -> bool:
-        """Where the policy lets retention win: messages that it passes become dead letters, some at a time."""
+        """Lets retention win where the policy says so: messages that it passes become dead letters, some at a time."""
         queue = self._cache.find(commit, topic)
         if queue is None or queue.policy.retention != "dead_letter" or commit.fenced:
             return False
@@ -149,7 +149,8 @@ class QueueUpkeep:
 
     # ── what is settled from the beginning on ────────────────────────────────────────────────────────────────────────
     def _find_standing(self, topic: str) -> Standing:
-        """How far a queue is settled, found beside the writer: there may be very many groups."""
+        """Returns the position through which a queue is settled, found beside the writer: there may be very many
+        groups."""
         with self._core.engine.read() as snap, self._cache.beside(snap, topic) as queue:
             return Standing(b"", 0) if queue is None else Standing(encode(queue.record), settled_through(snap, queue))
 
@@ -192,7 +193,8 @@ class QueueUpkeep:
         return left == 0
 
     def _done_with(self, commit: Commit, queue: QueueState, through: int) -> int:
-        """How far all but this queue (cursors, for example) lets history be removed, up to `through`."""
+        """Returns the position through which all but this queue (cursors, for example) let history be removed, up to
+        `through`."""
         for hold in self._core.holds:
             if hold != self.holds:
                 through = min([through, *(done for _, done in hold(commit, queue.name))])
@@ -257,7 +259,7 @@ class QueueUpkeep:
 
 
 def _whole_blocks(commit: Commit, queue: QueueState, through: int) -> int:
-    """Where to cut at or before a position: in the middle of a block only if that is small."""
+    """Returns the place to cut at or before a position: in the middle of a block only if that is small."""
     if commit.tx.get(block_key(queue.topic, through + 1)) is not None:
         return through
     block = queue.view(commit.tx).block_holding(through)

@@ -91,7 +91,7 @@ def log_failure(delivery: Delivery, error: BaseException) -> None:
 # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 IDLE = 3600.0
-"""How long one take waits; stopping ends it at once."""
+"""The longest wait of one take; stopping ends it at once."""
 RENEW_SHARE = 3
 """A lease is renewed when this fraction of it has passed."""
 GLANCE = 0.01
@@ -136,19 +136,19 @@ class QueueWorker(Worker):
         self._ahead: deque[Delivery] = deque()
         """Those in hand that no hand has begun with, the next one first."""
         self._promised = 0
-        """How many messages the acknowledgements under way may find beyond the place that each makes free."""
+        """The number of messages the acknowledgements under way may find beyond the place that each makes free."""
         self._taking = False
-        """Whether a hand waits for messages."""
+        """True if a hand waits for messages."""
         self._hands: list[threading.Thread] = []
         self._waiting = 0
-        """How many hands have nothing to do."""
+        """The number of hands have nothing to do."""
         self._ending = threading.Event()
         """Set when the run under way is to end: the worker was stopped, or has failed."""
         self._error: BaseException | None = None
-        """What the run under way has failed with."""
+        """The error of the run under way."""
 
     def _work(self) -> None:
-        """One run: until the worker is stopped, or fails."""
+        """Runs until the worker is stopped, or fails."""
         self._ending = threading.Event()  # before the look at `_stopping`: who stops the worker sets both
         if self._stopping.is_set():
             self._ending.set()
@@ -396,7 +396,7 @@ class QueueWorker(Worker):
 
 
 class _Renewals:
-    """When a worker's leases are renewed. Made before the first take: a failure here ends the run."""
+    """The renewals of a worker's leases. Made before the first take: a failure here ends the run."""
 
     def __init__(self, worker: QueueWorker) -> None:
         self._worker = worker

@@ -49,7 +49,7 @@ COUNTED_LETTERS = 10_000
 
 
 def take_sample(journal: LocalJournal) -> Sample:
-    """One sample, without rates. All topics are seen in one snapshot, each by one look at its newest block."""
+    """Returns a sample without rates. All topics are seen in one snapshot, each by one look at its newest block."""
     topics: dict[str, TopicSample] = {}
     unreadable: dict[str, str] = {}
     with journal.backend.engine.read() as snap:
@@ -170,7 +170,7 @@ TopicEnd = tuple[int, int]
 
 
 class _CountedLetters(msgspec.Struct):
-    """Where the letters of a dead-letter queue came from; valid while its numbers are these."""
+    """The sources of the letters of a dead-letter queue; valid while its numbers are these."""
 
     numbers: list[tuple[int | None, int, int, int]]
     latest: int
@@ -178,7 +178,7 @@ class _CountedLetters(msgspec.Struct):
 
 
 class _JournalMemory(msgspec.Struct):
-    """What samples of one journal need not look up again while it stays the same."""
+    """The lookups of a journal's samples that stay valid while the journal stays the same."""
 
     letters: dict[str, _CountedLetters] = {}
     reports: dict[str, tuple[TopicEnd, list[Any]]] = {}
@@ -221,7 +221,7 @@ def _count(numbers: list[tuple[int | None, int, int, int]]) -> int:
 
 
 def _reported(journal: LocalJournal, reports: TopicSample | None, read: Callable[[LocalJournal], list[T]]) -> list[T]:
-    """What is reported in a topic, read again when that has grown."""
+    """Returns the reports in a topic, read again when the topic has grown."""
     if reports is None:
         return []
     memory, end = _memory(journal).reports, (reports.latest, reports.events)
@@ -257,12 +257,12 @@ TTL_SHARE: Final = 0.5
 GROWING_LAG: Final = 1_000
 """A lag below this is not watched for growth."""
 GROWING_STEPS: Final = 3
-"""How many samples in a row, a minute apart, a lag must grow for."""
+"""The number of samples in a row, a minute apart, a lag must grow for."""
 
 KINDS: Final = get_args(FindingKind)
 
 Lags = dict[tuple[str, str], int]
-"""How far each consumer of each topic is behind, by topic and consumer."""
+"""The lag of each consumer of each topic, by topic and consumer."""
 
 
 def examine(sample: Sample) -> list[Finding]:
@@ -358,7 +358,7 @@ INTERVAL: Final = 1.0
 SHARE: Final = 0.04
 """Of a core, that sampling may cost."""
 LAG_SECONDS: Final = 60.0
-"""How far the samples are apart that show whether a lag grows."""
+"""The time between the samples that show whether a lag grows."""
 RATE_SECONDS: Final = 5.0
 """Over how long a rate is measured."""
 TREND_SECONDS: Final = 60.0

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 STEP: Final = 5.0
 """Seconds between two rows that are only in memory."""
 STEPS: Final = 180
-"""How many of them are kept."""
+"""The number of steps that are kept."""
 
 
 class Tier(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "settle": BUCKETS,
     "flow": ("rows", "lag", "batch_ms", "rows_out"),
 }
-"""What the series of each kind measure."""
+"""The quantities that the series of each kind measure."""
 COUNTS: Final = frozenset(("appended", "settled", "pushed", "rows", "rows_out", *BUCKETS))
 """Fields that count what happened in a row's time; the others say how things stood at its end."""
 
@@ -69,16 +69,16 @@ Values = dict[str, tuple[int, ...]]
 
 
 class HistoryRow(msgspec.Struct, frozen=True):
-    """What happened in so many seconds that ended at a time."""
+    """The measurements of so many seconds that ended at a time."""
 
     at: float
     seconds: float
     values: Values
     cut: bool = False
-    """Whether there were more series than a row has room for; then one that is missing need not be zero."""
+    """True if there were more series than a row has room for; then one that is missing need not be zero."""
 
     def field(self, series: str, at: int) -> int | None:
-        """One field of a series; None when the row had no room for it."""
+        """Returns a field of a series; None when the row had no room for it."""
         found = self.values.get(series)
         if found is None:
             return None if self.cut else 0
@@ -86,7 +86,7 @@ class HistoryRow(msgspec.Struct, frozen=True):
 
 
 def series(kind: str, *names: str) -> str:
-    """What a series is called: of a topic, a topic's consumer, a queue's group, a flow."""
+    """Returns the name of a series: of a topic, a topic's consumer, a queue's group, a flow."""
     return f"{kind}:{'/'.join(names)}"
 
 
@@ -149,7 +149,8 @@ def quantile_ms(counts: Sequence[int], share: float) -> float | None:
 
 
 def between(before: Values, after: Values, scale: float = 1.0) -> Values:
-    """What happened from one measurement to the next; series in which nothing happened and nothing waits are left out.
+    """Returns the changes from one measurement to the next; series in which nothing happened and nothing waits are left
+    out.
 
     `scale` makes up for a measurement that came late.
     """

@@ -1,4 +1,4 @@
-"""What a program may hold, written once, wherever the journal is.
+"""The handles of a program, written once, wherever the journal is.
 
     journal, topic, queue, transaction      the handles; `penstock.Journal`, … are these
     receiving                               what `queue.receive` gives

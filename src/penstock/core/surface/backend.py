@@ -1,4 +1,4 @@
-"""What a handle stands on: a journal's store in this process, or a server that has it.
+"""The interface beneath a handle: a journal's store in this process, or a server that has it.
 
 A handle checks what it is given, once, and asks its backend. Most of what it asks is an operation of the protocol:
 `call` runs its implementation here (`penstock.core.local`) or sends it (`penstock.remote`). The rest, what is hot,
@@ -56,7 +56,7 @@ P = TypeVar("P", bound="Projection")
 
 
 class Backend(Protocol):
-    """Where a journal is."""
+    """The place of a journal."""
 
     clock: Clock
     workers: WeakSet[Worker]
@@ -68,7 +68,7 @@ class Backend(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True if it was closed."""
 
     def call(self, operation: Operation[A], *names: str, request: msgspec.Struct | None = None) -> A:
         """An operation's answer; `names` are those in its path."""
@@ -80,7 +80,7 @@ class Backend(Protocol):
         """The store itself; ConfigError when it is at a server: `what` is not served, and what to do `instead`."""
 
     def topic(self, name: str) -> TopicBackend:
-        """What a topic's handle stands on."""
+        """Returns the interface beneath a topic's handle."""
 
     def open_queue(self, journal: Journal, name: str, policy: Mapping[str, object], create: bool) -> Queue:
         """The handle of a queue, which is made when it is not there and may be."""
@@ -89,7 +89,7 @@ class Backend(Protocol):
         """Appends drafts for several topics, all or nothing, and empties the list; on an error they stay in it."""
 
     def submit_staged(self, staged: list[Staged]) -> Ticket[list[Receipt]]:
-        """The same with a ticket; the list stays as it is."""
+        """Does the same with a ticket; the list stays as it is."""
 
     def read(self, query: AcrossQuery) -> Iterator[Event]:
         """Streams the wanted events of several topics, of one state of the journal, in the order of recording."""
@@ -107,10 +107,10 @@ class Backend(Protocol):
         """Pushes calls of tasks in one commit."""
 
     def pressure(self) -> Pressure:
-        """How many submissions wait for the writer."""
+        """Returns the number of submissions wait for the writer."""
 
     def describe(self) -> Description:
-        """What the journal is."""
+        """Returns the description of the journal."""
 
     def stats(self) -> Sample:
         """Every topic and queue with its backlogs and lags."""
@@ -151,10 +151,10 @@ class TopicBackend(Protocol):
         """The first position still stored."""
 
     def length(self) -> int:
-        """How many events are stored."""
+        """Returns the number of events are stored."""
 
     def settings(self) -> Settings:
-        """What the topic keeps and for how long."""
+        """Returns the settings of the topic's retention."""
 
     def read(self, query: EventQuery) -> Iterator[Event]:
         """Streams the wanted events of one state of the topic."""
@@ -193,7 +193,7 @@ class TopicBackend(Protocol):
         """The event, then its cause, its cause's cause, …"""
 
     def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
-        """What an event caused directly."""
+        """Returns the events that an event caused directly."""
 
 
 class TopicScan(Protocol):
@@ -213,7 +213,8 @@ class TopicScan(Protocol):
         """The last position recorded before a time; 0 for none."""
 
     def spans(self, after: int, through: int, kinds: frozenset[str]) -> Iterable[Bounds]:
-        """Where events of some kinds may be: elsewhere in after < position ≤ through there is none."""
+        """Returns the spans that may have events of some kinds: elsewhere in after < position ≤ through there
+        is none."""
 
     def blocks(self, after: int, through: int) -> Iterator[Block]:
         """The blocks with events in after < position ≤ through."""
@@ -230,7 +231,7 @@ class QueueBackend(Protocol):
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def policy(self) -> QueuePolicy:
-        """How the queue delivers, as stored."""
+        """Returns the stored policy of the queue."""
 
     def length(self) -> int:
         """Messages that are ready, in flight or delayed."""

@@ -63,7 +63,7 @@ class Journal:
     """
 
     _backend: Backend
-    """What the journal's handles stand on."""
+    """The interface beneath the journal's handles."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -79,7 +79,7 @@ class Journal:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True if it was closed."""
         return self._backend.closed
 
     # ── topics and queues ────────────────────────────────────────────────────────────────────────────────────────────
@@ -211,7 +211,7 @@ class Journal:
         self._backend.call(wire.MOVE_CURSORS, check_consumer(consumer), request=request)
 
     def cursor(self, consumer: str) -> dict[str, int]:
-        """How far a consumer has come in each topic where it has committed: what `read` and `subscribe` take."""
+        """Returns the position of a consumer in each topic where it has committed: what `read` and `subscribe` take."""
         return self._backend.call(wire.READ_CURSORS, check_consumer(consumer))
 
     # ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -248,7 +248,8 @@ class Journal:
         *,
         columns: Mapping[str, str | type[object]] | None = None,
     ) -> pa.Table:
-        """What an SQL query over topics answers, as an Arrow table: `select kind, count(*) from orders group by 1`.
+        """Returns the answer to an SQL query over topics, as an Arrow table: `select kind, count(*) from orders group
+        by 1`.
 
         Topics are views by name (`"shop.orders"`), `parameters` are its `?`, or by name its `$key`. `columns` makes
         fields of a topic's payloads columns: `{"orders": Order}` a type's, `{"orders": "total DOUBLE"}` those named.
@@ -260,7 +261,7 @@ class Journal:
         return run_sql(self._backend, query, parameters, check_mapping(columns, "columns"))
 
     def graph(self, correlation_id: str) -> str:
-        """What caused what within a correlation, as a Mermaid flowchart."""
+        """Returns the causes and effects within a correlation, as a Mermaid flowchart."""
         from penstock.core.entity.causality import mermaid
 
         return mermaid(self.correlated(correlation_id))
@@ -283,11 +284,11 @@ class Journal:
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def pressure(self) -> Pressure:
-        """How many submissions wait for the writer."""
+        """Returns the number of submissions wait for the writer."""
         return self._backend.pressure()
 
     def describe(self) -> Description:
-        """What this journal is: engine, place, size, durability, topics, queues, gates."""
+        """Returns the description of this journal: engine, place, size, durability, topics, queues, gates."""
         return self._backend.describe()
 
     def stats(self) -> Sample:

@@ -115,7 +115,7 @@ class Queue(Generic[PayloadT]):
 
     @property
     def policy(self) -> QueuePolicy:
-        """How the queue delivers, as stored."""
+        """The stored policy of the queue."""
         return self._backend.policy()
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -297,7 +297,7 @@ class Queue(Generic[PayloadT]):
         return True
 
     def stats(self, group: str = DEFAULT_GROUP) -> QueueStats:
-        """How many messages are in which state; costs the same whatever the queue holds."""
+        """Returns the number of messages are in which state; costs the same whatever the queue holds."""
         return self._call(wire.READ_QUEUE_STATS, request=wire.GroupQuery(check_group(group)))
 
     def pending(self, group: str | None = None) -> list[PendingDelivery]:
@@ -309,7 +309,7 @@ class Queue(Generic[PayloadT]):
         return (failure.event for failure in self.failures(group))
 
     def failures(self, group: str = DEFAULT_GROUP) -> Iterator[FailedMessage]:
-        """The same with the reason each was given up for."""
+        """Does the same with the reason each was given up for."""
         pages = self._pages(wire.LIST_FAILED, wire.FailedQuery(check_group(group)))
         return (failure for page in pages for failure in page.failed)
 
@@ -351,8 +351,8 @@ class Queue(Generic[PayloadT]):
         return self._call(wire.LIST_CONSUMERS)
 
     def task_times(self) -> list[TaskTimes]:
-        """How long the calls of each task took from delivery to settlement, in this hour and the one before, by name:
-        of tasks whose results are kept."""
+        """Returns the durations of each task's calls from delivery to settlement, in this hour and the one before, by
+        name: of tasks whose results are kept."""
         return self._call(wire.LIST_TASK_TIMES)
 
     # ── repairing ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -581,7 +581,8 @@ class Queue(Generic[PayloadT]):
 def _choice(
     where: EventChoice | None, candidates: Callable[[], Iterable[Event]]
 ) -> tuple[str | None, list[str] | None]:
-    """What a request says of a choice: the text of a condition; of a function, the ids of the events it wants."""
+    """Returns the form in which a request states a choice: the text of a condition; of a function, the ids of the
+    events it wants."""
     chooser = predicate(where)
     if chooser is None or isinstance(chooser, Where):
         return None if chooser is None else chooser.text, None

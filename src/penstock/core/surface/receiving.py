@@ -28,7 +28,8 @@ D = TypeVar("D", bound=Settling)
 
 
 class AsyncReceiver(Generic[D]):
-    """What `queue.receive` gives: `async with` it for one message or None, or iterate over it with `async for`."""
+    """The asynchronous result of `queue.receive`: `async with` it for one message or None, or iterate over it with
+    `async for`."""
 
     __slots__ = ("_held", "_take_async", "_wait")
 
@@ -59,7 +60,7 @@ class AsyncReceiver(Generic[D]):
 
 
 class Receiver(AsyncReceiver[Delivery[PayloadT]], Generic[PayloadT]):
-    """What `queue.receive` gives: `with` it for one message or None, or iterate over it.
+    """The result of `queue.receive`: `with` it for one message or None, or iterate over it.
 
     >>> with queue.receive(wait=5) as delivery:     # acknowledged on a clean exit, given back on an exception
     ...     if delivery:

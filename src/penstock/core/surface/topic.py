@@ -59,7 +59,7 @@ class Topic(Generic[PayloadT]):
         return f"<topic {self.name!r} of {self.journal!r}>"
 
     def _call(self, operation: Operation[A], *names: str, request: msgspec.Struct | None = None) -> A:
-        """What an operation on this topic answers."""
+        """Returns the answer of an operation on this topic."""
         return self.journal._backend.call(operation, self.name, *names, request=request)
 
     def _log(self, what: str, instead: str) -> TopicLog:
@@ -238,7 +238,7 @@ class Topic(Generic[PayloadT]):
         return self._call(wire.FORGET_CURSOR, check_consumer(consumer))
 
     def cursor(self, consumer: str) -> int | None:
-        """How far a consumer has come, or None when it never committed."""
+        """Returns the position of a consumer, or None when it never committed."""
         return self._cursor(consumer).position
 
     def cursors(self) -> dict[str, int]:
@@ -251,11 +251,11 @@ class Topic(Generic[PayloadT]):
         return [TopicConsumer(one.consumer, one.position or 0, one.lag, one.moved_at) for one in found]
 
     def lag(self, consumer: str) -> int:
-        """How many events a consumer has left to read."""
+        """Returns the number of events a consumer has left to read."""
         return self._cursor(consumer).lag
 
     def left(self, after: int) -> int:
-        """How many events are left to read after a position: what was removed, or is too old, is not."""
+        """Returns the number of events are left to read after a position: what was removed, or is too old, is not."""
         return self._call(wire.READ_LEFT, request=wire.LeftQuery(check_position(after, "after")))
 
     @shows(FilterArguments, None)
@@ -295,7 +295,7 @@ class Topic(Generic[PayloadT]):
     # ── keeping ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @property
     def settings(self) -> Settings:
-        """What the topic keeps and for how long."""
+        """The settings of the topic's retention."""
         return self._at.settings()
 
     @shows(SettingsArguments)
@@ -416,7 +416,7 @@ class Topic(Generic[PayloadT]):
         return self._at.ancestors(event)
 
     def effects(self, event: Event | Receipt | str) -> Iterator[Event]:
-        """What an event caused directly, in whichever topics that is."""
+        """Returns the events that an event caused directly, in whichever topics they are."""
         return self._at.effects(event)
 
     def correlated(self, correlation_id: str) -> Iterator[Event]:
@@ -436,7 +436,8 @@ class Topic(Generic[PayloadT]):
         return verify(log, progress=None if progress is None else check_function(progress, "progress"))
 
     def check(self, receipt: Receipt) -> CheckReport:
-        """Whether a receipt's event is still stored as it was when the receipt was given. In this process only."""
+        """Returns True if a receipt's event is still stored as it was when the receipt was given. In this
+        process only."""
         from penstock.core.entity.receipts import check
 
         return check(self._log("checking a receipt", "do it where the store is"), receipt)

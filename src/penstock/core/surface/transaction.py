@@ -73,7 +73,7 @@ class Transaction:
             held.drop("it was dropped, and its block had not ended")
 
     def _reopen(self) -> None:
-        """What was settled, and is not now that it is rolled back, is held as before."""
+        """Holds the settled deliveries again as before, because their settlement is rolled back."""
         for delivery in self._settled:
             delivery._settled = False
         for delivery, deadline in reversed(self._extended):
@@ -109,7 +109,7 @@ class Transaction:
         self._held.change(lambda commit: move_cursor(commit, name, consumer, seq, back=False))
 
     def cursor(self, topic: Topic | str, consumer: str) -> int | None:
-        """How far a consumer has come, as of this transaction."""
+        """Returns the position of a consumer, as of this transaction."""
         check_consumer(consumer)
         self._held.check_open()
         name = self._log(topic).name

@@ -80,7 +80,7 @@ class Binding(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """What the binding's events have as their key."""
+        """The key of the binding's events."""
         parts = "\n".join((self.exchange, self.routing_key, self.queue))
         return blake2b(parts.encode(), digest_size=16).hexdigest()
 
@@ -127,14 +127,14 @@ class Bindings:
 
 
 class LeaseQoS(virtual.QoS):
-    """What a channel has delivered and not acknowledged: each under a lease."""
+    """The deliveries of a channel that are not acknowledged: each under a lease."""
 
     def __init__(self, channel: PenstockChannel, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)
         self.leases: dict[str, penstock.Delivery] = {}
 
     def room(self) -> int:
-        """How many more messages may be delivered."""
+        """Returns the number of more messages may be delivered."""
         return max(self.prefetch_count - len(self.leases), 0) if self.prefetch_count else AT_A_TIME
 
     def can_consume(self) -> bool:
@@ -243,7 +243,7 @@ class PenstockChannel(virtual.Channel):
         self._queues.pop(name, None)
 
     def prepare_queue_arguments(self, arguments: Any, **kwargs: Any) -> Any:
-        """What a declaration says of a queue's life, in the words of AMQP."""
+        """Returns the lifetime of a queue in a declaration, in the words of AMQP."""
         return to_rabbitmq_queue_arguments(arguments, **kwargs)
 
     def _new_queue(self, queue: str, auto_delete: bool = False, arguments: Any = None, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""One wait for several queues, and the renewal of leases: a thread for each, while a connection uses them."""
+"""The wait for several queues, and the renewal of leases: a thread for each, while a connection uses them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ OUTBOX_APP = "penstock.integrations.outbox.django"
 
 @dataclass(frozen=True)
 class Options:
-    """What OPTIONS of a backend may say."""
+    """The OPTIONS of a backend."""
 
     url: str | os.PathLike[str]
     token: str | None = None
@@ -147,7 +147,7 @@ class TasksBackend(BaseTaskBackend):
         return connections[self.given.database]
 
     def _message(self, id: str, record: TaskRecord) -> dict[str, Any]:
-        """What a task's message is pushed with."""
+        """Returns the push options of a task's message."""
         return {
             "kind": record.task,
             "priority": record.priority,

@@ -15,14 +15,14 @@ from penstock.integrations.django.tasks_api import InvalidTask, Task, TaskError,
 
 
 class RecordedError(msgspec.Struct, frozen=True):
-    """What an attempt raised."""
+    """The exception of an attempt."""
 
     exception_class_path: str
     traceback: str
 
     @classmethod
     def of(cls, error: BaseException) -> RecordedError:
-        """What is stored of an exception."""
+        """Returns the record of an exception."""
         raised = type(error)
         return cls(f"{raised.__module__}.{raised.__qualname__}", "".join(traceback.format_exception(error)))
 
@@ -50,7 +50,7 @@ class TaskRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has an outcome."""
+        """True if it has an outcome."""
         return self.status in (TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED)
 
     def find_task(self) -> Task:

@@ -44,7 +44,7 @@ def workers(
 
 
 class TaskAttempt:
-    """One delivery of a task to a worker."""
+    """A delivery of a task to a worker."""
 
     def __init__(self, backend: TasksBackend, worker_id: str, delivery: penstock.Delivery) -> None:
         self.backend = backend

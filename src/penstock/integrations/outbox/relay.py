@@ -283,7 +283,7 @@ class Relay:
 
 
 class _Report:
-    """What a relay reports: as a flow of the pipeline "outbox", now and then."""
+    """The report of a relay: as a flow of the pipeline "outbox", now and then."""
 
     def __init__(self, journal: Journal, name: str, source: str) -> None:
         self._topic = journal.topic(pipelines.TOPIC)

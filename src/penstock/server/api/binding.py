@@ -54,7 +54,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Call(NamedTuple, Generic[Q, B]):
-    """One request, checked: what an operation's handler works with."""
+    """A checked request: what an operation's handler works with."""
 
     request: Request
     service: Service
@@ -67,7 +67,7 @@ class Call(NamedTuple, Generic[Q, B]):
 
     @property
     def backend(self) -> LocalBackend:
-        """What operations run on."""
+        """The backend that operations run on."""
         return self.service.journal.backend
 
     def refuse(self, operation: Operation[object]) -> NoReturn:
@@ -121,7 +121,7 @@ class WaitingRequest(RequestCaller, WaitingCaller):
 
 
 def page_size(limit: int | None) -> int:
-    """How many events a page may have."""
+    """Returns the number of events a page may have."""
     if limit is None:
         return PAGE_EVENTS
     if limit > MOST_EVENTS:
@@ -204,7 +204,8 @@ def _prepared(run: Callable[..., PendingCommit[A]], asked: list[Any]) -> tuple[P
 async def _waited(
     call: Call[Any, Any], caller: WaitingCaller, wanted: Any, work: Callable[[], Coroutine[Any, Any, A]]
 ) -> A:
-    """What an implementation that waits answers; it stops waiting when its caller leaves, or the server stops."""
+    """Returns the answer of an implementation that waits; it stops waiting when its caller leaves, or the
+    server stops."""
     service = call.service
     wanted.wait = min(seconds(wanted.wait, "wait"), LONGEST_WAIT)
     if not wanted.wait:

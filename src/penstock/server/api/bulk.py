@@ -1,4 +1,4 @@
-"""What Spark's tasks bring and fetch in bulk: stored and staged blocks; and history that is sealed."""
+"""The blocks that Spark's tasks bring and fetch in bulk: stored and staged blocks; and history that is sealed."""
 
 from __future__ import annotations
 

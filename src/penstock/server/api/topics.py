@@ -85,7 +85,7 @@ _append, _read = Performer(wire.APPEND_EVENTS), Performer(wire.READ_EVENTS)
 
 
 async def append_events(call: Call[wire.AppendQuery, bytes]) -> Response:
-    """What a body says depends on its media type; what becomes of it does not."""
+    """Appends the events of a body, whose media type says how to read it; what becomes of it does not."""
     if len(call.body) <= limits.AT_ONCE_BYTES:
         found = drafts(call.request, call.body)
     else:
@@ -296,7 +296,7 @@ def frame(event: Event) -> bytes:
 
 
 class LiveTopic:
-    """One topic's newest events in memory, and those who wait for the next."""
+    """The newest events of a topic in memory, and the followers that wait for the next event."""
 
     def __init__(self, log: TopicLog, owner: LiveTopics, buffer: int = limits.LIVE_BUFFER) -> None:
         self.log = log

@@ -1,4 +1,4 @@
-"""What the charts draw: the journal's past in numbers, as columns of times and values.
+"""The series that the charts draw: the journal's past in numbers, as columns of times and values.
 
 A page names its charts; the script asks for their data by range and draws them. Each answer has all charts of a page:
 
@@ -24,7 +24,7 @@ from penstock.errors import ConfigError
 from penstock.server.service import Service, existing_queue, existing_topic, guarded
 
 RANGES = {"15m": 900, "1h": 3600, "24h": 86_400, "7d": 604_800}
-"""What can be looked at, in seconds."""
+"""The time ranges that can be looked at, in seconds."""
 MOST_LINES = 8
 """Lines in one chart: those that stand highest."""
 GAP = 2.5

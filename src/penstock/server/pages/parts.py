@@ -1,4 +1,4 @@
-"""What pages are made of: tables, tiles and numbers as values, and the frame that every page stands in.
+"""The parts that pages are made of: tables, tiles and numbers as values, and the frame that every page stands in.
 
 A table is a value: its first state is rendered into the page, later ones are sent as documents, and the script puts
 them into the same cells. So there is one description of a row, and it is here. However many topics, queues, groups,
@@ -58,7 +58,7 @@ def rate(value: float | None) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """How long ago."""
+    """Returns the age of a moment in words."""
     return show_duration(seconds)
 
 
@@ -117,7 +117,7 @@ class ActButton(msgspec.Struct):
 
 
 Level = Literal["", "warning", "alert"]
-"""How much something wants attention: what was paused, waits or falls behind is no failure."""
+"""The level of attention that a row needs: what was paused, waits or falls behind is no failure."""
 
 
 class Row(msgspec.Struct, omit_defaults=True):
@@ -126,15 +126,15 @@ class Row(msgspec.Struct, omit_defaults=True):
     key: str
     cells: list[str]
     href: str | None = None
-    """Where its first cell leads."""
+    """The address that the first cell links to."""
     level: Level = ""
     buttons: list[ActButton] = []
     links: dict[int, str] = {}
-    """Where other cells lead, by column."""
+    """The addresses that other cells link to, by column."""
 
 
 class Pager(msgspec.Struct):
-    """Where a page of a long table is among the others, and how to come to them."""
+    """The place of a page of a long table among the others, and the links to the others."""
 
     page: int
     pages: int
@@ -146,7 +146,7 @@ class Pager(msgspec.Struct):
     """The parameter that filters the table."""
     wanted: str = ""
     kept: list[tuple[str, str]] = []
-    """What else the address says."""
+    """The other parameters of the address."""
 
 
 class Table(msgspec.Struct):
@@ -160,9 +160,9 @@ class Table(msgspec.Struct):
     """Columns that a phone has no room for."""
     empty: str
     has_buttons: bool = False
-    """Whether rows end with buttons."""
+    """True if rows end with buttons."""
     opens: bool = False
-    """Whether rows are events that open beside the table."""
+    """True if rows are events that open beside the table."""
     sorts: list[tuple[str, str]] = []
     """For each column the query that puts rows in its order, and how they are in its order now."""
     pager: Pager | None = None
@@ -181,7 +181,7 @@ class ListColumn(msgspec.Struct, Generic[T]):
     value: Callable[[T], Any]
     show: Callable[[Any], str] = text
     minor: bool = False
-    """Whether a phone has no room for it."""
+    """True if a phone has no room for it."""
 
     @property
     def name(self) -> str:
@@ -195,7 +195,7 @@ class ListColumn(msgspec.Struct, Generic[T]):
         return self.show(self.value(one))
 
     def order(self, one: T) -> Any:
-        """What rows are compared by; what has no number comes last."""
+        """Returns the key by which rows are compared: what has no number comes last."""
         value = self.value(one) if self.numeric else self.cell(one)
         return -1 if value is None else value
 
@@ -292,18 +292,18 @@ class FailurePage(msgspec.Struct):
     chosen: str = ""
     """Both as one condition."""
     problem: str | None = None
-    """What is wrong with the condition."""
+    """The problem of the condition."""
     looked: int | None = None
-    """How many were looked at, when the search stopped before the end."""
+    """The number of were looked at, when the search stopped before the end."""
     first: str | None = None
     before: str | None = None
     after: str | None = None
     kept: list[tuple[str, str]] = []
-    """What else the address says."""
+    """The other parameters of the address."""
     groups: list[ErrorGroup] = []
     """The newest of them by their error, the most frequent first."""
     grouped: int | None = None
-    """How many were grouped, when there are more."""
+    """The number of were grouped, when there are more."""
     full: str = ""
     """The query of the page with whole errors, or with their beginnings."""
     is_full: bool = False
@@ -421,7 +421,7 @@ def level_of(finding: Finding) -> Level:
 
 
 def health(findings: Sequence[Finding], base: str) -> list[HealthLink]:
-    """What is wrong, as the first line of a page says it."""
+    """Returns the problems, as the first line of a page shows them."""
     links = [HealthLink(one.says, base + page_of_finding(one), level_of(one)) for one in findings[:SHOWN_FINDINGS]]
     if len(findings) > SHOWN_FINDINGS:
         more = len(findings) - SHOWN_FINDINGS
@@ -487,7 +487,7 @@ HEADINGS: Final = {
     421: "Another server's name",
     503: "Too busy just now",
 }
-"""What went wrong in a person's words, by status; programs read the error's name."""
+"""The failure in a person's words, by status; programs read the error's name."""
 
 
 @cache
@@ -506,17 +506,17 @@ def environment() -> Environment:
 
 
 def base_of(request: Request) -> str:
-    """Where this application is mounted, for links."""
+    """Returns the path at which this application is mounted, for links."""
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
 def can(request: Request, role: str) -> bool:
-    """Whether the person who looks at the page may do what needs a role."""
+    """Returns True if the person who looks at the page may do what needs a role."""
     return ROLES.index(request.state.role) >= ROLES.index(role)
 
 
 class Content(msgspec.Struct):
-    """What a page shows of a sample."""
+    """The part of a sample that a page shows."""
 
     template: str
     title: str
@@ -524,16 +524,16 @@ class Content(msgspec.Struct):
     tables: dict[str, Table] = {}
     """By the names that the template has for them."""
     values: Callable[[], Mapping[str, object]] = dict
-    """What else the template needs; it does not change while the page is open."""
+    """The other values that the template needs; it does not change while the page is open."""
     kind: str = ""
-    """What the title names."""
+    """The noun in the title."""
 
 
 Show = Callable[[Request, Service, Sample], Content]
 
 
 class Update(msgspec.Struct, omit_defaults=True):
-    """What changed on a page."""
+    """The changes on a page."""
 
     texts: dict[str, str] = {}
     tables: dict[str, list[Row]] = {}
@@ -606,7 +606,7 @@ def bare_page(request: Request, template: str, values: Mapping[str, object], sta
 
 
 def problem_page(request: Request, status: int, message: str) -> HTMLResponse:
-    """What went wrong; with the navigation for those who are known, while the journal answers."""
+    """Returns the page of a failure; with the navigation for those who are known, while the journal answers."""
     heading = HEADINGS.get(status, "That did not work" if status < 500 else "The server failed")
     message = message[:1].upper() + message[1:]
     service: Service = request.app.state.service

@@ -125,7 +125,7 @@ GROUPS: Final = {
 
 
 class ApiDocument(msgspec.Struct):
-    """What the page shows of the OpenAPI document."""
+    """The part of the OpenAPI document that the page shows."""
 
     paths: dict[str, dict[str, object]]
     components: dict[str, dict[str, object]]

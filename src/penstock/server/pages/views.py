@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 FOUND: Final = 50
 """Events after which a search stops."""
 FOUND_SECONDS: Final = 1.0
-"""How long a search looks for events of a key."""
+"""The time for which a search looks for events of a key."""
 
 
 def _time(at: float | None) -> datetime | None:
@@ -102,7 +102,7 @@ def ago(seconds: float) -> str:
 
 
 def last_failure(group: QueueSample) -> str:
-    """When an attempt failed last, and why."""
+    """Returns the time when an attempt failed last, and why."""
     if group.last_failed_at is None:
         return "–"
     return f"{ago(time.time() - group.last_failed_at)}: {group.last_error or 'no error was given'}"
@@ -173,7 +173,7 @@ def queue_table(request: Request, sample: Sample, columns: parts.Columns[QueueSa
 
 
 def system_topics(request: Request, sample: Sample) -> tuple[int, bool, str]:
-    """How many topics are penstock's own, whether they are shown, and the query that switches that."""
+    """Returns the number of topics are penstock's own, whether they are shown, and the query that switches that."""
     shown = "system" in request.query_params
     kept = {name: value for name, value in request.query_params.items() if name != "system"}
     return sum(is_system(name) for name in sample.topics), shown, urlencode(kept if shown else {**kept, "system": "1"})
@@ -369,7 +369,7 @@ class NamedCursor(msgspec.Struct):
 
     @property
     def lag(self) -> int:
-        """How many events its reader has left to read."""
+        """The number of events its reader has left to read."""
         return self.topic.lags[self.consumer]
 
 
@@ -434,14 +434,14 @@ def pipelines_page(request: Request, service: Service, sample: Sample) -> Conten
 
 # ── the periodic messages of all queues, with the ticks that come next ───────────────────────────────────────────────
 def _timing(schedule: Schedule) -> str:
-    """When a schedule ticks, in words."""
+    """Returns the time when a schedule ticks, in words."""
     if schedule.cron is not None:
         return schedule.cron
     return f"every {show_duration(schedule.interval)}"
 
 
 def _tick(ahead: int) -> Callable[[Schedule], datetime]:
-    """When a schedule pushes its message, so many ticks after the next one."""
+    """Returns the time when a schedule pushes its message, so many ticks after the next one."""
 
     def tick(schedule: Schedule) -> datetime:
         at = schedule.next_tick
@@ -583,13 +583,13 @@ TOPIC_TABS: Final = {"events": "Events", "consumers": "Consumers", "settings": "
 
 
 class ConsumerPosition(msgspec.Struct):
-    """How far a consumer of a topic is."""
+    """The position of a consumer of a topic."""
 
     consumer: str
     at: int
     lag: int
     moved: float | None
-    """When its cursor last moved, in seconds of the epoch."""
+    """The time when its cursor last moved, in seconds of the epoch."""
 
 
 def _moved(one: ConsumerPosition) -> datetime | None:
@@ -641,7 +641,7 @@ def topic_page(request: Request, service: Service, sample: Sample) -> Content:
 
 
 def settings_values(settings: Settings) -> dict[str, str]:
-    """What a topic keeps, in units a person can write back."""
+    """Returns the settings of a topic, in units that a person can write back."""
     return {
         "max_age": write_field(settings.max_age),
         "max_events": write_field(settings.max_events),
@@ -670,7 +670,7 @@ class TopicLook(msgspec.Struct):
     last: int = 0
     """The position of the last event that was looked at."""
     looked: int | None = None
-    """How many were looked at, when the look stopped before it found enough."""
+    """The number of were looked at, when the look stopped before it found enough."""
 
 
 def _look(request: Request, topic: Topic) -> tuple[TopicLook, str | None]:
@@ -762,7 +762,7 @@ def _original(service: Service, failure: FailedMessage) -> Event | None:
 
 
 def _waits(service: Service, died: Event) -> bool:
-    """Whether a dead letter is still in its queue."""
+    """Returns True if a dead letter is still in its queue."""
     try:
         return service.journal.queue(died.topic, create=False).get(died.seq) is not None
     except UnknownQueue:
@@ -770,7 +770,8 @@ def _waits(service: Service, died: Event) -> bool:
 
 
 def message_of(service: Service, event: Event) -> list[inspect.QueueMessage] | None:
-    """How an event stands as a message, with each group that has not settled it; None when its topic is no queue."""
+    """Returns the state of an event as a message, with each group that has not settled it; None when its topic is no
+    queue."""
     try:
         found = service.journal.queue(event.topic, create=False).messages(after=event.seq - 1, limit=1)
     except UnknownQueue:
@@ -864,7 +865,7 @@ def in_hand_words(one: inspect.QueueConsumer) -> str:
 
 
 def last_error_words(one: inspect.QueueConsumer) -> str:
-    """When and why an attempt of a consumer failed last."""
+    """Returns the time when and why an attempt of a consumer failed last."""
     if one.last_failed_at is None:
         return "–"
     when = ago((datetime.now(UTC) - one.last_failed_at).total_seconds())
@@ -1044,7 +1045,7 @@ def queue_tiles(found: QueueSample) -> list[Tile]:
 
 
 class QueueView:
-    """What a request wants to see of a queue: a group of it, and one of its tabs."""
+    """The part of a queue that a request wants to see: a group of it, and one of its tabs."""
 
     def __init__(self, request: Request, service: Service, sample: Sample) -> None:
         self.request, self.service, self.sample = request, service, sample
@@ -1082,7 +1083,7 @@ class QueueView:
         return {}
 
     def values(self) -> dict[str, object]:
-        """What the tab shows beside its tables."""
+        """Returns the values that the tab shows beside its tables."""
         if self.tab == "messages":
             templates = [event for event in self.queue.peek(5, group=self.group) if not event.binary]
             return {"charts": charts.QUEUE, "templates": templates, "states": MESSAGE_STATES}

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def lies_here(url: str) -> bool:
-    """Whether a journal is a file of this machine: not at a server, not in a bucket."""
+    """Returns True if a journal is a file of this machine: not at a server, not in a bucket."""
     return not is_served(url) and not parse_url(url).in_bucket
 
 
 def checkpoint_root(url: str) -> str:
-    """Where the progress of pipelines over a journal is kept: beside it; in the working folder, if that is elsewhere:
-    at a server, in a bucket."""
+    """Returns the place of the progress of pipelines over a journal: beside it; in the working folder, if that is
+    elsewhere: at a server, in a bucket."""
     if lies_here(url):
         return f"{parse_url(url)[1]}.checkpoints"
     if is_served(url):

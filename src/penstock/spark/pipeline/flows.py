@@ -53,7 +53,7 @@ class Endpoint:
 
     @property
     def in_journal(self) -> bool:
-        """Whether it is a part of a journal."""
+        """True if it is a part of a journal."""
         return self.kind in ("topic", "pattern", "queue")
 
     def at(self, url: str) -> Endpoint:
@@ -72,7 +72,7 @@ class Endpoint:
         return replace(self, options={**self.options, "gates": msgspec.json.encode(names).decode()})
 
     def nodes(self, known: Iterable[Node] = ()) -> frozenset[Node]:
-        """What it stands for in the graph; `known` is what a pattern chooses from."""
+        """Returns the nodes of the graph that it stands for: `known` is what a pattern chooses from."""
         if self.kind == "pattern":
             wanted = re.compile(self.names[0])
             own = self.names[0].startswith("penstock")
@@ -126,7 +126,8 @@ class Endpoint:
 
 
 def into(format: str = "penstock", **options: object) -> Callable[[DataFrame, int], None]:
-    """What `foreachBatch` calls to write each batch of a stream once, in any output mode: the options are the sink's.
+    """Returns the function with which `foreachBatch` writes each batch of a stream once, in any output mode: the
+    options are the sink's.
 
     totals.writeStream.foreachBatch(penstock.spark.into(url="shop.db", topic="totals")).outputMode("update")
     """
@@ -328,7 +329,7 @@ class Pipeline:
     name: str
     flows: tuple[Flow, ...]
     file: str | None = None
-    """Where the flows were read from."""
+    """The file that the flows were read from."""
 
     @classmethod
     def of(cls, flows: Iterable[Flow], name: str = "pipeline", file: str | None = None) -> Pipeline:
@@ -383,7 +384,7 @@ def load_pipeline(path: str | Path, *, name: str | None = None) -> Pipeline:
 
 
 def _advice(error: Exception) -> str:
-    """What to do about code of a file that wants Spark before it is there."""
+    """Returns the advice for code of a file that wants Spark before it is there."""
     innermost = traceback.extract_tb(error.__traceback__)[-1].filename
     wanted = "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error) or (
         isinstance(error, AssertionError) and f"{os.sep}pyspark{os.sep}" in innermost
@@ -403,7 +404,7 @@ def line_of(error: BaseException, file: str) -> str | None:
 
 
 def error_line(error: BaseException) -> str:
-    """What an error says, in a line: penstock's own speak for themselves, others with their kind, and those of Spark's
+    """Returns an error in a line; penstock's own speak for themselves, others with their kind, and those of Spark's
     without the plan of the query and the stack in the JVM."""
     text = str(error).strip()
     if isinstance(error, PenstockError):
@@ -499,7 +500,7 @@ class FlowGraph:
             path.append(feeder)
 
     def problems(self) -> list[str]:
-        """What is wrong without asking Spark: topics that are not there, options, circles."""
+        """Returns the problems that can be found without asking Spark: topics that are not there, options, circles."""
         found = []
         for flow in self.flows:
             found += [f"flow {flow.name!r}: {problem}" for problem in self._problems_of(flow)]
@@ -550,7 +551,7 @@ def _topics_in(url: str) -> list[Node]:
 
 # ── with Spark ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def frame_of(flow: BoundFlow, spark: SparkSession, file: str | None, hold: str | None = None) -> DataFrame:
-    """What a flow's function makes of its sources; ConfigError when it fails, or makes no stream."""
+    """Returns the frame that a flow's function makes of its sources; ConfigError when it fails, or makes no stream."""
     from pyspark.sql import DataFrame
 
     frames = [source.read(spark, flow.consumer, hold) for source in flow.sources]

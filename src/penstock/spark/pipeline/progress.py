@@ -1,4 +1,4 @@
-"""What is known of one flow while it runs: its query, its rates, its lag, and what it says in the journal.
+"""The progress of a flow while it runs: its query, its rates, its lag, and what it says in the journal.
 
 The lag is asked of the journal and of the buffer, since Spark tells it after batches only. Topics are counted in
 events, buffers in manifest entries: what an entry holds is known only after it is fetched.
@@ -34,23 +34,24 @@ if TYPE_CHECKING:
 
 
 Offsets = Mapping[int, Mapping[str, int]]
-"""How far each source has been read: for each of its topics a position, for each manifest the next sequence."""
+"""The offsets through which each source has been read: for each of its topics a position, for each manifest the next
+sequence."""
 
 _BUFFER_INTERVAL = 1.0
 """Seconds between looks at the manifests of a buffer, each of which is a request to the object store."""
 
 
 class Lag:
-    """How much of a flow's sources waits to be read."""
+    """The amount of a flow's sources that waits to be read."""
 
     def __init__(self, flow: BoundFlow) -> None:
         self.flow = flow
         self._served: dict[str, Journal] = {}
         self._read_bounds: dict[int, tuple[float, dict[str, tuple[int, int]]]] = {}
-        """When each buffer's manifests were last looked at, and where they began and ended."""
+        """The time when each buffer's manifests were last looked at, and where they began and ended."""
 
     def total(self, offsets: Offsets) -> int | None:
-        """What waits in all sources; None when one of them cannot say."""
+        """Returns the amount that waits in all sources; None when one of them cannot say."""
         total = 0
         for at, source in enumerate(self.flow.sources):
             if source.in_journal:
@@ -103,7 +104,7 @@ class Lag:
 
 
 def _bounds(source: Endpoint) -> dict[str, tuple[int, int]]:
-    """Where each manifest of a buffer begins and ends, in sequences."""
+    """Returns the first and the last sequence of each manifest of a buffer."""
     options = read_options(resolved(source.options))
     store = options.open()
     found = {}
@@ -125,11 +126,11 @@ class RunningFlow:
         self.flow = flow
         self.query: StreamingQuery | None = None
         self.due = 0.0
-        """When it is to be started (monotonic), if it is not running."""
+        """The time when it is to be started (monotonic), if it is not running."""
         self.failures = 0
-        """How often it failed since a batch last succeeded."""
+        """The number of failures since a batch last succeeded."""
         self.repeated = False
-        """Whether a run over what is there was started a second time."""
+        """True if a run over what is there was started a second time."""
         self.status = FlowStatus(
             pipeline=pipeline,
             flow=flow.name,

@@ -58,7 +58,7 @@ class Gone(Exception):
 
 
 _SESSION_LOST = re.compile(r"INVALID_HANDLE\.SESSION_|NO_ACTIVE_SESSION|RETRIES_EXCEEDED|StatusCode\.UNAVAILABLE")
-"""What Spark Connect says of a server that does not answer, or has forgotten the session."""
+"""The messages of Spark Connect about a server that does not answer, or has forgotten the session."""
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def reaching_spark() -> Iterator[None]:
 
 
 _QUERY_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-"""Where pyspark prints an exception of a query, with its stack in the JVM, before it is raised."""
+"""The loggers in which pyspark prints an exception of a query, with its stack in the JVM, before it is raised."""
 
 
 def _is_said_here_alone(record: logging.LogRecord) -> bool:
@@ -156,7 +156,7 @@ class Fault(NamedTuple):
 
 
 def fault_of(error: BaseException, file: str | None = None) -> Fault:
-    """What a failed query, or a query that could not be started, means."""
+    """Returns the meaning of a failed query, or of a query that could not be started."""
     if isinstance(error, PenstockError):
         return Fault(str(error), _passes(type(error).__name__, str(error), error))
     chain = _chain(error)
@@ -185,7 +185,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _text(error: BaseException) -> str:
-    """What an exception says; of one that comes from the JVM, without asking the JVM, which may be gone."""
+    """Returns the text of an exception; of one that comes from the JVM, without asking the JVM, which may be gone."""
     found = getattr(error, "_desc", None)
     return found if isinstance(found, str) else str(error)
 
@@ -216,7 +216,7 @@ def _in_short(text: str) -> str:
 GRACE = 30.0
 """Seconds a batch may take to finish after the pipeline was asked to stop."""
 _POLLS, _POLL_SECONDS = 5, 0.05
-"""How often in a row, and how many seconds apart, a query must be seen to do nothing before it is stopped."""
+"""The number of looks in a row, and the seconds between them, at which a query must do nothing before it is stopped."""
 
 
 class Hold:
@@ -257,7 +257,7 @@ Watcher = Callable[[list[FlowStatus]], None]
 
 
 class Runner:
-    """One run of a pipeline: `run()` until it is done or `stop()` is called, from another thread or a signal.
+    """A run of a pipeline: `run()` until it is done or `stop()` is called, from another thread or a signal.
 
     `ui` switches Spark's own pages on, and `at` is told where they are.
     """
@@ -343,7 +343,8 @@ class Runner:
         return [running.status for running in self._flows]
 
     def _unreachable(self, graph: FlowGraph) -> list[str]:
-        """What tasks cannot reach from where they run, which the master says: the session's, or the one to come.
+        """Returns the addresses that tasks cannot reach from where they run, as the master tells: the session's, or the
+        one to come.
 
         What a server of Spark Connect reaches, only that knows.
         """

@@ -128,7 +128,8 @@ class Folded:
 
 
 Load = Callable[[str], Folded]
-"""Where an entity's fold begins: with nothing, or with what a stream has of it."""
+"""The function that loads the state from which an entity's fold begins: with nothing, or with what a stream has of it.
+"""
 
 
 def fold_sorted(batches: Iterator[pa.RecordBatch], shipped: Shipped, load: Load) -> Iterator[Folded]:
@@ -168,7 +169,7 @@ def fold_sorted(batches: Iterator[pa.RecordBatch], shipped: Shipped, load: Load)
 
 
 def _runs(keys: Any) -> list[int]:
-    """Where runs of equal keys begin, and, last, where the rows end."""
+    """Returns the starts of runs of equal keys, and, last, the end of the rows."""
     count = len(keys)
     if count == 1:
         return [0, 1]

@@ -93,7 +93,7 @@ def project(events: DataFrame, projection: type[Projection], *, journal: Journal
 
 
 def ordered_events(events: DataFrame, projection: type[Projection]) -> DataFrame:
-    """What a projection needs of events, those of a key together and in order."""
+    """Returns the columns of events that a projection needs, with the events of a key together and in order."""
     rows = events.select(*_columns(events, projection))
     return rows.repartition("key").sortWithinPartitions("key", "seq")
 
@@ -165,7 +165,7 @@ def _told(rows: Iterator[R], total: int, progress: Progress) -> Iterator[R]:
 def _opened(
     journal: Journal | str, topic: str, projection: type[Projection]
 ) -> Iterator[tuple[JournalLocation, StateSaving | RemoteStateSaving]]:
-    """Where the events are read, and where the states go."""
+    """Returns the journal from which events are read, and the journal to which states go."""
     location = location_of_journal(journal, "rebuilding states on Spark")
     if location.served:
         check_may_write(location, "a rebuild, which saves states,", role="admin")
@@ -383,7 +383,7 @@ def _states_name(projection: str) -> str:
 
 
 class FollowedTopic(NamedTuple):
-    """What a stream reads: a topic, and whether the frame is that topic, whole and from its beginning."""
+    """The topic that a stream reads: a topic, and whether the frame is that topic, whole and from its beginning."""
 
     location: JournalLocation
     topic: str

@@ -136,7 +136,7 @@ def _column(values: list[Any], convert: _Convert | None, kind: pa.DataType) -> p
 def _type_error(
     name: str, keys: list[str], values: list[Any], convert: _Convert | None, kind: pa.DataType
 ) -> ConfigError:
-    """What is wrong with the first value of a field that is none of its column's."""
+    """Returns the problem of the first value of a field that does not fit its column."""
     for key, value in zip(keys, values, strict=True):
         try:
             _column([value], convert, kind)
@@ -149,7 +149,7 @@ def _type_error(
 
 
 def _converter(kind: T.DataType) -> _Convert | None:
-    """What makes a value one that Arrow takes for a type; None where it is one already."""
+    """Returns the function that makes a value acceptable to Arrow for a type; None where it is one already."""
     if isinstance(kind, T.StringType):
         return _as_text
     if isinstance(kind, T.LongType):
@@ -288,7 +288,7 @@ def _made(making: Callable[[], type[object]], kind: str, version: int) -> type[o
 
 
 def importable(cls: type[object] | FunctionType) -> bool:
-    """Whether a worker, which is another program with another search path, can import a class."""
+    """Returns True if a worker, which is another program with another search path, can import a class."""
     module = getattr(cls, "__module__", "__main__")
     if module == "__main__" or "<locals>" in cls.__qualname__:
         return False
@@ -304,7 +304,7 @@ def importable(cls: type[object] | FunctionType) -> bool:
 
 @cache
 def _fresh_path() -> frozenset[str]:
-    """Where a new interpreter looks for modules."""
+    """Returns the path on which a new interpreter looks for modules."""
     asked = [sys.executable, "-P", "-c", "import sys; print(*sys.path, sep=chr(10))"]
     found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()
     return frozenset(str(Path(entry).resolve()) for entry in found if entry) | frozenset(found)

@@ -31,7 +31,7 @@ from contextlib import suppress
 from typing import Any
 
 QUIET = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""What keeps numpy's algebra and Arrow's allocator from starting threads when they are imported."""
+"""The settings that keep numpy's algebra and Arrow's allocator from starting threads when they are imported."""
 DAEMON = "pyspark.daemon"
 STREAM_SOURCE = "pyspark.sql.streaming.python_streaming_source_runner"
 _WORKERS = (
@@ -127,7 +127,7 @@ def _draw_anew() -> None:
 
 
 _modules = 0
-"""How many modules had been imported when the collector was last told to leave out what there is."""
+"""The number of modules had been imported when the collector was last told to leave out what there is."""
 
 
 def _leave_out_modules() -> None:

@@ -28,7 +28,7 @@ _ANSWER_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Java:
-    """One Java installation: its folder, its full version ("17.0.15"), and where it was found."""
+    """A Java installation: its folder, its full version ("17.0.15"), and where it was found."""
 
     home: Path
     version: str

@@ -74,7 +74,7 @@ _UNHEARD = {
     "org.apache.spark.TaskContextImpl": "Error in TaskCompletionListener.*",
     "org.apache.spark.executor.Executor": "Exception in task.*Block broadcast_[0-9]+ does not exist.*",
 }
-"""What is not shown of what a class of Spark's says."""
+"""The messages of Spark's classes that are not shown."""
 _QUIET_LOG += "".join(
     f"logger.u{number}.name = {name}\nlogger.u{number}.level = error\nlogger.u{number}.filter.late.type = RegexFilter\n"
     f"logger.u{number}.filter.late.regex = {regex}\nlogger.u{number}.filter.late.onMatch = DENY\n"
@@ -93,7 +93,7 @@ class Jvm:
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """True if the process still runs."""
         return self.process.poll() is None
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class Jvm:
 
 
 def goes_direct(master: str, conf: Mapping[str, str], environ: Mapping[str, str] | None = None) -> bool:
-    """Whether Spark's own scripts would add nothing that matters to this start.
+    """Returns True if Spark's own scripts would add nothing that matters to this start.
 
     They matter for YARN and Kubernetes, for another Spark than the installed package, and wherever configuration
     files or variables only they understand are in play.
@@ -217,7 +217,7 @@ def local_address(master: str) -> dict[str, str]:
 
 
 def _workers_find_pyspark() -> bool:
-    """Whether a fresh interpreter sees this pyspark without help: it lies in one of Python's own folders."""
+    """Returns True if a fresh interpreter sees this pyspark without help: it lies in one of Python's own folders."""
     parent = SPARK.parent.resolve()
     own = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
     if site.ENABLE_USER_SITE:
@@ -313,7 +313,7 @@ class ForkServer:
 
     @classmethod
     def start(cls, master: str, scratch: Scratch) -> ForkServer | None:
-        """One for a local master; None where workers are the user's choice, or could not be forked so."""
+        """Starts the JVM for a local master; None where workers are the user's choice, or could not be forked so."""
         folder = scratch.sockets()
         if not master.startswith("local") or "PYSPARK_PYTHON" in os.environ or folder is None:
             return None

@@ -42,7 +42,7 @@ CONNECT_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")
 """Variables that make pyspark use Spark Connect."""
 
 _STREAM_STOP = "20s"
-"""How long a query may take to stop before the session ends under it, which it survives, but loudly."""
+"""The time that a query may take to stop before the session ends under it, which it survives, but loudly."""
 
 
 class _RunningSession:
@@ -56,7 +56,7 @@ class _RunningSession:
         self.owner = os.getpid()
         self.jvm: Jvm | None = None
         self.told: tuple[bool, int | None] = True, None
-        """Whether its master is local, and how many tasks run at once: what its processes were told."""
+        """True if its master is local, and how many tasks run at once: what its processes were told."""
         self.scratch: Scratch | None = None
         self.forks: ForkServer | None = None
 
@@ -195,7 +195,7 @@ def _is_connect(given: dict[str, str | None]) -> bool:
 
 
 def is_connect(master: str = "") -> bool:
-    """Whether a session with this master is one of Spark Connect, whose driver is another program."""
+    """Returns True if a session with this master is one of Spark Connect, whose driver is another program."""
     return master.startswith("sc://") or any(name in os.environ for name in CONNECT_VARIABLES)
 
 

@@ -99,7 +99,7 @@ def _abandoned(path: Path) -> bool:
 
 
 def _alive(path: Path) -> bool:
-    """Whether a process has the pid in the folder's name: its owner may be between making folder and lock."""
+    """Returns True if a process has the pid in the folder's name: its owner may be between making folder and lock."""
     try:
         os.kill(int(path.name.removeprefix(_PREFIX).partition("-")[0]), 0)
     except (ValueError, OverflowError, ProcessLookupError):
@@ -111,11 +111,11 @@ def _alive(path: Path) -> bool:
 
 _STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 MASTER_VARIABLE = "PENSTOCK_SPARK_MASTER"
-"""Where `session()` tells the processes that Spark starts which master it has."""
+"""The variable by which `session()` tells the processes that Spark starts which master it has."""
 PARALLELISM_VARIABLE = "PENSTOCK_SPARK_PARALLELISM"
-"""Where it tells them how many tasks run at once."""
+"""The variable by which `session()` tells these processes how many tasks run at once."""
 UNNAMED = {"spark.app.name": "penstock", "spark.master": "local[*]"}
-"""What `session()` is called with when the caller says nothing."""
+"""The settings of `session()` when the caller says nothing."""
 
 
 def from_keywords(keywords: Mapping[str, object]) -> dict[str, str | None]:
@@ -195,7 +195,7 @@ def merged(given: Mapping[str, str | None], default: Mapping[str, str]) -> dict[
 
 
 def threads(master: str) -> int:
-    """How many tasks a local master runs at once."""
+    """Returns the number of tasks a local master runs at once."""
     match = re.fullmatch(r"local(?:\[\s*(\*|\d+)\s*(?:,\s*\d+\s*)?\])?", master)
     if match is None:
         raise ConfigError(
@@ -207,7 +207,7 @@ def threads(master: str) -> int:
 
 
 def parallelism(conf: Mapping[str, str]) -> int | None:
-    """How many tasks settings let run at once; None when only Spark will know."""
+    """Returns the number of tasks settings let run at once; None when only Spark will know."""
     if given := _whole(conf.get("spark.default.parallelism")):
         return given
     if conf["spark.master"].startswith("local"):
@@ -217,7 +217,8 @@ def parallelism(conf: Mapping[str, str]) -> int | None:
 
 
 def told_parallelism() -> int | None:
-    """How many tasks Spark runs at once, for a process that it started; None when `session()` could not tell."""
+    """Returns the number of tasks Spark runs at once, for a process that it started; None when `session()` could not
+    tell."""
     return _whole(os.environ.get(PARALLELISM_VARIABLE))
 
 

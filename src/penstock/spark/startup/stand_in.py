@@ -1,4 +1,4 @@
-"""What Spark runs as Python on this machine: asks for a fork (see `forking`), and ends when that ends.
+"""The program that Spark runs as Python on this machine: asks for a fork (see `forking`), and ends when that ends.
 
     python stand_in.py SOCKET MODULE ARGUMENTS …
 

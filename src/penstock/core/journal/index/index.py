@@ -68,7 +68,7 @@ class EntityIndex:
         self.crowded: Callable[[str], None] = lambda topic: None
         """Told of a topic in which a look-up had to ask many runs."""
         self.lookups = 0
-        """How many look-ups there were, more or less: background work makes way for them."""
+        """The number of look-ups there were, more or less: background work makes way for them."""
 
     def open(self, view: TopicView) -> Lookup:
         """A look-up in one view of a topic."""
@@ -76,7 +76,8 @@ class EntityIndex:
         return Lookup(self, view, keys.MAX_SEQ, keep=True)
 
     def open_within(self, view: TopicView, needed: int = keys.MAX_SEQ) -> Lookup:
-        """The same in a transaction, whose own events must not be remembered; complete through `needed` at least."""
+        """Does the same in a transaction, whose own events must not be remembered; complete through `needed`
+        at least."""
         tail = self.memtables.get(view.name)
         if tail is None or (needed < keys.MAX_SEQ and tail.covered < needed):
             with self._engine.read() as snap:
@@ -124,7 +125,7 @@ class EntityIndex:
             memtable.without(through, partial(self.adopt, name, memtable))
 
     def may_hold(self, snap: Snapshot, topic: int, run: Run, key: str) -> bool:
-        """Whether a run may hold an entity."""
+        """Returns True if a run may hold an entity."""
         if not run.entities:
             return True
         known = self._filters.get((topic, run.id))
@@ -146,7 +147,7 @@ class EntityIndex:
 
 
 class Lookup:
-    """One look-up in one topic: everything it finds is as of its view's snapshot, whatever is in memory by now."""
+    """A look-up in a topic: everything it finds is as of its view's snapshot, whatever is in memory by now."""
 
     __slots__ = ("_behind", "_extra", "_index", "_limit", "_tail", "_trimmed", "_view", "directory")
 
@@ -360,7 +361,7 @@ class Lookup:
             return
 
     def _chunks_back(self, run: Run, section: bytes, term: str, through: int) -> Iterator[tuple[Block, int, int]]:
-        """The same from the newest back, at or before a position."""
+        """Does the same from the newest back, at or before a position."""
         view = self._view
         low = run_key(view.topic_id, run.id, section)
         for _, value in view.snap.scan(
@@ -459,7 +460,7 @@ OpenIndex = Callable[[TopicView], Lookup]
 
 
 def _waiting_bytes(view: TopicView, base: int, hashed: Sequence[TermHashes]) -> int:
-    """How much of a topic neither runs nor hashes cover, about."""
+    """Returns the bytes of a topic that neither runs nor hashes cover, about."""
     block = last_block(view.snap, view.topic_id, view.name)
     if block is None:
         return 0

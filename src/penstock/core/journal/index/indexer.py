@@ -79,7 +79,7 @@ _WORK_SECONDS, _REST_SECONDS = 0.001, 0.0002
 _WAY_SECONDS, _TURN_SECONDS = 0.001, 0.0003
 """The pause while a look-up is under way, which needs the interpreter many times, and the work between two of them."""
 _STALL_SECONDS, _STALL_STEP_SECONDS = 1.0, 0.002
-"""How long one batch waits, at the most, for the indexer to catch up, and how often it looks."""
+"""The longest time that a batch waits for the indexer to catch up, and the pause between two looks."""
 _READ_CHUNKS = 4
 """Chunks of one run that a merge reads at once."""
 _CALM = 16
@@ -101,10 +101,10 @@ class Indexer(Background):
         """Counted up by the journal at every commit of events."""
         self._turn = threading.Lock()
         self._left = False
-        """Whether an earlier process has left something unindexed."""
+        """True if an earlier process has left something unindexed."""
         self.notes = CausalNotes(writer, lambda: self._closed, self._breathe)
         self._folding = False
-        """Whether topics are to be folded."""
+        """True if topics are to be folded."""
         self._worked_since = 0.0
         self._lookups = 0
 
@@ -130,7 +130,7 @@ class Indexer(Background):
         self._wake()
 
     def at_rest(self, topic: str) -> bool:
-        """Whether everything is indexed, in as few runs as it will be without further events."""
+        """Returns True if everything is indexed, in as few runs as it will be without further events."""
         if self._is_due(topic):
             return False
         with self._engine.read() as snap:
@@ -380,7 +380,7 @@ def forget_rubbish(commit: Commit, topic: str, topic_id: int, run: int) -> None:
 
 
 def _end_of_bulk(view: TopicView, first: Segment) -> int:
-    """Where the bulk segments end that follow one another from one of them on."""
+    """Returns the end of the bulk segments that follow one another from the first on."""
     last = first.last
     for segment in view.bulk_segments(last, keys.MAX_SEQ):
         if segment.first > last + 1:
@@ -390,7 +390,7 @@ def _end_of_bulk(view: TopicView, first: Segment) -> int:
 
 
 def _is_full(memtable: Memtable) -> bool:
-    """Whether more is in no run than a look-up should search, or than should be kept in memory."""
+    """Returns True if more is in no run than a look-up should search, or than should be kept in memory."""
     return len(memtable) > INDEX_WAITING_EVENTS or memtable.size > INDEX_MEMORY_BYTES
 
 
@@ -544,13 +544,13 @@ def blocks_of_a_run(blocks: Iterator[Block], latest: int, alone: bool, breathe: 
 
 
 def are_enough(blocks: Sequence[Block]) -> bool:
-    """Whether blocks are worth a run of their own."""
+    """Returns True if blocks are worth a run of their own."""
     events = sum(block.count for block in blocks)
     return events >= INDEX_RUN_EVENTS or sum(block.payload_size for block in blocks) + 48 * events >= INDEX_RUN_BYTES
 
 
 def first_sources(blocks: Sequence[Block], base: int, breathe: Breathe) -> Sources:
-    """What a first run is made of: the events of blocks after a position, each once, wherever a block begins."""
+    """Returns the sources of a first run: the events of blocks after a position, each once, wherever a block begins."""
     bases = list(accumulate((block.last for block in blocks), max, initial=base))
     after = list(zip(blocks, bases, strict=False))
 

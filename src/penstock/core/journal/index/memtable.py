@@ -45,13 +45,13 @@ Epoch = tuple[int, int]
 _KEPT_BYTES = 4 << 20
 """Blocks that are kept for the next look-up."""
 _TERM_BYTES = 160
-"""What a term and its positions take, about."""
+"""The bytes that a term and its positions take, about."""
 _TOGETHER = 256
 """Events handed out at once, at the most: who wants the newest one does not wait for a hundred thousand."""
 
 
 class MemtablePart:
-    """Some thousand events: where each term stands in them. `Memtable` adds to it."""
+    """The terms of several thousand events: where each term stands in them. `Memtable` adds to it."""
 
     __slots__ = ("count", "last", "size", "terms")
 
@@ -65,7 +65,7 @@ class MemtablePart:
 
 
 class HashedPart:
-    """Some thousand neighbouring events by the hashes of their terms. `Memtable` adds to it."""
+    """The hashes of the terms of several thousand neighbouring events. `Memtable` adds to it."""
 
     __slots__ = ("first", "last", "terms")
 
@@ -92,7 +92,7 @@ class HashedPart:
         self.last = hashes.last  # last: what has a position has a hash
 
     def positions(self, column: int, term: str, after: int, through: int, *, reverse: bool = False) -> Iterator[int]:
-        """Where events in after < position ≤ through may have a term."""
+        """Returns the positions of events in after < position ≤ through that may have a term."""
         first = self.first
         start, stop = max(after + 1 - first, 0), max(min(through, self.last) + 1 - first, 0)
         return (first + row for row in rows_with(self.terms[column], term, start, stop, reverse=reverse))
@@ -164,12 +164,12 @@ class Memtable:
 
     def __init__(self, epoch: Epoch, base: int) -> None:
         self.epoch = epoch
-        """What was found under another one is not to be used any more."""
+        """The epoch of the index: a memtable of another epoch is void."""
         self.base = base
         self.covered = base
         self.size = 0
         self.state: State = (base, None, monotonic())
-        """What a look-up may rely on, exchanged as a whole: see `State`."""
+        """The state that a look-up may rely on, exchanged as a whole: see `State`."""
         self._lock = threading.Lock()
         self._parts: tuple[Part, ...] = (MemtablePart(),)
         """In order; events are added to the last one."""

@@ -1,4 +1,4 @@
-"""What the runs of the entity index are made of: rows sorted by a term, cut into chunks.
+"""The contents of the runs of the entity index: rows sorted by a term, cut into chunks.
 
 A row has a term (the entity's key, the cause's id, the correlation id, a tag) and an event's position. An entity's rows
 carry the whole event, so that reading an entity needs nothing else; the rows of other terms have nothing more. A
@@ -41,11 +41,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ROW_BYTES = 48
-"""What a row takes besides its payload, about."""
+"""The bytes that a row takes besides its payload, about."""
 STEP_ROWS = 4096
-"""How many rows are worked on, and sorted, between two moments at which others may have the interpreter."""
+"""The number of rows are worked on, and sorted, between two moments at which others may have the interpreter."""
 WINDOW_ROWS = 2 * STEP_ROWS
-"""How many of sorted sources together are merged at once, about: what is nearly sorted is sorted twice as fast."""
+"""The number of rows of sorted sources that are merged together, about: what is nearly sorted is sorted twice as fast.
+"""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -62,12 +63,12 @@ def go_on() -> None:
 
 
 def text_begin(text: str) -> bytes:
-    """What the marks of terms that begin with a text begin with."""
+    """Returns the first bytes of the marks of terms that begin with a text."""
     return text.encode().replace(b"\0", b"\0\xff")
 
 
 def prefix(term: str) -> bytes:
-    """What the marks of a term's rows begin with."""
+    """Returns the first bytes of the marks of a term's rows."""
     return term.encode().replace(b"\0", b"\0\xff") + b"\0\0"
 
 
@@ -86,7 +87,7 @@ class IndexRows(PlacedRows):
         return sorted(range(len(self)), key=self.terms.__getitem__)
 
     def before(self, bound: tuple[str, int] | None) -> int:
-        """How many of the rows, which are sorted, come up to a term and a position."""
+        """Returns the number of rows, which are sorted, that come up to a term and a position."""
         if bound is None:
             return len(self)
         low, high = bisect_left(self.terms, bound[0]), bisect_right(self.terms, bound[0])
@@ -115,7 +116,7 @@ def event_rows(block: Block, after: int = 0, breathe: Breathe = go_on) -> Iterat
 
 
 def term_rows(terms: Sequence[str | None], seqs: Sequence[int], after: int) -> IndexRows:
-    """Where terms stand, after a position."""
+    """Returns the rows of terms after a position."""
     count = len(terms)
     rows = IndexRows(Columns([""] * count, [b""] * count, key=list(terms)), list(seqs))
     return rows if None not in terms and min(seqs, default=0) > after else _wanted(rows, after)
@@ -200,7 +201,7 @@ def chunks_of(windows: Iterable[IndexRows], breathe: Breathe = go_on) -> Iterato
 
 
 def _cuts(rows: IndexRows, whole: bool) -> Iterator[int]:
-    """Where each next chunk ends; without `whole`, the last rows wait until more have come."""
+    """Returns the ends of the next chunks; without `whole`, the last rows wait until more have come."""
     count, terms = len(rows), rows.terms
     sizes = list(accumulate(map(_ROW_BYTES.__add__, rows.columns.weights()), initial=0))
     start = 0
@@ -286,7 +287,7 @@ class BloomFilter:
 
 
 def hashes_of_terms(terms: Iterable[str]) -> Iterator[int]:
-    """What a filter is made of."""
+    """Returns the hashes that a filter is made of."""
     return map(zlib.crc32, map(str.encode, terms))
 
 
@@ -317,9 +318,9 @@ class Run(msgspec.Struct, array_like=True, frozen=True):
     size: int
     """Bytes of its chunks, about."""
     entities: int
-    """How many terms its filter knows; 0 when it has none."""
+    """The number of terms its filter knows; 0 when it has none."""
     sections: str
-    """Which kinds of chunks it has."""
+    """The kinds of chunks that the run has."""
 
 
 class Directory(msgspec.Struct, array_like=True, frozen=True):
@@ -338,7 +339,7 @@ class Directory(msgspec.Struct, array_like=True, frozen=True):
     rubbish: tuple[int, ...] = ()
     """Runs whose chunks are still to be deleted."""
     format: int = 0
-    """How chunks are built; those of another format are rubbish."""
+    """The format of chunks; those of another format are rubbish."""
 
 
 FORMAT = 1

@@ -33,12 +33,12 @@ from penstock.core.names import shown_url
 from penstock.limits import SUMMARY_VALUES
 
 PLACES = ("seq", "recorded_at", "id")
-"""What only the commit knows."""
+"""The columns that only the commit knows."""
 _FILE_BYTES = 128 << 20
 """About how large a file grows: a task holds it in memory until it is whole."""
 
 TYPED = "typed "
-"""What the names of columns begin with that are typed columns of files."""
+"""The prefix of the names of columns that are typed columns of files."""
 _UNTYPED = TypedColumns("")
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -67,7 +67,7 @@ def write_files(
 
 
 class _BulkFile:
-    """One file while it is made, in memory."""
+    """A file while it is made, in memory."""
 
     def __init__(self, target: BulkTarget) -> None:
         self._target = target
@@ -168,7 +168,7 @@ class _BulkFile:
 
 
 def _filters_of(groups: list[pa.ChunkedArray]) -> tuple[SegmentKeys | None, bytes]:
-    """What is known of the keys of row groups, and the file of their filters; None when no event has a key."""
+    """Returns the summary of the keys of row groups, and the file of their filters; None when no event has a key."""
     coded = pa.chunked_array([chunk for group in groups for chunk in group.chunks]).combine_chunks().dictionary_encode()
     known = coded.dictionary
     if not len(known):

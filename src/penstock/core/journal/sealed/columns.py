@@ -203,7 +203,7 @@ def check_partition(column: str, schema: pa.Schema) -> None:
 
 
 def partition_values(path: str) -> dict[str, str | None]:
-    """What the folders of a file say: by column, the value of all its rows."""
+    """Returns the partition values in the folders of a file: by column, the value of all its rows."""
     found: dict[str, str | None] = {}
     for folder in path.split("/")[:-1]:
         name, equals, value = folder.partition("=")

@@ -149,7 +149,7 @@ class DeltaLakeTable:
 
 
 def _is_whole(entry: Path) -> bool:
-    """Whether every line of an entry is JSON."""
+    """Returns True if every line of an entry is JSON."""
     try:
         lines = entry.read_bytes().splitlines()
         return bool([msgspec.json.decode(line) for line in lines])
@@ -158,7 +158,7 @@ def _is_whole(entry: Path) -> bool:
 
 
 def storage_options(lake: str) -> dict[str, str]:
-    """What a lake's url says about its store, in the words of deltalake; the rest comes from the environment."""
+    """Returns the options of deltalake for the store that a lake's url names; the rest comes from the environment."""
     if "://" not in lake:
         return {}
     parts = split_url(lake)

@@ -50,7 +50,7 @@ _COLUMNS = [
     *("seq", "kind", "key", "scope", "payload", "headers", "occurred_at", "recorded_at", "id", "correlation_id"),
     *("causation_id", "tags", "payload_bytes"),
 ]
-"""What a block is made of; typed columns are for others."""
+"""The columns that a block is made of; typed columns are for others."""
 
 
 def sealed_blocks(
@@ -77,7 +77,8 @@ def blocks_with(segment: Segment, topic: str, key: str, *, reverse: bool) -> Ite
 
 
 def sealed_start(snap: Snapshot, topic: int, name: str, seq: int) -> int | None:
-    """Where the row group begins that holds a position: a good place to cut a range. None: it lies in no file."""
+    """Returns the first position of the row group that holds a position: a good place to cut a range. None: it lies in
+    no file."""
     for segment in load_segments(snap, topic, seq - 1, seq):
         for first, last in _open_segment(segment, name).groups:
             if first <= seq <= last:
@@ -144,7 +145,7 @@ def without(block: Block, trimmed: int) -> Block:
 
 
 class SealedSegment:
-    """One segment's files, open for reading."""
+    """The open files of a segment."""
 
     def __init__(self, segment: Segment, topic: str) -> None:
         self._segment = segment
@@ -283,7 +284,7 @@ class SealedBytes:
             raise self.damaged("its bytes have another checksum than those that were written")
 
     def footer(self, opened: pa.NativeFile) -> pq.FileMetaData:
-        """What the file says of itself."""
+        """Returns the footer of the file."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -298,13 +299,13 @@ class SealedBytes:
         return metadata
 
     def as_file(self, data: bytes, start: int) -> pa.NativeFile:
-        """Some of the bytes, to be read as if they were the file."""
+        """Returns several of the bytes as a file that has nothing else."""
         import pyarrow as pa
 
         return pa.PythonFile(_PieceFile(data, start, self.size), mode="r")
 
     def damaged(self, reason: str, seq: int | None = None) -> Corrupt:
-        """What is wrong with the file, and where it lies."""
+        """Returns the error of a damaged file, with its place."""
         place = self._segment.shown(self._file.path)
         return Corrupt(f"a file of sealed history is damaged: {reason}", topic=self._topic, seq=seq, file=place)
 
@@ -328,7 +329,7 @@ class SealedBytes:
 
 
 class _SealedFile:
-    """One Parquet file. The only one of a segment stays open; of many, only what their footers say is kept."""
+    """An open Parquet file. The only one of a segment stays open; of many, only what their footers say is kept."""
 
     def __init__(self, segment: Segment, file: SegmentFile, topic: str) -> None:
         self._bytes = SealedBytes(segment, file, topic)
@@ -479,7 +480,7 @@ def _set_runs(wire: Wire, batch: pa.RecordBatch) -> None:
 
 
 class _Kept(Generic[K, V]):
-    """What was made lately, up to a number: look-ups tend to come in crowds."""
+    """The values that were made lately, up to a number: look-ups tend to come in crowds."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -487,7 +488,7 @@ class _Kept(Generic[K, V]):
         self._lock = threading.Lock()
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """What is kept of a key, else what `make` makes."""
+        """Returns the kept value of a key, else the value that `make` makes."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -518,7 +519,7 @@ def open_lake(lake: str) -> tuple[fs.FileSystem, str]:
 
 @lru_cache(maxsize=16)
 def _open_lake(lake: str, process: int) -> tuple[fs.FileSystem, str]:
-    """The same, once per process: connections to an object store are worth keeping, and do not survive a fork."""
+    """Opens a lake once per process: connections to an object store are worth keeping, and do not survive a fork."""
     try:
         import pyarrow as pa
         import pyarrow.fs

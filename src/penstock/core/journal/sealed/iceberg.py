@@ -30,7 +30,8 @@ _OWNER = "penstock.journal"
 _CATALOG_FILE = "_iceberg.db"
 """The catalog beside a lake's files, where the user names none."""
 _SYNCED = {"py-io-impl": f"{__name__.rpartition('.')[0]}.synced_files.SyncedFileIO"}
-"""How pyiceberg writes a table's own files in a folder; in an object store they are kept once they are written."""
+"""The options by which pyiceberg writes a table's own files in a folder; in an object store they are kept once they are
+written."""
 
 
 def check_catalog(catalog: str, lake: str) -> None:
@@ -118,7 +119,8 @@ class IcebergLakeTable:
         return set(map(self._relative, found))
 
     def _location(self) -> str:
-        """Where the table's own files go: beside the topics' folders, which hold nothing but Parquet for others."""
+        """Returns the place of the table's own files: beside the topics' folders, which hold nothing but Parquet for
+        others."""
         lake = self._root.removesuffix(f"/{self._owner.topic}")
         return f"{lake if '://' in lake else f'file://{lake}'}/_iceberg/{self._owner.topic}"
 

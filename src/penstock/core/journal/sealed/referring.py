@@ -59,7 +59,7 @@ _COMMITTED_MS = _SWEPT_MS - 3_600_000
 
 
 class FileName(NamedTuple):
-    """What the path of a file says, behind the topic's folder."""
+    """The parts of a file's path behind the topic's folder."""
 
     job: str
     number: int
@@ -72,7 +72,7 @@ class FileName(NamedTuple):
 
 
 def read_file_name(path: str) -> FileName | None:
-    """What a path behind the topic's folder says; None when no task has given it."""
+    """Returns the parts of a path behind the topic's folder; None when no task has given it."""
     parts = path.split("/")
     if len(parts) != 3 or parts[0] != FOLDER:
         return None
@@ -136,7 +136,7 @@ def _check(commit: Commit, name: str, added: Iterable[NewSegment]) -> None:
 
 
 class BulkTarget(msgspec.Struct, frozen=True):
-    """Where the files of a bulk write to a topic go."""
+    """The place of the files of a bulk write to a topic."""
 
     topic: str
     lake: str

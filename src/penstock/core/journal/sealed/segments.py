@@ -28,7 +28,7 @@ from penstock.core.names import shown_url
 from penstock.errors import ConfigError, StorageError
 
 Pieces = tuple[tuple[int, int], ...]
-"""Where each piece of a file ends, and the CRC-32 of its bytes. Readers check them.
+"""The end of each piece of a file, and the CRC-32 of the piece's bytes. Readers check them.
 
 A piece is a column of a row group, or several small ones, or a whole row group in older files; the last one is the
 footer. Parquet's own checksums leave out the headers of pages and the footer.
@@ -36,7 +36,7 @@ footer. Parquet's own checksums leave out the headers of pages and the footer.
 
 
 class SegmentPart(msgspec.Struct, frozen=True, array_like=True):
-    """One of the files of a segment whose events are parted by a column."""
+    """A file of a segment whose events are parted by a column."""
 
     folder: str
     """`region=eu`: the folder below the day's in which the file has the segment's name."""
@@ -47,7 +47,7 @@ class SegmentPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SegmentFile(msgspec.Struct, frozen=True):
-    """One Parquet file of sealed events."""
+    """A Parquet file of sealed events."""
 
     path: str
     """Its path in the lake."""
@@ -59,7 +59,7 @@ class SegmentFile(msgspec.Struct, frozen=True):
 
 
 class SegmentKeys(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of the keys of a bulk segment: the file of filters beside it, and the least and greatest key."""
+    """The summary of the keys of a bulk segment: the file of filters beside it, and the least and greatest key."""
 
     size: int
     """Bytes of the file, whose path is the segment's with `KEYS_SUFFIX`."""
@@ -98,15 +98,15 @@ class PlacedSegments(msgspec.Struct, frozen=True):
 
     files: list[NewSegment]
     before: int = 0
-    """How many of the commit's batches come before them."""
+    """The number of the commit's batches that come before the files."""
 
 
 class BulkSegments(msgspec.Struct, frozen=True):
-    """What of a commit lies in files already."""
+    """The events of a commit that lie in files already."""
 
     topic: str
     job: str
-    """What wrote them."""
+    """The job that wrote the files."""
     number: int
     """The micro-batch; 0 for a job that has only one."""
     placed: list[PlacedSegments]
@@ -136,9 +136,9 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     crc: int
     """CRC-32 of the file's bytes; each part has its own."""
     binary: int = 0
-    """How many of its payloads are bytes."""
+    """The number of its payloads that are bytes."""
     unfit: int = 0
-    """How many of its payloads did not fit the typed columns, which are empty in their rows."""
+    """The number of its payloads that did not fit the typed columns, which are empty in their rows."""
     parts: tuple[SegmentPart, ...] = ()
     """Its files, when they are parted by a column."""
     pieces: Pieces = ()
@@ -146,19 +146,19 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     base_id: bytes = b""
     """The id of the first event, of a segment that a bulk write made; the others' count up. Empty: the file says it."""
     recorded_ms: int = 0
-    """When its events were recorded; 0: the file says it."""
+    """The time when its events were recorded; 0: the file says it."""
     keys: SegmentKeys | None = None
-    """What is known of its keys; the index covers those of other segments."""
+    """The summary of its keys; the index covers those of other segments."""
     columns: str = ""
     """The typed columns of a bulk segment; the files of others say it."""
 
     @property
     def by_reference(self) -> bool:
-        """Whether a bulk write made it: its file has no positions, ids and recording times."""
+        """True if a bulk write made it: its file has no positions, ids and recording times."""
         return bool(self.base_id)
 
     def may_hold(self, key: str) -> bool:
-        """Whether events of a bulk segment may have a key."""
+        """Returns True if events of a bulk segment may have a key."""
         return self.keys is not None and self.keys.low <= key <= self.keys.high
 
     @property
@@ -184,12 +184,12 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def shown(self, path: str) -> str:
-        """Where one of its files lies, for people."""
+        """Returns the path of a file of the segment, for people."""
         return f"{shown_url(self.lake)}/{path}"
 
 
 class TableSettings(msgspec.Struct, frozen=True, array_like=True):
-    """What a topic's files in one lake are for other programs."""
+    """The format and columns of a topic's files in a lake, for other programs."""
 
     format: str = "parquet"
     """"parquet" for plain files, "delta" or "iceberg" for files that a table lists as well."""
@@ -202,7 +202,7 @@ class TableSettings(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Seals(msgspec.Struct, frozen=True, array_like=True):
-    """What a topic's seals leave for one another."""
+    """The notes that a topic's seals leave for one another."""
 
     token: str = ""
     """The newest seal's."""
@@ -293,7 +293,7 @@ def sealed_through(snap: Snapshot, topic: int, state: TopicState) -> int:
 
 
 def load_segments_back(snap: Snapshot, topic: int, after: int, through: int) -> Iterator[Segment]:
-    """The same from the newest back, each when it is asked for."""
+    """Does the same from the newest back, each when it is asked for."""
     if after < through:
         yield from load_segments(snap, topic, through - 1, through)
         for _, value in snap.scan(keys.segment_key(topic, after + 1), keys.segment_key(topic, through), reverse=True):
@@ -345,11 +345,11 @@ FILE_EVENTS = 1_000_000
 
 
 class SealReport(msgspec.Struct, frozen=True):
-    """What a seal did."""
+    """The result of a seal."""
 
     topic: str
     lake: str
-    """Where the files are; without the options and credentials that its url may have."""
+    """The place of the files; without the options and credentials that its url may have."""
     events: int
     """Events sealed by this call."""
     files: int
@@ -357,7 +357,7 @@ class SealReport(msgspec.Struct, frozen=True):
     through: int
     """Everything at or before this position is sealed now."""
     format: str = "parquet"
-    """What the files are registered as."""
+    """The format in which the files are registered."""
     unfit: int = 0
     """Payloads sealed by this call that do not fit the typed columns; their JSON text is whole."""
     left: int = 0
@@ -369,7 +369,7 @@ class LakeSummary(msgspec.Struct, frozen=True):
 
     topic: str
     lake: str
-    """Where it lies; without the options and credentials that its url may have."""
+    """The place of the lake; without the options and credentials that its url may have."""
     format: str
     columns: str
     """The typed columns beside the JSON text."""
@@ -406,20 +406,21 @@ class SealedFiles(msgspec.Struct, frozen=True, omit_defaults=True):
     last: int
     count: int
     scheme: str
-    """What the lake's url begins with (`s3`); `file` for a folder."""
+    """The scheme of the lake's url (`s3`); `file` for a folder."""
     paths: list[str]
-    """Where the files lie: their bucket, if any, and the path in it."""
+    """The paths of the files: their bucket, if any, and the path in it."""
     settings: list[str] = []
-    """What the lake's url says beside the place, and a reader has to know for itself: `endpoint`, `access key`."""
+    """The settings in the lake's url beside the place, which a reader has to know for itself: `endpoint`, `access key`.
+    """
     binary: bool = False
-    """Whether some payloads are bytes: those are in the column `payload_bytes`."""
+    """True if some payloads are bytes: those are in the column `payload_bytes`."""
     columns: dict[str, str] = {}
     """The typed columns, with Arrow's names of their types; none when a payload did not fit all of them."""
     base_id: str = ""
     """The id of the first event, where the file does not say positions, ids and the recording time: those of a row
     follow from its index in the file. Empty: the file says them."""
     recorded_ms: int = 0
-    """When its events were recorded, where the file does not say it."""
+    """The time when its events were recorded, where the file does not say it."""
 
 
 def lake_summaries(snap: Snapshot, topic: str) -> Iterator[LakeSummary]:

@@ -31,7 +31,7 @@ class Owner(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """Where it lies, for people."""
+        """The place of the table, for people."""
         return f"{shown_url(self.lake)}/{self.topic}"
 
 
@@ -78,7 +78,7 @@ def open_table(owner: Owner, settings: TableSettings) -> Iterator[LakeTable]:
 
 
 class TableRequest(NamedTuple):
-    """What a caller of `seal` says about the lake's files; what is left open stays as it was."""
+    """The wishes of a caller of `seal` about the lake's files; what is left open stays as it was."""
 
     format: TableFormat | None = None
     columns: str | type[object] | None = None

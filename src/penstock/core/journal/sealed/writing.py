@@ -32,7 +32,8 @@ from penstock.errors import ConfigError, Corrupt, StorageError, UnknownTopic
 GROUP_ROWS = 65_536
 """Rows in a row group at the most, unless a block has more: what a look-up of one event has to decode."""
 _PIECE_BYTES = 16_384
-"""What has a checksum of its own in the journal: a column of a row group, or several small ones."""
+"""The size of a piece, which has a checksum of its own in the journal: a column of a row group, or several small ones.
+"""
 _TEXTS = ["topic", "kind", "key", "scope", "correlation_id", "causation_id"]
 
 
@@ -45,7 +46,7 @@ def sealed_schema(names: Sequence[str] | None = None) -> pa.Schema:
 
 
 class SealTarget(NamedTuple):
-    """Where a seal's files go, and how they look."""
+    """The place and the form of a seal's files."""
 
     topic: str
     lake: str
@@ -70,7 +71,7 @@ def dropped(topic: str) -> UnknownTopic:
 
 
 def compacted(topic: str) -> ConfigError:
-    """What was to be sealed is not there any more, or not all of it: the next seal begins with what is."""
+    """Returns the error of a seal whose events are not all there any more: the next seal begins with what is."""
     return ConfigError(f"topic {topic!r} was compacted meanwhile, or dropped and made anew: seal it again")
 
 
@@ -155,7 +156,7 @@ class _SegmentWriter:
 
 
 class _OpenFile:
-    """One file while it is written; `rows`: those of its first row group."""
+    """A file while it is written; `rows`: those of its first row group."""
 
     def __init__(self, filesystem: fs.FileSystem, path: str, target: str, rows: pa.Table) -> None:
         self.path = path
@@ -228,7 +229,8 @@ def sealed_batch(
     partition: Partition | None = None,
     names: Sequence[str] | None = None,
 ) -> pa.RecordBatch:
-    """Some rows of a block with the columns of a sealed file; with `names`, of those of every event only these."""
+    """Returns several rows of a block with the columns of a sealed file; with `names`, of those of every event only
+    these."""
     whole = record_batch(block, "binary", names)
     payload = whole.column("payload")
     binary = None if block.wire.binary is None else np.frombuffer(block.wire.binary, dtype=np.uint8) != 0
@@ -261,7 +263,7 @@ def _grouped(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
 
 
 class _Tally:
-    """What goes into a file, in numbers: enough to know it again."""
+    """The contents of a file, in numbers: enough to know it again."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -325,7 +327,7 @@ def _verify(filesystem: fs.FileSystem, path: str, tally: _Tally, topic: str) -> 
 
 
 def piece_ends(metadata: pq.FileMetaData, size: int) -> list[int]:
-    """Where pieces end: with a column that makes them large enough, with a row group, with the file."""
+    """Returns the ends of the pieces: with a column that makes them large enough, with a row group, with the file."""
     ends = [0]
     for columns in column_ends(metadata):
         for end in columns:

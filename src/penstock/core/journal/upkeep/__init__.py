@@ -1,4 +1,4 @@
-"""What is done to a topic's stored rows beside its appends.
+"""Maintenance of a topic's stored rows beside its appends.
 
 housekeeper   the thread that does it, after every few dozen commits to a topic
 merging       small blocks become large ones; summarising: so do the rows of summaries

@@ -17,9 +17,9 @@ from penstock.core.journal.writer import Writer
 from penstock.limits import EXCHANGE_BYTES, RETENTION_BLOCKS
 
 _TRIES = 100
-"""How often blocks that have changed are read again before compaction by key leaves the rest to the next time."""
+"""The number of times that changed blocks are read again before compaction by key leaves the rest to the next time."""
 SCAN_BYTES = 4 << 20
-"""How much is read in one snapshot."""
+"""The bytes that are read in one snapshot."""
 
 
 def compact_by_key(writer: Writer, topic: str, holds: Sequence[Hold]) -> int:
@@ -61,7 +61,7 @@ def compact_by_key(writer: Writer, topic: str, holds: Sequence[Hold]) -> int:
 
 
 def _newest_positions(engine: Engine, topic_id: int, topic: str, after: int) -> dict[str, int]:
-    """Where the newest event of every key lies."""
+    """Returns the position of the newest event of every key."""
     newest: dict[str, int] = {}
     more = True
     while more:

@@ -46,15 +46,15 @@ _STEP_ROWS = 1024
 
 KeyRange = tuple[bytes, bytes]
 RowsOf = Callable[[int], Iterable[KeyRange]]
-"""Where a layer keeps the rows of a topic."""
+"""The places where a layer keeps the rows of a topic."""
 DropHook = Callable[[Commit, str, int], None]
 """Removes what a layer keeps under a topic's name, in the commit that drops it."""
 UsersOf = Callable[[Commit, str], Iterable[str]]
-"""What a layer knows of the topic being needed, for people."""
+"""The reasons for which a layer needs a topic, for people."""
 
 
 class DropReport(msgspec.Struct, frozen=True):
-    """What was dropped with a topic."""
+    """The result of dropping a topic."""
 
     topic: str
     events: int
@@ -74,7 +74,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class DropRules:
-    """What the layers add to dropping a topic."""
+    """The rules that the layers add to dropping a topic."""
 
     def __init__(self) -> None:
         self.users: list[UsersOf] = [_cursors_and_files]

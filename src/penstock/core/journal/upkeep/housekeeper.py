@@ -30,7 +30,7 @@ from penstock.limits import MERGE_FAN_IN, MERGED_BYTES, RETENTION_SECONDS, SMALL
 log = Log("penstock.housekeeper")
 
 _ENOUGH = 4 * MERGE_FAN_IN * MERGE_FAN_IN
-"""How many events or commits have to come before a topic without special settings is looked at again.
+"""The number of events or commits have to come before a topic without special settings is looked at again.
 
 Rarely: a thread beside a busy writer waits for the interpreter's lock at every read, and slows the writer meanwhile.
 """
@@ -49,16 +49,16 @@ class Housekeeper(Background):
         self._merges: dict[str, int] = defaultdict(int)
         self._turn = threading.Lock()
         self.chores: list[Callable[[str], None]] = []
-        """What the layers above do for a topic in passing, in the housekeeper's thread."""
+        """The work of the layers above for a topic, in the housekeeper's thread."""
         self.holds: list[Hold] = []
-        """What retention and compaction by key wait for: messages that are not settled, not cursors."""
+        """The holds that retention and compaction by key wait for: messages that are not settled, not cursors."""
         self.before_retention: list[Callable[[Commit, str, int], bool]] = []
         """Called with the position through which retention wants to remove; True: there is more to do first."""
         self.drop_rules = DropRules()
         self._clearing = False
-        """Whether topics were dropped whose rows are still to be cleared away."""
+        """True if topics were dropped whose rows are still to be cleared away."""
         self._reclaiming = False
-        """Whether space was freed that is still to be given back."""
+        """True if space was freed that is still to be given back."""
         self._aged: set[str] = set()
         """Topics with a max_age: time alone makes them due."""
         self._aged_checked_ms = self._swept_ms = writer.clock.now_ms()
@@ -154,7 +154,7 @@ class Housekeeper(Background):
                 chore(topic)
 
     def _sweep_is_due(self) -> bool:
-        """Whether it is time again to look for what large batches have left."""
+        """Returns True if it is time again to look for what large batches have left."""
         now = self._writer.clock.now_ms()
         if 0 <= now - self._swept_ms < RETENTION_SECONDS * 1000:
             return False
@@ -208,7 +208,7 @@ class Housekeeper(Background):
         return False, False
 
     def _wants_newest_only(self, commit: Commit, topic: str) -> bool:
-        """Whether a topic that keeps the newest event of every key has enough others."""
+        """Returns True if a topic that keeps the newest event of every key has enough others."""
         head = commit.head(topic)
         if head is None or not head.settings.by_key:
             return False
@@ -219,13 +219,13 @@ class Housekeeper(Background):
         return through > state.compacted and (through - state.compacted) * 2 >= live
 
     def _nap(self) -> float | None:
-        """How long to sleep at the most; for ever when only commits of this process make work."""
+        """Returns the longest time to sleep; for ever when only commits of this process make work."""
         if not self._aged and not self._engine.shared:
             return None
         return RETENTION_SECONDS if isinstance(self._writer.clock, SystemClock) else 0.02
 
     def _check_aged(self) -> None:
-        """What was young enough at the last look may be too old by now."""
+        """Looks again at topics with a `max_age`, whose events may be too old by now."""
         now = self._writer.clock.now_ms()
         if not 0 <= now - self._aged_checked_ms < RETENTION_SECONDS * 1000:
             self._aged_checked_ms = now

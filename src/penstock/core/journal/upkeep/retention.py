@@ -23,7 +23,7 @@ SEGMENT_EVENTS = 2_000_000
 
 
 _LOOKS_NOTED = 8
-"""How many looks of one `max_age` are noted while the clock is behind: it is kept to that part of itself."""
+"""The number of looks of one `max_age` are noted while the clock is behind: it is kept to that part of itself."""
 
 Trim = Callable[[Commit, str, int], None]
 """Hears that a topic's history is about to be removed through a position, needed or not."""
@@ -32,7 +32,7 @@ Hold = Callable[[Commit, str], Iterable[tuple[str, int]]]
 
 
 class CompactReport(msgspec.Struct, frozen=True):
-    """What a compaction did."""
+    """The result of a compaction."""
 
     removed: int = 0
     """Events removed."""
@@ -82,7 +82,7 @@ def compact(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> 
 
 
 def held_back(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -> tuple[int, str | None]:
-    """How far a topic's history may be removed, and who does not let more of it go."""
+    """Returns the position through which a topic's history may be removed, and the holder of the rest."""
     stopped_at = None
     for hold in holds:
         for holder, done in hold(commit, topic):
@@ -92,7 +92,8 @@ def held_back(commit: Commit, topic: str, through: int, holds: Iterable[Hold]) -
 
 
 def one_step(commit: Commit, topic: str, through: int) -> int:
-    """How far one commit should remove a topic's history, so that no caller waits long behind it."""
+    """Returns the position through which one commit should remove a topic's history, so that no caller waits long
+    behind it."""
     view = TopicView.open(commit.tx, topic)
     if view is None:
         return through

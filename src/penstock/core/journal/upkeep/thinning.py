@@ -36,9 +36,9 @@ class ThinnedBlock(msgspec.Struct, frozen=True):
     value: bytes
     last: int
     removed: int
-    """How many events go."""
+    """The number of events go."""
     first: int
-    """Where the first one lies that stays; 0: none does."""
+    """The position of the first event that stays; 0: none does."""
     kept: bytes
 
 

@@ -1,4 +1,4 @@
-"""What can be done to a queue, each inside one commit.
+"""The operations on a queue, each inside one commit.
 
 push        the event and, for messages that ask for it, when and how to deliver it; throttles and debounces
 take        the short way for a plain queue, and the long way for everything else

@@ -126,7 +126,7 @@ class GroupImage(msgspec.Struct):
         return any(start <= seq <= end for start, end in self.untouched)
 
     def part(self, after: int, until: int = NEVER) -> GroupImage:
-        """What lies between two positions, the second one included."""
+        """Returns the part between two positions, the second position included."""
         clipped = [(max(start, after + 1), min(end, until)) for start, end in self.untouched]
         messages = {seq: message for seq, message in self.messages.items() if after < seq <= until}
         return GroupImage(max(self.absorbed, after), [one for one in clipped if one[0] <= one[1]], messages)

@@ -32,13 +32,13 @@ from penstock.errors import ConfigError, QueueFull
 
 # ── how a message wants to be delivered ──────────────────────────────────────────────────────────────────────────────
 class DeliveryOptions(msgspec.Struct):
-    """How a message (or every message of a batch) wants to be delivered, where that is not the usual way."""
+    """The delivery of a message (or of every message of a batch), where it is not the usual delivery."""
 
     priority: int = 0
     due: int = 0
     max_attempts: int | None = None
     since: int = 0
-    """When the delay began that ends when it is due; 0: a moment was named."""
+    """The time when the delay began that ends when it is due; 0: a moment was named."""
 
 
 def read_delivery_options(clock: Clock, options: PushOptions, key: str | None) -> DeliveryOptions | None:
@@ -75,14 +75,14 @@ def read_delivery_options(clock: Clock, options: PushOptions, key: str | None) -
 
 
 def drafts_of(items: Iterable[object], options: PushOptions) -> list[Draft]:
-    """What a push of payloads, and of drafts among them, appends."""
+    """Returns the drafts that a push of payloads, and of drafts among them, appends."""
     if options.dedup is not None:
         raise ConfigError("one dedup key cannot be for many messages: push Draft objects with a dedup key each")
     return [item if isinstance(item, Draft) else one_draft(item, options) for item in items]
 
 
 def one_draft(payload: object, options: PushOptions) -> Draft:
-    """What a push of one payload appends; one of a declared event type stands in the kind's place."""
+    """Returns the draft that a push of one payload appends; one of a declared event type stands in the kind's place."""
     event = (payload, None) if brings_kind(payload, options.kind) else (options.kind, payload)
     return Draft(*event, **draft_fields(options))
 
@@ -325,7 +325,7 @@ class Debounced(msgspec.Struct, array_like=True):
     seq: int
     due: int
     first: int
-    """When the first push came that this one stands for."""
+    """The time when the first push came that this one stands for."""
 
 
 _read_passed = keys.reader(Passed)
@@ -375,7 +375,8 @@ class Throttle:
             self.batch = batch.pick(self.kept)
 
     def receipts(self, made: list[Receipt]) -> list[Receipt]:
-        """One for every message of the whole batch; those left out have the receipt of the one that went through."""
+        """Returns a receipt for every message of the whole batch; those left out have the receipt of the one that went
+        through."""
         found = dict(self._originals)
         for row, receipt in zip(self.kept, made, strict=True):
             found[row] = receipt
@@ -453,7 +454,8 @@ def forget_flow(commit: Commit, queue: QueueState, after: bytes) -> bytes:
 
 
 def _is_over(commit: Commit, queue: QueueState, tag: bytes, value: bytes) -> bool:
-    """Whether a key's rate, throttle or debounce would be the same without its row, or its message waits no more."""
+    """Returns True if a key's rate, throttle or debounce would be the same without its row, or its message waits no
+    more."""
     now = commit.now_ms
     if tag == b"w":
         return not _waits(commit, queue, _read_passed(value, queue.name).seq)

@@ -304,7 +304,7 @@ class LettersLeft(msgspec.Struct, frozen=True):
 
 
 class Redriven(int):
-    """How many messages a redrive sent back; `left` says which could not go, and why."""
+    """The number of messages a redrive sent back; `left` says which could not go, and why."""
 
     left: tuple[LettersLeft, ...]
 
@@ -606,7 +606,7 @@ def _copy_over(
 
 
 def _fitting(wanted: DeliveryOptions, event: Event, target: QueueState) -> DeliveryOptions:
-    """What a message was pushed with, as far as another queue knows it."""
+    """Returns the options of a message's push, as far as another queue knows them."""
     if event.key is not None:
         wanted.due = wanted.priority = 0  # a retry's: the messages of a key keep their order
     to_front = wanted.priority == keys.FRONT and target.policy.fair_by is None
@@ -616,7 +616,7 @@ def _fitting(wanted: DeliveryOptions, event: Event, target: QueueState) -> Deliv
 
 
 def _pushed_with(commit: Commit, state: QueueState, seq: int) -> DeliveryOptions:
-    """When and how a message wants to be delivered, as far as that is still ahead."""
+    """Returns the time when and how a message wants to be delivered, as far as that is still ahead."""
     tx, found = commit.tx, DeliveryOptions()
     special = tx.get(keys.special_key(state.topic, seq)) if state.traits.special >= seq else None
     if special is not None:

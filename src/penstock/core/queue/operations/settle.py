@@ -65,7 +65,7 @@ EXHAUSTED: Final = "attempts exhausted"
 EXPIRED: Final = "expired"
 RETIRED: Final = "retention"
 SWEEP_LEASES = 512
-"""How many leases one commit looks at for those that have ended."""
+"""The number of leases one commit looks at for those that have ended."""
 OWNER_CHECK = 0.5
 """Seconds between two looks for the owners of endless leases."""
 LAPSED: Final = NackRequest("the lease ended")
@@ -254,7 +254,7 @@ def _no_jitter() -> float:
 
 
 def over_budget(snap: Snapshot, queue: QueueState, message: MessageRow) -> bool:
-    """Whether a message has had all its attempts."""
+    """Returns True if a message has had all its attempts."""
     return message.attempts >= queue.budget(snap, message.seq)
 
 
@@ -430,7 +430,7 @@ def note_success(commit: Commit, group: Group, seqs: list[int]) -> None:
 
 # ── given up without a delivery ───────────────────────────────────────────────────────────────────────────────────────
 GIVE_UP_STEP = 64
-"""How many messages one commit gives up, so that no caller waits long behind it."""
+"""The number of messages one commit gives up, so that no caller waits long behind it."""
 
 
 def give_up_through(commit: Commit, group: Group, through: int, reason: Reason) -> bool:
@@ -474,7 +474,7 @@ def settle_through(commit: Commit, queue: QueueState, through: int) -> None:
 
 # ── the deliveries of this process ───────────────────────────────────────────────────────────────────────────────────
 class LeaseHandle(msgspec.Struct, eq=False, weakref=False):
-    """What the deliveries of one lease have in common."""
+    """The lease that several deliveries share."""
 
     queue: LocalQueue
     label: str
@@ -491,6 +491,6 @@ class LeaseHandle(msgspec.Struct, eq=False, weakref=False):
 
     @classmethod
     def of(cls, queue: LocalQueue, group: Group, lease_id: int, lease: Lease) -> LeaseHandle:
-        """What the deliveries of a lease of a group have in common."""
+        """Returns the lease that the deliveries of a group share."""
         taker, secret = (lease.label, lease.consumer), (lease.secret, lease.deadline)
         return cls(queue, *taker, group.topic, group.group_id, lease_id, *secret)

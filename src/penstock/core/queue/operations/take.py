@@ -52,9 +52,10 @@ if TYPE_CHECKING:
     from penstock.core.queue.queue import LocalQueue
 
 STEP = 256
-"""How many messages one commit sorts in, walks past or takes back before it lets others have their turn."""
+"""The number of messages one commit sorts in, walks past or takes back before it lets others have their turn."""
 RUN_STEPS, ROWS_OF_A_STEP = 8, 1024
-"""How many of them a block counts that is walked past as a whole, and how many of its messages count as one more."""
+"""The number of messages in a block that is walked past as a whole, and the number of its messages that count as a row.
+"""
 
 
 REMOVED: Final = Change("discarded", "removed")
@@ -78,7 +79,7 @@ def check_take(wanted: TakeRequest) -> None:
 
 
 class Taken(msgspec.Struct, eq=False):
-    """What a take found. `more`: it stopped so that others can commit; `next_ms`: when to look again."""
+    """The result of a take. `more`: it stopped so that others can commit; `next_ms`: when to look again."""
 
     deliveries: list[Delivery]
     more: bool
@@ -86,7 +87,7 @@ class Taken(msgspec.Struct, eq=False):
 
 
 FENCE_MS = 50
-"""How soon a take looks again that an exclusive fence kept from giving messages up."""
+"""The pause until a take looks again at an exclusive fence that kept it from giving messages up."""
 
 
 def take(commit: Commit, taker: LocalQueue, wanted: TakeRequest) -> Taken:
@@ -188,7 +189,7 @@ def _take_plainly(commit: Commit, group: Group, wanted: TakeRequest, taker: Loca
 
 
 def _may_append(group: Group, now: int) -> bool:
-    """Whether a take may have to append dead letters, which is refused while an exclusive fence is open."""
+    """Returns True if a take may have to append dead letters, which is refused while an exclusive fence is open."""
     queue = group.queue
     policy, deadline = queue.policy, group.record.next_deadline
     appends = policy.dead_letter is not None or queue.traits.replies
@@ -196,14 +197,14 @@ def _may_append(group: Group, now: int) -> bool:
 
 
 def _next_ms(group: Group) -> int:
-    """When something may become ready by the mere passing of time; 0: never."""
+    """Returns the time when something may become ready by the mere passing of time; 0: never."""
     due, deadline = group.record.next_due, group.record.next_deadline
     return min(due, deadline) if due and deadline else due or deadline
 
 
 # ── the long way ──────────────────────────────────────────────────────────────────────────────────────────────────────
 class TakeOperation:
-    """One take, inside its commit."""
+    """A take, inside its commit."""
 
     __slots__ = (
         "blocks", "commit", "deadline", "deliveries", "group", "latest", "limiter", "messages", "now", "owner", "queue",
@@ -481,7 +482,7 @@ class TakeOperation:
         # As many blocks as a step allows, because a run costs a row for every key in it.
         start, count = rows.seq(row), 0
         firsts: dict[str | None, int] = {}
-        """Where the first message of each key is."""
+        """The position of the first message of each key."""
         while True:
             firsts |= {key: rows.seq(at) for key, at in first_rows(rows, row, free, firsts).items()}
             count, end = count + free - row, rows.seq(free - 1)

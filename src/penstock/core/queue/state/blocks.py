@@ -28,7 +28,8 @@ LONGEST_SCAN = 512
 
 
 class DamagedBlock(Block):
-    """What stands for the events of a block that cannot be read: as many of them, the first with the stored bytes."""
+    """The placeholder for the events of a block that cannot be read: as many of them, the first with the
+    stored bytes."""
 
     def __init__(self, raw: bytes, topic: str, first: int, last: int) -> None:
         one, count = build_wire(Columns(["damaged"], [raw]), first, 0, 0), last - first + 1
@@ -48,7 +49,7 @@ class BlockCache:
         self._kept: list[Block] = []
         self._bytes = 0
         self.reshaped = -1
-        """What the writer's catalogue said when this was last refreshed."""
+        """The count of the writer's catalogue when this was last refreshed."""
         self._hot: Block | None = None
         self._hot_first = self._hot_last = 0
         """The block found last, if its positions have no holes: the next one is most likely in it too."""

@@ -52,7 +52,7 @@ WORK = 0
 
 
 class ProcessMemory:
-    """What this process remembers of a queue across commits of other processes.
+    """The memory of this process about a queue, across commits of other processes.
 
     One that is dropped and made anew over the same topic has no consumers yet, and begins with a new memory.
     """
@@ -63,13 +63,13 @@ class ProcessMemory:
         self.blocks = BlockCache(name, record.topic)
         self.created_ms = record.created_ms
         self.owner_sweeps: dict[int, tuple[float, int]] = {}
-        """When the owners of endless leases were last looked for, and up to which lease; 0: all. By group."""
+        """The time when the owners of endless leases were last looked for, and up to which lease; 0: all. By group."""
         self.seen: dict[tuple[int, str], Presence] = {}
         """Consumers' presence as this process last wrote it down, by group and name."""
 
 
 class QueueState:
-    """One queue as the writer knows it."""
+    """The state of a queue as the writer knows it."""
 
     __slots__ = (
         "_groups", "blocks", "cache", "feed", "name", "owner_sweeps", "record", "seen", "shaped", "topic", "traits",
@@ -187,7 +187,7 @@ class QueueState:
         return None if value is None else int.from_bytes(value)
 
     def budget(self, snap: Snapshot, seq: int) -> int:
-        """How often a message may be delivered."""
+        """Returns the number of deliveries that a message may have."""
         own = self.own_budget(snap, seq)
         return self.policy.max_attempts if own is None else own
 
@@ -197,7 +197,7 @@ class QueueState:
         return [] if found and any(group.lease_of(snap, seq) for group in self.all_groups(snap)) else found
 
     def is_free(self, snap: Snapshot, seq: int) -> bool:
-        """Whether a message is neither settled nor in flight, and no group has given it up."""
+        """Returns True if a message is neither settled nor in flight, and no group has given it up."""
         found = self.find_free(snap, seq)
         return bool(found) and all(message.state != FAILED for _, message in found)
 
@@ -243,7 +243,8 @@ class QueueState:
         return known
 
     def unsettled(self, commit: Commit) -> int:
-        """How many messages are ready, in flight or delayed; in fanout, for the group that has most left."""
+        """Returns the number of messages are ready, in flight or delayed; in fanout, for the group that has
+        most left."""
         return self.count_unsettled(commit.tx, commit.latest(self.name), self.overdue_through(commit.tx, commit.now_ms))
 
     def overdue_through(self, snap: Snapshot, now_ms: int) -> int:
@@ -392,7 +393,7 @@ def unknown_queue(name: str, names: Iterable[str] = ()) -> UnknownQueue:
 # A row for each that gave its name, with its machine, its start and its last sign of life: a take (one that waits looks
 # every second) or an extended lease. It is written down at most every few seconds: it costs a busy consumer nothing.
 PRESENCE_MS = 5_000
-"""How often a consumer's presence is written down, at the most."""
+"""The shortest pause between two notes of a consumer's presence."""
 
 
 def presences(snap: Snapshot, topic: int) -> list[tuple[bytes, bytes, Presence]]:

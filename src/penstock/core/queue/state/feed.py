@@ -1,4 +1,4 @@
-"""What a queue's feed is told: what becomes of each of its messages."""
+"""The events of a queue's feed: what becomes of each of its messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kind = Literal[
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What becomes of a message: every function that ends a lease or removes a message takes one."""
+    """A change of a message's state: every function that ends a lease or removes a message takes one."""
 
     kind: Kind
     reason: str | None = None

@@ -1,4 +1,4 @@
-"""One group of a queue: what its places, lanes and leases hold, counted together."""
+"""The state of a group of a queue: what its places, lanes and leases hold, counted together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.core.queue.state.records import NEVER
 
 
 class Group(Leases):
-    """One group's messages."""
+    """The messages of a group."""
 
     __slots__ = ()
 
@@ -25,7 +25,8 @@ class Group(Leases):
         return untouched + record.ready + record.held + record.waiting + record.in_flight
 
     def overdue(self, snap: Snapshot, through: int) -> int:
-        """How many messages up to a position are neither in flight nor given up: those that outlived their ttl."""
+        """Returns the number of messages up to a position are neither in flight nor given up: those that outlived their
+        ttl."""
         if not through:
             return 0
         unfinished = [state for state in UNFINISHED if self.count_in_state(state)]
@@ -35,7 +36,7 @@ class Group(Leases):
         return count + sum(end - start + 1 for start, end in self.untouched(snap, through))
 
     def kept(self) -> int:
-        """How many messages the shared group of a fanout queue keeps for groups that may come."""
+        """Returns the number of messages the shared group of a fanout queue keeps for groups that may come."""
         record = self.record
         return max(0, self.unsettled(record.until) - record.in_flight + record.failed) if record.until >= 0 else 0
 

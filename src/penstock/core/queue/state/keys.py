@@ -1,4 +1,4 @@
-"""Where queues keep their state in the engine's ordered map; see the package's docstring for what each row means."""
+"""The places of queues' state in the engine's ordered map; see the package's docstring for what each row means."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def dropped_key(topic: int) -> bytes:
 
 
 def pack_dropped(last: int, over_log: bool) -> bytes:
-    """What a dropped queue leaves: its last position, and whether the topic under it was a log."""
+    """Returns the row that a dropped queue leaves: its last position, and whether the topic under it was a log."""
     return _seq.pack(last) + (b"l" if over_log else b"")
 
 
@@ -143,7 +143,7 @@ def join_key(id: str, number: int | None = None) -> bytes:
 
 # ── a group ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def group_prefix(topic: int, group: int, purges: int = 0) -> bytes:
-    """What every row of a group begins with, since so many purges of its queue."""
+    """Returns the prefix of every row of a group, after so many purges of its queue."""
     return _group.pack(_GROUP, topic, purges << 16 | group)
 
 
@@ -188,7 +188,7 @@ def lane_key(group: bytes, lane: str, seq: int) -> bytes:
 
 
 def lane_end(group: bytes, lane: str) -> bytes:
-    """What lies behind every row of a lane."""
+    """Returns the key behind every row of a lane."""
     return group + LANE + _text(lane) + b"\xff" * 9
 
 
@@ -245,7 +245,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def reader(kind: type[T]) -> Callable[[bytes, str], T]:
-    """What reads rows of one kind, of a queue that Corrupt names when one does not decode."""
+    """Returns the decoder of rows of one kind, of a queue that Corrupt names when a row does not decode."""
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(value: bytes, queue: str) -> T:

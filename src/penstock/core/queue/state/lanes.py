@@ -29,7 +29,7 @@ from penstock.core.queue.state.rows import GroupRows
 LONGEST_LANE = 200
 """Bytes of a lane's name that are kept as they are: a header may be longer than a row's key."""
 TURN_STEP = 32
-"""How many messages with the same turn a take looks at together."""
+"""The number of messages with the same turn a take looks at together."""
 
 _run = struct.Struct(">QQ")
 
@@ -46,7 +46,7 @@ class Lanes(GroupRows):
         return [] if value is None else keys.unpack_seqs(value)
 
     def is_busy(self, snap: Snapshot, key: str) -> bool:
-        """Whether a message of a key has to be settled before the next one may go."""
+        """Returns True if a message of a key has to be settled before the next one may go."""
         value = snap.get(keys.busy_key(self.prefix, key))
         return value is not None and len(value) >= 8 * self.queue.record.policy.max_in_flight_per_key
 
@@ -168,7 +168,8 @@ class Lanes(GroupRows):
 
     # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def next_in_turn(self, snap: Snapshot, latest: int, limit: int) -> list[int]:
-        """Some messages that have the lowest turn: once one is taken, the next of its lane has a later one."""
+        """Returns several messages that have the lowest turn: once one is taken, the next of its lane has a
+        later one."""
         found: list[int] = []
         present = 0
         for key, _ in snap.scan(*self.rows(keys.TURN)):

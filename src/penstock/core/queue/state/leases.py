@@ -92,7 +92,7 @@ class Leases(Places):
         return None
 
     def _addresses(self, snap: Snapshot, seq: int) -> Iterator[tuple[int, int]]:
-        """Where a message may be held: the ids of leases, and its index there."""
+        """Returns the addresses under which a message may be held: the ids of leases, and its index there."""
         yield SINGLE | seq, 0
         for key, _ in snap.scan(self.row(keys.LEASE, RUN), self.row(keys.LEASE, RUN | seq + 1), reverse=True):
             yield keys.tail_seq(key), seq - (keys.tail_seq(key) ^ RUN)
@@ -217,7 +217,7 @@ class Leases(Places):
         return messages
 
     def _tell_lease(self, commit: Commit, change: Change, lease: Lease, indexes: Iterable[int]) -> None:
-        """The same for messages of a lease."""
+        """Does the same for messages of a lease."""
         assert self.queue.feed is not None
         for message in (lease.message(index) for index in indexes):
             self.queue.feed.note(commit, change, message.seq, self.name, message.attempts, lease.consumer)

@@ -1,4 +1,4 @@
-"""Where each message of a group is, and the one way from one place to another.
+"""The place of each message of a group, and the only way from a place to another.
 
 A message is untouched (above the frontier, and not marked as taken), or in a lease, or in a row of its own with the
 index row of its state, or in a run of held messages, or settled. `Places.find` says where it is, unless a lease holds
@@ -40,7 +40,7 @@ UNFINISHED: Final = (READY, WAITING, HELD)
 
 
 class Places(Lanes):
-    """Where the messages of a group are, unless a lease holds them. Rows and counters always change together."""
+    """The places of the messages of a group, unless a lease holds them. Rows and counters always change together."""
 
     __slots__ = ()
 
@@ -75,7 +75,7 @@ class Places(Lanes):
         return min(seqs, default=0)
 
     def is_untouched(self, snap: Snapshot, seq: int) -> bool:
-        """Whether a position waits untouched for this group."""
+        """Returns True if a position waits untouched for this group."""
         record = self.record
         if seq <= record.frontier or 0 <= record.until < seq:
             return False

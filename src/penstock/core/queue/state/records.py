@@ -1,4 +1,5 @@
-"""What queues store: the queue, its groups, leases, failed attempts, consumers, and messages that have a row."""
+"""The records that queues store: the queue, its groups, leases, failed attempts, consumers, and messages that have a
+row."""
 
 from __future__ import annotations
 
@@ -37,31 +38,31 @@ class QueueRecord(msgspec.Struct, array_like=True):
     paused: dict[str, int] = {}
     """Since when nothing is handed out, by group; of the whole queue, under the empty name."""
     over_log: bool = False
-    """Whether the topic had a history of its own when the queue was made: a queue removes no event of a log."""
+    """True if the topic had a history of its own when the queue was made: a queue removes no event of a log."""
     indexed: bool = True
     """Stored, and not read."""
     purges: int = 0
-    """How often it was purged: under this number lie the rows of its groups, and those under others are cleared in
+    """The number of purges: under this number lie the rows of its groups, and those under others are cleared in
     passing; see `keys.purged_ranges`."""
 
     def is_paused(self, group: str) -> bool:
-        """Whether a group gets nothing for now."""
+        """Returns True if a group gets nothing for now."""
         return "" in self.paused or group in self.paused
 
 
 class Traits(msgspec.Struct, array_like=True):
-    """What pushes have used so far, so that queues pay only for that."""
+    """The features that pushes have used so far, so that queues pay only for these features."""
 
     special: StoredPosition = 0
     """The highest position pushed with a delay or a priority."""
     overridden: bool = False
-    """Whether anything was pushed with a retry budget of its own."""
+    """True if anything was pushed with a retry budget of its own."""
     replies: bool = False
-    """Whether anything was pushed that wants a reply."""
+    """True if anything was pushed that wants a reply."""
     letters: bool = False
-    """Whether dead letters have come."""
+    """True if dead letters have come."""
     notes: bool = False
-    """Whether a handler has kept the result of a step, or its progress."""
+    """True if a handler has kept the result of a step, or its progress."""
 
 
 class SpecialRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -72,7 +73,7 @@ class SpecialRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     key: str | None = None
     """The ordering key of one that waits for others of its key to take its place."""
     since_ms: int = 0
-    """When its delay began; 0: it waits for a moment that its pusher named."""
+    """The time when its delay began; 0: it waits for a moment that its pusher named."""
 
     def row(self, seq: int) -> MessageRow:
         """The message as an untouched one."""
@@ -84,7 +85,7 @@ LAYOUT: Final = 1
 
 
 class GroupRecord(msgspec.Struct, array_like=True):
-    """How far a group is, and how many messages are in which state."""
+    """The position of a group, and the number of messages in each state."""
 
     frontier: StoredPosition = 0
     """Every position up to here was handed out; which of them are not settled, leases and messages say."""
@@ -107,7 +108,7 @@ class GroupRecord(msgspec.Struct, array_like=True):
     endless: int = 0
     """Leases that last as long as their owner's process."""
     layout: int = LAYOUT
-    """How messages with a row lie; `QueueState.group` refuses any but this."""
+    """The layout of messages with a row; `QueueState.group` refuses any but this."""
     runs: int = 0
     """Runs of messages held behind busy ordering keys that have no rows of their own; see `runs`."""
     until: int = -1
@@ -118,7 +119,7 @@ class GroupRecord(msgspec.Struct, array_like=True):
     swept_deadline: int = 0
     """None of these ends before this; 0: none of them ends."""
     settle_times: dict[int, int] = {}
-    """How many messages took how long from delivery to acknowledgement: under n those that took less than 2**n
+    """The number of messages took how long from delivery to acknowledgement: under n those that took less than 2**n
     milliseconds, and at least half of that."""
     turn: int = 0
     """The turn with which a lane begins that had nothing, in a queue with fair share."""
@@ -137,13 +138,13 @@ class MessageRow(msgspec.Struct, array_like=True):
     key: str | None = None
     due: int = 0
     first_ms: int = 0
-    """When it was first delivered."""
+    """The time when it was first delivered."""
     last_ms: int = 0
-    """When its last delivery began."""
+    """The time when its last delivery began."""
     error: str | None = None
     """Why its last attempt failed."""
     traced: bool = False
-    """Whether there is a row with its failed attempts; see `trail`."""
+    """True if there is a row with its failed attempts; see `trail`."""
     turn: int = 0
     """The turn with which it was handed out, in a queue with fair share: it keeps it until it is settled. 0: none."""
     lane: str | None = None
@@ -153,7 +154,7 @@ class MessageRow(msgspec.Struct, array_like=True):
 
 
 class Lease(msgspec.Struct, array_like=True):
-    """One take: a run of positions, or a list of messages, handed to one consumer until a deadline."""
+    """A take: a run of positions, or a list of messages, handed to one consumer until a deadline."""
 
     secret: bytes
     delivered_ms: int
@@ -170,7 +171,7 @@ class Lease(msgspec.Struct, array_like=True):
     owner: str | None = None
     """Who must be alive for an endless lease to hold."""
     renewed_ms: int = 0
-    """When the whole lease was last extended."""
+    """The time when the whole lease was last extended."""
 
     def set_back(self, now: int) -> None:
         """Follows a clock that was set back: nothing of the lease began later than now, or lasts longer than before."""
@@ -181,7 +182,7 @@ class Lease(msgspec.Struct, array_like=True):
             self.extended = {index: (_deadline(at, until, now), min(at, now)) for index, (until, at) in extended}
 
     def message(self, index: int) -> MessageRow:
-        """What the lease knows of one of its messages."""
+        """Returns the lease's record of one of its messages."""
         if self.messages is not None:
             return self.messages[index]
         return MessageRow(self.start + index, READY, 1, first_ms=self.delivered_ms, last_ms=self.delivered_ms)
@@ -190,7 +191,8 @@ class Lease(msgspec.Struct, array_like=True):
         return self.start + index if self.messages is None else self.messages[index].seq
 
     def stretches(self) -> list[tuple[int, int, int]]:
-        """Where the messages of a list are neighbours: the index of the first, and from where to where they lie."""
+        """Returns the stretches of a list whose messages are neighbours: the index of the first, and from where to
+        where they lie."""
         begins: list[tuple[int, int]] = []
         following = 0
         for index, message in enumerate(self.messages or ()):
@@ -212,13 +214,13 @@ class Lease(msgspec.Struct, array_like=True):
         return [deadline for deadline in found if deadline != NEVER]
 
     def touched_ms(self, index: int) -> int:
-        """When the message was delivered or last extended."""
+        """Returns the time when the message was delivered or last extended."""
         if self.extended is not None and index in self.extended:
             return self.extended[index][1]
         return self.renewed_ms or self.delivered_ms
 
     def holds(self, index: int) -> bool:
-        """Whether the message is still held by this lease."""
+        """Returns True if the message is still held by this lease."""
         if not 0 <= index < self.count:
             return False
         byte = index >> 3
@@ -306,7 +308,7 @@ class Presence(msgspec.Struct, frozen=True):
 
     seen_ms: int
     since_ms: int
-    """When it first took something, as the process or the server that it asks knows; 0: not known."""
+    """The time when it first took something, as the process or the server that it asks knows; 0: not known."""
     host: str
 
 
@@ -337,7 +339,7 @@ NUMBER_BITS, INDEX_BITS = 46, 10
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a token leads: a message of a lease of a group."""
+    """The address that a token names: a message of a lease of a group."""
 
     group: int
     lease_id: int
@@ -370,7 +372,7 @@ def make_token(topic: int, group: int, lease_id: int, index: int, secret: bytes)
 
 
 def read_token(token: str) -> Address | None:
-    """Where a token leads, if it is one; whether it still holds, `fits` says."""
+    """Returns the address that a token names, if it is a token; whether it still holds, `fits` says."""
     if len(token) != 24 or not _ALPHABET.issuperset(token):
         return None
     raw = b32decode(token.upper())
@@ -381,7 +383,7 @@ def read_token(token: str) -> Address | None:
 
 
 def fits(topic: int, address: Address, secret: bytes) -> bool:
-    """Whether a token was made for the lease that has this secret."""
+    """Returns True if a token was made for the lease that has this secret."""
     return _tag(topic, _body(address.group, address.lease_id, address.index), secret) == address.tag
 
 

@@ -1,4 +1,4 @@
-"""One group's record, the keys of its rows, and what failed attempts left behind."""
+"""The record of a group, the keys of its rows, and the rows that failed attempts left behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class GroupRows:
-    """What a group stores, row by row."""
+    """The rows of a group."""
 
     __slots__ = ("group_id", "name", "prefix", "queue", "record", "topic")
 
@@ -56,7 +56,7 @@ class GroupRows:
         return self.prefix + keys.WAITING, keys.waiting_key(self.prefix, now + 1, 0)
 
     def count_in_state(self, state: int) -> int:
-        """How many messages are in a state."""
+        """Returns the number of messages are in a state."""
         record = self.record
         return (record.ready, record.waiting, record.held, record.failed)[state]
 
@@ -71,7 +71,7 @@ class GroupRows:
             self.queue.feed.note(commit, change, message.seq, self.name, message.attempts)
 
     def trail(self, snap: Snapshot, message: MessageRow) -> FailureTrail:
-        """What a message's attempts left behind; nothing when none has failed."""
+        """Returns the traces of a message's attempts; nothing when none has failed."""
         value = snap.get(self.row(keys.TRAIL, message.seq)) if message.traced else None
         return NO_TRAIL if value is None else read_trail(value, self.queue.name)
 

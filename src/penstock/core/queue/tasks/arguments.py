@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 
 
 class Signature:
-    """What a task's function can be called with."""
+    """The parameters of a task's function."""
 
     def __init__(self, name: str, function: Callable[..., object]) -> None:
         self._name = name

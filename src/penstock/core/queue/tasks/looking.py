@@ -1,4 +1,4 @@
-"""How a call is found by the id of its receipt, wherever its message went: in a queue, else in the kept outcomes."""
+"""Looking for a call by the id of its receipt, wherever its message went: in a queue, else in the kept outcomes."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def find_call(queues: QueueRegistry, id: str) -> TaskState | None:
 
 
 def with_result(found: TaskState) -> TaskState:
-    """The same with a result that is bytes as bytes."""
+    """Does the same with a result that is bytes as bytes."""
     return msgspec.structs.replace(found, result=decode_binary(found.result)) if found.binary else found
 
 
 LOOKS = 5
-"""How often a call is looked for that goes from queue to queue meanwhile."""
+"""The number of looks for a call that moves from queue to queue meanwhile."""
 
 
 class _Search:

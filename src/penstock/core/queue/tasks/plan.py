@@ -1,4 +1,4 @@
-"""How the calls of a task are made: when they are tried again, how long they may take, what is kept of them."""
+"""The options of a task's calls: when they are tried again, how long they may take, what is kept of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Errors = type[BaseException] | Sequence[type[BaseException]]
 
 
 class TaskOptions(TypedDict, total=False):
-    """What a task may be declared with, beside its queue and its name; see `Tasks.task`."""
+    """The options that a task may be declared with, beside its queue and its name; see `Tasks.task`."""
 
     retry: Retry | None
     max_attempts: int | None
@@ -71,7 +71,7 @@ class TaskPlan(msgspec.Struct, frozen=True):
         )
 
     def verdict(self, error: Exception, attempt: int) -> NackRequest | None:
-        """What becomes of a call whose attempt failed; None: what the queue's policy says.
+        """Returns the fate of a call whose attempt failed; None: what the queue's policy says.
 
         An error may say so itself (`GiveUp`, `TryAgain`). A call that took too long is tried again, whatever `retry_on`
         names, unless `give_up_on` names `TaskTimeout`.

@@ -57,7 +57,7 @@ class RunningTask:
 
     @property
     def attempt(self) -> int:
-        """Which attempt this is, from 1."""
+        """The number of the attempt, from 1."""
         return self.delivery.attempt
 
     @property
@@ -167,7 +167,8 @@ def _read(stored: bytes, function: Callable[..., object]) -> Any:
 
 # ── time limits ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def limited(name: str, call: Callable[[], R], limit: float) -> R:
-    """What a function returns within so many seconds. TaskTimeout when it takes longer: its thread is left behind."""
+    """Returns the result of a function that may take so many seconds. TaskTimeout when it takes longer: its thread is
+    left behind."""
     outcome: Ticket[R] = Ticket()
 
     def work() -> None:

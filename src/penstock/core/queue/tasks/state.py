@@ -18,34 +18,34 @@ CallState = Literal["waiting", "running", "done", "failed", "dead"]
 
 
 class TaskState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of a call so far. It is known by the id of its receipt, wherever its message went since."""
+    """The state of a call so far. It is known by the id of its receipt, wherever its message went since."""
 
     id: str
     queue: str
-    """Where its message is, or was settled."""
+    """The queue that holds the message, or in which it was settled."""
     seq: int
     task: str
     state: CallState
     """waiting: for a worker, for its time or for its next attempt. running: a worker has it. done: it returned. failed:
     it was given up and its message stays in the queue. dead: it was given up, and its message went."""
     result: Any = None
-    """What the function returned."""
+    """The result of the function."""
     binary: bool = False
-    """Whether the result is bytes; in JSON they are base64."""
+    """True if the result is bytes; in JSON they are base64."""
     error: str | None = None
     """Why its last attempt failed."""
     traceback: str | None = None
     reason: str | None = None
     """Why it was given up."""
     attempts: int = 0
-    """How often a worker has begun with it."""
+    """The number of times that a worker has begun the call."""
     max_attempts: int | None = None
     pushed_at: datetime | None = None
     started_at: datetime | None = None
-    """When its last attempt began."""
+    """The time when its last attempt began."""
     finished_at: datetime | None = None
     due: datetime | None = None
-    """When it may begin, if it waits for its time."""
+    """The time when it may begin, if it waits for its time."""
     consumer: str | None = None
     """The worker that has it."""
     progress: TaskProgress | None = None
@@ -58,15 +58,15 @@ STEPS: Final = 4
 
 
 class TaskTimes(msgspec.Struct, frozen=True):
-    """How long the calls of a task took, from delivery to settlement, in this hour and the one before."""
+    """The durations of a task's calls, from delivery to settlement, in this hour and the one before."""
 
     task: str
     done: int
-    """How many returned, ever."""
+    """The number of returned, ever."""
     failed: int
-    """How many were given up, ever."""
+    """The number of were given up, ever."""
     recent: int
-    """How many the percentiles are of."""
+    """The number of the percentiles are of."""
     p50: float | None
     """Seconds within which half of them returned."""
     p95: float | None

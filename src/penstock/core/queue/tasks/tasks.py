@@ -37,7 +37,7 @@ R = TypeVar("R")
 log = Log("penstock.tasks")
 
 REPORT_SECONDS: Final = 60.0
-"""How often an unknown task is logged, while its messages wait."""
+"""The pause between two log lines about an unknown task, while its messages wait."""
 
 DEFAULT_QUEUE: Final = "tasks"
 """The queue of a task that names none."""
@@ -70,7 +70,7 @@ class Tasks:
         self._unknown = unknown
         self._keep = None if keep_results is None else seconds(keep_results, "keep_results", minimum=0.001)
         self._reported: dict[str, float] = {}
-        """When an unknown task was last logged, by its name."""
+        """The time when an unknown task was last logged, by its name."""
         self._reporting = threading.Lock()
         self._tasks: dict[str, Task[..., Any]] = {}
         self._periodic: dict[str, PeriodicCall] = {}
@@ -80,7 +80,7 @@ class Tasks:
 
     @property
     def journal(self) -> Journal:
-        """Where tasks are pushed to."""
+        """The journal to which tasks are pushed."""
         if self._journal is not None:
             return self._journal
         from penstock import current
@@ -179,8 +179,8 @@ class Tasks:
         return Gather(self, calls)
 
     def result(self, id: str) -> TaskState | None:
-        """What became of the call whose receipt has this id, in whichever process it was pushed: its state, its result
-        or error, attempts and times. None: there is no such call, or its result is not kept any more.
+        """Returns the state of the call whose receipt has this id, in whichever process it was pushed: its state, its
+        result or error, attempts and times. None: there is no such call, or its result is not kept any more.
 
         >>> receipt = send.push("ada")
         >>> tasks.result(receipt.id).state

@@ -1,1 +1,1 @@
-"""What the app adds to manage.py."""
+"""The commands that the app adds to manage.py."""
