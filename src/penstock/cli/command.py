@@ -61,6 +61,7 @@ EXTRAS: Final = {
     "eventsourcing": ("eventsourcing",),
     "langgraph": ("langgraph",),
     "mcp": ("mcp", "mcp_types"),
+    "celery": ("celery", "kombu"),
     "django": ("django", "django_tasks"),
     "postgresql": ("psycopg",),
     "mysql": ("pymysql",),

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from penstock import outbox
 from penstock.cli import values
 from penstock.cli.command import CommandContext, command
 from penstock.cli.queues import StopSignals
@@ -58,6 +57,7 @@ def relay(
     """
     import logging
 
+    from penstock import outbox
     from penstock.core.names import shown_url
     from penstock.errors import StorageError
     from penstock.integrations.outbox.connections import connector, is_drivers
@@ -85,6 +85,8 @@ def relay(
 
 
 def _make(connect: Callable[[], Any], table: str) -> None:
+    from penstock import outbox
+
     with closing(connect()) as connection:
         outbox.create(connection, table)
         connection.commit()

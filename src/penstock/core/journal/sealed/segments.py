@@ -17,7 +17,6 @@ a row's own follow from its index in the file. Behind `sealed` such segments lie
 from __future__ import annotations
 
 from collections.abc import Iterator
-from hashlib import md5
 
 import msgspec
 
@@ -119,6 +118,8 @@ class BulkSegments(msgspec.Struct, frozen=True):
     @property
     def once(self) -> bytes:
         """The name under which it is remembered that they are published."""
+        from hashlib import md5  # most commands do without
+
         return md5(f"{self.topic} {self.job} {self.number}".encode(), usedforsecurity=False).digest()
 
 
