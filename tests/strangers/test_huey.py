@@ -9,14 +9,18 @@ serializers, wrappers of functions, its own statistics.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import penstock
 
 os.environ.setdefault("HUEY_SLOW_TESTS", "1")  # theirs that wait for a consumer
+# Their package imports all of their tests, and one module among them configures Django for this process.
+sys.modules.setdefault("huey.tests.test_django_tasks", ModuleType("test_django_tasks"))
 
 from huey.api import Huey
 from huey.tests import test_api, test_consumer, test_priority, test_signals, test_storage

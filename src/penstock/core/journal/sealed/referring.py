@@ -183,18 +183,25 @@ def plan_bulk(
 
     folder, token = LakeFolder(target.lake, topic), uuid.uuid4().hex[:12]
     with as_storage_error(f"write to {folder}"):
-        core.run(partial(_sign, target, token, folder.marker(core.id), str(folder)))
+        # A folder is signed before it holds files: the marker of files that are known already is there.
+        known = core.run(partial(_holds_files, target))
+        core.run(partial(_sign, target, token, folder.marker(core.id), str(folder), known))
         folder.sign(core.id, token)
         sweep_old(core, folder)
     return target
 
 
-def _sign(target: BulkTarget, token: str, marker: SealMarker | None, folder: str, commit: Commit) -> None:
+def _holds_files(target: BulkTarget, commit: Commit) -> bool:
+    """Returns True if the topic has files in the lake."""
+    head = commit.head(target.topic)
+    return head is not None and any(one.lake == target.lake for one in load_segments(commit.tx, head.topic_id))
+
+
+def _sign(target: BulkTarget, token: str, marker: SealMarker | None, folder: str, known: bool, commit: Commit) -> None:
     """Notes whose token the folder's marker is about to have: a copy of this journal does not know it."""
     head, lake = commit.ensure(target.topic), target.lake
     seals = load_seals(commit.tx, head.topic_id)
-    held = any(segment.lake == lake for segment in load_segments(commit.tx, head.topic_id))
-    check_marker(seals, lake, marker, folder, known=held)
+    check_marker(seals, lake, marker, folder, known=known)
     signed = (*seals.signed, (lake, token, commit.now_ms))[-_SIGNED:]
     tables = seals.tables if lake in seals.tables else {**seals.tables, lake: TableSettings()}
     save_seals(commit.tx, head.topic_id, replace(seals, signed=signed, tables=tables))
