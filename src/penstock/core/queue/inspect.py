@@ -32,7 +32,15 @@ from penstock.core.queue import metrics
 from penstock.core.queue.dead_letters import DeadLetterCursor, letter, origin
 from penstock.core.queue.flow import BreakerState, breaker_state
 from penstock.core.queue.operations.notes import read_progress
-from penstock.core.queue.operations.settle import EXHAUSTED, REJECTED, LeaseHandle, held_by_token, lapsed_message, stale
+from penstock.core.queue.operations.settle import (
+    EXHAUSTED,
+    REJECTED,
+    LeaseHandle,
+    held_by_token,
+    lapsed_message,
+    stale,
+    traceback_of,
+)
 from penstock.core.queue.operations.take import STEP, TakeOperation, keyed_positions
 from penstock.core.queue.state import keys
 from penstock.core.queue.state.cache import WORK, QueueState, last_failures, presences, unknown_queue
@@ -331,7 +339,8 @@ class View:
         attempts = trail.shown()
         reason = REJECTED if attempts and attempts[-1].ended == "rejected" else EXHAUSTED
         at, name = _moment(message.last_ms), self.state.name
-        return FailedMessage(event, name, message.attempts, reason, message.error, at, trail.traceback, attempts)
+        traceback = traceback_of(message, trail)
+        return FailedMessage(event, name, message.attempts, reason, message.error, at, traceback, attempts)
 
     def failures(self, after: int = 0, groups: list[Group] | None = None) -> Iterator[FailedMessage]:
         """The messages beyond a position that groups have given up, by position, then group."""
@@ -545,7 +554,7 @@ def _listed(view: View, entry: Entry, event: Event) -> QueueMessage:
         from_ms(message.due) if entry.state == "delayed" else None,
         blocked,
         message.error,
-        trail.traceback,
+        traceback_of(message, trail),
         _moment(message.first_ms),
         _moment(message.last_ms),
         None if held is None else held.lease.consumer,

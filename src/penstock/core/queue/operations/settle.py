@@ -236,6 +236,11 @@ def lapsed_message(snap: Snapshot, held: HeldMessage[Group]) -> MessageRow:
     )
 
 
+def traceback_of(message: MessageRow, trail: FailureTrail) -> str | None:
+    """Returns where a message's last attempt failed; None when its lease ended, whatever failed before."""
+    return None if message.error == LAPSED.error else trail.traceback
+
+
 def end_lapsed(commit: Commit, queue: QueueState, seqs: Iterable[int]) -> None:
     """Takes some messages back whose leases have ended, as a take does that notices; what is given up stays here.
 
