@@ -22,11 +22,11 @@ os.environ.setdefault("HUEY_SLOW_TESTS", "1")  # theirs that wait for a consumer
 # Their package imports all of their tests, and one module among them configures Django for this process.
 sys.modules.setdefault("huey.tests.test_django_tasks", ModuleType("test_django_tasks"))
 
-from huey.api import Huey
-from huey.tests import test_api, test_consumer, test_priority, test_signals, test_storage
-from huey.tests.base import BaseTestCase
+from huey.api import Huey  # noqa: E402
+from huey.tests import test_api, test_consumer, test_priority, test_signals, test_storage  # noqa: E402
+from huey.tests.base import BaseTestCase  # noqa: E402
 
-from strangers.huey_storage import PenstockStorage
+from strangers.huey_storage import PenstockStorage  # noqa: E402
 
 NIGHTLY = pytest.mark.nightly("strangers-huey")
 
