@@ -144,9 +144,7 @@ class Home:
                 return self.plain([answer.topic, answer.seq, answer.id, answer.correlation_id, answer.duplicate])
             case ResultTicket():
                 receipt = self.plain(answer.receipt)
-                wanted = f"reply to {receipt[2]}"
-                self._call(answer._token, wanted)
-                self._call(f"{answer.queue.name}.results#{answer._token}", f"header of the {wanted}")
+                self._call(f"{answer.queue.name}.results#{answer._token}", f"header of the reply to {receipt[2]}")
                 return receipt
             case Delivery():
                 if answer.token not in self._names:

@@ -181,7 +181,7 @@ class QueueRules(TopicRules):
             seq, duplicate = self.jobs.submit(message, self.clock.now_ms() + delay * 1000)
             assert (receipt[1], receipt[4]) == (seq, duplicate)
             if reply and not duplicate:
-                self.tokens[payload] = f"reply to {receipt[2]}"
+                self.tokens[payload] = receipt[2]  # an outcome is found by the id of its message
 
     def has_no_room(self, count: int) -> bool:
         limit = self.policy["max_size"]
