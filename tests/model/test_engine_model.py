@@ -69,6 +69,7 @@ class EngineMachine(RuleBasedStateMachine):
     def open(self) -> Engine:
         if self.scheme == "memory":
             return open_engine(f"memory:{self.name}")
+        self.place.mkdir(exist_ok=True)
         return open_engine(f"{self.scheme}:{self.place / 'store'}", durability=self.durability)
 
     def teardown(self) -> None:
