@@ -583,33 +583,27 @@ class Project:
             states = {event.key: event.kind for event in journal.topic("django-results").read()}
         return orders, (home / "effects").exists(), sorted(states.values())
 
+    def placing(self) -> ProcessHistory[tuple[int, bool, list[str]]]:
+        """An order is placed, by a process that may die at the commit of its database."""
+        return ProcessHistory(
+            name="place an order",
+            initial=(0, False, []),
+            run=self.place,
+            observe=self.observe,
+            recover=self.recover,
+            death_points=("place: commit of the database",),
+        )
+
 
 @NIGHTLY
 def test_a_task_that_is_enqueued_through_the_outbox_survives_any_death(tmp_path: Path) -> None:
-    project = Project(tmp_path, "outbox")
-    history = ProcessHistory(
-        name="place an order",
-        initial=(0, False, []),
-        run=project.place,
-        observe=project.observe,
-        recover=project.recover,
-        death_points=("place: commit of the database",),
-    )
-    assert_process_deaths_converge(history)
+    assert_process_deaths_converge(Project(tmp_path, "outbox").placing())
 
 
 @NIGHTLY
 def test_a_task_that_is_enqueued_after_the_commit_is_lost_by_a_death_between(tmp_path: Path) -> None:
     """The declared finding of `enqueue="on_commit"`, as with every backend that enqueues after the commit."""
-    project = Project(tmp_path, "on_commit")
-    history = ProcessHistory(
-        name="place an order",
-        initial=(0, False, []),
-        run=project.place,
-        observe=project.observe,
-        recover=project.recover,
-        death_points=("place: commit of the database",),
-    )
+    history = Project(tmp_path, "on_commit").placing()
     lost = {"died at place: commit of the database": (1, False, [])}
     assert_pinned_process_outcomes(history, delivered=(1, True, ["successful"]), outcomes=lost)
 

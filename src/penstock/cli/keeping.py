@@ -82,14 +82,14 @@ def verify(context: CommandContext, topic: str | None) -> int:
 
 
 def read_through(topic: Topic) -> tuple[int, str | None]:
-    """Returns the number of events were read, and what is wrong with them, their hashes and their sealed files, if
+    """Returns the number of events that were read, and what is wrong with them, their hashes and their sealed files, if
     anything is."""
     count, problem = _read_events(topic)
     return count, problem or _verify_problem(topic)
 
 
 def _read_events(topic: Topic) -> tuple[int, str | None]:
-    """Returns the number of events were read, and what stopped it."""
+    """Returns the number of events that were read, and the error that stopped the reading."""
     count = last = expected = 0
     latest: int | None = None
     with suppress(PenstockError):  # the newest block is damaged, and the read will come to it

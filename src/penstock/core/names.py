@@ -172,7 +172,17 @@ def _check_tag(tag: object) -> str:
 def pack_tags(tags: Iterable[str]) -> str | None:
     """Returns checked tags as the one text that is stored; None for no tags."""
     joined = TAG_END.join(tags)
-    return f"{TAG_END}{joined}{TAG_END}" if joined else None
+    return stored_tag(joined) if joined else None
+
+
+def stored_tags(tags: object) -> str | None:
+    """Returns the text that is stored for the tags of an event, which are checked; None for no tags."""
+    return pack_tags(check_tags(tags))
+
+
+def stored_tag(tag: str) -> str:
+    """Returns the part of a stored text that says that an event has a tag."""
+    return f"{TAG_END}{tag}{TAG_END}"
 
 
 def unpack_tags(text: str | None) -> tuple[str, ...]:

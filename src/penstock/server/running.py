@@ -170,8 +170,7 @@ def timed_protocol(limit: float) -> type[HttpToolsProtocol]:
 
 
 def most_connections(wanted: int) -> int:
-    """Returns the number of connections may be open: what is wanted, or what the process's limit of descriptors leaves
-    room for."""
+    """Returns the number of connections that may be open: the wanted number, as far as the process has descriptors."""
     try:
         import resource
     except ImportError:  # pragma: no cover - not on Windows

@@ -282,7 +282,7 @@ class BufferLayout(msgspec.Struct, frozen=True):
 
 
 def _runs(metadata: Sequence[Metadata], count: int) -> tuple[int, list[int]]:
-    """Returns the number of entries come before the first range, and how many each range covers."""
+    """Returns the number of entries before the first range, and how many each range covers."""
     starts = [min(each.start_index, count) for each in metadata]
     ends = [*starts[1:], count] if starts else []
     lengths = [max(0, end - start) for start, end in zip(starts, ends, strict=True)]

@@ -29,7 +29,7 @@ from pyspark.sql.types import BinaryType, StructType
 from penstock.core.clock import to_ms
 from penstock.core.journal.sealed.bulk import TYPED
 from penstock.core.journal.sealed.columns import columns_schema
-from penstock.core.names import check_tags, pack_tags
+from penstock.core.names import stored_tags
 from penstock.core.queue.policy import duration_ms
 from penstock.core.queue.state.keys import FRONT
 from penstock.errors import ConfigError
@@ -178,7 +178,7 @@ class SinkLayout(msgspec.Struct, frozen=True):
             if name in given:
                 made[name] = given[name]
         if "tags" in given:
-            packed = [None if tags is None else pack_tags(check_tags(tags)) for tags in given["tags"].to_pylist()]
+            packed = [None if tags is None else stored_tags(tags) for tags in given["tags"].to_pylist()]
             made["tags"] = pa.array(packed, pa.string())
         self._link(given, made)
         made.update(_options(given))

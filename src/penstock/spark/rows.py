@@ -34,7 +34,7 @@ from penstock.core.journal.reading import Bounds, wanted_rows
 from penstock.core.journal.to_arrow import arrow_schema, coalesce, record_batch
 from penstock.core.model.conditions import Where, moment
 from penstock.core.model.query import EventQuery
-from penstock.core.names import TAG_END, is_whole
+from penstock.core.names import TAG_END, is_whole, stored_tag
 from penstock.core.protocol.bulk import Wanted, blocks_of
 from penstock.core.surface.journal import Journal
 from penstock.core.surface.queue import Queue
@@ -96,7 +96,7 @@ class RowFilter(msgspec.Struct, frozen=True):
         """False when no row of a block can pass, found without reading them one by one."""
         if "kind" in self.values and self.values["kind"].isdisjoint(block.wire.kinds):
             return False
-        if not all(may_hold(block.wire.tags, f"{TAG_END}{tag}{TAG_END}") for tag in self.tags):
+        if not all(may_hold(block.wire.tags, stored_tag(tag)) for tag in self.tags):
             return False
         begins = self.values.get("key", [self.prefix] if self.prefix else [])
         return not 0 < len(begins) <= _FEW or any(may_hold(block.wire.key, str(begin)) for begin in begins)

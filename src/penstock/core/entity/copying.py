@@ -42,9 +42,8 @@ from penstock.core.names import (
     check_kind,
     check_name,
     check_position,
-    check_tags,
     check_text,
-    pack_tags,
+    stored_tags,
 )
 from penstock.core.units import Progress
 from penstock.errors import ConfigError, Corrupt, FenceActive
@@ -673,7 +672,7 @@ def _row(copy: EventDocument, topic: str | None) -> PlacedRows:
         if value is not None:
             setattr(columns, field, [check_text(value, field)])
     if copy.tags:
-        columns.tags = [pack_tags(check_tags(copy.tags))]
+        columns.tags = [stored_tags(copy.tags)]
     if copy.headers:
         columns.headers = [check_headers(copy.headers)]
     if number >> 8 * ID_BYTES != recorded:

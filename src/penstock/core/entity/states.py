@@ -530,9 +530,9 @@ class RebuildReport(msgspec.Struct, frozen=True):
     """The result of a rebuild."""
 
     entities: int
-    """The number of states were folded and saved."""
+    """The number of states that were folded and saved."""
     events: int
-    """The number of events were read."""
+    """The number of events that were read."""
     through: int
     """The position up to which they were read."""
 

@@ -375,7 +375,7 @@ class AcrossReader:
         self._all_due = True
         """True if any topic may have more than the merge knows."""
         self._given = 0
-        """The number of events were given since all topics were asked."""
+        """The number of events that were given since all topics were asked."""
         self.signal = core.hub.follow_all()
         self.seen = 0
         """The signal's version before the last step: what comes later was perhaps not read."""

@@ -624,7 +624,7 @@ class Headers(msgspec.Struct, array_like=True, gc=False):
     """A column of headers."""
 
     counts: Ints
-    """The number of each row has."""
+    """The number of headers of each row."""
     total: Count
     names: Text | None
     values: Text | None

@@ -81,7 +81,7 @@ class TopicState(msgspec.Struct, frozen=True, array_like=True):
     trimmed: keys.StoredPosition = 0
     """Every position up to this one was removed."""
     removed: int = 0
-    """The number of events were removed, ever."""
+    """The number of events that were ever removed."""
     latest: keys.StoredPosition = 0
     """The highest position assigned when the last block was removed; blocks, where there are any, know better."""
     recorded_ms: int = 0
@@ -271,7 +271,7 @@ class Catalog:
         self.reshaped = 0
         """Grows whenever blocks may have been exchanged by others than the housekeeper."""
         self.unfolded = 0
-        """The number of topics commits have noted as unfolded."""
+        """The number of topics that commits have noted as unfolded."""
         self.exchanged = 0
         """Grows whenever blocks may have been exchanged by others than the writer itself."""
 

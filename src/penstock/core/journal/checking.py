@@ -33,9 +33,8 @@ from penstock.core.names import (
     check_kind,
     check_name,
     check_position,
-    check_tags,
     check_text,
-    pack_tags,
+    stored_tags,
     unpack_tags,
 )
 from penstock.errors import ConfigError, Corrupt
@@ -82,7 +81,7 @@ def _checked_columns(wire: Wire, topic: str) -> Columns:
     for name in ("key", "scope", "correlation", "causation"):
         checked_texts(getattr(columns, name) or (), name)
     for text in set(columns.tags or ()) - {None}:
-        if text != pack_tags(check_tags(unpack_tags(text))):
+        if text != stored_tags(unpack_tags(text)):
             raise ConfigError(f"the tags of an event are written as {text!r:.80}, which is no list of tags in order")
     _check_payloads(columns)
     return columns

@@ -114,7 +114,7 @@ class TopicAdditions(msgspec.Struct, eq=False, weakref=False):
             for block in self.blocks
             for row in wanted_rows(query, block, range(block.row_after(query.after), block.row_after(query.through)))
         )
-        return next((event for event in wanted if query.where is None or query.where.matches(event)), None)
+        return next(query.fulfilled(wanted), None)
 
 
 def _note_newest(newest: dict[str, int], columns: Columns, first: int) -> None:

@@ -164,7 +164,7 @@ class JournalCore:
         return self.writer.run(WriteRequest(apply, relaxed=relaxed))
 
     def pressure(self) -> Pressure:
-        """Returns the number of submissions wait for the writer."""
+        """Returns the number of submissions that wait for the writer."""
         return Pressure(self.writer.pending(), self.writer.capacity)
 
     def describe(self, queues: list[str], paused: list[str], gates: dict[str, list[str]]) -> Description:

@@ -13,7 +13,7 @@ class Pressure(msgspec.Struct, frozen=True):
 
     @property
     def headroom(self) -> int:
-        """The number of more submissions fit before `submit` waits."""
+        """The number of further submissions that fit before `submit` waits."""
         return max(0, self.capacity - self.queued)
 
     @property

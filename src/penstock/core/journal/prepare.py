@@ -26,10 +26,9 @@ from penstock.core.names import (
     check_items,
     check_kind,
     check_position,
-    check_tags,
     check_text,
     is_whole,
-    pack_tags,
+    stored_tags,
 )
 from penstock.core.observe.tracing import trace_headers, with_trace
 from penstock.errors import ConfigError
@@ -144,7 +143,7 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
                 check_expect(expect, key)
         batch.expects = expects
     if _some(tags):
-        columns.tags = [None if some is None else pack_tags(check_tags(some)) for some in tags]
+        columns.tags = [None if some is None else stored_tags(some) for some in tags]
     if _some(unless) or _some(after):
         batch.conditions = list(map(condition_of, unless, after))
     if _some(correlations):
@@ -215,7 +214,7 @@ def _prepare_alone(draft: Draft) -> PreparedBatch:
     if draft.key is not None:
         batch.columns.key = [check_text(draft.key, "key")]
     if draft.tags is not None:
-        batch.columns.tags = [pack_tags(check_tags(draft.tags))]
+        batch.columns.tags = [stored_tags(draft.tags)]
     if draft.expect is not None:
         check_expect(draft.expect, draft.key)
         batch.expects = (draft.expect,)

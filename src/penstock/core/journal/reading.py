@@ -24,7 +24,7 @@ from penstock.core.journal.sealed.files import sealed_blocks
 from penstock.core.journal.sealed.segments import Segment, load_segments
 from penstock.core.journal.summaries import Summary, stored_summaries
 from penstock.core.model.query import EVERYTHING, EventQuery
-from penstock.core.names import TAG_END
+from penstock.core.names import stored_tag
 from penstock.errors import PositionTrimmed
 from penstock.limits import SUMMARY_RANGES
 
@@ -93,7 +93,7 @@ def wanted_rows(wanted: EventQuery, block: Block, rows: Sequence[int]) -> Sequen
         scope = block.scope
         rows = [row for row in rows if scope(row) == wanted.scope]
     if wanted.tags is not None:
-        stored = [f"{TAG_END}{tag}{TAG_END}" for tag in wanted.tags]
+        stored = list(map(stored_tag, wanted.tags))
         if not all(may_hold(block.wire.tags, one) for one in stored):
             return ()
         tags = block.tags
@@ -172,7 +172,7 @@ class TopicView:
         return latest if latest > self.began() else 0
 
     def count_between(self, after: int, through: int) -> int:
-        """Returns the number of events are stored in after < position ≤ through."""
+        """Returns the number of events that are stored in after < position ≤ through."""
         holes = min(through, self.state().compacted)
         if holes <= after:
             return through - after

@@ -332,7 +332,7 @@ _event = struct.Struct("iIII")
 
 
 SINGLE_COMMIT_SIGNS = 3
-"""The number of signs without a pause between them one commit may give: more are a burst of commits."""
+"""The number of signs that one commit may give without a pause between them: more are a burst of commits."""
 
 
 class FileWatch:

@@ -83,7 +83,7 @@ class Writer:
         self._pump_wanted = threading.Event()
         self._closed = False
         self.measures = ROLL.enter()
-        """The number of transactions were committed, with how many operations, how fast."""
+        """The number of committed transactions, the number of their operations, and their speed."""
 
     # ── callers ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def run(self, operation: WriteRequest[T]) -> T:

@@ -318,8 +318,9 @@ def _bytes_of(found: list[Delivery]) -> int:
 
 
 def _next_step(step: int, found: list[Delivery], taken: list[Delivery], size: int, limit: int) -> int:
-    """Returns the number of more messages to ask for, when `step` were asked for and `found`; 0: that is all, or fills
-    an answer.
+    """Returns the number of further messages to ask for, when `step` were asked for and `found`.
+
+    0: that is all, or fills an answer.
 
     How large messages are is known once some are taken; then the rest is asked for in one go.
     """

@@ -74,7 +74,7 @@ class QueueSample(msgspec.Struct):
     settle_rate: float = 0.0
     """Messages that were settled a second; `rate` is of those pushed."""
     growth: float | None = None
-    """The number of more messages are ready than a minute ago; None for a sample without a past."""
+    """The growth of the number of ready messages in the last minute; None for a sample without a past."""
     last_failed_at: float | None = None
     """The time of the newest failed attempt of the last day, in seconds of the epoch."""
     last_error: str | None = None

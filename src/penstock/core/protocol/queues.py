@@ -88,7 +88,7 @@ class RedriveRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
 
 
 class RedriveAnswer(msgspec.Struct, omit_defaults=True):
-    """The number of were sent back, or with `dry_run` would be; and the letters that have nowhere to go."""
+    """The number of messages that were sent back, or with `dry_run` would be; and the letters that can go nowhere."""
 
     redriven: int | UnsetType = msgspec.UNSET
     would_redrive: int | UnsetType = msgspec.UNSET

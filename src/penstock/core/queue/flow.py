@@ -84,7 +84,7 @@ class Window(msgspec.Struct, array_like=True):
         self.begun = [(min(at, now), count) for at, count in self.begun]
 
     def room(self, rate: Rate, now: int) -> int:
-        """Returns the number of more may begin now."""
+        """Returns the number of further starts that are allowed now."""
         self.forget(rate, now)
         return max(0, rate.count - sum(count for _, count in self.begun))
 
@@ -133,7 +133,7 @@ class Breaker(msgspec.Struct, array_like=True):
         return "open" if now < self.open_until else "half-open"
 
     def room(self, now: int, asked: int) -> int:
-        """Returns the number of messages may be taken now."""
+        """Returns the number of messages that may be taken now."""
         state = self.state(now)
         if state == "closed":
             return asked

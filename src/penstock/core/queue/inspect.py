@@ -34,12 +34,12 @@ from penstock.core.queue.flow import BreakerState, breaker_state
 from penstock.core.queue.operations.notes import read_progress
 from penstock.core.queue.operations.settle import (
     EXHAUSTED,
+    LAPSED,
     REJECTED,
     LeaseHandle,
     held_by_token,
     lapsed_message,
     stale,
-    traceback_of,
 )
 from penstock.core.queue.operations.take import STEP, TakeOperation, keyed_positions
 from penstock.core.queue.state import keys
@@ -53,6 +53,7 @@ from penstock.core.queue.state.records import (
     READY,
     UNTOUCHED,
     WAITING,
+    FailureTrail,
     GroupRecord,
     LastFailure,
     MessageRow,
@@ -161,7 +162,7 @@ class QueueConsumer(msgspec.Struct, frozen=True):
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """The number of messages of a group are in which state."""
+    """The number of messages of a group in each state."""
 
     ready: int
     """Could be taken now (or as soon as their ordering key is free)."""
@@ -216,7 +217,7 @@ class View:
 
     @property
     def length(self) -> int:
-        """The number of messages are ready, in flight or delayed; in fanout, for the group that has most left."""
+        """The number of messages that are ready, in flight or delayed; in fanout, for the group that has most left."""
         return self.state.count_unsettled(self.snap, self.latest, self.overdue, self._lost)
 
     def is_lost(self, group: Group, seq: int) -> bool:
@@ -333,14 +334,18 @@ class View:
         found = {entry.state for group in self.state.all_groups(self.snap) if (entry := self.entry(group, seq))}
         return bool(found) and found.isdisjoint(("in_flight", "failed"))
 
+    def trail(self, group: Group, message: MessageRow) -> FailureTrail:
+        """Returns the traces of a message's attempts, without the traceback of an attempt before a lapsed lease."""
+        found = group.trail(self.snap, message)
+        return msgspec.structs.replace(found, traceback=None) if message.error == LAPSED.error else found
+
     def failed_message(self, group: Group, message: MessageRow, event: Event) -> FailedMessage:
         """A message that a group has given up, with the reason."""
-        trail = group.trail(self.snap, message)
+        trail = self.trail(group, message)
         attempts = trail.shown()
         reason = REJECTED if attempts and attempts[-1].ended == "rejected" else EXHAUSTED
         at, name = _moment(message.last_ms), self.state.name
-        traceback = traceback_of(message, trail)
-        return FailedMessage(event, name, message.attempts, reason, message.error, at, traceback, attempts)
+        return FailedMessage(event, name, message.attempts, reason, message.error, at, trail.traceback, attempts)
 
     def failures(self, after: int = 0, groups: list[Group] | None = None) -> Iterator[FailedMessage]:
         """The messages beyond a position that groups have given up, by position, then group."""
@@ -535,7 +540,7 @@ def messages(
 
 def _listed(view: View, entry: Entry, event: Event) -> QueueMessage:
     message, group, held, snap = entry.message, entry.group, entry.held, view.snap
-    trail = group.trail(snap, message)
+    trail = view.trail(group, message)
     blocked = False
     if event.key is not None and message.state in (HELD, UNTOUCHED):
         occupants = group.under_way(snap, event.key, view.overdue)
@@ -554,7 +559,7 @@ def _listed(view: View, entry: Entry, event: Event) -> QueueMessage:
         from_ms(message.due) if entry.state == "delayed" else None,
         blocked,
         message.error,
-        traceback_of(message, trail),
+        trail.traceback,
         _moment(message.first_ms),
         _moment(message.last_ms),
         None if held is None else held.lease.consumer,
@@ -682,7 +687,7 @@ def counted_consumers(view: View) -> tuple[Counter[str], Counter[str]]:
 
 # ── counts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def stats(queue: LocalQueue, name: str) -> QueueStats:
-    """Returns the number of messages of a group are in which state."""
+    """Returns the number of messages of a group in each state."""
     with viewing(queue) as view:
         return _stats(view, view.group(name), name)
 

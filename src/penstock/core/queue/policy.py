@@ -181,14 +181,14 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The delay before the next attempt. None: a worker's failures wait about 5 s, then 30 s, growing to 10 min
     (`Retry.WORKER`); what is given back by hand, or lost with its lease, is ready at once."""
     max_size: int | None = None
-    """The number of unsettled messages the queue may hold; a push above it raises QueueFull."""
+    """The greatest number of unsettled messages; a push above it raises QueueFull."""
     max_in_flight: int | None = None
-    """The number of messages a group may have in flight at once; takes find nothing above it."""
+    """The greatest number of messages that a group has in flight at once; takes find nothing above it."""
     max_in_flight_per_key: int = 1
-    """The number of messages of one ordering key a group may have in flight. 1 keeps their order; with more they begin
-    in order, and may overtake each other."""
+    """The greatest number of messages of one ordering key that a group has in flight. 1 keeps their order; with more
+    they begin in order, and may overtake each other."""
     rate: str | None = None
-    """The number of messages a group is given in any period of that length: "100/s", "10/m", "5/30s"."""
+    """The greatest number of messages that a group is given in any period of a length: "100/s", "10/m", "5/30s"."""
     rate_per_key: str | None = None
     """The rate for the messages of one ordering key; those of other keys pass them."""
     fair_by: str | None = None

@@ -136,12 +136,12 @@ class QueueWorker(Worker):
         self._ahead: deque[Delivery] = deque()
         """Those in hand that no hand has begun with, the next one first."""
         self._promised = 0
-        """The number of messages the acknowledgements under way may find beyond the place that each makes free."""
+        """The number of messages that the acknowledgements under way may find beyond the place that each makes free."""
         self._taking = False
         """True if a hand waits for messages."""
         self._hands: list[threading.Thread] = []
         self._waiting = 0
-        """The number of hands have nothing to do."""
+        """The number of hands that have nothing to do."""
         self._ending = threading.Event()
         """Set when the run under way is to end: the worker was stopped, or has failed."""
         self._error: BaseException | None = None
@@ -315,13 +315,12 @@ class QueueWorker(Worker):
     def _note_handled(self, delivery: Delivery, result: object, begun: float) -> None:
         for middleware in reversed(self._chain):
             self._tell(partial(middleware.after, delivery, result), delivery)
+        took = time.perf_counter() - begun
         self._done.inc()
-        self._durations.observe(time.perf_counter() - begun)
+        self._durations.observe(took)
         if log.isEnabledFor(INFO):
-            took = show_duration(time.perf_counter() - begun)
-            log.info(
-                "%s#%d %s done in %s, attempt %d", self.queue.name, delivery.seq, delivery.kind, took, delivery.attempt
-            )
+            name, kind, shown = self.queue.name, delivery.kind, show_duration(took)
+            log.info("%s#%d %s done in %s, attempt %d", name, delivery.seq, kind, shown, delivery.attempt)
 
     def _ack_and_take(self, delivery: Delivery, result: object) -> list[Delivery]:
         """Settles what was handled and takes what comes next, in one commit."""

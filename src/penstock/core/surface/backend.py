@@ -151,7 +151,7 @@ class TopicBackend(Protocol):
         """The first position still stored."""
 
     def length(self) -> int:
-        """Returns the number of events are stored."""
+        """Returns the number of stored events."""
 
     def settings(self) -> Settings:
         """Returns the settings of the topic's retention."""

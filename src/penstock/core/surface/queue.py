@@ -297,7 +297,7 @@ class Queue(Generic[PayloadT]):
         return True
 
     def stats(self, group: str = DEFAULT_GROUP) -> QueueStats:
-        """Returns the number of messages are in which state; costs the same whatever the queue holds."""
+        """Returns the number of messages in each state; costs the same whatever the queue holds."""
         return self._call(wire.READ_QUEUE_STATS, request=wire.GroupQuery(check_group(group)))
 
     def pending(self, group: str | None = None) -> list[PendingDelivery]:

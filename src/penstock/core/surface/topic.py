@@ -255,7 +255,7 @@ class Topic(Generic[PayloadT]):
         return self._cursor(consumer).lag
 
     def left(self, after: int) -> int:
-        """Returns the number of events are left to read after a position: what was removed, or is too old, is not."""
+        """Returns the number of events that are left to read after a position; removed and too old events are not."""
         return self._call(wire.READ_LEFT, request=wire.LeftQuery(check_position(after, "after")))
 
     @shows(FilterArguments, None)

@@ -134,7 +134,7 @@ class LeaseQoS(virtual.QoS):
         self.leases: dict[str, penstock.Delivery] = {}
 
     def room(self) -> int:
-        """Returns the number of more messages may be delivered."""
+        """Returns the number of further messages that may be delivered."""
         return max(self.prefetch_count - len(self.leases), 0) if self.prefetch_count else AT_A_TIME
 
     def can_consume(self) -> bool:

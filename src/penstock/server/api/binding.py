@@ -121,7 +121,7 @@ class WaitingRequest(RequestCaller, WaitingCaller):
 
 
 def page_size(limit: int | None) -> int:
-    """Returns the number of events a page may have."""
+    """Returns the greatest number of events of a page."""
     if limit is None:
         return PAGE_EVENTS
     if limit > MOST_EVENTS:

@@ -294,7 +294,7 @@ class FailurePage(msgspec.Struct):
     problem: str | None = None
     """The problem of the condition."""
     looked: int | None = None
-    """The number of were looked at, when the search stopped before the end."""
+    """The number of rows that were looked at, when the search stopped before the end."""
     first: str | None = None
     before: str | None = None
     after: str | None = None
@@ -303,7 +303,7 @@ class FailurePage(msgspec.Struct):
     groups: list[ErrorGroup] = []
     """The newest of them by their error, the most frequent first."""
     grouped: int | None = None
-    """The number of were grouped, when there are more."""
+    """The number of failures that were grouped, when there are more."""
     full: str = ""
     """The query of the page with whole errors, or with their beginnings."""
     is_full: bool = False

@@ -173,7 +173,7 @@ def queue_table(request: Request, sample: Sample, columns: parts.Columns[QueueSa
 
 
 def system_topics(request: Request, sample: Sample) -> tuple[int, bool, str]:
-    """Returns the number of topics are penstock's own, whether they are shown, and the query that switches that."""
+    """Returns the number of topics that are penstock's own, whether they show, and the query that switches that."""
     shown = "system" in request.query_params
     kept = {name: value for name, value in request.query_params.items() if name != "system"}
     return sum(is_system(name) for name in sample.topics), shown, urlencode(kept if shown else {**kept, "system": "1"})
@@ -670,7 +670,7 @@ class TopicLook(msgspec.Struct):
     last: int = 0
     """The position of the last event that was looked at."""
     looked: int | None = None
-    """The number of were looked at, when the look stopped before it found enough."""
+    """The number of events that were looked at, when the look stopped before it found enough."""
 
 
 def _look(request: Request, topic: Topic) -> tuple[TopicLook, str | None]:

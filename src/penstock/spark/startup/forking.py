@@ -127,7 +127,7 @@ def _draw_anew() -> None:
 
 
 _modules = 0
-"""The number of modules had been imported when the collector was last told to leave out what there is."""
+"""The number of modules that had been imported when the collector was last told to leave out what there is."""
 
 
 def _leave_out_modules() -> None:

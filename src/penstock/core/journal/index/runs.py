@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _ROW_BYTES = 48
 """The bytes that a row takes besides its payload, about."""
 STEP_ROWS = 4096
-"""The number of rows are worked on, and sorted, between two moments at which others may have the interpreter."""
+"""The number of rows that are worked on, and sorted, between two moments at which others may have the interpreter."""
 WINDOW_ROWS = 2 * STEP_ROWS
 """The number of rows of sorted sources that are merged together, about: what is nearly sorted is sorted twice as fast.
 """

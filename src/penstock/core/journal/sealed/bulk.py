@@ -16,9 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow import fs
 
-from penstock.core.durable import as_storage_error, like, make_folder, move_into_place
+from penstock.core.durable import as_storage_error
 from penstock.core.journal.blocks import Block, stamp
 from penstock.core.journal.from_arrow import wire_of
 from penstock.core.journal.index.runs import BloomFilter
@@ -26,7 +25,7 @@ from penstock.core.journal.sealed.columns import TypedColumns
 from penstock.core.journal.sealed.files import open_lake
 from penstock.core.journal.sealed.referring import BulkTarget, FileName
 from penstock.core.journal.sealed.segments import FILE_EVENTS, KEYS_SUFFIX, NewSegment, Pieces, SegmentKeys
-from penstock.core.journal.sealed.writing import GROUP_ROWS, open_parquet, piece_ends, sealed_batch
+from penstock.core.journal.sealed.writing import GROUP_ROWS, open_parquet, piece_ends, put_whole, sealed_batch
 from penstock.core.journal.summaries import summary_of
 from penstock.core.journal.to_arrow import arrow_schema
 from penstock.core.names import shown_url
@@ -205,15 +204,5 @@ def _checksums(data: pa.Buffer) -> tuple[int, Pieces]:
 
 def _put(target: BulkTarget, path: str, data: pa.Buffer | bytes) -> None:
     filesystem, root = open_lake(target.lake)
-    whole = f"{root}/{path}"
-    if not isinstance(filesystem, fs.LocalFileSystem):
-        with filesystem.open_output_stream(whole) as out:
-            out.write(data)
-        return
-    folder, _, name = whole.rpartition("/")
-    partial_path = f"{folder}/_{name}"
-    make_folder(folder)
-    with filesystem.open_output_stream(partial_path) as out:
-        out.write(data)
-    like(target.store, partial_path)
-    move_into_place(partial_path, whole)
+    folder, _, name = f"{root}/{path}".rpartition("/")
+    put_whole(filesystem, f"{folder}/{name}", data, partial=f"{folder}/_{name}", store=target.store)

@@ -184,17 +184,18 @@ def plan_bulk(
     folder, token = LakeFolder(target.lake, topic), uuid.uuid4().hex[:12]
     with as_storage_error(f"write to {folder}"):
         # A folder is signed before it holds files: the marker of files that are known already is there.
-        known = core.run(partial(_holds_files, target))
+        known = _holds_files(core, target)
         core.run(partial(_sign, target, token, folder.marker(core.id), str(folder), known))
         folder.sign(core.id, token)
         sweep_old(core, folder)
     return target
 
 
-def _holds_files(target: BulkTarget, commit: Commit) -> bool:
+def _holds_files(core: JournalCore, target: BulkTarget) -> bool:
     """Returns True if the topic has files in the lake."""
-    head = commit.head(target.topic)
-    return head is not None and any(one.lake == target.lake for one in load_segments(commit.tx, head.topic_id))
+    with core.engine.read() as snap:
+        record = load_record(snap, target.topic)
+        return record is not None and any(one.lake == target.lake for one in load_segments(snap, record.topic_id))
 
 
 def _sign(target: BulkTarget, token: str, marker: SealMarker | None, folder: str, known: bool, commit: Commit) -> None:

@@ -350,6 +350,21 @@ def day_of(view: TopicView, seq: int, through: int) -> datetime | None:
 # ── A topic's folder in a lake: its marker says whose history it holds, and files that became no segment are removed ──
 
 
+def put_whole(
+    filesystem: fs.FileSystem, target: str, data: pa.Buffer | bytes, *, partial: str, store: str | None = None
+) -> None:
+    """Writes a file that is there when all of it is. On a disk it has the name `partial` until then, and gets the
+    permissions of the store."""
+    local = isinstance(filesystem, fs.LocalFileSystem)
+    if local:
+        make_folder(target.rpartition("/")[0])
+    with filesystem.open_output_stream(partial if local else target) as out:
+        out.write(data)
+    if local:
+        like(store, partial)
+        move_into_place(partial, target)
+
+
 class LakeFolder:
     """The folder that one seal of a topic writes to."""
 
@@ -388,18 +403,9 @@ class LakeFolder:
 
     def sign(self, journal: str, seal: str) -> None:
         """Writes the marker: from now on this seal was the last to work on the folder."""
+        target = f"{self._root}/{self.topic}/{MARKER}"
         text = msgspec.json.encode(SealMarker(journal, self.topic, seal))
-        folder = f"{self._root}/{self.topic}"
-        target = f"{folder}/{MARKER}"
-        if not isinstance(self._filesystem, pyarrow.fs.LocalFileSystem):
-            with self._filesystem.open_output_stream(target) as out:
-                out.write(text)
-            return
-        make_folder(folder)
-        path = f"{target}.{seal}"
-        with self._filesystem.open_output_stream(path) as out:
-            out.write(text)
-        move_into_place(path, target)
+        put_whole(self._filesystem, target, text, partial=f"{target}.{seal}")
 
     def remove(self, lake: str, path: str) -> bool:
         """Removes a file whose events are gone; False when it is in another lake that cannot be reached now.

@@ -30,7 +30,7 @@ from penstock.limits import MERGE_FAN_IN, MERGED_BYTES, RETENTION_SECONDS, SMALL
 log = Log("penstock.housekeeper")
 
 _ENOUGH = 4 * MERGE_FAN_IN * MERGE_FAN_IN
-"""The number of events or commits have to come before a topic without special settings is looked at again.
+"""The number of events or commits before a topic without special settings is looked at again.
 
 Rarely: a thread beside a busy writer waits for the interpreter's lock at every read, and slows the writer meanwhile.
 """

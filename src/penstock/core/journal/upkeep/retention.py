@@ -23,7 +23,7 @@ SEGMENT_EVENTS = 2_000_000
 
 
 _LOOKS_NOTED = 8
-"""The number of looks of one `max_age` are noted while the clock is behind: it is kept to that part of itself."""
+"""The number of looks of one `max_age` that are noted while the clock is behind: it is kept to that part of itself."""
 
 Trim = Callable[[Commit, str, int], None]
 """Hears that a topic's history is about to be removed through a position, needed or not."""

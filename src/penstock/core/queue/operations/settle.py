@@ -65,7 +65,7 @@ EXHAUSTED: Final = "attempts exhausted"
 EXPIRED: Final = "expired"
 RETIRED: Final = "retention"
 SWEEP_LEASES = 512
-"""The number of leases one commit looks at for those that have ended."""
+"""The number of leases that one commit looks at to find ended leases."""
 OWNER_CHECK = 0.5
 """Seconds between two looks for the owners of endless leases."""
 LAPSED: Final = NackRequest("the lease ended")
@@ -234,11 +234,6 @@ def lapsed_message(snap: Snapshot, held: HeldMessage[Group]) -> MessageRow:
     return msgspec.structs.replace(
         message, state=FAILED if failed else WAITING, due=0 if failed else due, error=LAPSED.error
     )
-
-
-def traceback_of(message: MessageRow, trail: FailureTrail) -> str | None:
-    """Returns where a message's last attempt failed; None when its lease ended, whatever failed before."""
-    return None if message.error == LAPSED.error else trail.traceback
 
 
 def end_lapsed(commit: Commit, queue: QueueState, seqs: Iterable[int]) -> None:
@@ -435,7 +430,7 @@ def note_success(commit: Commit, group: Group, seqs: list[int]) -> None:
 
 # ── given up without a delivery ───────────────────────────────────────────────────────────────────────────────────────
 GIVE_UP_STEP = 64
-"""The number of messages one commit gives up, so that no caller waits long behind it."""
+"""The number of messages that one commit gives up, so that no caller waits long behind it."""
 
 
 def give_up_through(commit: Commit, group: Group, through: int, reason: Reason) -> bool:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from penstock.core.queue.queue import LocalQueue
 
 STEP = 256
-"""The number of messages one commit sorts in, walks past or takes back before it lets others have their turn."""
+"""The number of messages that one commit sorts in, walks past or takes back before it lets others have their turn."""
 RUN_STEPS, ROWS_OF_A_STEP = 8, 1024
 """The number of messages in a block that is walked past as a whole, and the number of its messages that count as a row.
 """

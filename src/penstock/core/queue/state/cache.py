@@ -243,7 +243,7 @@ class QueueState:
         return known
 
     def unsettled(self, commit: Commit) -> int:
-        """Returns the number of messages are ready, in flight or delayed; in fanout, for the group that has
+        """Returns the number of messages that are ready, in flight or delayed; in fanout, for the group that has
         most left."""
         return self.count_unsettled(commit.tx, commit.latest(self.name), self.overdue_through(commit.tx, commit.now_ms))
 

@@ -25,8 +25,7 @@ class Group(Leases):
         return untouched + record.ready + record.held + record.waiting + record.in_flight
 
     def overdue(self, snap: Snapshot, through: int) -> int:
-        """Returns the number of messages up to a position are neither in flight nor given up: those that outlived their
-        ttl."""
+        """Returns the number of messages up to a position that have outlived their ttl and are not in flight."""
         if not through:
             return 0
         unfinished = [state for state in UNFINISHED if self.count_in_state(state)]
@@ -36,7 +35,7 @@ class Group(Leases):
         return count + sum(end - start + 1 for start, end in self.untouched(snap, through))
 
     def kept(self) -> int:
-        """Returns the number of messages the shared group of a fanout queue keeps for groups that may come."""
+        """Returns the number of messages that the shared group of a fanout queue keeps for groups that may come."""
         record = self.record
         return max(0, self.unsettled(record.until) - record.in_flight + record.failed) if record.until >= 0 else 0
 

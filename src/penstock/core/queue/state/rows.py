@@ -56,7 +56,7 @@ class GroupRows:
         return self.prefix + keys.WAITING, keys.waiting_key(self.prefix, now + 1, 0)
 
     def count_in_state(self, state: int) -> int:
-        """Returns the number of messages are in a state."""
+        """Returns the number of messages in a state."""
         record = self.record
         return (record.ready, record.waiting, record.held, record.failed)[state]
 

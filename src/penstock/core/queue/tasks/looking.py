@@ -93,7 +93,7 @@ class _Search:
 
     def _shown(self, view: View, entry: Entry, event: Event) -> TaskState:
         message, held = entry.message, entry.held
-        trail = entry.group.trail(view.snap, message)
+        trail = view.trail(entry.group, message)
         failed = view.failed_message(entry.group, entry.message, event) if entry.state == "failed" else None
         return TaskState(
             self._id,

@@ -64,9 +64,9 @@ class TaskTimes(msgspec.Struct, frozen=True):
     done: int
     """The number of returned, ever."""
     failed: int
-    """The number of were given up, ever."""
+    """The number of calls that were ever given up."""
     recent: int
-    """The number of the percentiles are of."""
+    """The number of calls that the percentiles are of."""
     p50: float | None
     """Seconds within which half of them returned."""
     p95: float | None
