@@ -85,21 +85,22 @@ def open(
 
     `url` is a path (SQLite) or names an engine: memory:, sqlite:shop.db, rocksdb:shop, file:shop. Without
     it, PENSTOCK_URL is used, else ./penstock.db. PENSTOCK_DURABILITY and PENSTOCK_WRITER_CAPACITY stand in for
-    arguments not given. An http:// or https:// url is a journal that `penstock serve` serves; `token` (or
-    PENSTOCK_TOKEN) is what it asks for, and what the other arguments say is the server's to decide.
+    arguments not given. An http:// or https:// url is a journal that `penstock serve` serves. Such a journal uses
+    `token` (or PENSTOCK_TOKEN), `read_only` and `timeout`; the server decides what the other arguments say.
 
     s3://bucket/shop, gs://… and az://… keep the journal in an object store, slatedb:shop does the same in a folder.
     Such a journal has one writer, who holds a lease: another gets `Locked`, unless `standby` (wait for the lease) or
-    `takeover` (end that writer). `lease` is after how many seconds without a sign of life a writer may be replaced,
-    `timeout` how long the store may take to answer, `linger` for how long a commit waits for further callers.
-    `store_options` are the provider's settings where the environment's will not do.
+    `takeover` (end that writer). A writer without a sign of life for `lease` seconds may be replaced. A commit waits
+    `linger` seconds for further callers. `store_options` are the provider's settings, in place of the environment's.
+
+    An operation raises an error when the object store or the server has not answered for `timeout` seconds.
     """
     if url is None:
         url = _from_environment("PENSTOCK_URL") or DEFAULT_URL
     if isinstance(url, str) and is_served(url):
         from penstock.remote.backend import RemoteJournal
 
-        return RemoteJournal(url, token=token, read_only=read_only)
+        return RemoteJournal(url, token=token, read_only=read_only, timeout=timeout)
     options = _object_options(
         linger=linger, timeout=timeout, lease=lease, takeover=takeover, standby=standby, store=store_options
     )

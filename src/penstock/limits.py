@@ -44,6 +44,10 @@ BACKPRESSURE_RETRY: Final = 0.01
 # ── object storage ───────────────────────────────────────────────────────────────────────────────────────────────────
 STORE_TIMEOUT: Final = 30.0
 """The seconds that an operation on a journal in an object store waits for the store before it raises an error."""
+SERVER_TIMEOUT: Final = 60.0
+"""The seconds that an operation on a served journal waits for the server before it raises an error."""
+TIMEOUT_SECONDS_LEAST: Final = 0.01
+"""The shortest `timeout` of a journal in an object store or at a server."""
 STORE_CONNECT_SECONDS: Final = 5.0
 """The seconds for which opening a journal in an object store asks again at an address where no server answers."""
 LEASE_SECONDS: Final = 5.0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -197,3 +199,19 @@ def test_a_forked_child_shares_no_connection_with_its_parent(remote: RemoteJourn
     os.waitpid(child, 0)
     found = topic.get(1)
     assert found is not None and found.payload == 1
+
+
+# ── a server that does not answer ────────────────────────────────────────────────────────────────────────────────────
+def test_a_server_that_does_not_answer_within_the_timeout_raises_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the connection, and says nothing
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        begun = time.monotonic()
+        with pytest.raises(StorageError, match=r"does not answer .*timeout=0\.2"):
+            penstock.open(url, timeout=0.2).topic("orders").append("order.placed")
+        assert time.monotonic() - begun < 30  # half of the default
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "5", float("inf"), True])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout: Any) -> None:
+    with pytest.raises(penstock.errors.ConfigError, match="timeout must be a number of seconds of at least"):
+        penstock.open("http://127.0.0.1:1", timeout=timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -214,6 +215,13 @@ def check_whole(value: object, name: str, minimum: int = 1) -> int:
     """A whole number of at least `minimum`; ConfigError says what it should have been."""
     if not is_whole(value) or value < minimum:
         raise ConfigError(f"{name} must be a whole number of at least {minimum}, not {value!r}")
+    return value
+
+
+def check_seconds(value: object, name: str, minimum: float) -> float:
+    """Returns a number of seconds; raises ConfigError for everything else."""
+    if not is_number(value) or not minimum <= value < math.inf:
+        raise ConfigError(f"{name} must be a number of seconds of at least {minimum:g}, not {value!r}")
     return value
 
 

@@ -18,7 +18,7 @@ from penstock.core.events import Event, Receipt
 from penstock.core.journal.description import Description, Pressure
 from penstock.core.journal.sealed.segments import LakeSummary, SealReport
 from penstock.core.model.calls import GatherRequest
-from penstock.core.names import check_name
+from penstock.core.names import check_name, check_seconds
 from penstock.core.observe.sample import Sample
 from penstock.core.protocol import topics as wire
 from penstock.core.protocol.bulk import LIST_LAKES, SEAL_TOPIC, SealRequest, TopicsQuery
@@ -30,7 +30,13 @@ from penstock.core.surface.journal import Journal
 from penstock.core.ticket import Ticket
 from penstock.core.units import Progress
 from penstock.errors import Backpressure, Closed, ConfigError, ReadOnly
-from penstock.limits import BACKPRESSURE_RETRY, WRITER_CAPACITY, WRITER_PRESSURE
+from penstock.limits import (
+    BACKPRESSURE_RETRY,
+    SERVER_TIMEOUT,
+    TIMEOUT_SECONDS_LEAST,
+    WRITER_CAPACITY,
+    WRITER_PRESSURE,
+)
 from penstock.remote.client import Client
 from penstock.remote.events import draft_document, event_of, read_across, receipt_of
 from penstock.remote.queues import RemoteQueue
@@ -282,8 +288,11 @@ class RemoteJournal(Journal):
 
     _backend: RemoteBackend
 
-    def __init__(self, url: str, *, token: str | None = None, read_only: bool = False, timeout: float = 60.0) -> None:
-        self._client = Client(url, token, timeout)
+    def __init__(
+        self, url: str, *, token: str | None = None, read_only: bool = False, timeout: float | None = None
+    ) -> None:
+        seconds = SERVER_TIMEOUT if timeout is None else check_seconds(timeout, "timeout", TIMEOUT_SECONDS_LEAST)
+        self._client = Client(url, token, seconds)
         super().__init__(RemoteBackend(self._client, read_only=read_only))
 
 

@@ -6,7 +6,6 @@ handed out are `bytes`, never views into memory that a later call may reuse.
 
 from __future__ import annotations
 
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +14,9 @@ from typing import ClassVar, Literal, Protocol, Self
 
 import msgspec
 
-from penstock.core.names import is_number
+from penstock.core.names import check_seconds
 from penstock.errors import ConfigError
-from penstock.limits import LEASE_SECONDS, LEASE_SECONDS_LEAST, STORE_TIMEOUT
+from penstock.limits import LEASE_SECONDS, LEASE_SECONDS_LEAST, STORE_TIMEOUT, TIMEOUT_SECONDS_LEAST
 
 Durability = Literal["disk", "process"]
 
@@ -240,15 +239,10 @@ class ObjectOptions(msgspec.Struct, frozen=True):
     """The provider's settings (region, endpoint, access_key_id …) where the environment's will not do."""
 
     def __post_init__(self) -> None:
-        seconds = (
-            ("linger", self.linger, 0.0),
-            ("hold", self.hold, 0.0),
-            ("timeout", self.timeout, 0.01),
-            ("lease", self.lease, LEASE_SECONDS_LEAST),
-        )
-        for name, value, least in seconds:
-            if not is_number(value) or not least <= value < math.inf:
-                raise ConfigError(f"{name} must be a number of seconds of at least {least:g}, not {value!r}")
+        check_seconds(self.linger, "linger", 0.0)
+        check_seconds(self.hold, "hold", 0.0)
+        check_seconds(self.timeout, "timeout", TIMEOUT_SECONDS_LEAST)
+        check_seconds(self.lease, "lease", LEASE_SECONDS_LEAST)
         if self.takeover and self.standby:
             raise ConfigError("takeover=True takes the lease at once, standby=True waits for it: say one of them")
         if not isinstance(self.store, Mapping):
