@@ -63,9 +63,9 @@ $(VENV)/.docs: $(STAMP)
 	@$(PYTHON) scripts/setup.py $(VENV) $(EXTRAS) docs
 	@touch $@
 
-docs: $(VENV)/.docs  ## make the pages that are made from code, then the site, in site/
+docs: $(VENV)/.docs  ## build the generated pages and the site, in site/; VERSION=0.1 commits the site to the branch gh-pages
 	@for page in scripts/*_page.py; do $(PY) $$page; done
-	@$(VENV)/bin/mkdocs build --strict
+	@$(VENV)/bin/$(if $(VERSION),mike deploy --update-aliases $(VERSION) latest,mkdocs build --strict)
 
 dist: $(STAMP)  ## build a wheel and a source archive, in dist/
 	@rm -rf dist

@@ -49,6 +49,21 @@ def test_every_command_and_every_option_is_documented() -> None:
                 assert parameter.opts[-1] in part, (name, parameter.opts)
 
 
+def test_every_public_name_of_python_is_documented_under_the_path_that_a_program_imports() -> None:
+    import penstock
+
+    modules = ("aio", "spark", "buffer", "outbox")
+    public = {f"penstock.{name}" for name in penstock.__all__ if name != "errors"} | {
+        f"penstock.{module}.{name}" for module in modules for name in vars(getattr(penstock, module))["__all__"]
+    }
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    shown = [line.removeprefix("::: ") for line in page.splitlines() if line.startswith("::: ")]
+    beside = {"penstock.metrics.Registry", "penstock.metrics.watch", "penstock.tracing.context_of"}
+    assert len(shown) == len(set(shown))
+    assert public - set(shown) == {"penstock.aio.open"}, "add the names to docs/api.md"
+    assert set(shown) - public == beside
+
+
 def test_every_error_is_documented() -> None:
     from penstock import errors
 
