@@ -10,8 +10,9 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,6 +22,7 @@ import celery_shop as shop
 import kombu
 import pytest
 from celery import Celery, chain, chord, group
+from kombu.asynchronous.hub import Hub
 
 import penstock
 from penstock.integrations.celery.transport import Binding, Bindings, dedup_of, eta_of, safe_name
@@ -115,6 +117,75 @@ def test_no_more_is_delivered_than_may_be_unacknowledged(url: str) -> None:
         one.received[0].ack()
         assert len(one.drain_all()) == 2  # the other consumer has the rest
         assert len(other.received) == 3
+
+
+@contextmanager
+def event_loop(one: Client) -> Iterator[Hub]:
+    """A hub that the connection's messages are delivered from."""
+    hub = Hub()
+    hub.call_repeatedly(0.01, lambda: None)  # an end to every pause
+    one.connection.register_with_event_loop(hub)
+    try:
+        yield hub
+    finally:
+        one.connection.close()
+        hub.close()
+
+
+def turns(hub: Hub, condition: Callable[[], object]) -> None:
+    """Turns of the event loop until the condition holds."""
+
+    def turned() -> object:
+        hub.run_once()
+        return condition()
+
+    eventually(turned)
+
+
+def test_an_event_loop_delivers_no_more_than_may_be_unacknowledged(url: str) -> None:
+    with client(url, "celery", prefetch_count=2) as one, journal_of(url) as journal, event_loop(one) as hub:
+        queue = journal.queue("celery")
+        for _ in range(5):
+            hub.run_once()  # it waits before anything is there
+        publish(url, "celery", *range(5))
+        turns(hub, lambda: len(one.received) == 2)
+        for _ in range(5):
+            hub.run_once()
+        assert (one.bodies, queue.stats().in_flight, queue.stats().ready) == ([0, 1], 2, 3)
+        acknowledging = threading.Thread(target=one.received[0].ack)
+        acknowledging.start()
+        turns(hub, lambda: len(one.received) == 3)
+        acknowledging.join()
+        assert one.bodies == [0, 1, 2]
+
+
+def test_a_message_that_comes_while_the_event_loop_is_busy_is_kept_and_given_back_in_the_end(url: str) -> None:
+    with client(url, "celery", visibility_timeout=0.3) as one, journal_of(url) as journal:
+        queue = journal.queue("celery")
+        with event_loop(one) as hub:
+            turns(hub, lambda: True)
+            publish(url, "celery", "x")
+            eventually(lambda: queue.stats().in_flight == 1)
+            time.sleep(0.6)  # the loop does not turn for two leases
+            assert queue.stats().in_flight == 1
+            one.consumer.cancel()
+            hub.run_once()
+            assert (one.received, queue.stats().ready) == ([], 1)
+            one.consumer.consume()
+            hub.run_once()
+            hub.run_once()
+            publish(url, "celery", "y")
+        assert queue.stats().ready == 2
+        assert [delivery.attempt for delivery in queue.take_many(2)] == [1, 1]
+
+
+def test_a_connection_goes_on_with_the_next_of_several_urls(url: str) -> None:
+    with kombu.Connection(["penstock+http://127.0.0.1:1", url]) as connection:
+        connection.ensure_connection(max_retries=3, interval_start=0, interval_step=0)
+        kombu.Producer(connection.channel()).publish("x", routing_key="celery")
+        kombu.Queue("celery")(connection.default_channel).declare()
+    with journal_of(url) as journal:
+        assert journal.queues() == ["celery"]
 
 
 def test_messages_of_a_higher_priority_come_first(url: str) -> None:

@@ -21,7 +21,8 @@ with needed_for("celery"):
 
 SCHEME = "penstock"
 
-TRANSPORT_ALIASES[SCHEME] = "penstock.integrations.celery.transport:PenstockTransport"
+for scheme in (SCHEME, f"{SCHEME}+http", f"{SCHEME}+https"):  # kombu asks for the last two when it changes brokers
+    TRANSPORT_ALIASES[scheme] = "penstock.integrations.celery.transport:PenstockTransport"
 BACKEND_ALIASES[SCHEME] = "penstock.integrations.celery.results:PenstockBackend"
 
 

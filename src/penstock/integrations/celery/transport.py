@@ -20,14 +20,17 @@ from typing import Any, TypeVar
 
 import msgspec
 from celery._state import get_current_task
+from kombu.asynchronous.hub import Hub
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.json import dumps, loads
+from kombu.utils.url import parse_url
 
 import penstock
 from penstock.errors import (
     Backpressure,
     Closed,
+    ConfigError,
     Denied,
     Locked,
     PoisonMessage,
@@ -407,18 +410,23 @@ class PenstockTransport(virtual.Transport):
     driver_type = driver_name = "penstock"
     connection_errors = (*virtual.Transport.connection_errors, StorageError, Closed, Locked, Backpressure)
     channel_errors = (*virtual.Transport.channel_errors, QueueFull)
-    implements = virtual.Transport.implements.extend(exchange_type=frozenset(["direct", "topic", "fanout"]))
+    implements = virtual.Transport.implements.extend(
+        asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"])
+    )
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self._wait: QueueWait | None = None
         self._renewal: LeaseRenewal | None = None
+        self._hub: Hub | None = None
+        self._waiting: set[tuple[PenstockChannel, str]] = set()
+        """The queues, each with its channel, that the wait is for."""
         self._turn = 0
 
     @property
     def journal(self) -> penstock.Journal:
         """The journal that the url names."""
-        return open_once(place_of(self.client.hostname), self.client.transport_options.get("token"))
+        return open_once(place_of(url_of(self.client)), self.client.transport_options.get("token"))
 
     @property
     def bindings(self) -> Bindings:
@@ -445,6 +453,12 @@ class PenstockTransport(virtual.Transport):
 
     def close_connection(self, connection: Any) -> None:
         """Gives back what is held, and ends the threads. The journal stays open for the process's other connections."""
+        if self._hub is not None and self._wait is not None:
+            self._hub.on_tick.discard(self._tick)
+            self._hub.remove_reader(self._wait.fileno())
+            self._hub = None
+        for _, delivery in self._end_wait():
+            delivery.release()
         super().close_connection(connection)
         for one in (self._wait, self._renewal):
             if one is not None:
@@ -454,54 +468,103 @@ class PenstockTransport(virtual.Transport):
     def room_changed(self) -> None:
         """Lets a wait look again for what may be delivered."""
         if self._wait is not None:
-            self._wait.changed()
+            self._wait.wake()
+
+    def register_with_event_loop(self, connection: Any, loop: Hub) -> None:
+        """Delivers messages from kombu's event loop from now on, instead of from `drain_events`."""
+        if self._wait is None:
+            self._wait = QueueWait()
+        self._hub = loop
+        loop.add_reader(self._wait, self._tick)
+        loop.on_tick.add(self._tick)
+
+    def _tick(self) -> None:
+        if self._advance() and self._wait is not None:
+            self._wait.wake()  # more may be there: the event loop comes back at once
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         """Delivers what there is, or what comes first within the time; TimeoutError when nothing comes."""
+        if self._wait is None:
+            self._wait = QueueWait()
         until = None if timeout is None else time.monotonic() + timeout
-        while not self._deliver_now():
-            left = 1.0 if until is None else min(until - time.monotonic(), 1.0)
-            if left <= 0:
-                raise TimeoutError
-            if self._deliver_next(left):
-                return
+        try:
+            while not self._advance():
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    if self._deliver_found():
+                        return
+                    raise TimeoutError
+                self._wait.pause(left)
+        finally:
+            self._deliver_found()
+
+    def _advance(self) -> int:
+        """Delivers what there is and returns the number of messages; waits for the next where there is none."""
+        assert self._wait is not None
+        wanted = set(self._consuming())
+        if not self._wait.is_over() and wanted == self._waiting:
+            return 0
+        delivered = self._deliver_found() + self._deliver_now()
+        if not delivered:
+            self._begin_wait()
+        return delivered
 
     def _consuming(self) -> list[tuple[PenstockChannel, str]]:
-        """The queues that messages may be delivered from, each with its channel; another one first every time."""
-        found = [
+        """The queues that messages may be delivered from, each with its channel."""
+        return [
             (channel, queue)
             for channel in self.channels
             if channel.qos.can_consume()
             for queue in channel._active_queues
         ]
-        self._turn += 1
-        at = self._turn % len(found) if found else 0
-        return found[at:] + found[:at]
 
     def _deliver_now(self) -> int:
-        delivered = 0
-        for channel, queue in self._consuming():
+        """Takes from every queue, another one first every time."""
+        delivered, found = 0, self._consuming()
+        self._turn += 1
+        at = self._turn % len(found) if found else 0
+        for channel, queue in found[at:] + found[:at]:
             if channel.qos.can_consume():  # it could, but the queues before this one may have used that up
                 delivered += self._hand_over(channel, queue, channel.take(queue))
         return delivered
 
-    def _deliver_next(self, seconds: float) -> int:
-        if self._wait is None:
-            self._wait = QueueWait()
-        channels = {queue: channel for channel, queue in self._consuming()}
-        lease = min((channel.visibility_timeout for channel in channels.values()), default=1.0)
+    def _begin_wait(self) -> None:
+        assert self._wait is not None
+        waiting = set(self._consuming())
+        queues = {queue: channel.queue(queue) for channel, queue in waiting}
+        if queues:
+            lease = min(channel.visibility_timeout for channel, _ in waiting)
+            self._keep_leases(lease)
+            self._wait.begin(queues, lease)
+        self._waiting = waiting
+
+    def _end_wait(self) -> list[tuple[str, penstock.Delivery]]:
+        waiting, self._waiting = self._waiting, set()
         try:
-            queues = {name: channel.queue(name) for name, channel in channels.items()}
-            found = self._wait.first(queues, seconds, lease)
+            return [] if self._wait is None else self._wait.end()
         except UnknownQueue:  # another process has deleted it
-            for name, channel in channels.items():
-                channel.forget(name)
-            return 0
-        return sum(self._hand_over(channels[name], name, [delivery]) for name, delivery in found)
+            for channel, queue in waiting:
+                channel.forget(queue)
+            return []
+
+    def _deliver_found(self) -> int:
+        """Ends the wait, and delivers the messages that it has found; what no consumer has room for goes back."""
+        delivered = 0
+        for queue, delivery in self._end_wait():
+            channel = next((one for one, name in self._consuming() if name == queue), None)
+            if channel is None:
+                delivery.release()
+            else:
+                delivered += self._hand_over(channel, queue, [delivery])
+        return delivered
+
+    def _keep_leases(self, lease: float) -> None:
+        if self._renewal is None:
+            self._renewal = LeaseRenewal(lease, self._held)
 
     def _hand_over(self, channel: PenstockChannel, queue: str, deliveries: list[penstock.Delivery]) -> int:
-        if deliveries and self._renewal is None:
-            self._renewal = LeaseRenewal(channel.visibility_timeout, self._held)
+        if deliveries:
+            self._keep_leases(channel.visibility_timeout)
         delivered, left = 0, deque(deliveries)
         try:
             while left:
@@ -515,7 +578,21 @@ class PenstockTransport(virtual.Transport):
         return delivered
 
     def _held(self) -> list[penstock.Delivery]:
-        return [delivery for channel in list(self.channels) for delivery in list(channel.qos.leases.values())]
+        found = [] if self._wait is None else [delivery for _, delivery in self._wait.come()]
+        return found + [one for channel in list(self.channels) for one in list(channel.qos.leases.values())]
+
+
+def url_of(client: Any) -> str:
+    """The url of a connection. kombu takes the url apart when it switches to another broker of several."""
+    url = client.hostname or ""
+    if "://" in url:
+        return str(url)
+    wanted = client.transport_cls, client.hostname, client.port, client.virtual_host
+    for other in client.alt:
+        parts = parse_url(other)
+        if (parts["transport"], parts["hostname"], parts["port"], parts["virtual_host"] or "/") == wanted:
+            return str(other)
+    raise ConfigError(f"{client.transport_cls} is not one of the urls that this connection was made with")
 
 
 def eta_of(eta: str | None) -> datetime | None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
+import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 
 import penstock
 from penstock.errors import Closed, PenstockError, StaleDelivery
@@ -14,33 +18,40 @@ log = logging.getLogger("penstock.celery")
 
 RENEWALS = 3
 """A lease is renewed so many times before it would end."""
+LONGEST = 3600.0
+"""Seconds after which a wait is over without a message; the connection begins the next one."""
 
 
 class QueueWait:
-    """Waits until one of several queues has a message, or until it is told that something else has changed."""
+    """A wait until one of several queues has a message. A descriptor becomes readable when the wait is over."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._changed = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._wait: Future[list[tuple[str, penstock.Delivery]]] | None = None
+        self._readable, self._writable = socket.socketpair()
+        for one in (self._readable, self._writable):
+            one.setblocking(False)
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-celery-wait", daemon=True)
         self._thread.start()
 
-    def first(
-        self, queues: Mapping[str, penstock.Queue], seconds: float, lease: float
-    ) -> list[tuple[str, penstock.Delivery]]:
-        """The first message, or first messages, that come within the time, with the names of their queues."""
-        return asyncio.run_coroutine_threadsafe(self._first(queues, seconds, lease), self._loop).result()
+    def fileno(self) -> int:
+        """Returns the descriptor that becomes readable."""
+        return self._readable.fileno()
 
-    async def _first(
-        self, queues: Mapping[str, penstock.Queue], seconds: float, lease: float
-    ) -> list[tuple[str, penstock.Delivery]]:
-        takes = [asyncio.ensure_future(queue.take_async(wait=seconds, lease=lease)) for queue in queues.values()]
-        change = asyncio.ensure_future(self._changed.wait())
+    def begin(self, queues: Mapping[str, penstock.Queue], lease: float) -> None:
+        """Begins to wait for the first message of these queues."""
+        self._wait = asyncio.run_coroutine_threadsafe(self._first(queues, lease), self._loop)
+        self._wait.add_done_callback(lambda _: self.wake())
+
+    async def _first(self, queues: Mapping[str, penstock.Queue], lease: float) -> list[tuple[str, penstock.Delivery]]:
+        takes = [asyncio.ensure_future(queue.take_async(wait=LONGEST, lease=lease)) for queue in queues.values()]
+        end = asyncio.ensure_future(self._ended.wait())
         try:
-            await asyncio.wait([*takes, change], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*takes, end], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._changed.clear()
-            for one in (*takes, change):
+            self._ended.clear()
+            for one in (*takes, end):
                 one.cancel()  # a take that is cancelled takes nothing
         ended = await asyncio.gather(*takes, return_exceptions=True)
         taken = [(name, one) for name, one in zip(queues, ended, strict=True) if isinstance(one, penstock.Delivery)]
@@ -49,15 +60,52 @@ class QueueWait:
                 raise failed
         return taken
 
-    def changed(self) -> None:
-        """Ends a wait that is under way."""
-        self._loop.call_soon_threadsafe(self._changed.set)
+    def is_over(self) -> bool:
+        """Returns True when a message has come, or the wait has failed."""
+        self.drain()  # first: what ends behind the next line makes the descriptor readable again
+        return self._wait is not None and self._wait.done()
+
+    def come(self) -> list[tuple[str, penstock.Delivery]]:
+        """Returns the messages that have come, each with the name of its queue; an empty list while nothing has."""
+        wait = self._wait
+        if wait is None or not wait.done() or wait.exception() is not None:
+            return []
+        return wait.result()
+
+    def end(self) -> list[tuple[str, penstock.Delivery]]:
+        """Ends the wait, and returns the messages that have come; raises what the wait has failed with."""
+        if self._wait is None:
+            return []
+        if not self._wait.done():
+            self._loop.call_soon_threadsafe(self._ended.set)
+        try:
+            return self._wait.result()
+        finally:
+            self._wait = None
+
+    def pause(self, seconds: float | None) -> None:
+        """Returns when the descriptor is readable, or when the time is over."""
+        poll = select.poll()
+        poll.register(self, select.POLLIN)
+        poll.poll(None if seconds is None else seconds * 1000)
+
+    def wake(self) -> None:
+        """Makes the descriptor readable."""
+        with suppress(OSError):  # it is readable already, or closed
+            self._writable.send(b"x")
+
+    def drain(self) -> None:
+        """Makes the descriptor unreadable."""
+        with suppress(OSError):
+            self._readable.recv(4096)
 
     def close(self) -> None:
         """Ends the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        self._readable.close()
+        self._writable.close()
 
 
 class LeaseRenewal:
