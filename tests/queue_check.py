@@ -12,7 +12,8 @@ from penstock.core.model.failure import DEAD_QUEUE
 from penstock.core.queue.state import keys
 from penstock.core.queue.state.cache import QueueState
 from penstock.core.queue.state.group import Group
-from penstock.core.queue.state.records import FAILED, HELD, LISTED, NEVER, READY, RUN, WAITING, MessageRow, read_message
+from penstock.core.queue.state.leases import LISTED, RUN
+from penstock.core.queue.state.records import FAILED, HELD, NEVER, READY, WAITING, MessageRow, read_message
 
 _ORDERS = (keys.READY, keys.LANE, keys.TURN, keys.WAITING, keys.HELD)
 

@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from penstock.core.journal.commit import Commit
-from penstock.core.journal.interrupts import Shield, always, is_inside
+from penstock.core.journal.writer import Shield, always_busy, is_inside
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def handlers() -> Iterator[None]:
 
 def test_an_interrupt_waits_for_the_end_of_the_block() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt), Shield(always):
+    with pytest.raises(KeyboardInterrupt), Shield(always_busy):
         signal.raise_signal(signal.SIGINT)
         done.append("still here")
     assert done == ["still here"]
@@ -36,7 +36,7 @@ def test_an_interrupt_waits_for_the_end_of_the_block() -> None:
 
 def test_a_second_interrupt_does_not_wait() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt), Shield(always):
+    with pytest.raises(KeyboardInterrupt), Shield(always_busy):
         signal.raise_signal(signal.SIGINT)
         done.append("first")
         signal.raise_signal(signal.SIGINT)
@@ -55,7 +55,7 @@ def test_who_is_not_busy_is_interrupted_at_once() -> None:
 def test_a_services_own_handler_waits_too() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(3))
     done = []
-    with pytest.raises(SystemExit), Shield(always):
+    with pytest.raises(SystemExit), Shield(always_busy):
         signal.raise_signal(signal.SIGTERM)
         done.append("still here")
     assert done == ["still here"]
@@ -66,7 +66,7 @@ def test_handlers_are_as_they_were_and_newer_ones_stay() -> None:
         pass
 
     before = signal.getsignal(signal.SIGINT)
-    shield = Shield(always)
+    shield = Shield(always_busy)
     for _ in range(3):
         with shield:
             assert signal.getsignal(signal.SIGINT) != before
@@ -80,7 +80,7 @@ def test_other_threads_change_nothing() -> None:
     seen = []
 
     def work() -> None:
-        with Shield(always):
+        with Shield(always_busy):
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(daemon=True, target=work)
@@ -97,8 +97,8 @@ def test_a_frame_is_inside_the_functions_that_led_to_it() -> None:
         return inner()
 
     frame = outer()
-    assert is_inside(frame, [inner.__code__]) and is_inside(frame, [always.__code__, outer.__code__])
-    assert not is_inside(frame, [always.__code__]) and not is_inside(None, [inner.__code__])
+    assert is_inside(frame, [inner.__code__]) and is_inside(frame, [always_busy.__code__, outer.__code__])
+    assert not is_inside(frame, [always_busy.__code__]) and not is_inside(None, [inner.__code__])
 
 
 def test_an_interrupt_inside_a_commit_comes_after_it_and_the_event_is_kept() -> None:

@@ -40,15 +40,14 @@ from penstock.core.model.conditions import predicate
 from penstock.core.names import shown_url
 from penstock.core.queue.dead_letters import _attempts as read_attempts
 from penstock.core.queue.schedule import Cron
+from penstock.core.queue.state.leases import read_lease, read_token
 from penstock.core.queue.state.records import (
     AttemptRow,
     FailureTrail,
     read_group,
-    read_lease,
     read_message,
     read_queue,
     read_special,
-    read_token,
     read_trail,
     read_traits,
 )

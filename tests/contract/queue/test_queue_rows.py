@@ -15,7 +15,8 @@ from penstock.core.queue.queue import LocalQueue
 from penstock.core.queue.state import keys
 from penstock.core.queue.state.cache import WORK, QueueState
 from penstock.core.queue.state.group import Group
-from penstock.core.queue.state.records import FAILED, LISTED, READY, TAKEN, WAITING, MessageRow, encode, read_group
+from penstock.core.queue.state.leases import LISTED
+from penstock.core.queue.state.records import FAILED, READY, TAKEN, WAITING, MessageRow, encode, read_group
 from penstock.errors import ConfigError
 from queue_check import check_queue, letters_range
 

@@ -484,15 +484,15 @@ class OpenFiles:
     """
 
     def __init__(self, *paths: str) -> None:
-        self._folder = os.path.dirname(paths[0])  # noqa: PTH120 - this is asked at every commit: no Path here
+        self.folder = os.path.dirname(paths[0])  # noqa: PTH120 - this is asked at every commit: no Path here
         self._known: dict[str, tuple[tuple[int, int] | None, ...]] = {
             path: (found,) for path in paths if (found := _identity(path)) is not None
         }
         self._folders: list[int] = []
-        self._unchanged: tuple[int, int] | None = None
+        self.unchanged: tuple[int, int] | None = None
         """The folder and its ctime when all was well, if every later change will have another."""
         # What a link leads to may lose its name without a change of the link's folder.
-        self._together = all(self._folder == os.path.dirname(path) and not os.path.islink(path) for path in paths)  # noqa: PTH114, PTH120
+        self._together = all(self.folder == os.path.dirname(path) and not os.path.islink(path) for path in paths)  # noqa: PTH114, PTH120
         for path in paths:
             if os.path.isdir(path):  # noqa: PTH112
                 # Else the number of a folder that was removed would soon be another's. Files are held by the engine.
@@ -501,19 +501,19 @@ class OpenFiles:
     def missing(self) -> str | None:
         """Returns a path that leads to another file than the opened file. Returns None while every path is right."""
         try:
-            folder = os.stat(self._folder)  # noqa: PTH116
+            folder = os.stat(self.folder)  # noqa: PTH116
         except OSError:
-            return self._folder
+            return self.folder
         changed = folder.st_ctime_ns
-        if (folder.st_ino, changed) == self._unchanged:
+        if (folder.st_ino, changed) == self.unchanged:
             return None
         quiet = COARSE_QUIET_NS if changed % COARSE_NS == 0 else QUIET_NS
         # The clock is read before the look: the look sees what came before, and what comes after has a later time.
         is_quiet = self._together and time.time_ns() - changed > quiet
-        self._unchanged = None
+        self.unchanged = None
         missing = self._look()
         if missing is None and is_quiet:
-            self._unchanged = (folder.st_ino, changed)
+            self.unchanged = (folder.st_ino, changed)
         return missing
 
     def _look(self) -> str | None:

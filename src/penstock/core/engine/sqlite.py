@@ -547,8 +547,13 @@ class SqliteWrite(_SqliteTransaction):
                 self._end_scans()
             if kind is None:
                 engine._commit()
-                if engine._files is None or engine._files.missing() is not None:
-                    engine._acknowledge()  # only when it has something to say: every commit pays for this call
+                files = engine._files
+                try:  # what `OpenFiles.missing` looks at first: every commit pays for this
+                    found = None if files is None else os.stat(files.folder)  # noqa: PTH116
+                except OSError:
+                    found = None
+                if found is None or files is None or (found.st_ino, found.st_ctime_ns) != files.unchanged:
+                    engine._acknowledge()
             else:
                 engine._rollback()
         finally:

@@ -16,9 +16,8 @@ from msgspec.structs import replace
 
 from penstock.core.events import Draft, Receipt
 from penstock.core.journal.commit import Commit
-from penstock.core.journal.interrupts import Shield, is_inside
 from penstock.core.journal.prepare import PreparedBatch, make_draft, prepare
-from penstock.core.journal.writer import Writer, WriteRequest
+from penstock.core.journal.writer import Shield, Writer, WriteRequest, is_inside
 from penstock.core.model.arguments import DraftArguments, shows
 from penstock.core.names import is_whole
 from penstock.core.ticket import Ticket

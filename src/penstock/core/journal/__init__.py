@@ -4,7 +4,8 @@
     log         a topic's log, for the layers above; transaction, worker, following: what holds one
     keys        what lies where in the engine's ordered map; blocks: the bytes of events
     prepare     drafts to columns, in the caller's thread
-    writer      group commit; commit: one write transaction; catalog: what the writer knows of each topic
+    writer      group commit, which no signal interrupts; commit: one write transaction and the blocks it writes
+    catalog     what the writer knows of each topic
     reading     one topic in one snapshot: blocks, events, searching; to_arrow, from_arrow: its columns
     across      several topics as one log; locating: which topics may hold an id, a cause, a correlation
     summaries   what ranges of positions hold, so that readers skip them; in verified topics, hashes of events
@@ -14,7 +15,6 @@
     moving      a whole store copied to another engine
     waking      waking readers that wait, in this process and in others; threads in the background
     owners      processes that hold leases and fences, and whether they live
-    interrupts  keeps Ctrl-C out of the middle of a commit
     index/      the entity index behind `read(key=…)`: memtable, runs, merges
     sealed/     history in Parquet files of a lake
 

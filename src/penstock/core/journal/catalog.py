@@ -7,9 +7,7 @@ forgotten and read again in the next transaction.
 from __future__ import annotations
 
 import zlib
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -20,27 +18,13 @@ from penstock.core.journal import keys
 from penstock.core.journal.blocks import (
     Block,
     Columns,
-    Wire,
-    build_joined,
-    build_wire,
-    compressed,
-    compressed_if_large,
     read_block,
     reference_in,
     resolve_reference,
-    seal,
 )
-from penstock.core.journal.keys import block_key
-from penstock.core.journal.summaries import range_rows, replace_range_rows, summarise
 from penstock.core.model.durations import Seconds
 from penstock.errors import Corrupt
 from penstock.limits import (
-    BLOCK_BYTES,
-    BLOCK_EVENTS,
-    MERGE_FAN_IN,
-    MERGED_BYTES,
-    SMALL_BYTES,
-    SUMMARY_EVENTS,
     TOPIC_DEDUP_WINDOW,
 )
 
@@ -206,6 +190,21 @@ def open_block(snap: Snapshot, key: bytes, value: bytes, topic: str) -> Block:
     return block
 
 
+RecentBlock = tuple[int, int, int, Columns]
+"""The events of one commit: their first position, their recording time, their first id, and their columns."""
+
+
+class RecentBlocks(msgspec.Struct, eq=False, weakref=False):
+    """Neighbouring small blocks at the end of a topic, each of one commit."""
+
+    stamp: int
+    """The count of the catalogue when the barrier began: blocks exchanged by others since make it worthless."""
+    parts: list[RecentBlock]
+    size: int = 0
+    next: int = 0
+    """The position after the last one; 0: there is none."""
+
+
 class Head(msgspec.Struct, eq=False):
     """The end of a topic, as the writer knows it."""
 
@@ -355,84 +354,3 @@ def save_end(tx: WriteTx, head: Head) -> None:
     if head.latest:
         ended = EndedTopic(head.latest, head.recorded_ms, head.last_id.to_bytes(16))
         tx.put(keys.ended_key(head.name), _encode(ended))
-
-
-# ── Writing a commit's events as blocks: a large batch as several, a small one beside its neighbours or with them ──
-# One-by-one appends leave one small block each. The writer keeps their columns; the commit that would write the last of
-# `MERGE_FAN_IN` small blocks writes one block for all of them instead, in the place of the others, in the same
-# transaction. What the writer does not remember (after a restart, or when other processes write too) the housekeeper
-# merges by reading it.
-
-
-RecentBlock = tuple[int, int, int, Columns]
-"""The events of one commit: their first position, their recording time, their first id, and their columns."""
-
-
-class RecentBlocks(msgspec.Struct, eq=False, weakref=False):
-    """Neighbouring small blocks at the end of a topic, each of one commit."""
-
-    stamp: int
-    """The count of the catalogue when the barrier began: blocks exchanged by others since make it worthless."""
-    parts: list[RecentBlock]
-    size: int = 0
-    next: int = 0
-    """The position after the last one; 0: there is none."""
-
-
-def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> tuple[bytes, bytes, Wire | None]:
-    """Writes one commit's events: as a block of their own, or together with the small ones before them.
-
-    Returns the stored key and value, and the block itself where it holds nothing but these events.
-    """
-    first, recorded_ms, base_id, columns = part
-    tail = head.tail
-    if tail is None or tail.stamp != stamp:
-        tail = head.tail = RecentBlocks(stamp, [])
-    fits = tail.next in (first, 0)
-    parts = tail.parts
-    if fits and (len(parts) >= MERGE_FAN_IN - 1 or tail.size >= BLOCK_BYTES // 2):
-        joined = build_joined([*parts, part])
-        key, value = block_key(head.topic_id, parts[0][0]), seal(compressed_if_large(joined))
-        tx.delete_range(key + b"\0", block_key(head.topic_id, first))
-        tx.put(key, value)
-        last = joined.first + joined.count - 1
-        about = range_rows(joined, indexed=head.settings.indexed)
-        replace_range_rows(tx, head.topic_id, head.name, joined.first, last, about)
-        head.tail = None
-        return key, value, None
-    wire = build_wire(columns, first, recorded_ms, base_id)
-    large = len(wire.payload) >= MERGED_BYTES
-    key, value = block_key(head.topic_id, first), seal(compressed(wire) if large else wire)
-    tx.put(key, value)
-    if wire.count >= SUMMARY_EVENTS:
-        summarise(tx, head.topic_id, wire, indexed=head.settings.indexed, made_of=columns)
-    size = len(value)
-    if fits and size < SMALL_BYTES and not large:
-        parts.append(part)
-        tail.size += size
-        tail.next = first + len(columns.kinds)
-    else:
-        head.tail = None
-    return key, value, wire
-
-
-def write_blocks(tx: WriteTx, head: Head, part: RecentBlock) -> tuple[bytes, bytes, list[Wire | None]]:
-    """Writes more events than make one block; returns the last block's key and value, and all of them."""
-    position, recorded_ms, base_id, columns = part
-    start, count, weights = 0, len(columns.kinds), columns.weights()
-    wires: list[Wire | None] = []
-    while start < count:
-        stop = start + _fitting(weights, start)
-        some = columns.slice(start, stop)
-        wire = build_wire(some, position + start, recorded_ms, base_id + start)
-        key, value = block_key(head.topic_id, position + start), seal(compressed_if_large(wire))
-        tx.put(key, value)
-        summarise(tx, head.topic_id, wire, indexed=head.settings.indexed, made_of=some)
-        wires.append(wire)
-        start = stop
-    return key, value, wires
-
-
-def _fitting(weights: Sequence[int], start: int) -> int:
-    """Returns the number of events from `start` on make a block of the usual size; at least one."""
-    return max(1, bisect_right(list(accumulate(weights[start : start + BLOCK_EVENTS])), BLOCK_BYTES))

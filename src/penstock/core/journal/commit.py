@@ -8,7 +8,9 @@ Nothing outside changes until the engine's transaction has ended well: only then
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from operator import lt
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,11 +22,24 @@ from penstock.core.documents.decoding import nearest
 from penstock.core.engine.contract import Snapshot, WriteTx
 from penstock.core.events import Event, Receipt, format_id
 from penstock.core.journal import keys
-from penstock.core.journal.blocks import Block, Columns, PlacedRows, Wire, build_wire, join_columns
+from penstock.core.journal.blocks import (
+    Block,
+    Columns,
+    PlacedRows,
+    Wire,
+    build_joined,
+    build_wire,
+    compressed,
+    compressed_if_large,
+    join_columns,
+    seal,
+)
 from penstock.core.journal.catalog import (
     Barrier,
     Catalog,
     Head,
+    RecentBlock,
+    RecentBlocks,
     Settings,
     TopicRecord,
     create_topic,
@@ -33,18 +48,25 @@ from penstock.core.journal.catalog import (
     save_record,
     save_state,
     save_with_end,
-    write_block,
-    write_blocks,
 )
 from penstock.core.journal.index.index import read_view
+from penstock.core.journal.keys import block_key
 from penstock.core.journal.prepare import PreparedBatch
 from penstock.core.journal.reading import TopicView, wanted_rows
-from penstock.core.journal.summaries import keep_hashes, leaves
+from penstock.core.journal.summaries import keep_hashes, leaves, range_rows, replace_range_rows, summarise
 from penstock.core.model.query import EventQuery
 from penstock.core.names import check_limit, unpack_tags
 from penstock.core.observe.logs import Log
 from penstock.errors import ConfigError, Conflict, FenceActive
-from penstock.limits import BLOCK_BYTES, BLOCK_EVENTS, MAX_POSITION
+from penstock.limits import (
+    BLOCK_BYTES,
+    BLOCK_EVENTS,
+    MAX_POSITION,
+    MERGE_FAN_IN,
+    MERGED_BYTES,
+    SMALL_BYTES,
+    SUMMARY_EVENTS,
+)
 
 if TYPE_CHECKING:
     from penstock.core.journal.index.index import EntityIndex
@@ -603,6 +625,72 @@ def conflict(name: str, key: str, expected: int, actual: int) -> Conflict:
 
 def _as_duplicate(receipt: Receipt) -> Receipt:
     return Receipt(receipt.topic, receipt.seq, receipt._number, receipt.correlation_id, True)
+
+
+# ── Writing a commit's events as blocks: a large batch as several, a small one beside its neighbours or with them ──
+# One-by-one appends leave one small block each. The writer keeps their columns; the commit that would write the last of
+# `MERGE_FAN_IN` small blocks writes one block for all of them instead, in the place of the others, in the same
+# transaction. What the writer does not remember (after a restart, or when other processes write too) the housekeeper
+# merges by reading it.
+
+
+def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> tuple[bytes, bytes, Wire | None]:
+    """Writes one commit's events: as a block of their own, or together with the small ones before them.
+
+    Returns the stored key and value, and the block itself where it holds nothing but these events.
+    """
+    first, recorded_ms, base_id, columns = part
+    tail = head.tail
+    if tail is None or tail.stamp != stamp:
+        tail = head.tail = RecentBlocks(stamp, [])
+    fits = tail.next in (first, 0)
+    parts = tail.parts
+    if fits and (len(parts) >= MERGE_FAN_IN - 1 or tail.size >= BLOCK_BYTES // 2):
+        joined = build_joined([*parts, part])
+        key, value = block_key(head.topic_id, parts[0][0]), seal(compressed_if_large(joined))
+        tx.delete_range(key + b"\0", block_key(head.topic_id, first))
+        tx.put(key, value)
+        last = joined.first + joined.count - 1
+        about = range_rows(joined, indexed=head.settings.indexed)
+        replace_range_rows(tx, head.topic_id, head.name, joined.first, last, about)
+        head.tail = None
+        return key, value, None
+    wire = build_wire(columns, first, recorded_ms, base_id)
+    large = len(wire.payload) >= MERGED_BYTES
+    key, value = block_key(head.topic_id, first), seal(compressed(wire) if large else wire)
+    tx.put(key, value)
+    if wire.count >= SUMMARY_EVENTS:
+        summarise(tx, head.topic_id, wire, indexed=head.settings.indexed, made_of=columns)
+    size = len(value)
+    if fits and size < SMALL_BYTES and not large:
+        parts.append(part)
+        tail.size += size
+        tail.next = first + len(columns.kinds)
+    else:
+        head.tail = None
+    return key, value, wire
+
+
+def write_blocks(tx: WriteTx, head: Head, part: RecentBlock) -> tuple[bytes, bytes, list[Wire | None]]:
+    """Writes more events than make one block; returns the last block's key and value, and all of them."""
+    position, recorded_ms, base_id, columns = part
+    start, count, weights = 0, len(columns.kinds), columns.weights()
+    wires: list[Wire | None] = []
+    while start < count:
+        stop = start + _fitting(weights, start)
+        some = columns.slice(start, stop)
+        wire = build_wire(some, position + start, recorded_ms, base_id + start)
+        key, value = block_key(head.topic_id, position + start), seal(compressed_if_large(wire))
+        tx.put(key, value)
+        summarise(tx, head.topic_id, wire, indexed=head.settings.indexed, made_of=some)
+        wires.append(wire)
+        start = stop
+    return key, value, wires
+
+
+def _fitting(weights: Sequence[int], start: int) -> int:
+    """Returns the number of events from `start` on make a block of the usual size; at least one."""
+    return max(1, bisect_right(list(accumulate(weights[start : start + BLOCK_EVENTS])), BLOCK_BYTES))
 
 
 # ── Dedup keys: what a topic remembers of an event appended with one, for as long as the topic's window says ──

@@ -21,7 +21,7 @@ import msgspec
 from penstock.core.clock import Clock, check_clock
 from penstock.core.engine.contract import Engine, Snapshot
 from penstock.core.events import Draft, Event
-from penstock.core.journal import interrupts, keys
+from penstock.core.journal import keys
 from penstock.core.journal.catalog import topic_names
 from penstock.core.journal.commit import Commit, read_mark
 from penstock.core.journal.description import Description, Pressure
@@ -33,11 +33,11 @@ from penstock.core.journal.upkeep.dropping import DropReport, drop_topic
 from penstock.core.journal.upkeep.housekeeper import Housekeeper
 from penstock.core.journal.upkeep.retention import Hold, Trim, cursor_holds
 from penstock.core.journal.waking import Hub
-from penstock.core.journal.writer import Writer, WriteRequest
+from penstock.core.journal.writer import Shield, Writer, WriteRequest, always_busy
 from penstock.core.names import check_name
 from penstock.core.observe.logs import Log
 from penstock.errors import Closed, ConfigError, Corrupt
-from penstock.limits import INDEX_RUN_EVENTS, UNFOLDED_TOPICS
+from penstock.limits import INDEX_RUN_EVENTS, MERGE_FAN_IN, UNFOLDED_TOPICS
 
 if TYPE_CHECKING:
     from penstock.core.consuming.worker import Worker
@@ -107,7 +107,7 @@ class JournalCore:
             check_finished(snap, self.engine.location)
             value = snap.get(keys.STORE)
         if value is None and not self.engine.read_only:
-            with interrupts.Shield(interrupts.always), self.engine.write() as tx:
+            with Shield(always_busy), self.engine.write() as tx:
                 check_finished(tx, self.engine.location)  # again: a copy may have begun here meanwhile
                 value = tx.get(keys.STORE)
                 if value is None:
@@ -192,7 +192,7 @@ class JournalCore:
         """Returns when everything submitted so far is on disk, whatever the durability."""
         if not self.engine.read_only:
             self.writer.drain()
-        with interrupts.Shield(interrupts.always):
+        with Shield(always_busy):
             self.engine.flush()
 
     def maintain(self) -> None:
@@ -254,13 +254,15 @@ class JournalCore:
         """After every commit: wakes those who follow its topics, and counts for the threads in the background."""
         try:
             self.indexer.commits += 1
-            signals = self.hub.signals
+            signals, measures = self.hub.signals, self.writer.measures
             if self.hub.followers:
                 self.hub.tell_followers(touched)
             for name, count in touched.items():
                 if (signal := signals.get(name)) is not None:
                     signal.notify()
-                self.housekeeper.note(name, count)
+                commits = measures.commits_of[name]
+                if commits % MERGE_FAN_IN == 0:
+                    self.housekeeper.consider(name, commits, measures.appended[name])
                 if count >= INDEX_RUN_EVENTS // 8:
                     self.indexer.request(name)
             if self.writer.catalog.unfolded >= UNFOLDED_TOPICS:

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.core.engine.contract import WriteTx
 from penstock.core.events import Event
-from penstock.core.journal import interrupts
 from penstock.core.journal.commit import Commit
 from penstock.core.journal.index.index import read_view
-from penstock.core.journal.interrupts import Shield, is_inside
 from penstock.core.journal.locating import find_event
 from penstock.core.journal.reading import TopicView
+from penstock.core.journal.writer import Shield, always_busy, is_inside, late_signals, let_signal_through
 from penstock.core.model.query import EventQuery
 from penstock.core.observe.logs import Log
 from penstock.errors import Closed, ConfigError, PenstockError, StorageError
@@ -165,7 +164,7 @@ class HeldWriter:
 
     def _lose(self, why: str) -> None:
         """Rolls back and releases the writer, in whichever thread."""
-        with interrupts.Shield(interrupts.always), self._steps:
+        with Shield(always_busy), self._steps:
             if not self.is_open:
                 return
             self._lost = ConfigError(f"nothing of this transaction was kept: {why}")
@@ -244,8 +243,8 @@ class HeldWriter:
         if self._owner is not _here.life.owner:
             self.core.writer.check_process()
             raise ConfigError("a transaction belongs to the thread that began it; begin another one in this thread")
-        if interrupts.waiting:  # it came while the transaction began
-            interrupts.let_through()
+        if late_signals:  # it came while the transaction began
+            let_signal_through()
         return commit
 
     def look(self, apply: Callable[[Commit], T]) -> T:

@@ -13,21 +13,27 @@ from __future__ import annotations
 
 import math
 import os
+import signal
+import sys
 import threading
 import time
+
+# The module `signal` wraps each call in several microseconds of enum conversion.
+from _signal import getsignal  # type: ignore[import-not-found]
+from _signal import signal as set_handler
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from threading import get_ident
 from time import perf_counter
+from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
 
 import msgspec
 
 from penstock.core.clock import Clock
 from penstock.core.engine.contract import Engine, WriteTx
-from penstock.core.journal import interrupts
 from penstock.core.journal.catalog import Catalog
 from penstock.core.journal.commit import Commit
 from penstock.core.observe.logs import Log
@@ -76,7 +82,7 @@ class Writer:
         self.steps = threading.RLock()
         """Held during each step of a transaction, so that another thread ends it between two of them."""
         self.pid = os.getpid()
-        self.shield = interrupts.Shield(lambda frame: self._lead.get(LEADER) == get_ident())
+        self.shield = Shield(lambda frame: self._lead.get(LEADER) == get_ident())
         self._local = threading.local()
         self._room = threading.Condition()
         self._pump: threading.Thread | None = None
@@ -94,7 +100,7 @@ class Writer:
         if self._closed:
             raise Closed("the journal is closed")
         try:
-            if me == interrupts.main_thread:
+            if me == main_thread:
                 with self.shield:
                     self._do(operation, me)
             else:
@@ -242,7 +248,7 @@ class Writer:
 
     def reclaim(self) -> None:
         """Gives freed space back to the disk, uninterrupted; what freed it is done, and does not fail with this."""
-        with interrupts.Shield(interrupts.always):
+        with Shield(always_busy):
             try:
                 self.engine.reclaim()
             except StorageError as error:
@@ -556,6 +562,182 @@ def _error_for_others(error: BaseException) -> BaseException:
     return own
 
 
+# ── Signals wait for the end of a commit ──
+# Python runs signal handlers in the main thread, between any two of its instructions. A handler that raises there
+# (KeyboardInterrupt, or the SystemExit of a service's SIGTERM handler) could leave a lock taken or a transaction open
+# for good. While the main thread is inside a commit, such signals wait until it is done; a second one does not.
+#
+# However many shields are up, in whichever order they come and go, there is one handler, put in place with the first
+# and taken away with the last.
+
+
+SIGINT, SIGTERM = int(signal.SIGINT), int(signal.SIGTERM)
+main_thread = threading.main_thread().ident
+"""The thread that signal handlers run in."""
+
+
+class _SignalHandlers:
+    """The state that the main thread's shields share; other threads touch nothing here, but for `Shield.lower`."""
+
+    __slots__ = ("interrupt", "late", "terminate", "up")
+
+    def __init__(self) -> None:
+        self.up: list[Shield] = []
+        self.late: list[tuple[int, FrameType | None]] = []
+        """Signals that wait; one at most."""
+        self.interrupt: object = None
+        self.terminate: object = None
+
+    def install(self) -> None:
+        # Ours is in place still where another thread has lowered the last shield.
+        interrupt, terminate = getsignal(SIGINT), getsignal(SIGTERM)
+        if interrupt is not receive_signal:
+            self.interrupt = interrupt
+        if terminate is not receive_signal:
+            self.terminate = terminate
+        try:
+            if callable(self.interrupt):
+                set_handler(SIGINT, receive_signal)
+            if callable(self.terminate):
+                set_handler(SIGTERM, receive_signal)
+        except ValueError as error:
+            raise ConfigError(
+                "a journal is written in the main interpreter of a process, where signals can be kept out of a commit, "
+                "and this is a subinterpreter: use a thread of the main one, or a process of its own"
+            ) from error
+
+    def remove(self) -> None:
+        try:
+            self._put_back()
+        except BaseException:  # the first one was in force again, and raised
+            self._put_back()
+            self.late.clear()
+            raise
+
+    def _put_back(self) -> None:
+        # One that is not ours any more was set inside the block: it stays.
+        if getsignal(SIGINT) is receive_signal:
+            set_handler(SIGINT, self.interrupt)
+        if getsignal(SIGTERM) is receive_signal:
+            set_handler(SIGTERM, self.terminate)
+
+    def pass_on(self, number: int, frame: FrameType | None) -> None:
+        """Calls the program's own handler."""
+        handler = self.interrupt if number == SIGINT else self.terminate
+        if callable(handler):
+            handler(number, frame)
+
+
+_signal_handlers = _SignalHandlers()
+late_signals = _signal_handlers.late
+"""Not empty while a signal waits for a shield."""
+
+
+def _begin_in_child() -> None:
+    """After a fork: the thread that forked is the main one; shields of another one are not there any more."""
+    global main_thread
+    me = threading.main_thread().ident
+    if main_thread != me:
+        main_thread = me
+        _signal_handlers.up.clear()
+        _signal_handlers.late.clear()
+        _signal_handlers.remove()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
+
+
+def always_busy(frame: FrameType | None) -> bool:
+    """For a block that is never to be interrupted."""
+    return True
+
+
+class Shield:
+    """A block in which the main thread's signal handlers wait as long as `busy` says; nothing for other threads.
+
+    `busy` is given the frame that was interrupted.
+    """
+
+    __slots__ = ("busy",)
+
+    def __init__(self, busy: Callable[[FrameType | None], bool]) -> None:
+        self.busy = busy
+
+    # Every commit of the main thread passes through here: no loop, nothing made.
+    def __enter__(self) -> None:
+        if get_ident() != main_thread:
+            return
+        up = _signal_handlers.up
+        try:
+            up.append(self)
+            if len(up) == 1:
+                _signal_handlers.install()
+        except BaseException:  # a signal's, before ours is the handler
+            if self in up:
+                up.remove(self)
+            if not up:
+                _signal_handlers.remove()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Signals that come from here on wait too: `receive_signal` knows this function.
+        if get_ident() != main_thread:
+            return
+        up = _signal_handlers.up
+        if up and up[-1] is self:
+            del up[-1]
+        elif self in up:
+            up.remove(self)
+        if not up:
+            _signal_handlers.remove()
+        if _signal_handlers.late:
+            let_signal_through()
+
+    def lower(self) -> None:
+        """Takes the shield away, from whichever thread; the handlers are put back when the main thread's next shield
+        goes."""
+        with suppress(ValueError):
+            _signal_handlers.up.remove(self)
+
+
+def let_signal_through() -> None:
+    """Lets a signal take effect that waited for a shield, unless another one is still busy."""
+    late = _signal_handlers.late
+    if late and get_ident() == main_thread:
+        frame = sys._getframe(1)
+        if frame.f_code is _EXIT:
+            frame = frame.f_back  # type: ignore[assignment]
+        if not _is_busy(frame):
+            _signal_handlers.pass_on(*late.pop())
+
+
+def receive_signal(number: int, frame: FrameType | None) -> None:
+    """The handler while a shield is up."""
+    if not _signal_handlers.late and (_is_busy(frame) or is_inside(frame, _OWN)):
+        _signal_handlers.late.append((number, frame))
+    else:
+        _signal_handlers.pass_on(number, frame)
+
+
+def _is_busy(frame: FrameType | None) -> bool:
+    return any(shield.busy(frame) for shield in tuple(_signal_handlers.up))
+
+
+def is_inside(frame: FrameType | None, codes: Collection[CodeType]) -> bool:
+    """Returns True if a frame is that of one of some functions, or of something it called."""
+    while frame is not None:
+        if frame.f_code in codes:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_EXIT = Shield.__exit__.__code__
+_OWN = (_EXIT, _SignalHandlers.remove.__code__)
+
+
 # ── What a writer counts: commits and how long they took, how many callers shared one, syncs, events by topic ──
 # Only the leader counts, so that plain numbers do and a commit pays a fraction of a microsecond; the registry adds up
 # all writers of the process when they are read.
@@ -568,7 +750,7 @@ GROUP_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024
 class WriterCounters:
     """The counters of a writer."""
 
-    __slots__ = ("appended", "commits", "groups", "latencies", "operations", "seconds", "syncs")
+    __slots__ = ("appended", "commits", "commits_of", "groups", "latencies", "operations", "seconds", "syncs")
 
     def __init__(self) -> None:
         self.commits = 0
@@ -578,6 +760,9 @@ class WriterCounters:
         self.latencies = [0] * (len(DURATION_BUCKETS) + 1)
         self.groups = [0] * (len(GROUP_BUCKETS) + 1)
         self.appended: dict[str, int] = {}
+        """The events added to each topic."""
+        self.commits_of: dict[str, int] = {}
+        """The commits that touched each topic."""
 
     def committed(self, operations: int, seconds: float, synced: bool, touched: dict[str, int]) -> None:
         """Counts one commit; the caller leads."""
@@ -588,9 +773,10 @@ class WriterCounters:
             self.syncs += 1
         self.latencies[bisect_left(DURATION_BUCKETS, seconds)] += 1
         self.groups[0 if operations == 1 else bisect_left(GROUP_BUCKETS, operations)] += 1
-        appended = self.appended
+        appended, commits = self.appended, self.commits_of
         for topic, count in touched.items():
             appended[topic] = appended.get(topic, 0) + count
+            commits[topic] = commits.get(topic, 0) + 1
 
     def add(self, other: WriterCounters) -> None:
         """Takes another writer's numbers in."""

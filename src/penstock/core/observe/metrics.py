@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import threading
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
@@ -33,24 +34,20 @@ DURATION_BUCKETS = (0.0001, 0.00025, 0.001, 0.0025, 0.01, 0.025, 0.05, 0.1, 0.25
 class Counter:
     """A number that only grows."""
 
-    __slots__ = ("_cells",)
+    __slots__ = ("cells",)
 
     def __init__(self) -> None:
-        self._cells: dict[int, float] = {}
+        self.cells: defaultdict[int, float] = defaultdict(int)
+        """The part of each thread, by its id; a thread adds only to its own part."""
 
     def inc(self, by: float = 1) -> None:
         """Adds `by`."""
-        cells = self._cells
-        me = get_ident()
-        try:
-            cells[me] += by
-        except KeyError:
-            cells[me] = by
+        self.cells[get_ident()] += by
 
     @property
     def value(self) -> float:
         """The sum over all threads, including threads that have ended."""
-        return float(sum(list(self._cells.values())))
+        return float(sum(list(self.cells.values())))
 
 
 class Gauge:

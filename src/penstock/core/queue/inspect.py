@@ -45,7 +45,7 @@ from penstock.core.queue.operations.take import STEP, TakeOperation, keyed_posit
 from penstock.core.queue.state import keys
 from penstock.core.queue.state.cache import WORK, QueueState, last_failures, presences, unknown_queue
 from penstock.core.queue.state.group import Group
-from penstock.core.queue.state.leases import HeldMessage
+from penstock.core.queue.state.leases import HeldMessage, make_token, read_token
 from penstock.core.queue.state.records import (
     FAILED,
     HELD,
@@ -58,10 +58,8 @@ from penstock.core.queue.state.records import (
     LastFailure,
     MessageRow,
     SpecialRow,
-    make_token,
     read_message,
     read_special,
-    read_token,
 )  # fmt: skip
 from penstock.errors import ConfigError, StaleDelivery
 

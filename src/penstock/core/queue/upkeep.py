@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 # What works on messages is imported where there is a queue with some: see the registry.
 
-SETTLED_MESSAGES = 1024
-"""The number of settled messages make a look at the topic worth it."""
 CLEAR_ROWS = 1024
 """The most rows of removed messages that one commit deletes."""
 CUT_EVENTS = 4096
@@ -59,7 +57,6 @@ class QueueUpkeep:
     def __init__(self, core: JournalCore, cache: QueueCache) -> None:
         self._core = core
         self._cache = cache
-        self._settled: dict[str, int] = {}
         self._thinned: dict[int, int] = {}
         self._thinning: set[int] = set()
         """Topics whose pass over settled blocks has begun."""
@@ -114,15 +111,6 @@ class QueueUpkeep:
         queue.blocks.refresh(commit)
         overdue = min(queue.overdue_through(commit.tx, commit.now_ms), queue.latest(commit))
         return give_up_through(commit, queue.group(commit.tx, group_id), overdue, EXPIRED)
-
-    def note(self, queue: str, count: int) -> None:
-        """Messages of a queue were settled."""
-        settled = self._settled.get(queue, 0) + count
-        if settled < SETTLED_MESSAGES:
-            self._settled[queue] = settled
-            return
-        self._settled[queue] = 0
-        self._core.housekeeper.request(queue)
 
     def maintain(self, topic: str) -> None:
         """Removes what is settled, in the housekeeper's thread: looks beside the writer, commits a little at a time."""

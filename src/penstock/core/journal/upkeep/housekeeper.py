@@ -43,7 +43,8 @@ class Housekeeper(Background):
         super().__init__("penstock-housekeeper", log)
         self._engine = writer.engine
         self._writer = writer
-        self._noted: dict[str, tuple[int, int]] = {}
+        self._considered: dict[str, tuple[int, int]] = {}
+        """The commits and events of topics when they were last due."""
         self._demanding: set[str] = set()
         """Topics whose settings ask for something every few dozen commits."""
         self._merges: dict[str, int] = defaultdict(int)
@@ -63,15 +64,13 @@ class Housekeeper(Background):
         """Topics with a max_age: time alone makes them due."""
         self._aged_checked_ms = self._swept_ms = writer.clock.now_ms()
 
-    def note(self, topic: str, events: int) -> None:
-        """A commit added events to a topic."""
-        commits, added = self._noted.get(topic, (_ENOUGH, 0))
-        commits, added = commits + 1, added + events
+    def consider(self, topic: str, commits: int, events: int) -> None:
+        """Asks for a look at a topic if enough has gathered; `commits`, `events`: those of this process so far."""
+        commits_then, events_then = self._considered.get(topic, (-_ENOUGH, 0))
         # Small commits are merged by the writer itself: unless a topic has settings to apply, there is little to do.
-        if commits % MERGE_FAN_IN == 0 and (added >= _ENOUGH or commits >= _ENOUGH or topic in self._demanding):
-            commits = added = 0
+        if commits - commits_then >= _ENOUGH or events - events_then >= _ENOUGH or topic in self._demanding:
+            self._considered[topic] = commits, events
             self.request(topic)
-        self._noted[topic] = commits, added
 
     def request_clearing(self) -> None:
         """Asks for the rows of dropped topics to be cleared away soon."""

@@ -20,10 +20,10 @@ from penstock.core.queue.policy import QueuePolicy, check_together, refuse_other
 from penstock.core.queue.state import keys
 from penstock.core.queue.state.cache import WORK, QueueState
 from penstock.core.queue.state.group import Group
+from penstock.core.queue.state.leases import MAX_GROUP
 from penstock.core.queue.state.records import (
     FAILED,
     HELD,
-    MAX_GROUP,
     NEVER,
     READY,
     TAKEN,
@@ -188,11 +188,7 @@ def remove_group(commit: Commit, queue: QueueState, name: str) -> bool:
 
 def group_for(commit: Commit, queue: QueueState, name: str) -> Group:
     """Finds the group that a take names; the first take registers it."""
-    group_id, fanout = queue.record.groups.get(name), queue.record.policy.mode == "fanout"
-    if group_id is None and (fanout or name != "default"):
-        group = register_group(commit, queue, name, 0)
-    else:
-        group = queue.group(commit.tx, group_id if fanout and group_id is not None else WORK)
+    group = queue.group_named(commit.tx, name) or register_group(commit, queue, name, 0)
     if group.record.seen_ms - commit.now_ms >= TOLERATED_MS:
         follow_clock(commit, group)
     return group

@@ -130,7 +130,7 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
         return gone
 
     count = queue.change(apply) if seqs else 0
-    queue.registry.upkeep.note(queue.name, count)
+    queue.note_settled(count)
     return count
 
 
@@ -141,7 +141,7 @@ def purge(queue: LocalQueue) -> int:
     count = queue.core.writer.run(WriteRequest(purge_in, 0, (queue, count)))
     if count:
         queue.core.writer.reclaim()
-        queue.registry.upkeep.note(queue.name, count)
+        queue.note_settled(count)
     return count
 
 
@@ -567,7 +567,7 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) ->
         return receipt
 
     receipt = queue.change(apply)
-    queue.registry.upkeep.note(queue.name, 1)
+    queue.note_settled(1)
     return receipt
 
 

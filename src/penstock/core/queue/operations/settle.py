@@ -36,7 +36,7 @@ from penstock.core.queue.state.blocks import copy_columns
 from penstock.core.queue.state.cache import QueueState, note_extension
 from penstock.core.queue.state.feed import ACKED, TOLD_TOGETHER, Change, Kind
 from penstock.core.queue.state.group import Group
-from penstock.core.queue.state.leases import HeldMessage
+from penstock.core.queue.state.leases import HeldMessage, Lease, fits, indexes_of, make_token, read_token
 from penstock.core.queue.state.places import PARKED, UNFINISHED
 from penstock.core.queue.state.records import (
     FAILED,
@@ -46,13 +46,8 @@ from penstock.core.queue.state.records import (
     AttemptRow,
     FailureTrail,
     LastFailure,
-    Lease,
     MessageRow,
     encode,
-    fits,
-    indexes_of,
-    make_token,
-    read_token,
 )
 from penstock.errors import StaleDelivery
 

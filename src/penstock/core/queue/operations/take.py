@@ -24,7 +24,7 @@ from penstock.core.model.query import EventQuery
 from penstock.core.model.take import TakeRequest
 from penstock.core.names import check_position, check_text, check_whole
 from penstock.core.queue.flow import limiter_for
-from penstock.core.queue.operations.groups import group_for
+from penstock.core.queue.operations.groups import TOLERATED_MS, group_for
 from penstock.core.queue.operations.settle import EXPIRED, LeaseHandle, expire, give_up_dead_owners, give_up_through
 from penstock.core.queue.policy import QueuePolicy
 from penstock.core.queue.state import keys
@@ -32,20 +32,9 @@ from penstock.core.queue.state.blocks import LONGEST_SCAN, DamagedBlock, first_f
 from penstock.core.queue.state.cache import note_presence
 from penstock.core.queue.state.feed import Change
 from penstock.core.queue.state.group import Group
+from penstock.core.queue.state.leases import LONGEST_LEASE, Lease, new_secret
 from penstock.core.queue.state.places import UNFINISHED
-from penstock.core.queue.state.records import (
-    HELD,
-    LONGEST_LEASE,
-    NEVER,
-    READY,
-    TAKEN,
-    UNTOUCHED,
-    WAITING,
-    Lease,
-    MessageRow,
-    new_secret,
-    read_special,
-)
+from penstock.core.queue.state.records import HELD, NEVER, READY, TAKEN, UNTOUCHED, WAITING, MessageRow, read_special
 from penstock.errors import ConfigError, Corrupt
 
 if TYPE_CHECKING:
@@ -93,7 +82,9 @@ FENCE_MS = 50
 def take(commit: Commit, taker: LocalQueue, wanted: TakeRequest) -> Taken:
     """Hands out up to `limit` messages."""
     queue = taker.cache.state(commit, taker.name)
-    group = group_for(commit, queue, wanted.group)
+    group = queue.group_named(commit.tx, wanted.group)
+    if group is None or group.record.seen_ms - commit.now_ms >= TOLERATED_MS:
+        group = group_for(commit, queue, wanted.group)
     if commit.catalog.reshaped != queue.blocks.reshaped:
         queue.blocks.refresh(commit)
     if wanted.consumer is not None:
@@ -158,10 +149,13 @@ def _take_plainly(commit: Commit, group: Group, wanted: TakeRequest, taker: Loca
     first, latest = record.frontier + 1, head.latest if head else 0
     if first > latest:
         return Taken([], False, _next_ms(group))
-    found = queue.blocks.find(commit.tx, first, latest)
-    if found is None:
+    blocks = queue.blocks
+    if blocks.hot_first <= first <= blocks.hot_last and blocks.hot is not None:
+        rows, row = blocks.hot, first - blocks.hot_first
+    elif (found := blocks.find(commit.tx, first, latest)) is not None:
+        rows, row = found
+    else:
         return None
-    rows, row = found
     if rows.wire.key is not None or rows.wire.seqs is not None:
         return None
     count = min(wanted.limit, LONGEST_LEASE, rows.count - row)

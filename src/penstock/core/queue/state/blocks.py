@@ -50,8 +50,8 @@ class BlockCache:
         self._bytes = 0
         self.reshaped = -1
         """The count of the writer's catalogue when this was last refreshed."""
-        self._hot: Block | None = None
-        self._hot_first = self._hot_last = 0
+        self.hot: Block | None = None
+        self.hot_first = self.hot_last = 0
         """The block found last, if its positions have no holes: the next one is most likely in it too."""
 
     def refresh(self, commit: Commit) -> None:
@@ -63,14 +63,14 @@ class BlockCache:
         while self._firsts and self._firsts[0] <= trimmed:
             self._bytes -= _size(self._kept.pop(0))
             del self._firsts[0]
-        self._hot = None
+        self.hot = None
 
     def find(self, snap: Snapshot, seq: int, through: int) -> tuple[Block, int] | None:
         """The block and row of the first stored event at or above `seq` and at or below `through`."""
         if seq > through:
             return None
-        if self._hot is not None and self._hot_first <= seq <= self._hot_last:
-            return self._hot, seq - self._hot_first
+        if self.hot is not None and self.hot_first <= seq <= self.hot_last:
+            return self.hot, seq - self.hot_first
         at = bisect_right(self._firsts, seq) - 1
         if at >= 0:
             block = self._kept[at]
@@ -82,7 +82,7 @@ class BlockCache:
     def _in(self, block: Block, seq: int, through: int) -> tuple[Block, int] | None:
         if block.wire.seqs is None:
             first = block.first
-            self._hot, self._hot_first, self._hot_last = block, first, block.last
+            self.hot, self.hot_first, self.hot_last = block, first, block.last
             if seq < first:
                 seq = first
             return (block, seq - first) if seq <= through else None

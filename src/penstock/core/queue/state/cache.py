@@ -145,6 +145,13 @@ class QueueState:
             group = self._groups[group_id] = Group(self, group_id, name, record)
         return group
 
+    def group_named(self, snap: Snapshot, name: str) -> Group | None:
+        """The group that a take names; None when it is not registered. In work mode all names share one group."""
+        group_id = self.record.groups.get(name)
+        if self.record.policy.mode == "fanout":
+            return None if group_id is None else self.group(snap, group_id)
+        return None if group_id is None and name != "default" else self.group(snap, WORK)
+
     def adopt(self, group: Group) -> None:
         self._groups[group.group_id] = group
 

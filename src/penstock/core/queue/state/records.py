@@ -3,14 +3,17 @@ row."""
 
 from __future__ import annotations
 
-import os
 import struct
-from base64 import b32decode, b32encode
 from typing import Final
 
 import msgspec
 
-from penstock.core.clock import from_ms, set_back
+try:
+    from _blake2 import blake2b as blake2b  # what hashlib gives, without OpenSSL, which every start would wait for
+except ImportError:
+    from hashlib import blake2b as blake2b
+
+from penstock.core.clock import from_ms
 from penstock.core.consuming.delivery import NEVER as NEVER
 from penstock.core.journal.keys import StoredPosition, TopicId
 from penstock.core.model.failure import Attempt, AttemptEnd
@@ -153,108 +156,11 @@ class MessageRow(msgspec.Struct, array_like=True):
     """Since when it waits until `due`; 0: it waits for a moment that its pusher named."""
 
 
-class Lease(msgspec.Struct, array_like=True):
-    """A take: a run of positions, or a list of messages, handed to one consumer until a deadline."""
-
-    secret: bytes
-    delivered_ms: int
-    deadline: int
-    start: StoredPosition
-    count: int
-    label: str
-    consumer: str | None = None
-    settled: bytes = b""
-    """A bit for every message of the lease that is no longer held by it."""
-    messages: list[MessageRow] | None = None
-    extended: dict[int, tuple[int, int]] | None = None
-    """Messages with another deadline than the lease's: deadline and the time of the extension."""
-    owner: str | None = None
-    """Who must be alive for an endless lease to hold."""
-    renewed_ms: int = 0
-    """The time when the whole lease was last extended."""
-
-    def set_back(self, now: int) -> None:
-        """Follows a clock that was set back: nothing of the lease began later than now, or lasts longer than before."""
-        self.deadline = _deadline(self.renewed_ms or self.delivered_ms, self.deadline, now)
-        self.renewed_ms, self.delivered_ms = min(self.renewed_ms, now), min(self.delivered_ms, now)
-        if self.extended:
-            extended = self.extended.items()
-            self.extended = {index: (_deadline(at, until, now), min(at, now)) for index, (until, at) in extended}
-
-    def message(self, index: int) -> MessageRow:
-        """Returns the lease's record of one of its messages."""
-        if self.messages is not None:
-            return self.messages[index]
-        return MessageRow(self.start + index, READY, 1, first_ms=self.delivered_ms, last_ms=self.delivered_ms)
-
-    def seq(self, index: int) -> int:
-        return self.start + index if self.messages is None else self.messages[index].seq
-
-    def stretches(self) -> list[tuple[int, int, int]]:
-        """Returns the stretches of a list whose messages are neighbours: the index of the first, and from where to
-        where they lie."""
-        begins: list[tuple[int, int]] = []
-        following = 0
-        for index, message in enumerate(self.messages or ()):
-            if message.seq != following:
-                begins.append((index, message.seq))
-            following = message.seq + 1
-        ends = [*(index for index, _ in begins[1:]), self.count]
-        return [(index, first, first + end - index - 1) for (index, first), end in zip(begins, ends, strict=False)]
-
-    def deadline_of(self, index: int) -> int:
-        if self.extended is not None and index in self.extended:
-            return self.extended[index][0]
-        return self.deadline
-
-    def deadlines(self) -> list[int]:
-        """The deadlines of what the lease still holds, those that end."""
-        held = self.held()
-        found = {self.deadline_of(index) for index in held} if self.extended else {self.deadline} if held else set()
-        return [deadline for deadline in found if deadline != NEVER]
-
-    def touched_ms(self, index: int) -> int:
-        """Returns the time when the message was delivered or last extended."""
-        if self.extended is not None and index in self.extended:
-            return self.extended[index][1]
-        return self.renewed_ms or self.delivered_ms
-
-    def holds(self, index: int) -> bool:
-        """Returns True if the message is still held by this lease."""
-        if not 0 <= index < self.count:
-            return False
-        byte = index >> 3
-        return byte >= len(self.settled) or not self.settled[byte] >> (index & 7) & 1
-
-    def held_mask(self) -> int:
-        """The messages still held, a bit each."""
-        return (1 << self.count) - 1 & ~int.from_bytes(self.settled, "little")
-
-    def held(self) -> list[int]:
-        """The messages still held, by index."""
-        return indexes_of(self.held_mask()) if self.settled else list(range(self.count))
-
-
-def _deadline(since: int, deadline: int, now: int) -> int:
-    return deadline if deadline == NEVER else set_back(since, deadline, now)[1]
-
-
-LONGEST_LEASE = 1024
-"""The most messages under one lease: settling one of them rewrites its row."""
-LISTED, RUN, SINGLE = 1 << 44, 2 << 44, 3 << 44
-
-
-def indexes_of(mask: int) -> list[int]:
-    """The places of the bits that are set."""
-    return [index for index in range(mask.bit_length()) if mask >> index & 1]
-
-
 read_queue = keys.reader(QueueRecord)
 read_traits = keys.reader(Traits)
 read_special = keys.reader(SpecialRow)
 read_group = keys.reader(GroupRecord)
 read_message = keys.reader(MessageRow)
-read_lease = keys.reader(Lease)
 encode = keys.encode
 
 
@@ -319,81 +225,3 @@ def read_presence(value: bytes) -> Presence:
 
 def pack_presence(presence: Presence) -> bytes:
     return _times.pack(presence.seen_ms, presence.since_ms) + presence.host.encode()
-
-
-# ── tokens ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-try:
-    from _blake2 import blake2b as blake2b  # what hashlib gives, without OpenSSL, which every start would wait for
-except ImportError:
-    from hashlib import blake2b as blake2b
-
-_ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyz234567")
-_TOKEN_BODY_BYTES = 9
-_TAG = 6
-_SECRET = 8
-_POOL = 512 * _SECRET
-
-MAX_GROUP = (1 << 16) - 1
-NUMBER_BITS, INDEX_BITS = 46, 10
-"""Of a lease's number, and of a message's index in it."""
-
-
-class Address(msgspec.Struct, frozen=True):
-    """The address that a token names: a message of a lease of a group."""
-
-    group: int
-    lease_id: int
-    index: int
-    tag: bytes
-
-
-_pool: list[bytes] = []
-
-
-def new_secret() -> bytes:
-    """Eight random bytes for a new lease; asked of the system a few hundred at a time."""
-    try:
-        return _pool.pop()
-    except IndexError:
-        fresh = os.urandom(_POOL)
-        _pool.extend([fresh[at : at + _SECRET] for at in range(0, _POOL, _SECRET)])
-        return os.urandom(_SECRET)
-
-
-os.register_at_fork(after_in_child=_pool.clear)  # a child must not hand out its parent's secrets
-
-
-def make_token(topic: int, group: int, lease_id: int, index: int, secret: bytes) -> str:
-    """The token of a message of a lease."""
-    body = _body(group, lease_id, index)
-    tag = _tag(topic, body, secret)
-    hidden = int.from_bytes(body) ^ _stream(tag)
-    return b32encode(hidden.to_bytes(_TOKEN_BODY_BYTES) + tag).decode().lower()
-
-
-def read_token(token: str) -> Address | None:
-    """Returns the address that a token names, if it is a token; whether it still holds, `fits` says."""
-    if len(token) != 24 or not _ALPHABET.issuperset(token):
-        return None
-    raw = b32decode(token.upper())
-    tag = raw[_TOKEN_BODY_BYTES:]
-    body = int.from_bytes(raw[:_TOKEN_BODY_BYTES]) ^ _stream(tag)
-    lease_id = body >> INDEX_BITS & ((1 << NUMBER_BITS) - 1)
-    return Address(body >> NUMBER_BITS + INDEX_BITS, lease_id, body & ((1 << INDEX_BITS) - 1), tag)
-
-
-def fits(topic: int, address: Address, secret: bytes) -> bool:
-    """Returns True if a token was made for the lease that has this secret."""
-    return _tag(topic, _body(address.group, address.lease_id, address.index), secret) == address.tag
-
-
-def _body(group: int, lease_id: int, index: int) -> bytes:
-    return ((group << NUMBER_BITS | lease_id) << INDEX_BITS | index).to_bytes(_TOKEN_BODY_BYTES)
-
-
-def _tag(topic: int, body: bytes, secret: bytes) -> bytes:
-    return blake2b(body + topic.to_bytes(4), digest_size=_TAG, key=secret).digest()
-
-
-def _stream(tag: bytes) -> int:
-    return int.from_bytes(blake2b(tag, digest_size=_TOKEN_BODY_BYTES, person=b"penstock").digest())
