@@ -186,6 +186,9 @@ UNKNOWN_TASK_PAUSE: Final = 1.0
 """The seconds that a new message waits when the worker that took it has no task of its name."""
 UNKNOWN_TASK_LONGEST: Final = 300.0
 """The longest such wait: a tenth of the message's age, up to this."""
+TASK_KILL_SECONDS: Final = 5.0
+"""The seconds after a task's time limit in which its call is to end, when a worker runs in several processes. A process
+whose call keeps Python from running is killed then. A cancelled coroutine has half as long, in every worker."""
 MAX_ERROR_BYTES: Final = 4 << 10
 """UTF-8 bytes of an error's text that a message keeps; longer ones lose their middle."""
 MAX_TRACEBACK_BYTES: Final = 8 << 10

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from cli.commandline import Cli
+from penstock.core.consuming.processes import Supervisor
+from waiting import DEADLINE
 
 JOBS = """
 from pathlib import Path
@@ -81,35 +83,31 @@ def test_several_processes_share_the_work(cli: Cli, jobs: Path) -> None:
     assert len(pids) == 4 and len(set(pids)) == 2
 
 
-def test_a_change_of_a_source_file_starts_a_worker_again(cli: Cli, jobs: Path) -> None:
-    from penstock.cli.supervising import Supervisor
+def _note(path: str, seconds: float, code: int) -> None:
+    """What a process of these tests does."""
+    with Path(path).open("a") as file:
+        file.write(f"{os.getpid()} ")
+    time.sleep(seconds)
+    sys.exit(code)
 
-    (jobs / "begun.py").write_text("import time\nprint(1, file=open('begun', 'a'), flush=True)\ntime.sleep(600)\n")
+
+def test_a_change_of_a_source_file_starts_a_worker_again(jobs: Path) -> None:
     said: list[str] = []
     begun = jobs / "begun"
 
-    def count() -> int:
-        return begun.read_text().count("1") if begun.exists() else 0
-
     def wait(seconds: float) -> bool:
-        if count() == 1 and not said:
-            (jobs / "begun.py").write_text(BEGUN_AGAIN)
+        count = len(begun.read_text().split()) if begun.exists() else 0
+        if count == 1 and not said:
+            (jobs / "cli_jobs.py").write_text(JOBS + "\n# changed\n")
         time.sleep(0.05)
-        return count() >= 2
+        return count >= 2
 
-    Supervisor([[sys.executable, "begun.py"]], os.environ, said.append, jobs).run(wait)
+    assert Supervisor(_note, [(str(begun), DEADLINE, 0)], said.append, jobs).run(wait) == 0
     assert said == ["a source file has changed: starting again"]
 
 
 def test_a_killed_process_has_a_successor_and_one_that_cannot_begin_ends_all(tmp_path: Path) -> None:
-    from penstock.cli.supervising import Supervisor
-
     said: list[str] = []
-    sleeper = [
-        sys.executable,
-        "-c",
-        "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()} '); time.sleep(600)",
-    ]
     pids = tmp_path / "pids"
 
     def wait(seconds: float) -> bool:
@@ -119,14 +117,10 @@ def test_a_killed_process_has_a_successor_and_one_that_cannot_begin_ends_all(tmp
         time.sleep(0.05)
         return len(found) == 2
 
-    assert Supervisor([[*sleeper, str(pids)]], os.environ, said.append).run(wait) == 0
+    assert Supervisor(_note, [(str(pids), DEADLINE, 0)], said.append).run(wait) == 0
     assert len(said) == 1 and "was killed by signal 9: starting another one" in said[0]
-    broken = [sys.executable, "-c", "raise SystemExit(4)"]
-    never = [sys.executable, "-c", "import time; time.sleep(600)"]
-    assert Supervisor([never, broken], os.environ, said.append).run(lambda seconds: time.sleep(0.05) is not None) == 4
-
-
-BEGUN_AGAIN = "import time\nprint(1, file=open('begun', 'a'), flush=True)\ntime.sleep(601)\n"
+    calls = [(str(pids), DEADLINE, 0), (str(pids), 0, 4)]
+    assert Supervisor(_note, calls, said.append).run(lambda seconds: time.sleep(0.05) is not None) == 4
 
 
 def test_a_call_is_shown_by_its_id(cli: Cli, jobs: Path) -> None:

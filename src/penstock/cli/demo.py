@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.command import CommandContext, command
-from penstock.cli.queues import StopSignals
 from penstock.cli.values import PORT
+from penstock.core.consuming.stopping import StopSignals
 from penstock.errors import Closed, StorageError
 
 if TYPE_CHECKING:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +14,7 @@ import click
 from penstock.cli import values
 from penstock.cli.command import NOTHING, CommandContext, Nothing, command, queue_command
 from penstock.cli.output import event_record, payload_text, pretty_payload, safe, safe_lines
+from penstock.core.consuming.stopping import StopSignals
 from penstock.core.names import did_you_mean
 from penstock.core.units import in_parts, pluralize, show_duration
 from penstock.errors import StaleDelivery
@@ -428,54 +425,8 @@ def resume(context: CommandContext, queue: Queue, group: str | None) -> Done:
 # ── Workers ──
 
 
-POLL_SECONDS = 0.2
-"""The system may give a signal to another thread, which does not end the main thread's wait: Python calls the handler
-when that thread next runs."""
-
-
 QUEUE_SECONDS = 0.5
 """Seconds between two looks for a queue that is not there yet."""
-
-
-AGAIN_SECONDS = 1.0
-"""A signal within so many seconds of the first is the same one: a parent passes on what the terminal sent to both."""
-
-
-class StopSignals:
-    """Within its block, the first SIGINT or SIGTERM is noted and does nothing else; one more ends the process at once.
-
-    A `threading.Event` would not do: its `set` takes a lock that the interrupted thread may hold at that moment.
-    """
-
-    def __init__(self) -> None:
-        self._came: SimpleQueue[int] = SimpleQueue()
-        self.asked = False
-        """True if one came."""
-        self._first = 0.0
-
-    def __enter__(self) -> StopSignals:
-        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for which, handler in self._before.items():
-            signal.signal(which, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if not self.asked:
-            self.asked, self._first = True, time.monotonic()
-            self._came.put(number)
-        elif time.monotonic() - self._first > AGAIN_SECONDS:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    def wait(self, seconds: float) -> bool:
-        """Waits for so long, or until a signal comes; whether one came."""
-        deadline = time.monotonic() + seconds
-        while not self.asked and (left := deadline - time.monotonic()) > 0:
-            with suppress(Empty):
-                self._came.get(timeout=min(left, POLL_SECONDS))
-        return self.asked
 
 
 def _supervise(
@@ -488,24 +439,32 @@ def _supervise(
     given: dict[str, Any],
 ) -> None:
     """Runs workers in processes of their own, and starts another one in the place of a killed one."""
-    from penstock.cli.supervising import Supervisor, this_program
+    from penstock.core.consuming.processes import Supervisor
 
     options = ["--log-level", log_level, *(["--until-empty"] if until_empty else [])]
     options += ["--create"] if context.create else []
     options += ["--url", context.url] if context.url else []
-    commands = []
+    options += ["--token", context.token] if context.token else []
+    calls = []
     for number in range(processes):
         own = dict(given)
         if own["consumer"] is not None and processes > 1:
             own["consumer"] = f"{own['consumer']}-{number + 1}"
         pairs = [(f"--{name}", str(value)) for name, value in own.items() if value is not None]
-        commands.append([*this_program(), "work", *named, *options, *(word for pair in pairs for word in pair)])
-    environment = {**os.environ, **({"PENSTOCK_TOKEN": context.token} if context.token else {})}
-    supervisor = Supervisor(commands, environment, context.note, Path.cwd() if reload else None)
+        calls.append((["work", *named, *options, *(word for pair in pairs for word in pair)],))
     with StopSignals() as stop:
-        code = supervisor.run(stop.wait)
+        code = Supervisor(_run_again, calls, context.note, Path.cwd() if reload else None).run(stop.wait)
     if code:
         raise SystemExit(code)
+
+
+def _run_again(words: list[str]) -> None:
+    """Runs a command in a process of its own."""
+    from penstock.cli.main import run
+    from penstock.cli.output import prepare_streams
+
+    prepare_streams()
+    sys.exit(run(words))
 
 
 @command(
@@ -524,7 +483,9 @@ def _supervise(
 @click.option("--consumer", help="under this name")
 @click.option("--lease", type=values.duration, help="for how long messages are held")
 @click.option("--until-empty", is_flag=True, help="end when nothing is left to take")
-@click.option("--processes", type=values.count, default="1", help="so many processes, each with its own messages")
+@click.option(
+    "--processes", type=values.count, help="work in so many processes; a call that exceeds its time limit ends its own"
+)
 @click.option(
     "--reload", is_flag=True, help="for development: start again when a Python file below this folder changes"
 )
@@ -539,7 +500,7 @@ def work(
     queue: str,
     handler: str | None,
     until_empty: bool,
-    processes: int,
+    processes: int | None,
     reload: bool,
     log_level: str,
     **given: Any,
@@ -555,9 +516,11 @@ def work(
     """
     import logging
 
-    if processes > 1 or reload:
-        _supervise(context, [queue, *([handler] if handler else [])], processes, reload, until_empty, log_level, given)
+    if processes is not None or reload:
+        named = [queue, *([handler] if handler else [])]
+        _supervise(context, named, processes or 1, reload, until_empty, log_level, given)
         return
+    from penstock.core.queue.tasks.processes import work as work_until
 
     tasks = None if handler is not None else _tasks(queue)
     function: Any = None if handler is None else values.load_named(handler)
@@ -571,16 +534,12 @@ def work(
                 context.existing_queue(journal, queue) if until_empty else _awaited(context, journal, queue, stop)
             ]
             workers = [handles[0].worker(function, **given)]
-        for worker in workers:
-            worker.start()
-        named = ", ".join(handle.name for handle in handles)
+        names = ", ".join(handle.name for handle in handles)
         context.note(
-            f"working on {named} of {journal.describe().location} with {handler or queue}, "
+            f"working on {names} of {journal.describe().location} with {handler or queue}, "
             f"{given['concurrency']} at a time; Ctrl-C ends it"
         )
-        while all(worker.alive for worker in workers) and not stop.wait(0.1):
-            if until_empty and all(_is_empty(handle, given["group"]) for handle in handles):
-                break
+        work_until(workers, stop, lambda: until_empty and all(_is_empty(one, given["group"]) for one in handles))
         if stop.asked:
             context.note("finishing what is in hand; Ctrl-C once more leaves it: it comes again once its lease ends")
         for worker in workers:

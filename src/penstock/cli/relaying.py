@@ -10,7 +10,7 @@ import click
 
 from penstock.cli import values
 from penstock.cli.command import CommandContext, command
-from penstock.cli.queues import StopSignals
+from penstock.core.consuming.stopping import StopSignals
 
 GLANCE = 60.0
 """Seconds of a wait for a signal."""

@@ -26,6 +26,7 @@ from penstock.core.protocol.fields import policy_fields, policy_of
 from penstock.core.protocol.operation import WRITTEN, Operation, converted
 from penstock.core.protocol.queues import OPEN_QUEUE, PUSH_TOGETHER, READ_QUEUE
 from penstock.core.queue.policy import checked, refuse_mismatch
+from penstock.core.surface.backend import JournalAddress
 from penstock.core.surface.journal import Journal
 from penstock.core.ticket import Ticket
 from penstock.core.units import Progress
@@ -185,6 +186,9 @@ class RemoteBackend:
 
     def pressure(self) -> Pressure:
         return self._about().pressure
+
+    def address(self) -> JournalAddress:
+        return JournalAddress(self.client.url, self.client.token)
 
     def describe(self) -> Description:
         """Returns the served journal's description; its location is the server's URL."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from sys import modules
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -34,7 +35,9 @@ from penstock.core.names import AUDIT, check_items, check_name
 from penstock.core.observe.tracing import sending
 from penstock.core.protocol.operation import Caller, Operation
 from penstock.core.queue.registry import QueueRegistry
+from penstock.core.surface.backend import JournalAddress
 from penstock.core.surface.journal import Journal
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -204,6 +207,14 @@ class LocalBackend:
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def pressure(self) -> Pressure:
         return self.core.pressure()
+
+    def address(self) -> JournalAddress:
+        engine = self.engine
+        if not engine.shared or engine.location is None:
+            raise ConfigError(
+                f"{self!r} is for one process: several need a SQLite store, or a server (`penstock serve`)"
+            )
+        return JournalAddress(f"{engine.scheme}:{Path(engine.location).resolve()}", None, engine.durability)
 
     def describe(self) -> Description:
         return self.core.describe(self.queues.names(), self.queues.paused(), self.entities.gates.describe())

@@ -95,13 +95,13 @@ _PENSTOCK: Final = __file__.rpartition("core")[0]
 def trim_traceback(error: BaseException) -> None:
     """Leaves the frames that led to a handler out of an error's traceback: what failed lies below them."""
     trace = error.__traceback__
-    while trace is not None and _is_between(trace.tb_frame.f_code.co_filename):
+    while trace is not None and is_between(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     if trace is not None:
         error.__traceback__ = trace
 
 
-def _is_between(file: str) -> bool:
+def is_between(file: str) -> bool:
     """Returns True if a file is of penstock, or of what runs threads and coroutines."""
     *_, folder, name = ["", *file.replace("\\", "/").split("/")]
     return file.startswith(_PENSTOCK) or folder in ("asyncio", "concurrent", "futures") or name == "threading.py"

@@ -7,7 +7,7 @@ streams or waits, are methods, which both homes write.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import threading
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.core.consuming.delivery import Delivery
     from penstock.core.consuming.subscription import JournalSubscription, OnLag, Subscription
     from penstock.core.consuming.worker import Worker
+    from penstock.core.engine.contract import Durability
     from penstock.core.entity.outbox import Staged
     from penstock.core.entity.projection import Projection
     from penstock.core.entity.states import Freshness, RebuildReport
@@ -53,6 +54,14 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 P = TypeVar("P", bound="Projection")
+
+
+class JournalAddress(NamedTuple):
+    """What another process opens a journal with."""
+
+    url: str
+    token: str | None = None
+    durability: Durability | None = None
 
 
 class Backend(Protocol):
@@ -108,6 +117,9 @@ class Backend(Protocol):
 
     def pressure(self) -> Pressure:
         """Returns the number of submissions wait for the writer."""
+
+    def address(self) -> JournalAddress:
+        """Returns what another process opens the journal with; ConfigError when only one process can."""
 
     def describe(self) -> Description:
         """Returns the description of the journal."""

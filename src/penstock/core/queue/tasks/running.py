@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 import threading
 import time
 import typing
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import nullcontext
 from contextvars import ContextVar, copy_context
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
 
 import msgspec
 
 from penstock.core.consuming.delivery import backend_of
+from penstock.core.consuming.processes import one_of_several
 from penstock.core.journal.prepare import encode_payload
+from penstock.core.model.failure import is_between
 from penstock.core.names import check_text
 from penstock.core.observe.logs import Log
 from penstock.core.queue.operations.notes import check_progress
 from penstock.core.ticket import Ticket
 from penstock.core.units import show_duration
 from penstock.errors import ConfigError, TaskTimeout
+from penstock.limits import TASK_KILL_SECONDS
 
 if TYPE_CHECKING:
     from penstock.core.consuming.delivery import Delivery
@@ -168,7 +174,7 @@ def _read(stored: bytes, function: Callable[..., object]) -> Any:
 # ── time limits ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def limited(name: str, call: Callable[[], R], limit: float) -> R:
     """Returns the result of a function that may take so many seconds. TaskTimeout when it takes longer: its thread is
-    left behind."""
+    left behind, and a process that is one of several ends."""
     outcome: Ticket[R] = Ticket()
 
     def work() -> None:
@@ -180,29 +186,62 @@ def limited(name: str, call: Callable[[], R], limit: float) -> R:
             outcome.resolve(result)
 
     thread = threading.Thread(target=copy_context().run, args=(work,), name=f"penstock-task-{name}", daemon=True)
-    thread.start()
-    try:
-        return outcome.result(limit)
-    except TimeoutError:
-        if outcome.done():  # just now, or the error is the function's own
-            return outcome.result()
+    here = one_of_several()
+    with nullcontext() if here is None else here.limited(limit):
+        thread.start()
+        try:
+            return outcome.result(limit)
+        except TimeoutError:
+            if outcome.done():  # just now, or the error is the function's own
+                return outcome.result()
+    error = _too_long(name, limit, _place_of(thread))
+    if here is None:
         log.warning("task %r goes on in a thread that is left behind: a thread cannot be ended", name)
-        raise too_long(name, limit) from None
+    else:
+        here.replace()
+    raise error
 
 
 async def limited_async(name: str, outcome: Awaitable[R], limit: float) -> R:
-    """The same of a coroutine, which is cancelled."""
+    """The same of a coroutine, which is cancelled, and left behind if it goes on all the same."""
     import asyncio
 
-    scope = asyncio.timeout(limit)
-    try:
-        async with scope:
-            return await outcome
-    except TimeoutError:
-        if not scope.expired():  # the function's own
+    here, task = one_of_several(), asyncio.ensure_future(outcome)
+    with nullcontext() if here is None else here.limited(limit):
+        try:
+            await asyncio.wait([task], timeout=limit)
+            if task.done():
+                return task.result()
+            task.cancel()
+            await asyncio.wait([task], timeout=TASK_KILL_SECONDS / 2)
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait([task], timeout=TASK_KILL_SECONDS / 2)
             raise
-        raise too_long(name, limit) from None
+    place = None
+    try:
+        task.result()
+    except asyncio.InvalidStateError:
+        log.warning("task %r was cancelled at its time limit and goes on: it is left behind", name)
+        if here is not None:
+            here.replace()
+    except BaseException as error:
+        place = error.__traceback__
+    raise _too_long(name, limit, place)
 
 
-def too_long(name: str, limit: float) -> TaskTimeout:
-    return TaskTimeout(f"task {name!r} took longer than {show_duration(limit)}", limit=limit)
+def _too_long(name: str, limit: float, place: TracebackType | None) -> TaskTimeout:
+    """The error of a call, whose traceback says where it was at its time limit."""
+    error = TaskTimeout(f"task {name!r} took longer than {show_duration(limit)}", limit=limit)
+    return error.with_traceback(place)
+
+
+def _place_of(thread: threading.Thread) -> TracebackType | None:
+    """The place where a thread is, as a traceback."""
+    trace = None
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if trace is not None or not is_between(frame.f_code.co_filename):
+            trace = TracebackType(trace, frame, frame.f_lasti, frame.f_lineno)
+        frame = frame.f_back
+    return trace

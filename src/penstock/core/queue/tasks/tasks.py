@@ -14,7 +14,7 @@ from penstock.core.consuming.delivery import Delivery
 from penstock.core.documents.decoding import nearest
 from penstock.core.model.arguments import shows
 from penstock.core.model.take import DEFAULT_GROUP
-from penstock.core.names import check_kind, check_name
+from penstock.core.names import check_kind, check_name, check_whole
 from penstock.core.observe.logs import Log
 from penstock.core.queue.tasks.chain import Gather, TaskCall
 from penstock.core.queue.tasks.plan import TaskOptions, TaskPlan, push_options
@@ -210,7 +210,7 @@ class Tasks:
             call.store(self.journal)
         return [
             self.journal.queue(queue).worker(
-                self.run,
+                self.handle,
                 concurrency=concurrency,
                 group=group,
                 consumer=consumer,
@@ -221,7 +221,32 @@ class Tasks:
             for queue in self.queues()
         ]
 
-    def run(self, delivery: Delivery) -> object:
+    def run(
+        self,
+        *,
+        processes: int | None = None,
+        concurrency: int = 1,
+        group: str = DEFAULT_GROUP,
+        consumer: str | None = None,
+        ahead: int | None = None,
+        lease: Duration | None = None,
+    ) -> None:
+        """Runs workers of all the tasks' queues until SIGINT or SIGTERM, which let what has begun finish.
+
+        `processes`: in so many processes, each with its own workers; another one starts in the place of one that was
+        killed. Each imports the module that the tasks are in, so the call of `run` stands below
+        `if __name__ == "__main__":`. A call that takes longer than its `timeout` ends its process. The other arguments
+        are those of `workers`.
+        """
+        from penstock.core.queue.tasks.processes import WorkerSettings, run_here, run_in_processes
+
+        settings = WorkerSettings(concurrency, group, consumer, ahead, lease)
+        if processes is None:
+            run_here(self, settings)
+        else:
+            run_in_processes(self, check_whole(processes, "processes"), settings)
+
+    def handle(self, delivery: Delivery) -> object:
         """Makes the call a message stands for: what a worker of the tasks' queues does with each delivery."""
         task = self._tasks.get(delivery.kind)
         if task is None:
