@@ -1,4 +1,4 @@
-"""Makes docs/speed.md from benchmarks/results, and puts what queues do in a second into the README.
+"""Makes docs/speed.md from benchmarks/results, and puts the rates of queues into the README and docs/index.md.
 
 python scripts/benchmark_page.py
 """
@@ -11,7 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "speed.md"
-README = ROOT / "README.md"
+RATES = (ROOT / "README.md", ROOT / "docs" / "index.md")
+"""The pages that show the rates of queues between two comments."""
 BEGIN, END = "<!-- benchmark table: begin -->\n", "<!-- benchmark table: end -->\n"
 CHOSEN = {
     "journal": (
@@ -113,19 +114,19 @@ def rates() -> str:
 
 HEAD = """# How fast
 
-Messages of 100 bytes on a SQLite store, one thread, on a machine with 2 cores; all took turns in one run. A push or an
-acknowledgement that returned is on disk, for everybody but Redis with everysec. Rates depend on the disk and on what
-else it does: the ratios further down are steadier.
+All programs took turns in one run, on a machine with 2 cores. Messages have 100 bytes, the store is SQLite, and
+one thread works. A push or an acknowledgement that has returned is on disk, except for Redis with everysec.
+Rates depend on the disk, and on other work that the disk does. The ratios below are steadier.
 
 """
 
 DETAIL = """
 ## In ratios
 
-Every number here is a ratio within one run: to the machine's own write+fdatasync rate ("raw"), or to a peer with its
-best documented settings. `make bench BENCH=journal` (queue, entity, buffer, spark, server, …) measures your machine.
-`benchmarks/results` in the repository has every row with percentiles, durability and versions. "short" marks a goal
-that is not reached.
+Every number here is a ratio within one run. The other side of the ratio is the machine's own rate of write and
+fdatasync ("raw"), or a peer with its best documented settings. `make bench BENCH=journal` (queue, entity,
+buffer, spark, server, …) measures your machine. `benchmarks/results` in the repository has every row, with
+percentiles, durability and versions. "short" marks a goal that is not reached.
 
 """
 
@@ -133,13 +134,17 @@ that is not reached.
 LARGE = """
 ## In a large store
 
-Cost follows the answer, not the store. CPU time of one call in ms, small store → large one: 3,000 → 60,000 events in
-each of twelve topics and messages in each of five queues where a row does not say otherwise, right after building,
-opened again, and after `maintain()`. The goal is three times the time in the small store, or 3 ms.
-`make bench BENCH=growth` measures your machine. A test counts what every public operation asks of the engine in a small
-store and in a large one, the largest commit of `maintain`, `compact`, `compact_keys`, `reindex`, `configure` and
-`drop_topic`, and an append that 500 clients follow, which is read once for all of them. One commit removes or thins at
-most 32 blocks, or two million events of sealed files; recording a sealed file lets that file's blocks go at once.
+The cost of a call depends on its answer, not on the size of the store. The table has the CPU time of one call
+in milliseconds, in a small store → in a large store. Where a row names no other sizes, the small store has
+3,000 events in each of twelve topics and 3,000 messages in each of five queues. The large store has 60,000 of
+each. The three pairs are measured after building the store, after opening it again, and after `maintain()`. The
+goal is three times the time in the small store, or 3 ms. `make bench BENCH=growth` measures your machine.
+
+Tests count the requests that every public operation makes to the engine, in a small store and in a large store.
+Other tests bound the largest commit of `maintain`, `compact`, `compact_keys`, `reindex`, `configure` and
+`drop_topic`. One commit removes or rewrites at most 32 blocks, or two million events of sealed files. When a
+sealed file is recorded, its blocks are removed in the same commit. An append that 500 clients follow is read
+once for all of them.
 
 """
 
@@ -188,11 +193,13 @@ def page() -> str:
     return HEAD + rates() + DETAIL + table(CHOSEN) + LARGE + table(GROWTH) + TRIED
 
 
-def readme() -> str:
-    before, rest = README.read_text("utf-8").split(BEGIN)
+def with_rates(page: Path) -> str:
+    """Returns the text of a page with today's rates between its two comments."""
+    before, rest = page.read_text("utf-8").split(BEGIN)
     return before + BEGIN + rates() + END + rest.split(END)[1]
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(), "utf-8")
-    README.write_text(readme(), "utf-8")
+    for shown in RATES:
+        shown.write_text(with_rates(shown), "utf-8")

@@ -17,9 +17,10 @@ def test_the_page_is_up_to_date(script: Path) -> None:
     assert made["PAGE"].read_text("utf-8") == made["page"](), f"run: python scripts/{script.name}"
 
 
-def test_the_readme_shows_rows_of_the_benchmarks() -> None:
+def test_the_readme_and_the_first_page_show_rows_of_the_benchmarks() -> None:
     made = runpy.run_path(str(ROOT / "scripts" / "benchmark_page.py"))
-    assert made["README"].read_text("utf-8") == made["readme"](), "run: python scripts/benchmark_page.py"
+    for page in made["RATES"]:
+        assert page.read_text("utf-8") == made["with_rates"](page), "run: python scripts/benchmark_page.py"
 
 
 def test_every_limit_is_explained() -> None:
