@@ -258,7 +258,7 @@ class JournalCore:
             if self.hub.followers:
                 self.hub.tell_followers(touched)
             for name, count in touched.items():
-                if (signal := signals.get(name)) is not None:
+                if (held := signals.get(name)) is not None and (signal := held()) is not None:
                     signal.notify()
                 commits = measures.commits_of[name]
                 if commits % MERGE_FAN_IN == 0:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary, ref
+from weakref import ref
 
 from penstock.core.observe.logs import Log
 from penstock.core.ticket import wake_waiters
@@ -226,12 +226,19 @@ class ReadingAhead(Signalled):
         raise NotImplementedError
 
 
+SIGNALS_KEPT = 64
+"""The number from which on signals without a holder are removed, when they may be half of all signals."""
+
+
 class Hub:
     """A signal for each topic, and a watcher that looks for other processes' commits while there are waiters."""
 
     def __init__(self, changes: Callable[[], int] | None, location: str | None = None) -> None:
-        self.signals: WeakValueDictionary[str, Signal] = WeakValueDictionary()
-        """By topic, those that a caller holds: a name that was waited for once leaves nothing."""
+        self.signals: dict[str, ref[Signal]] = {}
+        """By topic, those that a caller holds. Every commit looks here: a dictionary with weak values would make an
+        exception for each topic without a signal."""
+        self._most_signals = SIGNALS_KEPT
+        """The number of signals at which signals without a holder are removed."""
         self.followers: tuple[ref[TopicChanges], ...] = ()
         """Those who follow all topics; replaced, never changed: a commit may be going through them."""
         self._changes = changes
@@ -245,7 +252,15 @@ class Hub:
 
     def signal(self, topic: str) -> Signal:
         with self._lock:  # of two that are made for one name, one would never be told
-            return self.signals.setdefault(topic, Signal())
+            held = self.signals.get(topic)
+            signal = None if held is None else held()
+            if signal is None:
+                if len(self.signals) >= self._most_signals:
+                    self.signals = {name: one for name, one in self.signals.items() if one() is not None}
+                    self._most_signals = 2 * len(self.signals) + SIGNALS_KEPT
+                signal = Signal()
+                self.signals[topic] = ref(signal)
+            return signal
 
     def follow_all(self) -> TopicChanges:
         """Told of every commit that touches a topic, for as long as it is held."""
@@ -264,8 +279,9 @@ class Hub:
     def notify_all(self) -> None:
         with self._lock:
             held = list(self.signals.values())
-        for signal in held:
-            signal.notify()
+        for one in held:
+            if (signal := one()) is not None:
+                signal.notify()
         self.tell_followers(None)
 
     def close(self) -> None:

@@ -691,6 +691,11 @@ class Shield:
         elif self in up:
             up.remove(self)
         if not up:
+            if not _signal_handlers.late and getsignal(SIGTERM) is not receive_signal:
+                # The usual case, without a call: one handler, after which nothing is left to put back.
+                if getsignal(SIGINT) is receive_signal:
+                    set_handler(SIGINT, _signal_handlers.interrupt)
+                return
             _signal_handlers.remove()
         if _signal_handlers.late:
             let_signal_through()
