@@ -18,7 +18,10 @@ P = ParamSpec("P")
 
 
 class AsyncProducer(AsyncHandle[Producer]):
-    """Collects entries into batches and hands them to the buffer's consumer; any number may share one."""
+    """Collects entries into batches and hands them to the buffer's consumer.
+
+    Any number of threads may share a producer.
+    """
 
     __slots__ = ()
 

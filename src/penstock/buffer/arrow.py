@@ -1,8 +1,8 @@
 """Converts batches to Arrow and back without a Python object for each entry.
 
-Entries happen to be stored exactly as Parquet stores a plain byte-array column (length, bytes, length, bytes …), so a
-block is given the few bytes of Parquet header and footer that let Arrow's own reader, which checks every length, decode
-it in place.
+A batch stores its entries exactly as Parquet stores a plain byte-array column: length, bytes, length, bytes. The
+functions here add a Parquet header and footer of a few bytes to a block, so that Arrow's own reader decodes the block
+in place. Arrow's reader checks every length.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HEADER_BUFFER = 1 << 16
 
 
 def block_to_arrow(block: memoryview, count: int) -> pa.Array:
-    """A checked block of `count` entries as one binary array."""
+    """Returns a checked block of `count` entries as one binary array."""
     if count == 0:
         return pa.array([], pa.binary())
     head, tail = _parquet_around(len(block), count)
@@ -42,7 +42,7 @@ def block_to_arrow(block: memoryview, count: int) -> pa.Array:
 
 
 def arrow_to_block(entries: pa.Array) -> memoryview:
-    """Entries (binary or string, none of them null) as they stand in a batch, each after its length."""
+    """Returns entries (binary or string, without nulls) in the form of a batch: each entry after its length."""
     count = len(entries)
     if count == 0:
         return memoryview(b"")
@@ -54,7 +54,7 @@ def arrow_to_block(entries: pa.Array) -> memoryview:
         raise ConfigError("a batch of more than 2 GiB: give fewer entries")
     offsets = np.arange(0, 4 * count + 4, 4, dtype=np.int32)
     prefixes = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(lengths)])
-    # Joined value by value, an array's values lie one after the other: length, entry, length, entry …
+    # Joining the arrays value by value puts the values one after the other: length, entry, length, entry …
     joined = pc.binary_join_element_wise(prefixes, entries.cast(pa.binary()), pa.scalar(b"", pa.binary()))
     return memoryview(joined.buffers()[2])[: 4 * count + int(stored[-1] - stored[0])]
 

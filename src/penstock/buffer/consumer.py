@@ -61,12 +61,13 @@ class Consumer(BufferHandle):
     ...         handle(batch.entries)
     ...         consumer.ack(batch.sequence)
 
-    Opening one fences the consumer before it: from then on its calls raise `Fenced`. What is not
-    acknowledged when a consumer ends (or dies) is delivered again to the next one: at least once. For an exactly-once
-    effect store `batch.sequence` with what you made of the batch, and open the next consumer with `after=` that number.
+    Opening a consumer fences the consumer before it, whose calls then raise `Fenced`. Batches that are not acknowledged
+    when a consumer ends or dies are delivered again to the next consumer: at least once. For an exactly-once effect,
+    store `batch.sequence` together with your result, and open the next consumer with `after=` that number.
 
-    Three cursors, None at first: *acked* (removed from the manifest by the hundredth `ack`, `ack_through`, `flush` or
-    `close`), *fetched*, and *handed out* (where the next read goes on; ahead of the acknowledgements).
+    A consumer has three cursors, which begin as None. *acked*: the last acknowledged batch; every hundredth `ack`,
+    `ack_through`, `flush` and `close` remove acknowledged batches from the manifest. *fetched*: the last fetched batch.
+    *handed out*: where the next read continues, ahead of the acknowledgements.
     """
 
     @takes(ConsumerSettings)
@@ -97,7 +98,10 @@ class Consumer(BufferHandle):
     # ── reading ──
 
     def next_batch(self) -> Batch | None:
-        """The next batch, or None when there is none yet. A failure moves no cursor: the next call tries it again."""
+        """Returns the next batch, or None when there is no batch yet.
+
+        A failure moves no cursor: the next call tries the same batch again.
+        """
         with self._reading:
             with self._lock:
                 found = self._after_handed_out(1)
@@ -108,9 +112,9 @@ class Consumer(BufferHandle):
             return batch
 
     def next_descriptors(self, limit: int) -> list[Descriptor]:
-        """Up to `limit` of the next entries, to be fetched elsewhere.
+        """Returns up to `limit` of the next manifest entries, to be fetched elsewhere.
 
-        The cursor moves now: one that is lost comes again only from a new consumer.
+        The cursor moves at once: an entry that the caller loses is delivered again only to a new consumer.
         """
         if limit < 0:
             raise ConfigError(f"limit must not be negative: {limit}")
@@ -123,7 +127,7 @@ class Consumer(BufferHandle):
             return found
 
     def read_manifest(self) -> Manifest:
-        """The manifest now, for callers that read its batches elsewhere; moves no cursor."""
+        """Returns the current manifest, for callers that read its batches elsewhere; moves no cursor."""
         with self._lock:
             self._check_open()
             return self._manifest.load_owned()
@@ -150,7 +154,7 @@ class Consumer(BufferHandle):
         except StorageError as error:
             with self._lock:
                 if not error.retryable and not self._closed:
-                    self._manifest.load_owned()  # it may be gone because the consumer that took over is done with it
+                    self._manifest.load_owned()  # the object may be gone because a newer consumer has acknowledged it
             raise
         with self._lock:
             self._fetched = max(descriptor.sequence, -1 if self._fetched is None else self._fetched)
@@ -162,9 +166,11 @@ class Consumer(BufferHandle):
     # ── acknowledging ──
 
     def ack(self, sequence: int) -> None:
-        """Acknowledges the oldest batch handed out; any other is `OutOfOrder`. Every hundredth rewrites the manifest.
+        """Acknowledges the oldest batch handed out; any other batch raises `OutOfOrder`.
 
-        When that write fails, the acknowledgement did not happen: give it again.
+        Every hundredth call rewrites the manifest.
+
+        When this write fails, the batch is not acknowledged: call `ack` again.
         """
         with self._lock:
             self._check_open()
@@ -181,9 +187,11 @@ class Consumer(BufferHandle):
         self._measures.acks.inc()
 
     def ack_through(self, sequence: int) -> None:
-        """Acknowledges everything up to `sequence` in one manifest write; it must advance, else `OutOfOrder`.
+        """Acknowledges every batch up to `sequence` in one manifest write.
 
-        On any failure nothing has changed here and the call may be repeated.
+        A sequence that does not advance raises `OutOfOrder`.
+
+        A failed call changes nothing and may be repeated.
         """
         with self._lock:
             self._check_open()
@@ -201,7 +209,7 @@ class Consumer(BufferHandle):
         self._measures.acks.inc(advanced)
 
     def flush(self) -> None:
-        """Removes what was acknowledged from the manifest now."""
+        """Removes the acknowledged batches from the manifest now."""
         with self._lock:
             self._check_open()
             self._flush()
@@ -226,15 +234,16 @@ class Consumer(BufferHandle):
         ack_interval: Duration = 0.2,
         on_corrupt: Callable[[Descriptor, Corrupt], object] | None = None,
     ) -> RunReport:
-        """Hands every batch to `handler` (a function or a coroutine function) and acknowledges what it finished.
+        """Hands every batch to `handler` (a function or a coroutine function) and acknowledges the batches that it
+        finished.
 
-        Up to `ahead` batches are read ahead and fetched by `concurrency` threads. In order, `handler` is called here,
-        one batch after the other; with `ordered=False` it is called by the fetching threads as batches come. Either
-        way only the contiguous finished prefix is acknowledged, at most every `ack_interval`.
+        Up to `ahead` batches are read ahead and fetched by `concurrency` threads. The calling thread calls `handler` in
+        order, one batch after the other; with `ordered=False` the fetching threads call it as batches arrive. Either
+        way, only the contiguous finished prefix is acknowledged, at most every `ack_interval`.
 
         Returns after `stop()`, when another consumer takes over (see the report's `fenced`), or, with `until_empty`,
-        when nothing is left. An exception from `handler` ends the run and is raised here; unfinished batches come again
-        with the next run. A damaged batch ends it too, unless `on_corrupt` says what to do with its descriptor.
+        when the buffer is empty. An exception from `handler` ends the run and is raised here; the next run delivers
+        unfinished batches again. A damaged batch also ends the run, unless `on_corrupt` handles its descriptor.
         """
         with self._lock:
             self._check_open()
@@ -252,7 +261,7 @@ class Consumer(BufferHandle):
                 self._hand_out_again()
 
     def stop(self) -> None:
-        """Ends a `run` in another thread (or in its handler) after the batches in hand."""
+        """Ends a `run` in another thread (or in its handler) after the batches under way."""
         run = self._run
         if run is not None:
             run.stop()
@@ -296,12 +305,12 @@ class Consumer(BufferHandle):
                     self._closed = True
         finally:
             if self._collector is not None:
-                self._collector.stop()  # without the lock, which it may be waiting for
+                self._collector.stop()  # without the lock, because the collector may be waiting for it
 
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("the consumer is closed")
-        self._check_process()  # no epoch would keep the two apart
+        self._check_process()  # no epoch would distinguish parent and child
 
     def buffer_id(self) -> str:
         """The buffer's identity, the same behind every url; stored beside the manifest."""
@@ -314,11 +323,11 @@ class Consumer(BufferHandle):
 
     @property
     def acked(self) -> int | None:
-        """The last sequence acknowledged: what the next consumer's `after` should be."""
+        """The last acknowledged sequence, which the next consumer takes as `after`."""
         return self._acked
 
     def __len__(self) -> int:
-        """Batches in the manifest when it was last read or written."""
+        """Returns the number of batches in the manifest when it was last read or written."""
         return self._manifest.length
 
     def __bool__(self) -> bool:
@@ -358,14 +367,14 @@ class RunOptions(NamedTuple):
 
 
 class _ReadAhead:
-    """A batch that was read from the manifest, until it and all before it are handled."""
+    """A batch that was read from the manifest, until this batch and all earlier batches are handled."""
 
     __slots__ = ("descriptor", "fetched", "finished", "outcome")
 
     def __init__(self, descriptor: Descriptor) -> None:
         self.descriptor = descriptor
         self.fetched = False
-        self.outcome: Batch | Exception | None = None  # None: damaged, and `on_corrupt` was told
+        self.outcome: Batch | Exception | None = None  # None: the batch is damaged, and `on_corrupt` was called
         self.finished = False
 
 
@@ -384,7 +393,7 @@ class ConsumerRun:
         self._changed = threading.Condition()
         self._to_fetch: SimpleQueue[_ReadAhead | None] = SimpleQueue()
         self._ahead: deque[_ReadAhead] = deque()
-        self._unhandled = 0  # what `ahead` bounds
+        self._unhandled = 0  # the number that `ahead` bounds
         self._frontier: int | None = None  # the end of the finished prefix
         self._acked: int | None = None
         self._stopping = threading.Event()
@@ -406,7 +415,7 @@ class ConsumerRun:
         return RunReport(self._batches, self._entries, self._consumer.acked, self._fenced)
 
     def wait_unless_inside(self) -> None:
-        """Waits for the end of the run; a handler, which would wait for itself, is let through."""
+        """Waits for the end of the run. A call from a handler returns at once, because it would wait for itself."""
         if threading.current_thread() not in self._threads:
             self._ended.wait()
 
@@ -452,7 +461,7 @@ class ConsumerRun:
             self._to_fetch.put(None)
 
     def _wait_until(self, condition: Callable[[], object]) -> bool:
-        """Waits for a condition; False when the run is stopped before."""
+        """Waits for a condition; returns False when the run is stopped first."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopping.is_set() or condition())
         return not self._stopping.is_set()
@@ -461,7 +470,8 @@ class ConsumerRun:
 
     def _read_loop(self) -> None:
         failures, most = 0, self._options.ahead
-        # Read again when half of the room is free: a manifest read per batch would cost more than it saves.
+        # The manifest is read again when half of the room is free: a read for every batch would cost more than it
+        # saves.
         while self._wait_until(lambda: self._unhandled <= most // 2):
             try:
                 found = self._consumer.next_descriptors(most - self._unhandled)
@@ -483,7 +493,8 @@ class ConsumerRun:
                 self._stopping.wait(self._options.poll)
             elif not found and last:
                 self.stop()
-            elif not found:  # handling may bring more; only a look after the last of it can say that nothing is left
+            # handling may add batches; only a read after the last handler can tell that nothing is left
+            elif not found:
                 self._wait_until(lambda: not self._unhandled)
 
     # ── fetching ──
@@ -568,13 +579,14 @@ class ConsumerRun:
         try:
             self._consumer.ack_through(frontier)
         except OutOfOrder:
-            if self._consumer.acked is None or self._consumer.acked < frontier:  # else a handler did it, just now even
+            # else a handler did it, perhaps just now
+            if self._consumer.acked is None or self._consumer.acked < frontier:
                 raise
 
     def _frontier_to_ack(self, not_before: float, *, refused: bool) -> int | None:
-        """Waits until there is something to acknowledge; None when there never will be.
+        """Waits until there is a batch to acknowledge; returns None when there will be no batch.
 
-        What the last handler finished is not held back for the interval, only for a store that refused it.
+        The last finished batches do not wait for the interval, only for a store that refused them.
         """
         with self._changed:
             while self._fenced is None:
@@ -596,7 +608,7 @@ _LAST_ACK_TRIES = 5
 
 def _join(threads: Iterable[threading.Thread]) -> None:
     for thread in threads:
-        if thread.ident is not None:  # one that could not be started is none to wait for
+        if thread.ident is not None:  # a thread that could not be started needs no wait
             thread.join()
 
 
@@ -611,8 +623,8 @@ def _calling(handler: Callable[[Batch], object]) -> Iterator[Callable[[Batch], o
 
 
 # ── The manifest as its one consumer sees it: owned by epoch, and lost to the consumer that takes a newer one ──
-# Every change is a conditional put on a manifest that was read with one of our epochs in it, so a consumer that has
-# been fenced can change nothing, however late its request arrives.
+# Every change is a conditional put on a manifest that was read with one of our epochs in it. So a fenced consumer can
+# change nothing, however late its request arrives.
 
 
 T = TypeVar("T")
@@ -620,12 +632,12 @@ S = TypeVar("S", bound=Sized)
 
 
 class OwnedManifest(ManifestObject):
-    """A manifest that fences its earlier consumer when it is made. Not thread-safe, like its base."""
+    """A manifest whose constructor fences the earlier consumer. Not thread-safe, like its base."""
 
     def __init__(self, store: ObjectStore, path: str, clock: Clock, measures: ManifestCounters) -> None:
         super().__init__(store, path, clock, measures)
         self._backoff = Backoff(most=0.25)
-        # Several, because a new one whose answer was lost may or may not have been written.
+        # Several epochs, because a new epoch whose answer was lost may or may not have been written.
         self._epochs: set[int] = set()
         self.epoch = self._take_over()
 
@@ -642,7 +654,7 @@ class OwnedManifest(ManifestObject):
         raise AssertionError("unreachable")
 
     def load_owned(self) -> Manifest:
-        """The manifest now; `Fenced` when another consumer has taken it."""
+        """Returns the current manifest; raises `Fenced` when another consumer has taken it."""
         return self._load_owned().manifest
 
     def _load_owned(self) -> ManifestVersion:
@@ -676,10 +688,11 @@ class OwnedManifest(ManifestObject):
             return
 
     def decide(self, choose: Callable[[Manifest], T | None]) -> T | None:
-        """Chooses by the manifest and makes the choice stand: no append that has not seen it can succeed afterwards.
+        """Chooses by the manifest and makes the choice final: no append that has not seen the choice can succeed
+        afterwards.
 
-        The epoch changes to one that no other consumer would choose, and with it the manifest. Who read it before must
-        read it again before writing. None is no choice, and changes nothing.
+        The epoch, and with it the manifest, changes to a value that no other consumer would choose. A writer that read
+        the manifest earlier must read it again. A choice of None changes nothing.
         """
         for _ in self._backoff.attempts():
             snapshot = self._load_owned()
@@ -704,8 +717,8 @@ class OwnedManifest(ManifestObject):
 class Fetcher:
     """Fetches batches by descriptor. Stateless: share it between threads, pickle it to other machines.
 
-    It does not know who owns the manifest, so it works on after its consumer was fenced, as long as the object exists.
-    A pickled fetcher carries the store's options, credentials among them if they were given there.
+    A fetcher does not know who owns the manifest, so it continues to work after its consumer was fenced, as long as the
+    object exists. A pickled fetcher carries the store's options, which may include credentials.
     """
 
     __slots__ = ("_limit", "_measures", "_store", "manifest")
@@ -719,7 +732,7 @@ class Fetcher:
         self._measures = measures or BufferCounters()
 
     def fetch(self, descriptor: Descriptor) -> Batch:
-        """Gets and checks the batch. A missing object is a `StorageError`, a damaged one `Corrupt`."""
+        """Gets and checks the batch. A missing object raises `StorageError`, a damaged object raises `Corrupt`."""
         return self._fetch(descriptor, lambda data, limit: Batch(descriptor, *unwrap(data, limit)))
 
     def fetch_arrow(self, descriptor: Descriptor) -> pyarrow.Array:
@@ -743,7 +756,7 @@ class Fetcher:
         return decoded
 
     def fetch_raw(self, descriptor: Descriptor) -> Buffer:
-        """Gets the object's bytes as stored, without looking at them."""
+        """Gets the object's stored bytes without checking them."""
         try:
             location = check_path(descriptor.location, "a location")
         except ConfigError as error:
@@ -768,7 +781,7 @@ class Fetcher:
 class Batch(DecodedBatch):
     """The entries of one object. `entries` is a list made on first use; iterating a batch makes no list at all.
 
-    `size` is the bytes of its entries, their lengths included, before compression.
+    `size` is the number of bytes of the entries with their lengths, before compression.
     """
 
     __slots__ = ("descriptor",)
@@ -793,7 +806,7 @@ class Batch(DecodedBatch):
         return self.descriptor.metadata
 
     def metadata_of(self, index: int) -> Metadata | None:
-        """The metadata range that covers the entry at `index`, or None when none does."""
+        """Returns the metadata range that covers the entry at `index`, or None when no range does."""
         if not 0 <= index < len(self):
             raise IndexError(f"batch {self.sequence} has {len(self)} entries, not an entry {index}")
         covering = None
@@ -848,10 +861,10 @@ def collect(
     decide: Callable[[Callable[[Manifest], list[str] | None]], list[str] | None] | None = None,
     dry_run: bool = False,
 ) -> Collection:
-    """Deletes what no consumer can need; `dry_run` only counts.
+    """Deletes the objects that no consumer can need; `dry_run` only counts them.
 
-    `decide` is the consumer's way to make a choice stand (`OwnedManifest.decide`). Without one, as from the command
-    line beside a running consumer, an object is safe from a producer that stops for no longer than the grace.
+    `decide` is the consumer's way to make a choice final (`OwnedManifest.decide`). Without `decide`, as from the
+    command line beside a running consumer, a producer is safe that pauses for no longer than the grace.
     """
     batches = {path: time for path in store.list(paths.prefix) if (time := batch_time_ms(path)) is not None}
 
@@ -862,7 +875,7 @@ def collect(
 
     if decide is None or dry_run:
         found = store.get(paths.manifest)
-        # Where there is no manifest its name was mistyped, perhaps, and the objects are those of another one.
+        # A missing manifest may be a mistyped name, and then the objects belong to another manifest.
         doomed = None if found is None else doomed_by(parse_manifest(found, paths.manifest))
     else:
         doomed = decide(doomed_by)
@@ -875,11 +888,13 @@ def collect(
 
 
 def _horizon(named: set[str], newest_old_ms: int) -> int:
-    """The time before which objects may be deleted: past their grace, and older than all the manifest names."""
+    """Returns the time before which objects may be deleted: past their grace, and older than every object that the
+    manifest names.
+    """
     horizon = newest_old_ms + 1
     for location in named:
         time = batch_time_ms(location)
-        if time is None:  # a name that tells no time: nothing can be said to be older than that batch
+        if time is None:  # the name holds no time, so no object is known to be older than this batch
             return 0
         horizon = min(horizon, time)
     return horizon
@@ -908,5 +923,5 @@ class Collector:
                 self._collect()
             except Fenced:
                 return
-            except Exception as error:  # whatever it was: the thread must not end unseen
+            except Exception as error:  # any error: the thread must not end unseen
                 log.warning("garbage collection failed; trying again in %g s: %s", self._interval, error)

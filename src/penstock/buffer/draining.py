@@ -1,11 +1,11 @@
-"""From a buffer into a journal, exactly once.
+"""Drains a buffer into a journal, exactly once.
 
 Each batch becomes one transaction: its entries are appended and its sequence is kept as a mark, together or not at all.
-A batch whose sequence is not above the mark was appended before (by a life that died before it could acknowledge, or by
-a consumer that was fenced meanwhile) and is skipped. The mark decides inside the transaction, so even two drains at
+A batch whose sequence is not above the mark was appended before, by a process that died before it acknowledged, or by a
+consumer that was fenced meanwhile; the batch is skipped. The mark decides inside the transaction, so even two drains at
 once append every batch once.
 
-The journal is known here only by what it must be able to do (`DrainJournal`, `DrainTopic`, `DrainTransaction`).
+This module knows the journal only through three protocols: `DrainJournal`, `DrainTopic` and `DrainTransaction`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST_NAME = 200
 
 
 class DrainTransaction(Protocol):
-    """All or nothing: events appended, and marks set."""
+    """A transaction that appends events and sets marks, all or nothing."""
 
     def append_many(self, topic: str, drafts: Iterable[Draft]) -> object: ...
     def get_mark(self, name: str) -> int | None: ...
@@ -72,12 +72,12 @@ def drain(
 ) -> DrainReport:
     """Appends every batch of a buffer to a topic, exactly once however often it is killed and started again.
 
-    An entry becomes an event of this `kind` with the entry's bytes as payload, the producer's time and, if there is
-    any, its metadata as a header; or whatever `draft(entry, metadata)` makes of it. `name` is what the journal
-    remembers the buffer's progress under; without it, an id that is stored beside the manifest, so that the same buffer
-    is known again behind another url or endpoint.
+    An entry becomes an event of this `kind` with the entry's bytes as payload, the producer's time and, if the entry
+    has metadata, the metadata as a header. `draft(entry, metadata)` replaces this rule. The journal keeps the buffer's
+    progress under `name`. Without a name it uses an id that is stored beside the manifest, so that it recognises the
+    same buffer behind another url or endpoint.
 
-    Runs like `Consumer.run`: until `consumer.stop()`, until another consumer takes over, or until nothing is left.
+    Runs like `Consumer.run`: until `consumer.stop()`, until another consumer takes over, or until the buffer is empty.
     """
     if not isinstance(consumer, Consumer):
         raise ConfigError(f"a consumer of a buffer is drained, not {consumer!r:.80}")
@@ -118,7 +118,7 @@ def _mark_name(consumer: Consumer, topic: DrainTopic) -> str:
 
 
 def _drafts(batch: Batch, make: Callable[[bytes, Metadata | None], Draft]) -> list[Draft]:
-    """Every entry with the metadata range that covers it."""
+    """Returns a draft of every entry, with the metadata range that covers the entry."""
     drafts: list[Draft] = []
     ranges = iter(batch.metadata)
     covering: Metadata | None = None
@@ -136,7 +136,7 @@ def _drafts_of(kind: str) -> Callable[[bytes, Metadata | None], Draft]:
 
     def make(entry: bytes, metadata: Metadata | None) -> Draft:
         nonlocal last, shared
-        if metadata is not last:  # entries of one call share their range: what is made of it is made once
+        if metadata is not last:  # entries of one call share their range, so its headers are made once
             last = metadata
             shared = {} if metadata is None else _fields(metadata)
         return Draft(kind, entry, **shared)
@@ -146,7 +146,7 @@ def _drafts_of(kind: str) -> Callable[[bytes, Metadata | None], Draft]:
 
 def _fields(metadata: Metadata) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    with suppress(OverflowError):  # another writer's time that no calendar has: the event has the time it is appended
+    with suppress(OverflowError):  # no calendar has this time of another writer: the event gets the time of the append
         fields["occurred_at"] = from_ms(metadata.ingested_at_ms)
     if metadata.payload:
         try:

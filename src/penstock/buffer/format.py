@@ -5,8 +5,8 @@ Two formats, both version 1, all integers little-endian:
 - a **batch object** is the entries, each after its length, then a 7-byte footer;
 - a **manifest** is the queue of batch objects, then a 22-byte footer with the next sequence and the epoch.
 
-Every decoder treats its input as hostile: lengths and counts are checked against the bytes that are really there before
-anything is allocated, decompression is bounded, and whatever does not fit raises `Corrupt`.
+Every decoder treats its input as hostile. Lengths and counts are checked against the bytes at hand before memory is
+allocated, decompression is bounded, and input that does not fit raises `Corrupt`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ Compression = Literal["none", "zstd"]
 Buffer = bytes | bytearray | memoryview | Any
 
 BATCH_VERSION = 1
-#: The largest block (entries with their lengths, uncompressed) that is written or, unless told otherwise, read.
+#: The largest block (entries with their lengths, uncompressed) that is written. Readers accept no larger block unless
+#: told otherwise.
 MAX_BATCH_BYTES = 512 << 20
 
 _FOOTER = struct.Struct("<BIH")
@@ -48,10 +49,11 @@ _LENGTH = struct.Struct("<I")
 _CODES: dict[str, int] = {"none": 0, "zstd": 1}
 _SMALL = 4096
 _PREFIXES = tuple(_LENGTH.pack(length) for length in range(_SMALL))
-#: Entries unpacked by one call: enough that the call costs nothing, few enough that compiling the format is cheap too.
+#: The number of entries that one call unpacks: large enough to spread the cost of the call, small enough that compiling
+#: the format stays cheap.
 _RUN = 1000
 _RUN_BYTES = 256 << 10
-#: Below this, looking for a common length costs more than it saves.
+#: With fewer entries, looking for a common length costs more than it saves.
 _UNIFORM_FROM = 16
 
 
@@ -59,7 +61,10 @@ _UNIFORM_FROM = 16
 
 
 def encode_entries(entries: Sequence[bytes]) -> bytes:
-    """Entries as they stand in a batch, each after its length; results may be concatenated into one batch."""
+    """Returns entries in the form of a batch, each entry after its length.
+
+    Results may be concatenated into one batch.
+    """
     lengths = list(map(len, entries))
     first = lengths[0] if lengths else 0
     if lengths.count(first) == len(lengths):
@@ -72,7 +77,7 @@ def encode_entries(entries: Sequence[bytes]) -> bytes:
         parts[1::2] = entries
         encoded = b"".join(parts)
         expected = len(lengths) * _LENGTH.size + sum(lengths)
-    if len(encoded) != expected:  # a memoryview of larger items has another length than it has bytes
+    if len(encoded) != expected:  # the length of a memoryview of larger items is not its number of bytes
         raise TypeError("entries must be bytes")
     return encoded
 
@@ -102,7 +107,7 @@ def compress_entries(encoded: Buffer, *, checksum: bool = True) -> bytes:
 
 
 def seal_batch(encoded: Iterable[Buffer], count: int, compression: Compression = "none") -> bytes:
-    """A whole batch object from the results of `encode_entries`, holding `count` entries altogether."""
+    """Returns a whole batch object from the results of `encode_entries`, with `count` entries altogether."""
     footer = batch_footer(count, compression)
     if compression == "none":
         return b"".join(chain(encoded, (footer,)))
@@ -110,7 +115,7 @@ def seal_batch(encoded: Iterable[Buffer], count: int, compression: Compression =
 
 
 def encode_batch(entries: Sequence[bytes], compression: Compression = "none") -> bytes:
-    """A whole batch object holding these entries."""
+    """Returns a whole batch object with these entries."""
     return seal_batch((encode_entries(entries),), len(entries), compression)
 
 
@@ -127,7 +132,7 @@ class DecodedBatch:
         self._entries: list[bytes] | None = None
         self.end = end  # where the footer of an uncompressed object begins
         self.count = count
-        self.length = _common_length(data, end, count)  # of every entry, when they all have the same
+        self.length = _common_length(data, end, count)  # the length of every entry, when all have the same
         if self.length is None:
             self._entries, self.size = _split(data, end, count)
         else:
@@ -158,7 +163,9 @@ class DecodedBatch:
             yield _unpacker(length, rest)(self._data, whole * run * stride)
 
     def to_arrow(self) -> pyarrow.Array:
-        """The entries as one Arrow binary array, made without a Python object per entry (needs penstock[arrow])."""
+        """Returns the entries as one Arrow binary array, made without a Python object per entry (needs
+        penstock[arrow]).
+        """
         from penstock.buffer.arrow import block_to_arrow
 
         return block_to_arrow(memoryview(self._data)[: self.end], self.count)
@@ -171,7 +178,9 @@ class DecodedBatch:
 
 
 def open_batch(data: Buffer, *, limit: int = MAX_BATCH_BYTES) -> DecodedBatch:
-    """Checks a batch object; `Corrupt` when it is not one, or unpacks to more than `limit` bytes."""
+    """Checks a batch object; raises `Corrupt` when the bytes are no batch object, or unpack to more than `limit`
+    bytes.
+    """
     return DecodedBatch(*unwrap(data, limit))
 
 
@@ -210,7 +219,10 @@ def decode_batch(data: Buffer, *, limit: int = MAX_BATCH_BYTES) -> list[bytes]:
 
 
 def _split(data: Buffer, end: int, count: int) -> tuple[list[bytes], int]:
-    """Entries of differing lengths, and where they end. Slices past the end come out short and fail the last check."""
+    """Returns entries of differing lengths, and where they end.
+
+    Slices past the end are too short and fail the last check.
+    """
     block: bytes = data if type(data) is bytes else bytes(data)
     length_at = _LENGTH.unpack_from
     entries: list[bytes] = []
@@ -231,12 +243,14 @@ def _split(data: Buffer, end: int, count: int) -> tuple[list[bytes], int]:
 
 
 def _common_length(data: Buffer, end: int, count: int) -> int | None:
-    """The length every entry has, or None when they differ (or are too few for it to matter)."""
+    """Returns the common length of all entries, or None when the lengths differ (or the entries are too few to
+    matter).
+    """
     if count < _UNIFORM_FROM:
         return None
     length: int = _LENGTH.unpack_from(data, 0)[0]
     stride = _LENGTH.size + length
-    # The last and the second entry are looked at first: batches of differing lengths rarely get further.
+    # The last and the second entry are checked first: batches of differing lengths rarely pass this check.
     if count * stride > end or not (
         length == _LENGTH.unpack_from(data, (count - 1) * stride)[0] == _LENGTH.unpack_from(data, stride)[0]
     ):
@@ -257,13 +271,13 @@ def _unpacker(length: int, run: int) -> Callable[[Buffer, int], tuple[bytes, ...
 
 # ── zstd ──
 
-#: Four bytes can unpack to a block of 128 KiB, so this many overshoot a limit by at most 16 MiB.
+#: Four bytes can unpack to a block of 128 KiB, so this many bytes exceed a limit by at most 16 MiB.
 _FEED = 512
 
 
 def _decompress(data: memoryview, limit: int) -> bytes:
     """Unpacks every frame, never holding more than `limit` bytes whatever the frames claim or produce."""
-    import zstandard  # 14 ms, which a buffer without compression saves
+    import zstandard  # the import takes 14 ms, which a buffer without compression saves
 
     try:
         stated = zstandard.get_frame_parameters(data).content_size
@@ -274,7 +288,7 @@ def _decompress(data: memoryview, limit: int) -> bytes:
                 try:
                     return bytes(zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False))
                 except zstandard.ZstdError:
-                    pass  # several frames, or damage: the stream tells them apart
+                    pass  # several frames, or damage: the stream reader distinguishes them
         return _decompress_stream(zstandard, data, limit)
     except zstandard.ZstdError as error:
         raise Corrupt(f"the batch does not decompress: {error}", offset=0) from None
@@ -285,7 +299,7 @@ def _decompress_stream(zstandard: ModuleType, data: memoryview, limit: int) -> b
     total = 0
     offset = 0
     while offset < len(data):
-        # The window is what the decoder itself allocates; 128 MiB is the most zstd's own tools accept.
+        # The decoder itself allocates the window; 128 MiB is the most that zstd's own tools accept.
         frame = zstandard.ZstdDecompressor(max_window_size=128 << 20).decompressobj()
         while not frame.eof:
             piece = data[offset : offset + _FEED]
@@ -336,7 +350,7 @@ class Descriptor(msgspec.Struct, frozen=True):
 MANIFEST_VERSION = 1
 MANIFEST_FOOTER_SIZE = 22
 MAX_LOCATION = 0xFFFF
-#: No consumer ever owns this epoch: the reference keeps it for "not initialised".
+#: No consumer ever owns this epoch: the reference implementation keeps it for "not initialised".
 RESERVED_EPOCH = (1 << 64) - 1
 
 _MANIFEST_FOOTER = struct.Struct("<IQQH")
@@ -355,7 +369,7 @@ class Manifest:
 
     def __init__(self, data: Buffer, path: str | None = None) -> None:
         self.path = path
-        """The object it was read from, which damage is named by."""
+        """The object that the manifest was read from; errors about damage name it."""
         if len(data) == 0:
             raise self._corrupt(
                 "a manifest must not be empty: a missing object is an empty queue, zero bytes are damage"
@@ -374,7 +388,7 @@ class Manifest:
         self.next_sequence: int = next_sequence
         self.epoch: int = epoch
 
-    # No __len__: list() would allocate what the footer claims before anything was checked.
+    # No __len__: list() would allocate as much as the footer claims before anything was checked.
 
     def _corrupt(self, why: str, offset: int | None = None) -> Corrupt:
         return Corrupt(why, file=self.path, offset=offset)
@@ -428,7 +442,7 @@ class Manifest:
         return int(crc) if magic == _CRC_MAGIC else None
 
     def _walk(self) -> Iterator[tuple[int, int, int]]:
-        """Each entry's start (after its length), end and sequence, checked against the bytes that are there."""
+        """Yields each entry's start (after its length), end and sequence, checked against the bytes at hand."""
         data = self.data
         body = len(data) - MANIFEST_FOOTER_SIZE
         if self.count * (_LENGTH.size + _ENTRY_MIN) > body:
@@ -478,7 +492,7 @@ class Manifest:
         return Descriptor(sequence, self._location(start, end), tuple(metadata), self._crc(after, end))
 
     def _ranges(self, start: int, end: int, sequence: int) -> tuple[list[Metadata], int]:
-        """An entry's metadata, and where the last of it ends."""
+        """Returns an entry's metadata, and where the metadata ends."""
         data, offset = self.data, self._location_end(start, end)
         ranges = _LENGTH.unpack_from(data, offset)[0]
         offset += _LENGTH.size
@@ -502,12 +516,15 @@ class Manifest:
 
 
 def parse_manifest(data: Buffer | None, path: str | None = None) -> Manifest:
-    """Reads a manifest's footer; None (the object is missing) is an empty one. Entries are checked as they are read."""
+    """Reads a manifest's footer; None (a missing object) gives an empty manifest.
+
+    Entries are checked when they are read.
+    """
     return Manifest(_EMPTY_MANIFEST if data is None else data, path)
 
 
 def empty_manifest(next_sequence: int) -> Manifest:
-    """A manifest without entries whose next one gets this sequence."""
+    """Returns a manifest without entries, whose next entry gets this sequence."""
     return Manifest(_MANIFEST_FOOTER.pack(0, next_sequence, 0, MANIFEST_VERSION))
 
 
@@ -536,10 +553,11 @@ def append(
     mark: Mark | None = None,
     checksums: Mapping[str, int] | None = None,
 ) -> bytes:
-    """The manifest with these (location, metadata) at its end; the entries already there are copied, not decoded.
+    """Returns the manifest with these (location, metadata) entries at its end; existing entries are copied, not
+    decoded.
 
-    The mark goes with the last of them, so that it stays for as long as any of them does. `checksums` has the CRC-32 of
-    the objects at the locations it names.
+    The last new entry carries the mark, so that the mark stays as long as any of the new entries. `checksums` maps
+    locations to the CRC-32 of their objects.
     """
     sequence = manifest.next_sequence
     parts: list[Buffer] = [memoryview(manifest.data)[: len(manifest.data) - MANIFEST_FOOTER_SIZE]]
@@ -576,7 +594,7 @@ def set_epoch(manifest: Manifest, epoch: int) -> bytes:
 
 
 def next_epoch(epoch: int) -> int:
-    """The epoch a new consumer takes: one more, wrapping, never the reserved one."""
+    """Returns the epoch of a new consumer: one more than the last epoch, wrapping, and never the reserved epoch."""
     following = (epoch + 1) & RESERVED_EPOCH
     return 0 if following == RESERVED_EPOCH else following
 
@@ -615,7 +633,7 @@ def may_be_mark(data: Any, end: int) -> bool:
 
 
 def decode_mark(data: Any, begin: int, end: int) -> Mark | None:
-    """The mark that fills the bytes from begin to end exactly, or None when something else does."""
+    """Returns the mark that fills the bytes from begin to end exactly, or None when the bytes are no mark."""
     if end - begin <= _MARK_TAIL.size:
         return None
     number, length, magic = _MARK_TAIL.unpack_from(data, end - _MARK_TAIL.size)

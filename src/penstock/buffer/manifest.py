@@ -1,7 +1,8 @@
 """The manifest as a shared object: every change is one conditional put of a whole new manifest.
 
-A put can fail in three ways: another writer was first (`VersionConflict`), it was refused, or its answer was lost.
-After any of them a producer cannot know whether its entries are in the queue; `find_appended` looks for them.
+A put can fail in three ways: another writer was first (`VersionConflict`), the store refused the put, or the answer was
+lost. After any such failure a producer cannot know whether its entries are in the manifest; `find_appended` looks for
+them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ log = logging.getLogger("penstock.buffer")
 
 
 class ManifestVersion(NamedTuple):
-    """A manifest as it was read, and what a conditional put needs to replace exactly that."""
+    """A manifest as it was read, and the version that a conditional put needs to replace exactly this manifest."""
 
     manifest: Manifest
     stored: Stored | None
@@ -58,16 +59,16 @@ class ManifestObject:
         self.contention = Contention()
         """The pause after an `append` that lost against another writer."""
         self.length = 0
-        """Entries when the manifest was last read or written."""
+        """The number of entries when the manifest was last read or written."""
         self._uncertain: int | None = None
         """The sequence that an `append` without an answer would have given its first entry."""
 
     def load(self) -> Manifest:
-        """The manifest now. Asks the store, but transfers it only when it changed."""
+        """Returns the current manifest. Asks the store, but transfers the manifest only when it changed."""
         return self._load().manifest
 
     def latest_known(self) -> Manifest:
-        """The manifest as last read or written, which may be outdated: then the next `append` conflicts."""
+        """Returns the manifest as it was last read or written. When this is outdated, the next `append` conflicts."""
         return (self._known or self._load()).manifest
 
     def _load(self) -> ManifestVersion:
@@ -79,7 +80,7 @@ class ManifestObject:
         return known
 
     def _replace(self, snapshot: ManifestVersion, data: bytes) -> None:
-        """Puts `data` in the place of the snapshot; on any doubt about the outcome nothing is remembered."""
+        """Replaces the snapshot by `data`; when the outcome is in doubt, nothing is remembered."""
         self._known = None
         try:
             version = self._store.put_if(self.path, data, snapshot.stored.version if snapshot.stored else None)
@@ -96,10 +97,11 @@ class ManifestObject:
         self._measures.queue_length.set(self.length)
 
     def latest_mark(self, name: str) -> int | None:
-        """The highest number that was appended under this name, by the manifest now and by what was removed from it.
+        """Returns the highest number appended under this name, among the entries of the manifest and the removed
+        entries.
 
-        None when there is none; it can also have been forgotten (see `Marks`), or removed by a consumer that does not
-        keep marks.
+        Returns None when there is no such number, when it was forgotten (see `Marks`), or when a consumer that keeps no
+        marks removed it.
         """
         found = [mark.number for mark in self.load().marks() if mark.name == name]
         # After the manifest: a consumer writes the marks before it removes the entries.
@@ -114,7 +116,7 @@ class ManifestObject:
     ) -> None:
         """Tries once to append to the latest known manifest.
 
-        `VersionConflict` and `StorageError` leave it open whether it was done: ask `find_appended` before the next try.
+        After `VersionConflict` and `StorageError` the outcome is unknown: call `find_appended` before the next attempt.
         """
         snapshot = self._known or self._load()
         data = append(snapshot.manifest, entries, mark, checksums)
@@ -129,8 +131,8 @@ class ManifestObject:
     def find_appended(self, names: Sequence[Collection[str]]) -> int:
         """Returns the number of batches that an `append` without an answer has put into the queue, in this order.
 
-        Each batch is given by every location it was ever appended under. 0 when the append was not done (yet), others
-        have its place, or it cannot be told any more.
+        Each batch is given by every location it was ever appended under. Returns 0 when the append was not done (yet),
+        when other entries have its place, or when the outcome cannot be known any more.
         """
         first = self._uncertain
         if first is None:
@@ -153,7 +155,7 @@ class ManifestObject:
             if there.get(sequence) not in locations:
                 break
             found += 1
-        self._uncertain = None  # only now: a read that failed leaves the question open
+        self._uncertain = None  # only now: after a failed read the outcome is still unknown
         return found
 
 
@@ -161,7 +163,7 @@ class ManifestObject:
 
 
 class BufferHandle(ABC):
-    """Stands for one side of a buffer until `close`; a child that is forked from its process must not use it."""
+    """One side of a buffer until `close`; a child that is forked from its process must not use it."""
 
     def __init__(self, measures: ManifestCounters) -> None:
         self._manifest_measures = measures
@@ -169,7 +171,7 @@ class BufferHandle(ABC):
 
     @property
     def conflict_rate(self) -> float:
-        """Manifest writes that lost to another writer, per hundred that won."""
+        """The number of manifest writes that lost to another writer, per hundred successful writes."""
         return self._manifest_measures.conflict_rate
 
     @property
@@ -226,10 +228,13 @@ class Backoff:
 
 
 class Contention:
-    """Waits after a lost race, in units of what a round of the race takes: short on a disk, longer across a network."""
+    """Waits after a lost race.
 
-    # Linear, and short at first: with few contenders every round has a winner, and an idle store helps no contender.
-    # With many, the waits grow until a round has about one of them in it.
+    The unit is the duration of a round of the race: short on a disk, longer across a network.
+    """
+
+    # Waits grow linearly from a short start. With few contenders every round has a winner, and an idle store helps no
+    # contender. With many contenders, the waits grow until a round has about one contender.
     _STEP = 0.5
     _MOST_ROUNDS = 32.0
     _WEIGHT = 0.2
@@ -264,14 +269,14 @@ class BufferPaths(NamedTuple):
     prefix: str
 
     def new_batch(self, now_ms: int) -> str:
-        """A location that no other process will ever choose, that carries the time it was chosen at."""
+        """Returns a location that no other process will ever choose; the name holds the current time."""
         return f"{self.prefix}/{ULID.from_timestamp(now_ms)}{_SUFFIX}"
 
 
 def buffer_paths(manifest: str, prefix: str | None) -> BufferPaths:
-    """Checks the two paths; a manifest other than the default needs a prefix of its own.
+    """Checks and returns the two paths; a manifest other than the default needs a prefix of its own.
 
-    A collector knows its own manifest's batches, and takes all others under its prefix for waste.
+    A collector knows the batches of its own manifest, and treats all other objects under its prefix as garbage.
     """
     if prefix is None:
         if manifest != BUFFER_MANIFEST:
@@ -287,10 +292,11 @@ def buffer_paths(manifest: str, prefix: str | None) -> BufferPaths:
 
 
 def shard_paths(whole: BufferPaths, shard: int, shards: int) -> BufferPaths:
-    """Returns the paths of a shard: its manifest, and a prefix of its own, because a collector knows only the
-    references of its own manifest.
+    """Returns the paths of a shard: its manifest and a prefix.
 
-    The names carry the number of shards: after a change of it, old and new shards never mix.
+    Each shard has its own prefix, because a collector knows only the references of its own manifest.
+
+    The names hold the number of shards, so that old and new shards never mix after a change of this number.
     """
     if check_whole(shard, "shard", 0) >= check_whole(shards, "shards"):
         raise ConfigError(f"shard must be between 0 and shards - 1, not {shard} of {shards}")
@@ -319,7 +325,9 @@ def batch_time_ms(location: str) -> int | None:
 
 
 def lag_of(waiting: Sequence[Descriptor]) -> float | None:
-    """Seconds since the first of some batches was produced; None when there is none, or it does not say."""
+    """Returns the seconds since the first of some batches was produced; None without batches, or when the batch has
+    no time.
+    """
     for batch in waiting[:1]:
         born = batch.metadata[0].ingested_at_ms if batch.metadata else batch_time_ms(batch.location)
         return None if born is None else max(0.0, time.time() - born / 1000)
@@ -327,14 +335,14 @@ def lag_of(waiting: Sequence[Descriptor]) -> float | None:
 
 
 # ── What a buffer is known by, whatever url and endpoint lead to it: a random name in `<manifest>.id` ──
-# The manifest itself has no room for it: its bytes are another system's too. The first to ask writes the object.
+# The manifest cannot hold the id, because another system reads its bytes too. The first caller writes the object.
 
 
 _ID = re.compile(rb"[0-9a-f]{32}")
 
 
 def buffer_id(store: ObjectStore, manifest: str) -> str:
-    """The stored identity of a manifest's buffer, made if it has none yet."""
+    """Returns the stored identity of a manifest's buffer, and makes one if necessary."""
     path = f"{manifest}.id"
     while True:
         found = store.get(path)
@@ -342,18 +350,19 @@ def buffer_id(store: ObjectStore, manifest: str) -> str:
             if _ID.fullmatch(bytes(found)) is None:
                 raise Corrupt("a buffer's id is 32 hexadecimal digits; restore the object", file=path)
             return bytes(found).decode()
-        with suppress(VersionConflict):  # another drain was first: its id is everyone's
+        with suppress(VersionConflict):  # another drain was first, and its id counts
             store.put_if(path, secrets.token_hex(16).encode(), None)
 
 
 # ── The trail: what was removed from a manifest lately (`<manifest>.trail`), in a manifest's own format without metadat
-# A consumer writes it before it removes entries. A producer whose put got no answer looks for its own entry to learn
-# whether the put was done; the trail lets it find the entry even when a consumer was faster. What the trail says is
-# always true (an entry's location never changes), so a missing, damaged or outdated one costs certainty, never
-# correctness.
+# A consumer writes the trail before it removes entries. A producer whose put got no answer looks for its own entry to
+# learn whether the put was done; in the trail it finds the entry even after a consumer has removed it from the
+# manifest. The trail is always true, because an entry's location never changes. So a missing, damaged or outdated trail
+# costs certainty, never correctness.
 
 
-#: The trail keeps this many entries, more while they are younger than the longest a put can be without an answer.
+#: The trail keeps this many entries, and more while they are younger than the longest time that a put can stay
+#: unanswered.
 _TRAIL_ENTRIES = 1024
 _TRAIL_ENTRIES_MOST = 16_384
 _YOUNG_MS = 300_000
@@ -368,15 +377,17 @@ class Trail:
         self._clock = clock
         self._manifest = empty_manifest(0)
         self._stored: Stored | None = None
-        self._current = False  # whether what is known is what we wrote or read last
+        self._current = False  # whether the known contents are the contents that we last wrote or read
 
     def read(self) -> list[tuple[int, str]]:
-        """Every sequence and location it still knows."""
+        """Returns every sequence and location that the trail still holds."""
         self._load()
         return list(self._manifest.locations())
 
     def extend(self, removed: Sequence[tuple[int, str]]) -> None:
-        """Adds entries about to be removed; `VersionConflict` when another consumer writes the trail too."""
+        """Adds entries that are about to be removed; raises `VersionConflict` when another consumer writes the trail
+        too.
+        """
         if not self._current:
             self._load()
         known = set(self._manifest.locations())
@@ -384,7 +395,8 @@ class Trail:
         if not fresh:
             return
         manifest = self._manifest
-        if fresh[0][0] != manifest.next_sequence:  # a gap, or a manifest that began anew: what was known says nothing
+        # a gap, or a manifest that began anew: the old entries are meaningless
+        if fresh[0][0] != manifest.next_sequence:
             manifest = empty_manifest(fresh[0][0])
         data = self._trimmed(Manifest(append(manifest, [(location, ()) for _, location in fresh])))
         self._current = False
@@ -413,7 +425,7 @@ class Trail:
 
 
 def _advice(stored: Stored) -> Manifest:
-    """A trail's contents; damage makes it an empty one, to be written over."""
+    """Returns a trail's contents; a damaged trail counts as empty and is overwritten."""
     try:
         manifest = parse_manifest(stored.data)
         for _ in manifest.locations():
@@ -424,11 +436,11 @@ def _advice(stored: Stored) -> Manifest:
 
 
 # ── The marks of entries that have left a manifest (`<manifest>.marks`): JSON, the highest number by name ──
-# While entries are in the manifest, so are their marks. A consumer that removes the entries writes their marks here
-# first, so that a writer that comes back, however late, finds its mark in one place or the other.
+# The marks of entries are in the manifest as long as the entries. A consumer that removes entries writes their marks
+# here first. So a writer that returns, however late, finds its mark in either place.
 
 
-#: Names that are remembered; beyond, those that have not been heard of for longest are forgotten.
+#: The number of names that are remembered. Beyond it, the names that were not used for the longest time are forgotten.
 MARK_NAMES = 1024
 
 
@@ -453,13 +465,15 @@ class Marks:
         self._marks: dict[str, _StoredMark] = {}
 
     def read(self, name: str) -> int | None:
-        """The highest number of that name among removed entries, if it was not forgotten."""
+        """Returns the highest number of a name among removed entries, if it was not forgotten."""
         self._load()
         kept = self._marks.get(name)
         return None if kept is None else kept.number
 
     def keep(self, marks: Iterable[Mark]) -> None:
-        """Remembers the marks of entries about to be removed; `VersionConflict` when another consumer does so too."""
+        """Remembers the marks of entries that are about to be removed; raises `VersionConflict` when another
+        consumer does the same.
+        """
         self._load()
         now = self._clock.now_ms()
         merged = dict(self._marks)
@@ -526,12 +540,12 @@ class BufferCounters:
         self._conflicts = registry.counters("buffer.manifest_conflicts", "Manifest writes that lost.", ("role",))
 
     def for_role(self, role: str) -> ManifestCounters:
-        """The manifest counters of one side, "producer" or "consumer"."""
+        """Returns the manifest counters of one side, "producer" or "consumer"."""
         return ManifestCounters(self, role)
 
 
 class ManifestCounters:
-    """The numbers of manifest writes, and of writes that another writer forestalled."""
+    """The numbers of manifest writes, and of writes that lost to another writer."""
 
     def __init__(self, measures: BufferCounters, role: str) -> None:
         self._writes = measures._writes.labels(role=role)
@@ -550,5 +564,5 @@ class ManifestCounters:
 
     @property
     def conflict_rate(self) -> float:
-        """Conflicts per hundred writes that won, at most 100."""
+        """The number of conflicts per hundred successful writes, at most 100."""
         return min(100.0, self.conflicts / self.writes * 100) if self.writes else 0.0

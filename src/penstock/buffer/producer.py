@@ -42,7 +42,9 @@ from penstock.objects.store import ObjectStore, VersionConflict, probe_condition
 
 
 class Producer(BufferHandle):
-    """Collects entries into batches and hands them to the buffer's consumer; any number may share one.
+    """Collects entries into batches and hands them to the buffer's consumer.
+
+    Any number of threads may share a producer.
 
     >>> with Producer("s3://bucket/events") as producer:
     ...     ticket = producer.produce([b"one", b"two"])
@@ -50,10 +52,11 @@ class Producer(BufferHandle):
 
     `produce` returns at once. A batch is sent `flush_interval` after its first entry, or when it has `flush_bytes`.
     Uploads overlap, within `inflight_bytes`; when there is no room left and `max_buffered` calls wait, `produce`
-    blocks. Nothing is dropped: what the store refuses is tried again until it takes it or `close` gives up.
+    blocks. Nothing is dropped: a failed upload is repeated until the store accepts it or `close` gives up.
 
-    `gc_grace` must be no more than the consumer's. `options` are the store's (region, endpoint, access_key_id, timeout
-    …). With `shards`, `key` decides which of that many manifests an entry goes to; entries of one key stay in order.
+    `gc_grace` must not exceed the consumer's `gc_grace`. `options` are the store's options (region, endpoint,
+    access_key_id, timeout …). With `shards`, `key` decides to which of the manifests an entry goes; entries of one key
+    stay in order.
     """
 
     @takes(ProducerSettings)
@@ -77,9 +80,9 @@ class Producer(BufferHandle):
     def produce(self, entries: Sequence[bytes], metadata: bytes = b"", *, timeout: Duration | None = None) -> Produced:
         """Takes entries and returns a ticket that resolves when a consumer can no longer miss them.
 
-        The entries of one call stay together and in order (with shards: those of one shard). `metadata` travels with
-        them, uninterpreted, with the time of this call. Blocks when `max_buffered` calls wait; after `timeout` seconds
-        of that raises `Backpressure`, and nothing was taken.
+        The entries of one call stay together and in order (with shards: the entries of one shard). `metadata` is stored
+        with the entries, uninterpreted, with the time of this call. Blocks when `max_buffered` calls wait; after
+        `timeout` seconds it raises `Backpressure`, and no entry was taken.
         """
         self._check_process()
         wait = None if timeout is None else seconds(timeout, "timeout")
@@ -103,7 +106,9 @@ class Producer(BufferHandle):
         return call
 
     def flush(self, timeout: Duration | None = None) -> None:
-        """Sends what is there now and returns when the manifest holds it; TimeoutError after `timeout` seconds."""
+        """Sends the collected entries and returns when the manifest holds them; raises TimeoutError after `timeout`
+        seconds.
+        """
         self._check_process()
         limit = None if timeout is None else seconds(timeout, "timeout")
         if not self._pipeline.flush(limit):
@@ -114,11 +119,11 @@ class Producer(BufferHandle):
     def close(self, timeout: Duration = 30) -> None:
         """Flushes and ends; a second close does nothing.
 
-        What the store has not taken after `timeout` seconds is reported: `Unflushed` carries the entries, and their
-        tickets fail with it. A failure that trying again cannot mend (a missing permission) ends the wait early.
+        Entries that the store has not accepted after `timeout` seconds are reported: `Unflushed` carries the entries,
+        and their tickets fail with it. A permanent failure (such as a missing permission) ends the wait early.
         """
         limit = seconds(timeout, "timeout")
-        if self._inherited:  # a forked child: what waits to be sent is the parent's
+        if self._inherited:  # a forked child: the waiting entries belong to the parent
             return
         with self._close_lock:
             if self._closed:
@@ -128,7 +133,7 @@ class Producer(BufferHandle):
             if not flushed:
                 self._pipeline.give_up()
             self._pipeline.stop()
-            self._closed = True  # only now: after an interrupt the next close has all this to do
+            self._closed = True  # only now: after an interrupt the next close does all of this
             if not flushed:
                 self._report_unflushed()
 
@@ -152,7 +157,9 @@ class Producer(BufferHandle):
 
     @property
     def last_error(self) -> Exception | None:
-        """The latest failure of an upload or a manifest write, all of which are tried again; None: none so far."""
+        """The latest failure of an upload or a manifest write, which are all repeated; None without a failure so
+        far.
+        """
         return self._pipeline.last_error
 
     def __repr__(self) -> str:
@@ -172,7 +179,9 @@ def _encoded(entries: Sequence[bytes]) -> bytes:
 
 
 def _as_bytes(entries: Sequence[object]) -> list[bytes]:
-    """Entries given as bytearray or memoryview, copied; ConfigError for what is no entry."""
+    """Returns copies of entries that were given as bytearray or memoryview; raises ConfigError for a value that is
+    no entry.
+    """
     if isinstance(entries, str | bytes | bytearray | memoryview):
         raise ConfigError(f"produce takes a sequence of entries, not one {type(entries).__name__}: put it into a list")
     copied: list[bytes] = []
@@ -199,7 +208,7 @@ log = logging.getLogger("penstock.buffer")
 _MOST_IN_FLIGHT = 64
 _JOIN_SECONDS = 5.0
 
-#: A lane, entries encoded for it, how many, and the call they are of.
+#: A lane, the entries encoded for it, their number, and the call that produced them.
 Share: TypeAlias = "tuple[Lane, bytes, int, Produced]"
 
 
@@ -264,7 +273,7 @@ class UploadPipeline:
     # ── taking entries ──
 
     def add(self, shares: Sequence[Share], payload: bytes, timeout: float | None) -> None:
-        """Puts entries into their lanes' batches, all or none; blocks while too many calls wait for room."""
+        """Puts entries into the batches of their lanes, all or none; blocks while too many calls wait for room."""
         with self.lock:
             if self._waiting and self._full():
                 self._wait_for_room(timeout)
@@ -272,7 +281,7 @@ class UploadPipeline:
                 raise Closed("the producer is closed")
             if self._timer is None:
                 self._start()
-            for share in shares:  # where a thread cannot start, the call fails and nothing of it was taken
+            for share in shares:  # when a thread cannot start, the call fails and takes no entry
                 share[0].start()
             for lane, encoded, count, call in shares:
                 filling = lane.filling
@@ -307,7 +316,7 @@ class UploadPipeline:
     # ── sealing ──
 
     def _seal(self, lane: Lane) -> None:
-        """Ends the lane's batch and sends it on its way, or lets it wait (the lock is held)."""
+        """Ends the lane's batch, and uploads it or lets it wait. The caller holds the lock."""
         if not lane.filling.calls:
             return
         batch, lane.filling = lane.filling, OutgoingBatch()
@@ -330,9 +339,9 @@ class UploadPipeline:
         self._in_flight += 1
         self._in_flight_bytes += batch.size
         self._to_upload.append((lane, batch))
-        # Not `_idle == 0`: those that were notified just now, for the batches before this one, still count as idle.
+        # Not `_idle == 0`: threads that were just notified for earlier batches still count as idle.
         if len(self._to_upload) > self._idle and len(self._workers) < self.limits.uploads:
-            with suppress(RuntimeError):  # no more threads: those there are upload it in their turn
+            with suppress(RuntimeError):  # no more threads: the existing threads upload it in turn
                 self._start_worker()
         else:
             self._work.notify()
@@ -366,7 +375,10 @@ class UploadPipeline:
             lane.upload(batch)
 
     def _start(self) -> None:
-        """Starts the first uploading thread and the timer (the lock is held); after a failure it is called again."""
+        """Starts the first uploading thread and the timer; after a failure it is called again.
+
+        The caller holds the lock.
+        """
         if not self._workers:
             self._start_worker()
         timer = threading.Thread(target=self._timer_loop, name="penstock-flush", daemon=True)
@@ -399,7 +411,7 @@ class UploadPipeline:
                             self._next_tick = min(self._next_tick, lane.filling.due_at)
 
     def pause(self, error: Exception, delay: float, doing: str) -> bool:
-        """Notes a failure and waits; False when there is no point in trying again because the producer gave up."""
+        """Notes a failure and waits; returns False when the producer gave up and no further attempt follows."""
         self.last_error = error
         self.measures.retries.inc()
         log.warning("cannot %s; trying again in %.2f s: %s", doing, delay, error)
@@ -411,7 +423,9 @@ class UploadPipeline:
     # ── flushing and stopping ──
 
     def flush(self, timeout: float | None) -> bool:
-        """Seals what is there and waits until the manifests hold it; False when it took too long or was given up."""
+        """Seals the collected entries and waits until the manifests hold them; returns False when this took too long
+        or was given up.
+        """
         with self.lock:
             targets = []
             for lane in self.lanes:
@@ -431,18 +445,18 @@ class UploadPipeline:
             self._landed.notify_all()
 
     def give_up(self) -> None:
-        """Ends every retry; what is not in the manifest by now stays out of it."""
+        """Ends every retry; entries that are not in the manifest by now stay out of it."""
         self.given_up.set()
         with self.lock:
             self._landed.notify_all()
 
     def stop(self) -> None:
-        """Ends the threads, waiting for those that are in the middle of a request."""
+        """Ends the threads, and waits for threads in the middle of a request."""
         with self.lock:
             self.stopped = True
             for condition in (self._work, self._tick, self._landed, *(lane.wake for lane in self.lanes)):
                 condition.notify_all()
-        # A request that hangs is left to its daemon thread: the closing caller should not hang with it.
+        # A request that hangs is left to its daemon thread, so that the closing caller does not hang too.
         deadline = monotonic() + _JOIN_SECONDS
         for thread in [*self._workers, *([self._timer] if self._timer else [])]:
             thread.join(max(0.0, deadline - monotonic()))
@@ -478,24 +492,24 @@ class Lane:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts the thread that writes the manifest, if it is not running (the lock is held)."""
+        """Starts the thread that writes the manifest, unless it is running. The caller holds the lock."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=f"penstock-manifest {self.paths.manifest}", daemon=True)
             thread.start()
-            self._thread = thread  # only now: where one cannot start, the next call tries again
+            self._thread = thread  # only now: when a thread cannot start, the next call tries again
 
     def join(self, timeout: float) -> None:
         if self._thread is not None:
             self._thread.join(timeout)
 
     def upload(self, batch: OutgoingBatch) -> None:
-        """Writes the batch's object, again and again until it is written or the producer gives up."""
+        """Uploads the batch's object, and repeats this until it succeeds or the producer gives up."""
         pipeline = self._pipeline
         for failures in range(1 << 62):
             try:
                 self._put(batch)
                 break
-            except Exception as error:  # whatever it was, the batch must not be lost
+            except Exception as error:  # after any error: the batch must not be lost
                 if not pipeline.pause(error, self._errors.delay(failures), f"upload a batch under {self.paths.prefix}"):
                     return
         with pipeline.lock:
@@ -513,7 +527,7 @@ class Lane:
     def _stale(self, name: str) -> bool:
         """Returns True when a batch has no name yet, or a name so old that a collector may soon delete the object.
 
-        Such a batch is uploaded again under a new name: what is appended cannot have been collected.
+        Such a batch is uploaded again under a new name, so that an appended object cannot have been collected.
         """
         named_at = batch_time_ms(name)
         return named_at is None or self._pipeline.clock.now_ms() - named_at >= self._pipeline.limits.renew_after_ms
@@ -542,7 +556,7 @@ class Lane:
                     return
 
     def _uploaded(self) -> list[OutgoingBatch]:
-        """The batches the next manifest write can carry: those at the head that are uploaded."""
+        """Returns the batches that the next manifest write can carry: the uploaded batches at the head."""
         ready: list[OutgoingBatch] = []
         for batch in self.queue:
             if not batch.uploaded or len(ready) == _MOST_PER_WRITE:
@@ -555,7 +569,8 @@ class Lane:
         if found:
             self._complete(ready[:found])
             return
-        # Known before the names are looked at: whatever a collector decides from now on makes the append conflict.
+        # The manifest is known before the names are checked: any later decision of a collector makes the append
+        # conflict.
         self._manifest.latest_known()
         for batch in ready:
             if self._stale(batch.location):
@@ -571,7 +586,7 @@ class Lane:
         pipeline = self._pipeline
         with pipeline.lock:
             if pipeline.given_up.is_set() and not self.queue:
-                return  # close has reported them already: an answer this late changes nothing
+                return  # close has reported them already, so this late answer changes nothing
             for _ in batches:
                 self.queue.popleft()
             self.done += len(batches)
@@ -597,11 +612,11 @@ class Produced(Ticket[None]):
     def __init__(self, ingested_at_ms: int, parts: int = 1) -> None:
         super().__init__()
         self.ingested_at_ms = ingested_at_ms
-        self._parts = [None] * parts  # popped: taking the last one is an atomic decision
+        self._parts = [None] * parts  # popped: taking the last part is an atomic decision
         self._failure: BaseException | None = None
 
     def set_outcome(self, value: None, error: BaseException | None) -> None:
-        """Sets the outcome of one part; the last one's makes it done."""
+        """Sets the outcome of one part; the outcome of the last part resolves the call."""
         if error is not None:
             self._failure = error
         self._parts.pop()
@@ -625,9 +640,9 @@ class OutgoingBatch:
         self.count = 0
         self.size = 0
         self.due_at = 0.0
-        self.name = ""  # what it is uploaded as
-        self.location = ""  # where it is: the name, once the upload succeeded
-        self.locations: set[str] = set()  # every one a manifest write may have carried
+        self.name = ""  # the name of the upload
+        self.location = ""  # the location: the name, once the upload succeeded
+        self.locations: set[str] = set()  # every name that a manifest write may have carried
         self.uploaded = False
         self.crc: int | None = None  # of the object's bytes
 
@@ -639,7 +654,7 @@ class OutgoingBatch:
         self.count += count
 
     def data(self, compression: Compression) -> bytes | memoryview:
-        """The whole object; the batch takes no more entries."""
+        """Returns the whole object; from then on the batch takes no more entries."""
         if self._data is None:
             footer = batch_footer(self.count, compression)
             if compression == "none":
@@ -651,13 +666,13 @@ class OutgoingBatch:
         return self._data
 
     def resolve(self, error: BaseException | None) -> None:
-        """Tells the calls what became of their entries."""
+        """Resolves the calls with the outcome of their entries."""
         for call in self.calls:
             call.set_outcome(None, error)
         wake(call for call in self.calls if call.done())
 
     def entries(self) -> list[bytes]:
-        """The entries back, for a caller that must save what could not be written."""
+        """Returns the entries, for a caller that must save entries that could not be written."""
         return decode_batch(self.data("none"))
 
 
@@ -671,9 +686,9 @@ class UnflushedBatch(NamedTuple):
 
 # ── Publisher: objects uploaded by many, put into the queue by one, at once and once ──
 # A `Producer` uploads and appends in one process. Where many processes work on one result (the tasks of a Spark job),
-# each of them uploads its share with `stage`, and one of them then publishes all shares with one conditional put. With
-# a mark, work that is done again finds itself done: see `format.Mark`. Shares that are never published are garbage that
-# the consumer's collector deletes.
+# each process uploads its share with `stage`, and one process then publishes all shares with one conditional put. With
+# a mark, repeated work is recognised as done: see `format.Mark`. Shares that are never published are garbage, which the
+# consumer's collector deletes.
 
 
 _COPIES = 8
@@ -691,7 +706,10 @@ class StagedObject(NamedTuple):
 
 
 class Publisher:
-    """Uploads objects, and appends them to one manifest. Made anew wherever it is needed; it holds nothing."""
+    """Uploads objects, and appends them to one manifest.
+
+    A publisher holds no state and is made wherever it is needed.
+    """
 
     def __init__(
         self,
@@ -722,10 +740,11 @@ class Publisher:
         return StagedObject(location, tuple(metadata), count, len(block), crc32(data))
 
     def publish(self, staged: Sequence[StagedObject], mark: Mark | None = None) -> bool:
-        """Appends all of it in one conditional put; False when the mark says that it was done before.
+        """Appends all staged objects in one conditional put; returns False when the mark shows that this was done
+        before.
 
-        Fails without having changed anything, or, when the store stops answering, with an error that says so: then the
-        same call, with a mark, finds out what became of it.
+        A failed call changes nothing. When the store stops answering, the error says so; the same call, with a mark,
+        then finds out the outcome.
         """
         if not staged:
             return False
@@ -763,7 +782,7 @@ class Publisher:
         return True
 
     def _renewed(self, shares: list[StagedObject]) -> list[StagedObject]:
-        """The shares, those so old that a collector may soon take them stored again under new names."""
+        """Returns the shares; shares so old that a collector may soon delete them are stored again under new names."""
         oldest = self._clock.now_ms() - self._renew_after_ms
         stale = [share for share in shares if (batch_time_ms(share.location) or 0) <= oldest]
         if not stale:

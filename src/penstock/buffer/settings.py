@@ -24,7 +24,7 @@ Fields = ParamSpec("Fields")
 
 
 class _Store(msgspec.Struct, frozen=True):
-    """The one field that has no name where it is given."""
+    """The one field that is given without its name."""
 
     url: str | ObjectStore
 
@@ -34,12 +34,12 @@ class BufferSettings(_Store, frozen=True, kw_only=True):
 
     manifest: str = BUFFER_MANIFEST
     prefix: str | None = None
-    """Under which its batches lie; with a manifest of one's own a prefix of one's own."""
+    """The prefix of the batches; a manifest other than the default needs its own prefix."""
     shards: int = 1
     gc_grace: Duration = 600
     """The age at which the consumer deletes an object that no manifest names."""
     options: Mapping[str, object] | None = None
-    """The store's: region, endpoint, access_key_id, timeout …"""
+    """The options of the store: region, endpoint, access_key_id, timeout …"""
     clock: Clock | None = None
     metrics: Registry = REGISTRY
 
@@ -67,7 +67,7 @@ class ProducerSettings(BufferSettings, frozen=True, kw_only=True):
     """The most calls that may wait for room before `produce` blocks."""
     compression: Compression = "none"
     key: Key | None = None
-    """With shards: what an entry's shard is decided by."""
+    """With shards: the function or name that decides an entry's shard."""
     uploads: int = 8
     inflight_bytes: int = 256 << 20
 
@@ -82,9 +82,9 @@ class ConsumerSettings(BufferSettings, frozen=True, kw_only=True):
     """The settings of a consumer."""
 
     after: int | None = None
-    """The last sequence that an earlier consumer is done with."""
+    """The last sequence that an earlier consumer has processed."""
     gc_interval: Duration | None = 300
-    """Between two searches for garbage; None: no search."""
+    """The pause between two searches for garbage; None for no search."""
     shard: int = 0
     max_batch_bytes: int = MAX_BATCH_BYTES
 

@@ -137,7 +137,7 @@ class RemoteFollower(EventFollower):
                     name = f"penstock-follow-{self._name}"
                     thread = threading.Thread(target=self._run, name=name, daemon=True)
                     thread.start()
-                    self._thread = thread  # only now: where one cannot start, the next call tries again
+                    self._thread = thread  # only now: when a thread cannot start, the next call tries again
 
     def _hang_up(self) -> None:
         answer = self._answer
