@@ -10,6 +10,7 @@ empty for an act that may be done at once. `perform` does it.
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -25,7 +26,9 @@ from penstock.core.local.backend import LocalJournal
 from penstock.core.model.conditions import EventChoice, predicate
 from penstock.core.model.take import DEFAULT_GROUP
 from penstock.core.observe import workers
+from penstock.core.observe.logs import Log
 from penstock.core.observe.sample import held_messages
+from penstock.core.protocol.queues import PushRequest
 from penstock.core.queue.dead_letters import origin
 from penstock.core.queue.operations.repair import Redriven, paced, replace
 from penstock.core.queue.policy import DEFAULT, check_together, checked, refuse_other_mode
@@ -34,7 +37,9 @@ from penstock.core.surface.journal import Journal
 from penstock.core.surface.queue import Queue
 from penstock.core.surface.topic import Topic
 from penstock.core.units import pluralize, show_duration, show_size
-from penstock.errors import ConfigError, UnknownQueue
+from penstock.errors import ConfigError, PenstockError, UnknownQueue
+
+log = Log("penstock.acts")
 
 Danger = Literal["", "red", "typed"]
 """The way in which an act is asked for: plainly, in red, or in red with the name of what it destroys to be typed."""
@@ -488,6 +493,20 @@ class RunSchedule(Act):
         return Done(f"the message of {self.name} was pushed as {self.queue} #{receipt.seq:,}")
 
 
+class PushMessage(Act):
+    """Pushes a message."""
+
+    queue: Queue
+    message: PushRequest
+
+    def perform(self) -> Done:
+        wanted = self.message
+        receipt = self.queue.push(
+            wanted.payload, kind=wanted.kind, key=wanted.key, delay=wanted.delay, priority=wanted.priority
+        )
+        return Done(f"the message was pushed as {self.queue.name} #{receipt.seq:,}")
+
+
 # ── messages that were given up ──────────────────────────────────────────────────────────────────────────────────────
 class SendBack(Act):
     """Sends dead letters and failed messages back to their queue, or to another, with a fresh budget."""
@@ -532,6 +551,23 @@ class SendBack(Act):
         """Says what a redrive with a rate is about to do."""
         count = self._some()
         return Done(f"{pluralize(count, 'message')} will be sent back{self._pace}", {"would_redrive": count})
+
+
+class SendBackMeanwhile(SendBack):
+    """A redrive with a rate: it goes on in a thread that ends with the server."""
+
+    stopping: Callable[[], bool] = lambda: False
+
+    def perform(self, stopping: Callable[[], bool] | None = None) -> Done:
+        said = self.announce()
+        threading.Thread(target=self._send, daemon=True).start()
+        return said
+
+    def _send(self) -> None:
+        try:
+            super().perform(self.stopping)
+        except PenstockError as error:
+            log.warning("sending messages of %s back ended: %s", self.queue.name, error)
 
 
 def redriven(count: Redriven, name: str, done: str) -> Done:

@@ -13,6 +13,7 @@ from penstock.core.local import topics as local_topics
 from penstock.core.protocol.openapi import OPERATIONS, document
 from penstock.server.api import bulk, topics
 from penstock.server.application import make_app
+from penstock.transfer import committing
 from server.serving import Served
 
 
@@ -41,7 +42,7 @@ def test_what_runs_for_an_operation_is_written_where_it_is_looked_for() -> None:
     """It is found by its name: a function that a module only imports must not be taken for it."""
     for operation in OPERATIONS:
         name, found = operation.name, []
-        for module in (bulk, topics, local_bulk, local_queues, local_topics):
+        for module in (bulk, topics, local_bulk, local_queues, local_topics, committing):
             if name in vars(module):
                 found.append(vars(module)[name].__module__ == module.__name__)
         assert found and all(found), name

@@ -11,7 +11,6 @@ A function under `@act(operation)` reads its form and returns the act; ConfigErr
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -29,14 +28,13 @@ from penstock.core.journal.catalog import Settings
 from penstock.core.local.backend import LocalJournal
 from penstock.core.model.conditions import EventChoice, Where
 from penstock.core.names import AUDIT
-from penstock.core.observe.logs import Log
 from penstock.core.protocol import queues, topics
 from penstock.core.protocol.operation import JSON, Operation, Role
 from penstock.core.queue.policy import FIELDS
 from penstock.core.surface.queue import Queue
 from penstock.core.surface.topic import Topic
 from penstock.core.units import parse_moment
-from penstock.errors import ConfigError, PenstockError, UnknownTopic
+from penstock.errors import ConfigError, UnknownTopic
 from penstock.server import forms
 from penstock.server.access import address_of
 from penstock.server.forms import Value
@@ -46,7 +44,6 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 LONGEST: Final = 500
 """Characters of a field that are written down."""
-_log = Log("penstock.server")
 
 
 class ActCall:
@@ -198,23 +195,9 @@ def forget_worker(call: ActCall) -> acts.Act:
 
 
 # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-class PushMessage(acts.Act):
-    """Pushes a message."""
-
-    queue: Queue
-    message: queues.PushRequest
-
-    def perform(self) -> acts.Done:
-        wanted = self.message
-        receipt = self.queue.push(
-            wanted.payload, kind=wanted.kind, key=wanted.key, delay=wanted.delay, priority=wanted.priority
-        )
-        return acts.Done(f"the message was pushed as {self.queue.name} #{receipt.seq:,}")
-
-
 @act(queues.PUSH_MESSAGES)
 def push(call: ActCall) -> acts.Act:
-    return PushMessage(call.queue, call.filled(queues.PushRequest))
+    return acts.PushMessage(call.queue, call.filled(queues.PushRequest))
 
 
 @act(queues.CONFIGURE_QUEUE, fields=FIELDS)
@@ -304,23 +287,6 @@ def _chosen(call: ActCall) -> EventChoice | None:
     return acts.of_ids([ids] if isinstance(ids, str) else ids)
 
 
-class SendBackMeanwhile(acts.SendBack):
-    """A redrive with a rate: it goes on in a thread that ends with the server."""
-
-    stopping: Callable[[], bool] = lambda: False
-
-    def perform(self, stopping: Callable[[], bool] | None = None) -> acts.Done:
-        said = self.announce()
-        threading.Thread(target=self._send, daemon=True).start()
-        return said
-
-    def _send(self) -> None:
-        try:
-            super().perform(self.stopping)
-        except PenstockError as error:
-            _log.warning("sending messages of %s back ended: %s", self.queue.name, error)
-
-
 @act(queues.REDRIVE_QUEUE, fields=CHOICE)
 def redrive(call: ActCall) -> acts.Act:
     rate, limit = call.whole("rate"), call.whole("limit")
@@ -328,7 +294,7 @@ def redrive(call: ActCall) -> acts.Act:
         raise ConfigError("the rate is a whole number of messages a second, like 10")
     if rate is None:
         return acts.SendBack(call.queue, _chosen(call), limit)
-    return SendBackMeanwhile(call.queue, _chosen(call), limit, rate=rate, stopping=call.stopping)
+    return acts.SendBackMeanwhile(call.queue, _chosen(call), limit, rate=rate, stopping=call.stopping)
 
 
 @act(queues.DISCARD_MESSAGES, fields=CHOICE)

@@ -31,6 +31,7 @@ from penstock.core.journal.blocks import (
     set_runs_of,
     whole_value,
 )
+from penstock.core.journal.bulk import drop_job
 from penstock.core.journal.catalog import open_block, topic_names
 from penstock.core.journal.index.index import EntityIndex, prefixed_in_runs
 from penstock.core.journal.index.runs import load_directory
@@ -42,7 +43,7 @@ from penstock.core.model.query import EventQuery
 from penstock.core.names import check_name
 from penstock.core.protocol import bulk as wire
 from penstock.core.protocol.bulk import SpansDocument, TopicEnds, Wanted, message_of
-from penstock.core.protocol.operation import PAGE_BYTES
+from penstock.core.protocol.operation import PAGE_BYTES, Caller
 from penstock.errors import ConfigError, UnknownTopic
 from penstock.limits import MAX_KEY_BYTES
 
@@ -341,6 +342,13 @@ def _locate(views: list[TopicView], at_hand: dict[str, Block], number: int) -> t
             at_hand[view.name] = rows
             return rows, event._row
     return None, None
+
+
+# ── staged blocks ────────────────────────────────────────────────────────────────────────────────────────────────────
+def drop_staged(at: LocalBackend, caller: Caller, query: wire.DropQuery) -> int:
+    if not query.job:
+        raise ConfigError("say what to drop: /staging?job=…")
+    return at.core.run(lambda commit: drop_job(commit, query.job, caller.owner))
 
 
 # ── what projected streams remember between batches, and states that were folded anew elsewhere ───────────────────────

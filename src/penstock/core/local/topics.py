@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from penstock.core.clock import from_ms, to_ms
@@ -29,6 +30,7 @@ from penstock.core.local.backend import LocalBackend, PendingCommit, can_prepare
 from penstock.core.model.query import EventQuery
 from penstock.core.names import check_consumer, check_name
 from penstock.core.observe import pipelines, workers
+from penstock.core.observe.sample import Sample
 from penstock.core.protocol import topics as wire
 from penstock.core.protocol.fields import SettingsFields, given
 from penstock.core.protocol.operation import PAGE_BYTES, PAGE_EVENTS, READ_TOPICS, Caller
@@ -42,6 +44,31 @@ REPORTS = frozenset((pipelines.TOPIC, workers.TOPIC))
 
 
 # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def describe_journal(at: LocalBackend, caller: Caller) -> wire.JournalDocument:
+    from penstock import __version__
+
+    return wire.JournalDocument(
+        **msgspec.structs.asdict(at.describe()),
+        version=__version__,
+        id=at.id,
+        pressure=at.pressure(),
+        staging=caller.staging,
+        lakes=list(caller.lakes),
+        role=caller.role,
+    )
+
+
+def read_openapi(at: LocalBackend) -> msgspec.Raw:
+    """It is the same for every client and says nothing of the data, so it needs no token."""
+    from penstock.core.protocol.openapi import document
+
+    return msgspec.Raw(document())
+
+
+def read_stats(at: LocalBackend, caller: Caller) -> Sample:
+    return caller.sample or at.stats()
+
+
 def flush_journal(at: LocalBackend) -> bool:
     at.core.flush()
     return True

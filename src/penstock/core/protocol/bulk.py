@@ -13,7 +13,7 @@ from penstock.core.entity.states import FiledStates, StreamedState
 from penstock.core.journal.blocks import Block, read_block
 from penstock.core.journal.sealed.segments import FILE_EVENTS, LakeSummary, SealedFiles, SealReport
 from penstock.core.names import TableFormat
-from penstock.core.protocol.operation import BLOCKS, STAGED, After, Count, Operation, declared
+from penstock.core.protocol.operation import BLOCKS, After, Count, Operation, declared
 from penstock.errors import Conflict, Corrupt, FenceActive, PositionTrimmed, QueueFull, UnknownTopic
 from penstock.limits import MAX_KEY_BYTES
 
@@ -290,7 +290,6 @@ STAGE_BLOCKS = Operation(
     StagedDocument,
     "Keeps blocks of new events until a commit publishes them; a piece that is sent again takes the place of the first",
     query=StageQuery,
-    takes=STAGED,
     errors=(Conflict,),
 )
 STAGE_OBJECT = Operation(

@@ -17,6 +17,7 @@ from msgspec.structs import FieldInfo
 from penstock.core.clock import seconds
 from penstock.core.documents.events import EventDocument
 from penstock.core.events import Event
+from penstock.core.observe.sample import Sample
 from penstock.errors import ConfigError, PenstockError, UnknownQueue
 from penstock.limits import MAX_POSITION
 
@@ -85,6 +86,26 @@ class Caller:
         """The dedup key of a request's one event."""
         return None
 
+    @property
+    def role(self) -> Role:
+        """The role that it has."""
+        return "admin"
+
+    @property
+    def staging(self) -> list[str]:
+        """Places in object stores from which blocks are fetched for it."""
+        return []
+
+    @property
+    def lakes(self) -> Mapping[str, str]:
+        """Places that history may be sealed to for it: a url as it is shown, and with the options that are not."""
+        return {}
+
+    @property
+    def sample(self) -> Sample | None:
+        """The newest sample of the journal, where samples are taken all the time."""
+        return None
+
     def require(self, role: Role, doing: str) -> None:
         """Refuses what needs a role that the caller does not have; `doing` is what needs it."""
 
@@ -112,82 +133,103 @@ class WaitingCaller(Caller):
         self.wake()
 
 
-class Operation(Generic[A]):
+class Rehearsal(msgspec.Struct, kw_only=True):
+    """A request that may only say what it would do."""
+
+    dry_run: bool = False
+
+
+class Operation(msgspec.Struct, Generic[A], dict=True, eq=False):
     """The declaration of an operation: method and path, role, request, answer (which decodes to `A`), and what it does.
 
     The request of a GET or DELETE stands in the query string, of others in the body; `query` is for those with both.
     "POST /queues/{queue}/move -> moved" answers `{"moved": …}`; without an arrow the answer is written as it is.
     """
 
-    def __init__(
-        self,
-        route: str,
-        role: Role | None,
-        request: object,
-        answer: type[A],
-        summary: str,
-        *,
-        query: type[msgspec.Struct] | None = None,
-        also: tuple[type, ...] = (),
-        takes: str = JSON,
-        media: tuple[str, ...] = (JSON,),
-        status: int = 200,
-        errors: tuple[type[PenstockError], ...] | None = None,
-        missing: str | None = None,
-        on_system: bool = False,
-        rehearsed: Callable[[Any], bool] = lambda request: False,
-        commits: bool = False,
-        told_caller: bool = False,
-    ) -> None:
-        self.name = ""
-        """The name of the constant that holds it, in small letters: `declared` sets it."""
-        route, _, self.field = route.partition(" -> ")
-        """The one field of the JSON object that holds the answer: `{"moved": 3}`. Empty: the answer is an object."""
-        method, _, self.path = route.partition(" ")
-        """The path is below `PREFIX`, with names in braces: POST /topics/{topic}/events."""
-        self.method: Method = msgspec.convert(method, Method)
-        self.summary = summary
-        self.role: Role | None = role
-        """The role that a token needs; None: no token is asked for."""
-        self.answer = answer
-        """The type that an implementation returns, and that a client gets back; `wire_answer` is how that is written.
-        """
-        in_query = query is None and method in ("GET", "DELETE")
-        self.query: type[msgspec.Struct] | None = request if in_query else query  # type: ignore[assignment]
-        self.body = None if in_query else request
-        """The type that the request's JSON decodes to; bytes for another media type; None: it has no body."""
-        self.takes = takes
-        """The media type of the request's body; other ones than JSON are sent and taken as bytes."""
-        self.also = also
-        """Other shapes the answer may have, which clients of other languages may ask for."""
-        self.media = media
-        self.status = status
-        self.errors = ((UnknownQueue,) if "{queue}" in route else ()) if errors is None else errors
-        """Beside those that any operation may answer with."""
-        self.missing = missing
-        """The problem that says there is no such thing, for operations whose client then answers None."""
-        self.on_system = on_system or role in (None, "read")
-        """True if it may name a topic of penstock's own; what changes something may not, unless it says so here."""
-        self._changes = method != "GET" and role not in (None, "read")
-        self._rehearsed = rehearsed
-        asked = self.query if self.query is not None or role != "read" else self.body
-        self.paged = "limit" in getattr(asked, "__struct_fields__", ())
-        """True if a page is asked for: a server bounds its `limit`, and has a usual one."""
-        self.commits = commits
-        """True if its implementation gives a `PendingCommit`, which holds no thread while it waits."""
-        self.waits = not in_query and "wait" in getattr(request, "__struct_fields__", ())
-        """True if it may wait for long: its implementation is a coroutine function, told a `WaitingCaller`."""
-        self.told_caller = told_caller or self.waits
-        """True if its implementation is told who asks."""
-        self._pieces = self.path.split("/")
+    route: str
+    """The method, the path below `PREFIX` with names in braces, and, after an arrow, the answer's one field."""
+    role: Role | None
+    """The role that a token needs; None: no token is asked for."""
+    request: object
+    answer: type[A]
+    """The type that an implementation returns, and that a client gets back; `wire_answer` is how that is written."""
+    summary: str
+    query: type[msgspec.Struct] | None = None
+    also: tuple[type, ...] = ()
+    """Other shapes the answer may have, which clients of other languages may ask for."""
+    media: tuple[str, ...] = (JSON,)
+    """The media types of the answer."""
+    status: int = 200
+    errors: tuple[type[PenstockError], ...] = ()
+    """Beside those that any operation may answer with; a queue in the path may always be missing, unless PUT makes it.
+    """
+    missing: str | None = None
+    """The problem that says there is no such thing, for operations whose client then answers None."""
+    on_system: bool = False
+    """True if it may name a topic of penstock's own; what changes something may not, unless it says so here."""
+    commits: bool = False
+    """True if its implementation gives a `PendingCommit`, which holds no thread while it waits."""
+    name: str = ""
+    """The name of the constant that holds it, in small letters: `declared` sets it."""
+
+    def __post_init__(self) -> None:
+        if self._is_in_query:
+            self.query = self.request  # type: ignore[assignment]
+        if "{queue}" in self.path and self.method != "PUT":
+            self.errors = (UnknownQueue, *self.errors)
+        self.on_system = self.on_system or self.role in (None, "read")
 
     def __repr__(self) -> str:
         return f"<operation {self.name}: {self.method} {self.path}>"
 
+    @cached_property
+    def method(self) -> Method:
+        method: Method = msgspec.convert(self.route.partition(" ")[0], Method)
+        return method
+
+    @cached_property
+    def path(self) -> str:
+        """The path below `PREFIX`, with names in braces: /topics/{topic}/events."""
+        return self.route.partition(" -> ")[0].partition(" ")[2]
+
+    @cached_property
+    def field(self) -> str:
+        """The one field of the JSON object that holds the answer: `{"moved": 3}`. Empty: the answer is an object."""
+        return self.route.partition(" -> ")[2]
+
+    @property
+    def _is_in_query(self) -> bool:
+        """True if the query string holds the request."""
+        return self.query in (None, self.request) and self.method in ("GET", "DELETE")
+
+    @cached_property
+    def body(self) -> object:
+        """The type that the request's JSON decodes to; bytes for another media type; None: it has no body."""
+        return None if self._is_in_query else self.request
+
+    @property
+    def takes(self) -> str:
+        """The media type of the request's body; other ones than JSON are sent and taken as bytes."""
+        return STAGED if self.request is bytes else JSON
+
+    @cached_property
+    def paged(self) -> bool:
+        """True if a page is asked for: a server bounds its `limit`, and has a usual one."""
+        return "limit" in _fields_of(self.query if self.query is not None or self.role != "read" else self.body)
+
+    @cached_property
+    def waits(self) -> bool:
+        """True if it may wait for long: its implementation is a coroutine function, told a `WaitingCaller`."""
+        return "wait" in _fields_of(self.body)
+
     def changes(self, request: object = None) -> bool:
-        """Returns True if a request of it may change something: not with GET, nor with the role read, nor when
-        `rehearsed`."""
-        return self._changes and not self._rehearsed(request)
+        """Returns True if a request of it may change something: not with GET, nor with the role read, nor rehearsed."""
+        rehearsed = isinstance(request, Rehearsal) and request.dry_run
+        return self.method != "GET" and self.role not in (None, "read") and not rehearsed
+
+    @cached_property
+    def _pieces(self) -> list[str]:
+        return self.path.split("/")
 
     @property
     def names(self) -> list[str]:
@@ -233,6 +275,10 @@ class Operation(Generic[A]):
     @cached_property
     def body_decoder(self) -> msgspec.json.Decoder[Any]:
         return msgspec.json.Decoder(_with_durations(self.body))
+
+
+def _fields_of(kind: object) -> tuple[str, ...]:
+    return kind.__struct_fields__ if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ()
 
 
 def _with_durations(kind: Any) -> Any:

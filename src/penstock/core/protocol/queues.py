@@ -17,7 +17,7 @@ from penstock.core.model.push import PushOptions
 from penstock.core.model.take import Outcome, TakeRequest
 from penstock.core.observe.sample import FailedMessage, GivenUpMessage
 from penstock.core.protocol.fields import PolicyFields
-from penstock.core.protocol.operation import WRITTEN, After, Count, Limit, Operation, declared
+from penstock.core.protocol.operation import WRITTEN, After, Count, Limit, Operation, Rehearsal, declared
 from penstock.core.protocol.topics import EventList
 from penstock.core.queue.inspect import (
     ListedMessage,
@@ -31,7 +31,7 @@ from penstock.core.queue.operations.groups import Pause
 from penstock.core.queue.operations.repair import LettersLeft
 from penstock.core.queue.schedule import Schedule
 from penstock.core.queue.tasks.state import TaskState, TaskTimes
-from penstock.errors import PolicyMismatch, QueueFull, StaleDelivery, UnknownQueue
+from penstock.errors import PolicyMismatch, QueueFull, StaleDelivery
 
 MOST_TAKEN = 10_000
 """Messages that one take may ask for."""
@@ -77,14 +77,13 @@ class NewSchedule(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     priority: int = 0
 
 
-class RedriveRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class RedriveRequest(Rehearsal, forbid_unknown_fields=True, omit_defaults=True):
     """The messages to send back: those for which `where` holds, or those with these ids, or all."""
 
     to: str | None = None
     limit: Count | None = None
     where: str | None = None
     ids: list[str] | None = None
-    dry_run: bool = False
 
 
 class RedriveAnswer(msgspec.Struct, omit_defaults=True):
@@ -276,7 +275,7 @@ class Settled(msgspec.Struct, omit_defaults=True):
     """The fate of a message given back: ready or waiting again, a dead letter, failed, or gone."""
 
 
-_STALE = (UnknownQueue, StaleDelivery)
+_STALE = (StaleDelivery,)
 
 LIST_QUEUES = Operation("GET /queues -> queues", "read", None, list[str], "The names of all queues")
 READ_QUEUE = Operation(
@@ -289,7 +288,6 @@ OPEN_QUEUE = Operation(
     QueueDocument,
     "Makes a queue; another policy than the stored one is refused, and a topic with a history needs the role admin",
     errors=(PolicyMismatch,),
-    told_caller=True,
 )
 CONFIGURE_QUEUE = Operation(
     "PATCH /queues/{queue}",
@@ -297,7 +295,7 @@ CONFIGURE_QUEUE = Operation(
     PolicyFields,
     PolicyFields,
     "Changes a queue's policy",
-    errors=(UnknownQueue, PolicyMismatch),
+    errors=(PolicyMismatch,),
 )
 DROP_QUEUE = Operation("DELETE /queues/{queue} -> removed", "admin", None, int, "Removes a queue with its messages")
 READ_QUEUE_STATS = Operation(
@@ -320,7 +318,6 @@ REDRIVE_QUEUE = Operation(
     RedriveRequest,
     RedriveAnswer,
     "Sends dead letters and failed messages back",
-    rehearsed=lambda request: isinstance(request, RedriveRequest) and request.dry_run,
 )
 MOVE_MESSAGES = Operation(
     "POST /queues/{queue}/move -> moved",
@@ -370,9 +367,8 @@ PUSH_MESSAGES = Operation(
     "Pushes a message, or several",
     also=(ReceiptDocument,),
     status=201,
-    errors=(UnknownQueue, QueueFull),
+    errors=(QueueFull,),
     commits=True,
-    told_caller=True,
 )
 READ_MESSAGE = Operation(
     "GET /queues/{queue}/messages/{seq}", "read", None, Event, "One message, without taking it", missing="UnknownEvent"

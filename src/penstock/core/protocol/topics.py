@@ -204,7 +204,6 @@ APPEND_SEVERAL = Operation(
     status=201,
     errors=(Conflict, FenceActive, QueueFull),
     commits=True,
-    told_caller=True,
 )
 READ_CORRELATED = Operation(
     "GET /correlated/{correlation}",
@@ -299,7 +298,6 @@ APPEND_EVENTS = Operation(
     errors=(Conflict, FenceActive),
     on_system=True,
     commits=True,
-    told_caller=True,
 )
 READ_EVENT = Operation(
     "GET /topics/{topic}/events/{event}",

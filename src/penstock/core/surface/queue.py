@@ -389,7 +389,7 @@ class Queue(Generic[PayloadT]):
         go, because their queue or their group is gone.
         """
         target = None if to is None else self._sister(to)
-        request = wire.RedriveRequest(target, check_limit(limit), *_choice(where, self._given_up), dry_run)
+        request = wire.RedriveRequest(target, check_limit(limit), *_choice(where, self._given_up), dry_run=dry_run)
         answer = self._call(wire.REDRIVE_QUEUE, request=request)
         return Redriven((answer.would_redrive if dry_run else answer.redriven) or 0, answer.left)
 

@@ -20,7 +20,8 @@ from penstock.core.documents.decoding import decoded, query_of, refuse_parameter
 from penstock.core.documents.events import event_document, receipt_document, receipts_json
 from penstock.core.events import Receipt
 from penstock.core.journal.writer import WriteRequest
-from penstock.core.local.backend import LocalBackend, PendingCommit, implementation
+from penstock.core.local.backend import LocalBackend, PendingCommit, implementation, is_told_caller
+from penstock.core.observe.sample import Sample
 from penstock.core.protocol.openapi import OPERATIONS
 from penstock.core.protocol.operation import (
     JSON,
@@ -39,6 +40,7 @@ from penstock.errors import ConfigError
 from penstock.server.access import address_of
 from penstock.server.limits import AT_ONCE_BYTES, LONGEST_WAIT, MOST_EVENTS
 from penstock.server.service import Endpoint, Refused, Service, awaitable, entered, read_body, whole_answer
+from penstock.transfer import committing
 
 Q = TypeVar("Q", covariant=True)
 B = TypeVar("B", covariant=True)
@@ -82,7 +84,7 @@ class RequestCaller(Caller):
     def __init__(self, call: Call[Any, Any]) -> None:
         super().__init__()
         self._request = call.request
-        self._access = call.service.access
+        self._service, self._access = call.service, call.service.access
 
     @property
     def owner(self) -> str:
@@ -104,6 +106,23 @@ class RequestCaller(Caller):
     @property
     def dedup(self) -> str | None:
         return self._request.headers.get("idempotency-key")
+
+    @property
+    def role(self) -> Role:
+        role: Role = self._request.state.role
+        return role
+
+    @property
+    def staging(self) -> list[str]:
+        return list(self._service.areas)
+
+    @property
+    def lakes(self) -> Mapping[str, str]:
+        return self._service.lakes
+
+    @property
+    def sample(self) -> Sample:
+        return self._service.sampler.newest
 
     def require(self, role: Role, doing: str) -> None:
         self._access.require(self._request, role, doing)
@@ -136,9 +155,10 @@ def page_size(limit: int | None) -> int:
 class Performer(Generic[A]):
     """Runs an operation's implementation for calls."""
 
-    def __init__(self, operation: Operation[A]) -> None:
+    def __init__(self, operation: Operation[A], run: Callable[..., Any] | None = None) -> None:
         self.operation = operation
-        self._run = implementation(operation.name)  # a KeyError here: nothing does what is declared
+        self._run = run or implementation(operation.name)  # a KeyError here: nothing does what is declared
+        self._told_caller = is_told_caller(self._run)
         self._names = operation.names
         self._takes_body = operation.body is not None
 
@@ -150,7 +170,7 @@ class Performer(Generic[A]):
         """The answer to what is asked for."""
         operation = self.operation
         asked: list[Any] = [call.backend]
-        if operation.told_caller:
+        if self._told_caller:
             asked.append(WaitingRequest(call) if operation.waits else RequestCaller(call))
         asked += map(call.name, self._names)
         if wanted is not None:
@@ -287,7 +307,8 @@ def _json(answer: object) -> bytes:
 
 
 def api_routes(modules: Iterable[ModuleType]) -> list[BaseRoute]:
-    """A route for every operation: to the function of its name in one of the modules, else to its implementation.
+    """A route for every operation: to the function of its name in one of the modules, else to its implementation, in
+    the core or in `transfer`.
 
     A handler streams, or knows a media type; it gets a `Call` and gives the answer's struct, or a whole response. A
     plain function runs in a thread: it may wait for the disk.
@@ -298,7 +319,7 @@ def api_routes(modules: Iterable[ModuleType]) -> list[BaseRoute]:
     }
     routes: list[BaseRoute] = []
     for one in sorted(OPERATIONS, key=lambda one: one.name not in FIRST):
-        handler = handlers.get(one.name) or Performer(one)
+        handler = handlers.get(one.name) or Performer(one, vars(committing).get(one.name))
         routes.append(Route(_route_path(one), _endpoint(one, handler), methods=[one.method], name=one.name))
     return routes
 

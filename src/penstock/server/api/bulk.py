@@ -6,27 +6,26 @@ import os
 import zlib
 from collections.abc import Iterable
 
-import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from penstock.core.engine.contract import ObjectEngine
-from penstock.core.journal.bulk import PreparedPiece, drop_job, staged_batches
+from penstock.core.journal.bulk import PreparedPiece, staged_batches
 from penstock.core.journal.checking import checked_wire
 from penstock.core.journal.reading import TopicView
-from penstock.core.journal.sealed.referring import find_target, plan_bulk
-from penstock.core.journal.sealed.segments import FILE_EVENTS, BulkSegments, SealReport
+from penstock.core.journal.sealed.segments import FILE_EVENTS, SealReport
 from penstock.core.local.backend import LocalJournal
 from penstock.core.local.bulk import stored_blocks
 from penstock.core.names import check_name, shown_url
 from penstock.core.protocol import bulk as wire
 from penstock.core.protocol.operation import BLOCKS
 from penstock.errors import ConfigError, PositionTrimmed, UnknownTopic
-from penstock.server.api.binding import Call
+from penstock.server.api.binding import Call, RequestCaller
 from penstock.server.limits import BLOCKS_BYTES
 from penstock.server.service import HeldResponse, Refused, Service
-from penstock.transfer.objects import StagingArea, check_area, decode_piece, own_area, own_lake
-from penstock.transfer.publishing import BulkCommit, publish_staged, stage_step
+from penstock.transfer.committing import batch_of, lake_of
+from penstock.transfer.objects import StagingArea, check_area, decode_piece, own_area
+from penstock.transfer.publishing import stage_step
 
 
 # ── stored blocks ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -148,95 +147,6 @@ def _stage(call: Call[wire.StageQuery, object], body: bytes) -> wire.StagedDocum
     return wire.StagedDocument(sum(block.count for block in made.blocks), sum(block.size for block in made.blocks))
 
 
-def plan_files(call: Call[None, wire.FilesRequest]) -> wire.FilesDocument:
-    topic, asked, core = call.name("topic"), call.body, call.service.journal.backend.core
-    call.service.access.check_append(check_name(topic))
-    lake = None if asked.lake is None else _own_lake(call.service, asked.lake)
-    if asked.columns:
-        from penstock.core.journal.sealed.columns import columns_schema  # pyarrow is loaded by servers that seal
-
-        columns_schema(asked.columns)
-    if topic in call.service.journal.backend.entities.gates.topics:
-        return wire.FilesDocument()
-    target, _ = find_target(core, topic, lake, asked.columns, _own(call.service.journal))
-    if target is None:
-        return wire.FilesDocument()
-    if "://" not in target.lake:  # by the marker in a folder its tasks see whether they are on this machine
-        if asked.lake is None and topic not in call.service.journal.topics():
-            return wire.FilesDocument()
-        plan_bulk(core, topic, target.lake)
-    return wire.FilesDocument(shown_url(target.lake), target.columns)
-
-
-def _own(journal: LocalJournal) -> str | None:
-    """The lake beside the journal's own objects; None where others find them with options of its own only."""
-    engine = journal.backend.engine
-    if not isinstance(engine, ObjectEngine) or engine.options.store:
-        return None
-    return own_lake(f"{engine.scheme}:{engine.location}")
-
-
-def _own_lake(service: Service, wanted: str) -> str:
-    lake = service.lakes.get(shown_url(wanted.rstrip("/")))
-    if lake is None:
-        raise ConfigError(
-            f"this server does not seal to {shown_url(wanted)[:200]!r}, only to "
-            f"{', '.join(service.lakes) or 'nowhere'}: start it with --lake, or seal where the store is"
-        )
-    return lake
-
-
-def _files_of(call: Call[None, wire.CommitRequest]) -> BulkSegments | None:
-    """The files of a commit, in lakes as the server knows them: its own ones, and the topic's."""
-    if not call.body.files:
-        return None
-    try:
-        found = msgspec.msgpack.decode(call.body.files, type=BulkSegments)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"these are no files of a bulk write: {error}") from error
-    call.service.access.check_append(check_name(found.topic))
-    journal = call.service.journal
-    target, _ = find_target(journal.backend.core, found.topic, None, own=_own(journal))
-    known = {**call.service.lakes, **({} if target is None else {shown_url(target.lake): target.lake})}
-    for one in found.placed:
-        for at, file in enumerate(one.files):
-            if (lake := known.get(file.lake)) is None:
-                raise ConfigError(f"no files become events from {file.lake[:200]!r}, but from {', '.join(known)}")
-            one.files[at] = msgspec.structs.replace(file, lake=lake)
-    return found
-
-
-def commit_staged(call: Call[None, wire.CommitRequest]) -> bool:
-    request, journal = call.body, call.service.journal
-    if request.journal != journal.id:
-        raise ConfigError(
-            "another journal is served here than where this write was planned: nothing of it was committed"
-        )
-    if request.queue is not None:
-        check_name(request.queue, "queue")
-    batches = [batch_of(batch) for batch in request.batches]
-    files, by = _files_of(call), (request.mark, request.version, request.queue, request.content)
-    return publish_staged(journal, BulkCommit(batches, *by, files))
-
-
-def drop_staged(call: Call[wire.DropQuery, None]) -> int:
-    if not call.query.job:
-        raise ConfigError("say what to drop: /staging?job=…")
-    owner = call.service.access.identity(call.request)
-    return call.service.journal.backend.core.run(lambda commit: drop_job(commit, call.query.job, owner))
-
-
-def batch_of(text: str) -> bytes:
-    """A batch's name: 32 hexadecimal digits."""
-    try:
-        found = bytes.fromhex(text)
-    except ValueError:
-        found = b""
-    if len(found) != 16:
-        raise ConfigError(f"a batch is named by 32 hexadecimal digits, not {text[:40]!r}")
-    return found
-
-
 def _piece(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text[:10]) >= _MOST_PIECES or len(text) > 10:
         raise ConfigError(f"a piece is a number below {_MOST_PIECES:,}, not {text[:40]!r}")
@@ -265,7 +175,7 @@ def _seal_step(call: Call[None, wire.SealRequest]) -> SealReport:
     from penstock.core.journal.sealed.tables import TableRequest
 
     wanted = call.body
-    lake = _own_lake(call.service, wanted.lake)
+    lake = lake_of(RequestCaller(call), wanted.lake)
     if wanted.catalog is not None and "://" in wanted.catalog:
         raise ConfigError("a served journal is sealed into a catalog by its name in the server's ~/.pyiceberg.yaml")
     return sealing.seal_topic(

@@ -32,8 +32,6 @@ from penstock.core.journal.reading import TopicView
 from penstock.core.local.backend import LocalJournal
 from penstock.core.local.topics import WantedEvents, dropped, requested_events
 from penstock.core.model.query import EventQuery
-from penstock.core.observe.sample import Sample
-from penstock.core.protocol import openapi
 from penstock.core.protocol import topics as wire
 from penstock.core.protocol.operation import ARROW, JSON, LINES, READ_TOPICS
 from penstock.core.protocol.problems import problem_frame, problem_of
@@ -52,30 +50,6 @@ def topic_of(call: Call[object, object]) -> Topic:
 
 
 # ── the journal as a whole ───────────────────────────────────────────────────────────────────────────────────────────
-def describe_journal(call: Call[None, None]) -> wire.JournalDocument:
-    from penstock import __version__
-
-    journal = call.service.journal
-    return wire.JournalDocument(
-        **msgspec.structs.asdict(journal.describe()),
-        version=__version__,
-        id=journal.id,
-        pressure=journal.pressure(),
-        staging=list(call.service.areas),
-        lakes=list(call.service.lakes),
-        role=call.request.state.role,
-    )
-
-
-def read_openapi(call: Call[None, None]) -> Response:
-    """It is the same for every client and says nothing of the data, so it needs no token."""
-    return Response(openapi.document(), media_type=JSON)
-
-
-def read_stats(call: Call[None, None]) -> Sample:
-    return call.service.sampler.newest
-
-
 async def follow_stats(call: Call[None, None]) -> Response:
     return sse(call.service, lambda sample: sample)
 
