@@ -201,9 +201,9 @@ class RemoteQueue:
     def store_step(self, delivery: Delivery, name: str, result: bytes) -> None:
         self._call(wire.STORE_STEP, delivery.token, request=wire.StepRequest(name, msgspec.Raw(result)))
 
-    def note_progress(self, delivery: Delivery, share: float, text: str | None) -> None:
-        check_progress(share, text)
-        self._call(wire.NOTE_PROGRESS, delivery.token, request=wire.ProgressRequest(share, text))
+    def note_progress(self, delivery: Delivery, share: float, text: str | None, step: str | None = None) -> None:
+        check_progress(share, text, step)
+        self._call(wire.NOTE_PROGRESS, delivery.token, request=wire.ProgressRequest(share, text, step))
 
     def release(self, deliveries: list[Delivery], delay: float = 0.0) -> None:
         for delivery in deliveries:

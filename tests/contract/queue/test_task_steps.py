@@ -156,3 +156,40 @@ def test_a_call_says_how_far_it_is(journal: Journal) -> None:
     id = load.push(3).id
     assert finish(journal, tasks, id, "done").progress is None
     assert asked == [("running", 0.25, "reading")]
+
+
+def test_the_step_that_runs_is_told_with_the_steps_that_returned(journal: Journal) -> None:
+    queue = journal.queue("q", lease=3600)
+    queue.push(1)
+    delivery = queue.take(consumer="worker-1")
+    assert delivery is not None
+    task = penstock.RunningTask("handle", delivery)
+
+    def running() -> tuple[float, str | None, list[str]]:
+        (shown,), (pending,), (worker,) = queue.messages(), queue.pending(), queue.consumers()
+        assert shown.progress is not None and shown.progress == pending.progress == worker.progress[delivery.seq]
+        return shown.progress.share, shown.progress.step, shown.steps
+
+    assert task.step("reserve", running) == (0, "reserve", [])
+    task.progress(0.5, "reserved")
+    assert task.step("charge", running) == (0.5, "charge", ["reserve"])
+    assert running() == (0.5, None, ["charge", "reserve"])
+    delivery.release()
+    (waiting,) = queue.messages()
+    assert waiting.progress is not None and waiting.progress.text == "reserved"  # of the last attempt
+    assert queue.take(consumer="worker-2") is not None
+    (shown,) = queue.messages()
+    assert (shown.progress, shown.steps) == (None, ["charge", "reserve"])  # of this attempt
+
+
+def test_a_step_does_not_begin_when_the_message_was_lost(journal: Journal, calls: list[str]) -> None:
+    queue = journal.queue("q")
+    queue.push(1)
+    delivery = queue.take()
+    assert delivery is not None
+    task = penstock.RunningTask("handle", delivery)
+    assert task.step("reserve", lambda: 1) == 1
+    delivery.release()
+    with pytest.raises(StaleDelivery):
+        task.step("charge", calls.append, "charged")
+    assert calls == []

@@ -399,7 +399,7 @@ def store_step(at: LocalBackend, name: str, token: str, wanted: wire.StepRequest
 
 def note_progress(at: LocalBackend, name: str, token: str, wanted: wire.ProgressRequest) -> bool:
     queue = at.queue(name)
-    queue.note_progress(queue.delivery(token), wanted.share, wanted.text)
+    queue.note_progress(queue.delivery(token), wanted.share, wanted.text, wanted.step)
     return True
 
 

@@ -166,3 +166,5 @@ class TaskProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     """From 0 to 1."""
     text: str | None
     at: datetime
+    step: str | None = None
+    """The step that began last and has not returned."""

@@ -263,10 +263,11 @@ class StepRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ProgressRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """How far a handler says it is, from 0 to 1."""
+    """The progress of a handler, from 0 to 1, and the step that it is in."""
 
     share: float
     text: str | None = None
+    step: str | None = None
 
 
 class Settled(msgspec.Struct, omit_defaults=True):

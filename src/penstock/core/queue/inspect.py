@@ -31,7 +31,7 @@ from penstock.core.observe.sample import FailedMessage, TaskProgress
 from penstock.core.queue import metrics
 from penstock.core.queue.dead_letters import DeadLetterCursor, letter, origin
 from penstock.core.queue.flow import BreakerState, breaker_state
-from penstock.core.queue.operations.notes import read_progress
+from penstock.core.queue.operations.notes import read_progress, read_steps
 from penstock.core.queue.operations.settle import (
     EXHAUSTED,
     LAPSED,
@@ -102,6 +102,10 @@ class ListedMessage(msgspec.Struct, Generic[E], frozen=True):
     """Until when, unless extended; None for a lease that lasts as long as its owner's process."""
     failed_attempts: list[Attempt] = []
     """The newest ten, the oldest of them first."""
+    progress: TaskProgress | None = None
+    """The progress that its handler reported in this attempt, or in the last one; see `penstock.progress`."""
+    steps: list[str] = []
+    """The names of its steps that have returned; see `penstock.step`."""
 
 
 class QueueMessage(ListedMessage[Event], frozen=True):
@@ -130,7 +134,7 @@ class PendingDelivery(msgspec.Struct, frozen=True):
     deadline: datetime
     key: str | None = None
     progress: TaskProgress | None = None
-    """How far its handler says it is; see `penstock.progress`."""
+    """The progress that its handler reported; see `penstock.progress`."""
 
 
 class QueueConsumer(msgspec.Struct, frozen=True):
@@ -149,6 +153,8 @@ class QueueConsumer(msgspec.Struct, frozen=True):
     """The number of messages it holds."""
     holds: list[int] = []
     """The positions of the first ten of them."""
+    progress: dict[int, TaskProgress] = {}
+    """The progress that the handlers of these messages reported, by position."""
     working_since: datetime | None = None
     """The time when the oldest of them was handed out."""
     last_failed_at: datetime | None = None
@@ -336,6 +342,11 @@ class View:
         """Returns the traces of a message's attempts, without the traceback of an attempt before a lapsed lease."""
         found = group.trail(self.snap, message)
         return msgspec.structs.replace(found, traceback=None) if message.error == LAPSED.error else found
+
+    def progress(self, entry: Entry) -> TaskProgress | None:
+        """Returns the progress of a message: in flight, that of this attempt, else that of the last one."""
+        secret = None if entry.held is None else entry.held.lease.secret
+        return read_progress(self.snap, entry.group, entry.seq, secret)
 
     def failed_message(self, group: Group, message: MessageRow, event: Event) -> FailedMessage:
         """A message that a group has given up, with the reason."""
@@ -563,6 +574,8 @@ def _listed(view: View, entry: Entry, event: Event) -> QueueMessage:
         None if held is None else held.lease.consumer,
         _moment(deadline),
         trail.shown(),
+        view.progress(entry),
+        sorted(read_steps(snap, group, entry.seq)),
     )
 
 
@@ -575,7 +588,7 @@ def pending(queue: LocalQueue, name: str | None) -> Iterator[PendingDelivery]:
             token = make_token(view.state.topic, held.group.group_id, held.lease_id, held.index, lease.secret)
             deadline = _moment(lease.deadline_of(held.index)) or datetime.max.replace(tzinfo=UTC)
             times = from_ms(lease.delivered_ms), deadline
-            progress = read_progress(view.snap, held.group, held.seq)
+            progress = read_progress(view.snap, held.group, held.seq, lease.secret)
             taker = lease.label, lease.consumer
             yield PendingDelivery(token, held.seq, *taker, message.attempts, *times, message.key, progress)
 
@@ -611,6 +624,7 @@ class _Holding(msgspec.Struct):
     seqs: list[int] = []
     """The first ten of each lease."""
     since_ms: int = NEVER
+    progress: dict[int, TaskProgress] = {}
 
 
 _NOTHING_HELD: Final = _Holding()
@@ -627,8 +641,11 @@ def _holdings(view: View) -> dict[tuple[str, str | None], _Holding]:
             held = [index for index in lease.held() if lease.deadline_of(index) > view.now]
             if held:
                 own = found.setdefault((lease.label, lease.consumer), _Holding())
+                first = [lease.seq(index) for index in held[:HOLDS]]
+                told = {seq: read_progress(view.snap, group, seq, lease.secret) for seq in first}
+                own.progress |= {seq: progress for seq, progress in told.items() if progress is not None}
                 own.count += len(held)
-                own.seqs += [lease.seq(index) for index in held[:HOLDS]]
+                own.seqs += first
                 own.since_ms = min(own.since_ms, lease.delivered_ms)
     return found
 
@@ -651,7 +668,8 @@ def consumers(queue: LocalQueue) -> list[QueueConsumer]:
             found.append(
                 msgspec.structs.replace(
                     made,
-                    holds=sorted(own.seqs)[:HOLDS],
+                    holds=(holds := sorted(own.seqs)[:HOLDS]),
+                    progress={seq: own.progress[seq] for seq in holds if seq in own.progress},
                     working_since=_moment(own.since_ms),
                     last_failed_at=None if failure is None else from_ms(failure.attempt.ended_ms),
                     last_failed=None if failure is None else failure.seq,

@@ -431,11 +431,11 @@ class LocalQueue:
             lambda commit, state: notes.store_step(commit, settle.held_or_stale(commit, state, delivery), name, result)
         )
 
-    def note_progress(self, delivery: Delivery, share: float, text: str | None) -> None:
-        notes.check_progress(share, text)
+    def note_progress(self, delivery: Delivery, share: float, text: str | None, step: str | None = None) -> None:
+        notes.check_progress(share, text, step)
 
         def apply(commit: Commit, state: QueueState) -> None:
-            notes.note_progress(commit, settle.held_or_stale(commit, state, delivery), share, text)
+            notes.note_progress(commit, settle.held_or_stale(commit, state, delivery), share, text, step)
 
         self.change(apply, relaxed=True)
 

@@ -308,8 +308,8 @@ class QueueBackend(Protocol):
     def store_step(self, delivery: Delivery, name: str, result: bytes) -> None:
         """Keeps what a step returned, durably; StaleDelivery when the lease was lost."""
 
-    def note_progress(self, delivery: Delivery, share: float, text: str | None) -> None:
-        """Keeps how far a message's handler says it is."""
+    def note_progress(self, delivery: Delivery, share: float, text: str | None, step: str | None = None) -> None:
+        """Keeps the progress that a message's handler reports, and the step that it is in."""
 
     def release(self, deliveries: list[Delivery], delay: float = 0.0) -> None:
         """Gives messages back without counting the attempt, to be ready after `delay`. Never fails."""

@@ -1,7 +1,7 @@
 """Notes of a call beside its message: the results of its steps, which outlive attempts, and how far it is.
 
     qg t g e seq name   what a step returned, as JSON
-    qg t g o seq        how far the attempt under way says it is
+    qg t g o seq        the progress of the attempt under way, and its step
 
 A note is written under the message's lease: a consumer that has lost it writes none. Notes go when the message is
 settled; the results of steps go with a message to the dead letters, back, and to other queues.
@@ -34,6 +34,9 @@ class ProgressRow(msgspec.Struct, array_like=True):
     share: float
     text: str | None
     at_ms: int
+    step: str | None = None
+    secret: bytes = b""
+    """The secret of the lease, which no other attempt has."""
 
 
 _read_progress = keys.reader(ProgressRow)
@@ -49,8 +52,13 @@ def read_steps(snap: Snapshot, group: Group, seq: int) -> dict[str, bytes]:
 
 
 def store_step(commit: Commit, held: HeldMessage[Group], name: str, result: bytes) -> None:
-    """Keeps what a step returned."""
+    """Keeps what a step returned; the step is under way no more."""
     put_steps(commit, held.group, held.seq, {name: result})
+    key = held.group.row(keys.PROGRESS, held.seq)
+    value = commit.tx.get(key)
+    row = None if value is None else _read_progress(value, held.group.queue.name)
+    if row is not None and row.step == name:
+        commit.tx.put(key, keys.encode(msgspec.structs.replace(row, step=None)))
 
 
 def put_steps(commit: Commit, group: Group, seq: int, steps: dict[str, bytes]) -> None:
@@ -86,25 +94,31 @@ def _group_of(commit: Commit, target: QueueState, event: Event) -> Group | None:
 
 
 # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def check_progress(share: float, text: str | None) -> None:
+def check_progress(share: float, text: str | None, step: str | None = None) -> None:
     """Refuses what is no progress."""
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise ConfigError(f"progress is a share from 0 to 1, not {share!r:.40}")
     if text is not None:
         check_text(text, "text")
+    if step is not None:
+        check_text(step, "step")
 
 
-def note_progress(commit: Commit, held: HeldMessage[Group], share: float, text: str | None) -> None:
-    """Keeps how far a message's handler says it is."""
+def note_progress(
+    commit: Commit, held: HeldMessage[Group], share: float, text: str | None, step: str | None = None
+) -> None:
+    """Keeps the progress that a message's handler reports, and the step that it is in."""
     _note_notes(commit, held.group.queue)
-    row = ProgressRow(float(share), text, commit.now_ms)
+    row = ProgressRow(float(share), text, commit.now_ms, step, held.lease.secret)
     commit.tx.put(held.group.row(keys.PROGRESS, held.seq), keys.encode(row))
 
 
-def read_progress(snap: Snapshot, group: Group, seq: int) -> TaskProgress | None:
-    """How far a message's handler said that it is, in this attempt or one before."""
+def read_progress(snap: Snapshot, group: Group, seq: int, secret: bytes | None = None) -> TaskProgress | None:
+    """Returns the progress that a message's handler reported last; under a lease, that of its attempt alone."""
     value = snap.get(group.row(keys.PROGRESS, seq)) if group.queue.traits.notes else None
     if value is None:
         return None
     row = _read_progress(value, group.queue.name)
-    return TaskProgress(row.share, row.text, from_ms(row.at_ms))
+    if secret not in (None, row.secret):
+        return None
+    return TaskProgress(row.share, row.text, from_ms(row.at_ms), row.step)

@@ -20,7 +20,6 @@ from penstock.core.observe.sample import TaskProgress
 from penstock.core.queue import results
 from penstock.core.queue.inspect import Entry, View
 from penstock.core.queue.operations.follow import find_join
-from penstock.core.queue.operations.notes import read_progress
 from penstock.core.queue.tasks.state import CallState, TaskState
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ class _Search:
             finished_at=trail.attempts[-1].shown().ended_at if failed and trail.attempts else None,
             due=from_ms(message.due) if message.due else None,
             consumer=held.lease.consumer if held else None,
-            progress=read_progress(view.snap, entry.group, entry.seq),
+            progress=view.progress(entry),
         )
 
     # ── outcomes ─────────────────────────────────────────────────────────────────────────────────────────────────────

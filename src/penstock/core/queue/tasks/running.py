@@ -56,6 +56,10 @@ class RunningTask:
         """The steps of this attempt, by name."""
         self._results: dict[str, bytes] | None = None
         """What the steps of earlier attempts returned."""
+        self._share: float = 0.0
+        self._text: str | None = None
+        self._step: str | None = None
+        """The step that began last and has not returned."""
         self._told = -math.inf
 
     def __repr__(self) -> str:
@@ -84,7 +88,8 @@ class RunningTask:
         """Calls a function and keeps what it returned with the message; when the task runs again, returns that.
 
         Of a coroutine function, to be awaited. What is returned went through JSON and comes back as the function's
-        annotation says, also the first time. A step whose process ends before its result is kept runs again.
+        annotation says, also the first time. A step whose process ends before its result is kept runs again. A step
+        begins only while the worker has the message; StaleDelivery when it was lost.
         """
         check_text(name, "name")
         with self._guard:
@@ -95,6 +100,7 @@ class RunningTask:
             return self._step_async(name, function, *args, **kwargs)
         stored = self._known().get(name)
         if stored is None:
+            self._begin(name)
             stored = self._store(name, function(*args, **kwargs))
         return _read(stored, function)
 
@@ -103,6 +109,7 @@ class RunningTask:
 
         stored = (await asyncio.to_thread(self._known)).get(name)
         if stored is None:
+            await asyncio.to_thread(self._begin, name)
             result = await function(*args, **kwargs)
             stored = await asyncio.to_thread(self._store, name, result)
         return _read(stored, function)
@@ -113,18 +120,28 @@ class RunningTask:
                 self._results = self._backend.steps(self.delivery)
             return self._results
 
+    def _begin(self, name: str) -> None:
+        self._step = name
+        self._note()
+
     def _store(self, name: str, result: object) -> bytes:
         stored = encode_payload([result], typed=True)[1:-1]  # in a list: bytes are text there
         self._backend.store_step(self.delivery, name, stored)
+        if self._step == name:
+            self._step = None
         return stored
 
     def progress(self, share: float, text: str | None = None) -> None:
         """Says how far the call is, from 0 to 1, for `tasks.result` and the console. At most five a second are kept."""
         check_progress(share, text)
+        self._share, self._text = share, text
         now = time.monotonic()
         if share == 1 or now - self._told >= PROGRESS_PAUSE:
             self._told = now
-            self._backend.note_progress(self.delivery, share, text)
+            self._note()
+
+    def _note(self) -> None:
+        self._backend.note_progress(self.delivery, self._share, self._text, self._step)
 
     def __enter__(self) -> RunningTask:
         self._before = _running.set(self)
