@@ -498,8 +498,34 @@ def test_given_up_messages_are_shown_sent_back_and_deleted_by_their_error(
         for delivery in queue.take_many(5):
             delivery.nack(error="TimeoutError: upstream" if delivery.payload < 3 else "ValueError: bad")
     show, asked = "dead" if dead_letter else "failed", ("--where", "error contains 'Timeout'")
+    groups = cli(show, "mails", "--by-error", "--json").documents
+    assert [(one["count"], one["error"]) for one in groups] == [(3, "TimeoutError: upstream"), (2, "ValueError: bad")]
+    assert len(cli(show, "mails", "--where", groups[0]["condition"], "--json").documents) == 3
     assert len(cli(show, "mails", *asked, "--json").documents) == 3
     assert cli("redrive", "mails", *asked, "--limit", "2", "--json").document["redriven"] == 2
     assert cli("discard", "mails", *asked, "--dry-run", "--json").document["would_discard"] == 1
     assert cli("discard", "mails", *asked, "--json").document["discarded"] == 1
     assert {one["error"] for one in cli(show, "mails", "--json").documents} == {"ValueError: bad"}
+
+
+def test_workers_and_queues_say_what_the_console_says(cli: Cli, url: str) -> None:
+    with penstock.open(url) as journal:
+        queue = journal.queue("orders", lease=3600)
+        queue.push_many([1, 2])
+        for delivery in queue.take_many(1, consumer="worker-1"):
+            delivery.nack(delay=3600, error="TimeoutError: upstream")
+        delivery = queue.take_many(1, consumer="worker-1")[0]
+        task = penstock.RunningTask("handle", delivery)
+        task.progress(0.4, "reserved")
+
+        def look() -> None:
+            for words in (("workers",), ("pending", "orders"), ("messages", "orders", "--state", "in_flight")):
+                assert "40%, reserved, in step charge" in cli(*words).out, words
+            (pending,) = cli("pending", "orders", "--json").documents
+            assert (pending["progress"]["share"], pending["progress"]["step"]) == (0.4, "charge")
+
+        task.step("charge", look)
+        for words in (("workers",), ("queues",), ("top", "--once", "--interval", "50ms")):
+            assert "TimeoutError: upstream" in cli(*words).out, words
+    said = cli("queues", "--json").document
+    assert (said["workers"], said["last_error"]) == (1, "TimeoutError: upstream")

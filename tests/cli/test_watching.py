@@ -30,7 +30,7 @@ def busy(url: str, orders: str) -> str:
 def test_top_shows_topics_and_queues_once(cli: Cli, busy: str) -> None:
     shown = cli("top", "--once", "--interval", "50ms").out
     assert "events/s" in shown and "failed 1" in shown and "ready 2" in shown
-    assert "orders" in shown and "emails" in shown
+    assert "orders" in shown and "emails" in shown and "\n1 message of emails failed\n" in shown
 
 
 def test_top_is_a_document_per_look_for_machines(cli: Cli, busy: str) -> None:

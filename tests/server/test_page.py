@@ -288,6 +288,21 @@ def test_the_queues_page_is_live(page: Page, served: Served, journal: penstock.J
         expect(worker.nth(column)).to_have_text(re.compile(r"\d\d:\d\d:\d\d"))
 
 
+def test_a_cell_leads_to_what_it_names_now(page: Page, served: Served, journal: penstock.Journal) -> None:
+    queue = journal.queue("mails", lease=3600)
+    queue.push_many([1, 2])
+    first = queue.take(consumer="mailer")
+    assert first is not None
+    open_live(page, f"{served.url}/workers")
+    works_on = page.locator("#workers tbody tr", has_text="mailer").locator("td").nth(3)
+    expect(works_on.locator("a")).to_have_attribute("href", "/topics/mails/events/1")
+    first.ack()
+    expect(works_on).to_have_text("waits")
+    expect(works_on.locator("a")).to_have_count(0)
+    assert queue.take(consumer="mailer") is not None
+    expect(works_on.locator("a")).to_have_attribute("href", "/topics/mails/events/2")
+
+
 def test_nothing_in_the_data_becomes_markup(page: Page, served: Served, journal: penstock.Journal) -> None:
     """Dialogs and console errors (a blocked script is one) fail the test when the page closes."""
     lost = served.ask("GET", "/nothing%3Cscript%3E", headers={"Accept": "text/html"})

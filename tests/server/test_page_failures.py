@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock.core.clock import ManualClock
-from penstock.server.pages import parts
+from penstock.server.pages import failures
 from server.serving import Served, serving
 from waiting import eventually
 
@@ -72,8 +72,8 @@ def test_failures_come_newest_first_and_are_found_by_error_text(served: Served, 
 def test_a_search_among_failures_looks_at_so_many_and_says_so(
     served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "SOUGHT", 40)
-    monkeypatch.setattr(parts, "GROUPED", 50)
+    monkeypatch.setattr(failures, "SOUGHT", 40)
+    monkeypatch.setattr(failures, "GROUPED", 50)
     queue = journal.queue("jobs", max_attempts=1)
     queue.push_many(range(100))
     for delivery in queue.take_many(100):
@@ -181,3 +181,25 @@ def test_a_message_that_will_be_tried_again_starts_with_its_error(served: Served
     page = text_of(served, "/topics/mails/events/1?part=1")
     assert shown(page).index("TimeoutError: upstream") < shown(page).index("Payload")
     assert 'data-copy-address="/topics/mails/events/1"' in page
+
+
+def test_progress_and_the_running_step_show_wherever_a_call_shows(served: Served, journal: penstock.Journal) -> None:
+    queue = journal.queue("orders", lease=3600)
+    queue.push(7)
+    delivery = queue.take(consumer="worker-1")
+    assert delivery is not None
+    task = penstock.RunningTask("handle", delivery)
+    task.step("reserve", lambda: None)
+    task.progress(0.4, "reserved")
+
+    def look() -> None:
+        for path in ("/workers", "/queues/orders?tab=workers", "/queues/orders", "/queues/orders?state=in_flight"):
+            assert "40%, reserved, in step charge" in shown(text_of(served, path)), path
+        sheet = shown(text_of(served, "/topics/orders/events/1"))
+        assert "Progress 40%, reserved, in step charge, told at" in sheet and "Steps that returned reserve" in sheet
+
+    task.step("charge", look)
+    assert "40%, reserved, for" not in shown(text_of(served, "/workers"))
+    assert "#1 (40%, reserved), for" in shown(text_of(served, "/workers"))
+    delivery.nack(delay=3600, error="down")
+    assert "Last attempt's progress 40%, reserved" in shown(text_of(served, "/topics/orders/events/1"))

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import penstock
-from penstock.server.pages import views
+from penstock.server.pages import search, topic
 from server.serving import Served
 from server.test_page_failures import shown, text_of
 
@@ -15,7 +15,7 @@ from server.test_page_failures import shown, text_of
 def test_search_finds_text_in_payloads_and_says_how_far_it_looked(
     served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "SEARCHED", 30)
+    monkeypatch.setattr(search, "SEARCHED", 30)
     for n in range(100):
         journal.topic("orders").append("placed", {"to": f"Ann-{n}@example.com", "city": "Köln"})
     journal.queue("mails").push({"to": "ann-7@example.com"})
@@ -35,7 +35,7 @@ def test_search_finds_text_in_payloads_and_says_how_far_it_looked(
 def test_search_goes_on_where_its_time_was_up(
     served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "FOUND_SECONDS", 0.0)
+    monkeypatch.setattr(search, "FOUND_SECONDS", 0.0)
     for name in ("a", "b", "c"):
         journal.topic(name).append("placed", {"to": "ann"})
     found, path = [], "/search?q=ann"
@@ -50,7 +50,7 @@ def test_search_goes_on_where_its_time_was_up(
 def test_a_filter_of_a_topic_says_how_far_it_looked_and_goes_on(
     served: Served, journal: penstock.Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "PAGE_SCAN_LIMIT", 40)
+    monkeypatch.setattr(topic, "PAGE_SCAN_LIMIT", 40)
     journal.topic("orders").append_many([penstock.Draft("placed", {"n": n}) for n in range(100)])
     path, found = "/topics/orders?where=payload.n+=+3", []
     for _ in range(3):
@@ -99,3 +99,20 @@ def test_a_legend_says_what_its_tile_says(served: Served, journal: penstock.Jour
         assert said is not None
         for label, tile in tiles.items():
             assert f'"{label}":"{tile}"' in said[1] and f'id="{tile}"' in page
+
+
+def test_events_are_found_by_their_tags_and_show_them(served: Served, journal: penstock.Journal) -> None:
+    shop = journal.topic("shop")
+    for n in range(4):
+        shop.append("placed", {"n": n}, tags=["customer:ada", f"lane:{n % 2}", "<b>"])
+    shop.append("placed", {"n": 9}, key="customer:ada", tags=["customer:ada"])
+    page = text_of(served, "/topics/shop/events/2")
+    assert '<a href="/topics/shop?tag=customer%3Aada">customer:ada</a>' in page and "&lt;b&gt;" not in shown(page)
+
+    def rows(path: str) -> list[str]:
+        return re.findall(r'class="seq">(?:shop )?#(\d+)<', text_of(served, path))
+
+    assert rows("/topics/shop?tag=customer:ada&tag=lane:1") == ["4", "2"] == rows("/topics/shop?tag=lane:1&tag=")
+    assert rows("/topics/shop?tag=none") == []
+    assert shown(page).count("lane:1") == 1 and 'class="tag" title="lane:1"' in text_of(served, "/topics/shop")
+    assert rows("/search?q=customer:ada") == ["5", "4", "3", "2", "1"]

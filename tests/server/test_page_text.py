@@ -80,7 +80,7 @@ def test_a_search_that_stops_says_where_it_goes_on(
 ) -> None:
     for name in ("a", "b", "c"):
         journal.topic(name).append("placed", key="ada")
-    monkeypatch.setattr("penstock.server.pages.views.FOUND_SECONDS", -1.0)
+    monkeypatch.setattr("penstock.server.pages.search.FOUND_SECONDS", -1.0)
     address, found = "/search?q=ada", []
     for stopped_before in ("a", "b", "c", None):
         page = text_of(served, address)

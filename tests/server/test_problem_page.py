@@ -42,7 +42,7 @@ def test_a_defect_is_a_page_without_details(served: Served, monkeypatch: pytest.
     def broken(*args: object) -> None:
         raise RuntimeError("secret details")
 
-    monkeypatch.setattr("penstock.server.pages.views.existing_topic", broken)
+    monkeypatch.setattr("penstock.server.pages.topic.existing_topic", broken)
     answer = served.ask("GET", "/topics/orders", headers=PAGE)
     assert answer.status == 500 and b"<h1>The server failed</h1>" in answer.data and b"secret" not in answer.data
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,9 @@ with_attempts = click.option(
     "--attempts", is_flag=True, help="each failed attempt (when, who, how it ended), in place of the table"
 )
 with_traceback = click.option("--traceback", is_flag=True, help="where each failed, in place of the table")
+with_by_error = click.option(
+    "--by-error", is_flag=True, help="all of them grouped by error, each group with the condition that chooses it"
+)
 only_group = click.option("--group", help="this group only")
 default_group = click.option("--group", default="default", help="of this group")
 at_most = click.option("-n", "--limit", type=values.number, default="100", help="how many at the most")
@@ -50,10 +54,10 @@ def unless_dry(given: dict[str, Any]) -> bool:
 @command("queues", "penstock queues", "penstock queues mail --json")
 @click.argument("pattern", required=False, help="only queues whose name contains this")
 def queues(context: CommandContext, pattern: str | None) -> None:
-    """Lists the queues with what is ready, in flight, delayed, failed and dead, and which are paused.
+    """Lists the queues: workers, messages by state, the age of the oldest, the last failure, and which are paused.
 
     A message given up counts once, as dead, in the queue it comes from. The row of a dead-letter queue says how many
-    dead letters it keeps; of those none counts as ready.
+    dead letters it keeps, and counts none of them as ready. `penstock top` shows rates and the trend.
     """
     with context.journal(read_only=True) as journal:
         sample = journal.stats()
@@ -61,18 +65,19 @@ def queues(context: CommandContext, pattern: str | None) -> None:
     for one in (one for _, groups in sorted(sample.queues.items()) for one in groups):
         if pattern is not None and pattern not in one.name:
             continue
-        counts = (one.name, one.group, one.ready, one.in_flight, one.delayed, one.failed, one.dead)
+        counts = (one.name, one.group, one.workers, one.ready, one.in_flight, one.delayed, one.failed, one.dead)
         if context.json:
-            rows.append((*counts, one.oldest_age, one.letters, one.paused))
+            rows.append((*counts, one.oldest_age, one.last_failed_at, one.last_error, one.letters, one.paused))
             continue
         notes = ["paused"] * one.paused
         notes += [f"keeps {pluralize(one.letters, 'dead letter')}"] if one.letters else []
-        rows.append((*counts, show_duration(one.oldest_age), ", ".join(notes)))
+        failed = _cut(one.last_failure(sample.at))
+        rows.append((*counts, show_duration(one.oldest_age), failed, ", ".join(notes)))
     otherwise = "no queues yet: `penstock push QUEUE '{…}'` makes one"
     if pattern is not None:
         otherwise = f"no queue's name contains {pattern!r}"
-    last = ("Letters", "Paused") if context.json else ("Note",)
-    columns = ("Queue", "Group", "Ready", "In flight", "Delayed", "Failed", "Dead", "Oldest", *last)
+    last = ("Last failed at", "Last error", "Letters", "Paused") if context.json else ("Last failure", "Note")
+    columns = ("Queue", "Group", "Workers", "Ready", "In flight", "Delayed", "Failed", "Dead", "Oldest", *last)
     context.rows(columns, rows, otherwise=otherwise)
 
 
@@ -90,8 +95,15 @@ def peek(context: CommandContext, queue: Queue, limit: int, group: str) -> None:
 def pending(context: CommandContext, queue: Queue, group: str | None) -> None:
     """Shows the deliveries in flight: who holds what until when."""
     held = queue.pending(group)
-    rows = [(one.seq, one.group, one.consumer, one.attempt, one.delivered_at, one.deadline, one.token) for one in held]
-    columns = ("Seq", "Group", "Consumer", "Attempt", "Delivered at", "Deadline", "Token")
+    if context.json:
+        for one in held:
+            context.document(one)
+        return
+    rows = [
+        (one.seq, one.group, one.consumer, one.attempt, one.progress, one.delivered_at, one.deadline, one.token)
+        for one in held
+    ]
+    columns = ("Seq", "Group", "Consumer", "Attempt", "Progress", "Delivered at", "Deadline", "Token")
     context.rows(columns, rows, otherwise="nothing is in flight")
 
 
@@ -126,21 +138,23 @@ def messages(
         (
             *(one.seq, "blocked" if one.blocked else one.state.replace("_", " "), one.group),
             *(f"{one.attempts}/{one.max_attempts}", one.priority, one.key, one.due or one.deadline, one.consumer),
-            *(_cut(safe(one.error or "–")), _cut(payload_text(one.event))),
+            *(one.progress, _cut(safe(one.error or "–")), _cut(payload_text(one.event))),
         )
         for one in ([] if attempts else found)
     ]
-    columns = ("Seq", "State", "Group", "Attempts", "Priority", "Key", "Until", "Consumer", "Error", "Payload")
+    what = ("Seq", "State", "Group", "Attempts", "Priority", "Key")
+    columns = (*what, "Until", "Consumer", "Progress", "Error", "Payload")
     nothing = "nothing waits" if state is None else f"no message is {state.replace('_', ' ')}"
     context.rows(columns, rows, otherwise="" if found else nothing)
     if found and len({one.seq for one in found}) >= limit:
         context.note(f"there may be more: --after {found[-1].seq}")
 
 
-@queue_command("failed", "penstock failed emails")
+@queue_command("failed", "penstock failed emails", "penstock failed emails --by-error")
 @default_group
 @at_most
 @conditional
+@with_by_error
 @with_traceback
 @with_attempts
 def failed(context: CommandContext, queue: Queue, group: str, **how: Any) -> None:
@@ -148,9 +162,15 @@ def failed(context: CommandContext, queue: Queue, group: str, **how: Any) -> Non
     _say_failures(context, queue.failures(group), "nothing has failed", **how)
 
 
-@queue_command("dead", "penstock dead emails", about="the queue they come from, or the dead-letter queue itself")
+@queue_command(
+    "dead",
+    "penstock dead emails",
+    "penstock dead emails --by-error",
+    about="the queue they come from, or the dead-letter queue itself",
+)
 @at_most
 @conditional
+@with_by_error
 @with_traceback
 @with_attempts
 def dead(context: CommandContext, queue: Queue, **how: Any) -> None:
@@ -172,15 +192,21 @@ def _say_failures(
     *,
     limit: int,
     where: Where | None,
+    by_error: bool,
     traceback: bool,
     attempts: bool,
 ) -> None:
 
     from penstock.core.events import GivenUpEvent
+    from penstock.core.observe import failures
 
     rows: list[tuple[object, ...]] = []
     if where is not None:
         found = (one for one in found if where.matches(GivenUpEvent.of(one.event, one)))
+    if by_error:
+        rows = [(one.count, _cut(one.error), one.since, one.last, one.where) for one in failures.by_error(found)]
+        context.rows(("Count", "Error", "Since", "Last", "Condition"), rows, otherwise=otherwise)
+        return
     shown = list(islice(found, limit + 1))
     for failure in shown[:limit]:
         event = failure.event
@@ -644,10 +670,11 @@ def _tasks(path: str) -> Tasks:
 @click.option("--forget", metavar="WORKER", help="this one's failure was seen; it is not shown any more")
 @click.option("--traceback", is_flag=True, help="where each failed, in place of the table")
 def workers(context: CommandContext, only: str | None, forget: str | None, traceback: bool) -> None:
-    """Shows workers: their machine, since when they work, their last sign of life, what they have in hand.
+    """Shows workers: their machine, the work of each and its progress, their last failure and last sign of life.
 
-    Those that failed too often and gave up come first: `penstock check` warns of them until they are started again.
-    Other consumers that gave their name are shown as well; one that ended without saying so is forgotten after a day.
+    Workers that failed too often and gave up come first: `penstock check` warns of them until they are started again.
+    Other consumers that gave their name are shown as well. A consumer that ended without saying so is forgotten after
+    a day.
     """
     from penstock import acts
     from penstock.core.observe import workers as reports
@@ -678,11 +705,15 @@ def workers(context: CommandContext, only: str | None, forget: str | None, trace
     else:
         rows = [(one.worker, one.at, one.error, one.host, one.pid) for one in found]
         context.rows(("Worker", "Gave up", "Error", "Host", "Pid"), rows)
+        now = datetime.now(UTC)
         lines = [
-            (name, one.group, one.name, one.host, one.state, one.since, one.last_seen, one.in_hand)
+            (
+                *(name, one.group, one.name, one.host, one.state, one.since, one.last_seen),
+                *(one.works_on(now), _cut(one.last_failure(now))),
+            )
             for name, one in there
         ]
-        columns = ("Queue", "Group", "Worker", "Host", "State", "Since", "Last seen", "In hand")
+        columns = ("Queue", "Group", "Worker", "Host", "State", "Since", "Last seen", "Works on", "Last failure")
         context.rows(columns, lines, otherwise="" if rows else "no worker is there, and none gave up")
 
 

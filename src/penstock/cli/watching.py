@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 SHORTEST = 0.05
 """Seconds between two looks, at the least."""
+LAST_FAILURE = 50
+"""Characters of a failure in a row of `top`."""
 
 
 @command("top", "penstock top", "penstock top --url http://127.0.0.1:7367")
@@ -38,7 +40,7 @@ SHORTEST = 0.05
 @click.option("--count", type=number, help="end after so many looks")
 @click.option("--once", is_flag=True, help="look twice, print once, end")
 def top(context: CommandContext, interval: float, rows: int, count: int | None, once: bool) -> None:
-    """Shows live how the journal does: rates, backlog, oldest age, in flight, failures, writer pressure.
+    """Shows live how the journal does: what is wrong, rates, backlog, oldest age, workers, failures, writer pressure.
 
     At a terminal, q ends it.
     """
@@ -121,6 +123,8 @@ def _keys(context: CommandContext) -> Iterator[Callable[[float], bool]]:
 
 
 def _frame(sample: Sample, rows: int, *, color: bool) -> str:
+    from penstock.core.observe.sample import SHOWN_FINDINGS
+
     groups = [group for found in sample.queues.values() for group in found]
     oldest = max((group.oldest_age for group in groups if group.oldest_age is not None), default=None)
     groups_size = sample.operations / sample.commits if sample.commits else 0.0
@@ -139,16 +143,24 @@ def _frame(sample: Sample, rows: int, *, color: bool) -> str:
     groups.sort(key=lambda group: (-group.ready - group.failed - group.dead, group.name))
     queue_rows = [
         (
-            *(group.name, group.group, round(group.rate, 1), group.ready, group.in_flight, group.delayed, group.failed),
-            *(group.dead if group.letters is None else group.letters, show_duration(group.oldest_age)),
+            *(group.name, group.group, group.workers, group.ready, group.trend),
+            *(round(group.rate, 1), round(group.settle_rate, 1), show_duration(group.oldest_age), group.in_flight),
+            *(group.delayed, group.failed, group.dead if group.letters is None else group.letters),
+            group.last_failure(sample.at)[:LAST_FAILURE],
         )
         for group in groups[:rows]
     ]
-    parts = [head]
+    wrong = [paint(safe(one.says), "red", color) for one in sample.findings[:SHOWN_FINDINGS]]
+    if len(sample.findings) > SHOWN_FINDINGS:
+        wrong.append(f"and {len(sample.findings) - SHOWN_FINDINGS:,} more: penstock check")
+    parts = ["\n".join([head, *(wrong or ["all is well"])])]
     if topic_rows:
         parts.append(table(("Topic", "Rate/s", "Events", "Latest", "Worst lag"), topic_rows, color=color))
     if queue_rows:
-        columns = ("Queue", "Group", "Pushed/s", "Ready", "In flight", "Delayed", "Failed", "Dead", "Oldest")
+        columns = (
+            *("Queue", "Group", "Workers", "Ready", "Trend", "In/s", "Out/s", "Oldest", "In flight", "Delayed"),
+            *("Failed", "Dead", "Last failure"),
+        )
         parts.append(table(columns, queue_rows, color=color))
     return "\n\n".join(parts)
 
@@ -271,7 +283,7 @@ def check(context: CommandContext, topic: tuple[str, ...], queue: tuple[str, ...
     for group in (group for groups in sample.queues.values() for group in groups):
         if queue and group.name not in queue:
             continue
-        name = group.name if group.group == "default" else f"{group.name}/{group.group}"
+        name = group.title
         oldest = group.oldest_age or 0.0
         judge("backlog", group.ready, f"{group.ready:,} messages are ready in {name}")
         judge("age", oldest, f"a message of {name} waits for {show_duration(oldest)}")

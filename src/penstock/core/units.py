@@ -87,6 +87,11 @@ def show_duration(seconds: float | None) -> str:
     return f"{_two_figures(seconds / 86400)} d"
 
 
+def show_past(seconds: float) -> str:
+    """Returns how long ago a moment was, in words."""
+    return "just now" if seconds < 1 else f"{show_duration(seconds)} ago"
+
+
 def _two_figures(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}".removesuffix(".0")
 

@@ -29,9 +29,10 @@ from penstock.server.acts import perform_act
 from penstock.server.api import bulk, topics
 from penstock.server.api.binding import api_routes
 from penstock.server.limits import Limits
-from penstock.server.pages.parts import base_of, problem_page
+from penstock.server.pages.buffers import Buffers
+from penstock.server.pages.parts import base_of
+from penstock.server.pages.problem import problem_page
 from penstock.server.pages.routes import login_address, page_routes
-from penstock.server.pages.views import Buffers
 from penstock.server.service import Refused, Service, guarded
 
 log = logging.getLogger("penstock.server")

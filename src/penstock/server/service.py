@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.core.surface.topic import Topic
     from penstock.server.access import Access
     from penstock.server.api.topics import LiveTopics
-    from penstock.server.pages.views import Buffers
+    from penstock.server.pages.buffers import Buffers
     from penstock.transfer.objects import StagingArea
 
 

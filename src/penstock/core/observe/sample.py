@@ -4,7 +4,7 @@ reasons."""
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -12,7 +12,7 @@ from penstock.core.events import Event
 from penstock.core.model.failure import Attempt
 from penstock.core.observe.pipelines import FlowStatus
 from penstock.core.observe.workers import WorkerFailure
-from penstock.core.units import pluralize
+from penstock.core.units import pluralize, show_duration, show_past
 
 if TYPE_CHECKING:
     from penstock.core.surface.queue import Queue
@@ -82,11 +82,37 @@ class QueueSample(msgspec.Struct):
     warn_after: float | None = None
     """The age in seconds above which a ready message is worth a warning, where the queue's policy says so."""
 
+    @property
+    def title(self) -> str:
+        """The queue's name, with the group's where it has groups."""
+        return self.name if self.group == "default" else f"{self.name}/{self.group}"
+
+    @property
+    def trend(self) -> str:
+        """The change of the backlog, in words: messages more or fewer in a minute, and when it will be gone."""
+        change = None if self.growth is None else round(self.growth)
+        if change is None:
+            return "–"
+        if not change:
+            return "steady"
+        left = f", gone in {show_duration(60 * self.ready / -change)}" if change < 0 and self.ready else ""
+        return f"{'+' if change > 0 else '−'}{abs(change):,}/min{left}"
+
+    def last_failure(self, now: float) -> str:
+        """Returns the time when an attempt failed last, and why, in words."""
+        if self.last_failed_at is None:
+            return "–"
+        return f"{show_past(now - self.last_failed_at)}: {self.last_error or 'no error was given'}"
+
 
 FindingKind = Literal[
     "disk", "unreadable", "pipeline", "worker", "unattended", "dead", "failed", "paused", "oldest", "lag"
 ]
 """The subject of a finding, gravest first."""
+
+
+SHOWN_FINDINGS: Final = 6
+"""Findings that the first line of a page and `penstock top` show; of the others both say how many there are."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -168,3 +194,7 @@ class TaskProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     at: datetime
     step: str | None = None
     """The step that began last and has not returned."""
+
+    def __str__(self) -> str:
+        share = f"{self.share:.0%}" if self.share or self.text or not self.step else ""
+        return ", ".join(filter(None, (share, self.text, self.step and f"in step {self.step}")))

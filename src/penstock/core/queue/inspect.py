@@ -61,6 +61,7 @@ from penstock.core.queue.state.records import (
     read_message,
     read_special,
 )  # fmt: skip
+from penstock.core.units import show_duration, show_past
 from penstock.errors import ConfigError, StaleDelivery
 
 if TYPE_CHECKING:
@@ -163,6 +164,23 @@ class QueueConsumer(msgspec.Struct, frozen=True):
     """The position of the message that it was about."""
     last_error: str | None = None
     """The type and message of the exception, or the text it was given back with."""
+
+    def works_on(self, now: datetime) -> str:
+        """Returns the messages that it works on, with their progress and for how long, in words."""
+        if not self.in_hand:
+            return "waits" if self.state != "gone" else "nothing"
+        told = ((seq, self.progress.get(seq)) for seq in self.holds[:3])
+        shown = ", ".join(f"#{seq}" if progress is None else f"#{seq} ({progress})" for seq, progress in told)
+        more = f" and {self.in_hand - 3:,} more" if self.in_hand > 3 else ""
+        since = self.working_since
+        return f"{shown}{more}" + (f", for {show_duration(max(0.0, (now - since).total_seconds()))}" if since else "")
+
+    def last_failure(self, now: datetime) -> str:
+        """Returns the message that an attempt of this consumer failed on last, when and why, in words."""
+        if self.last_failed_at is None:
+            return "–"
+        when = show_past((now - self.last_failed_at).total_seconds())
+        return f"#{self.last_failed}, {when}: {self.last_error or 'no error was given'}"
 
 
 class QueueStats(msgspec.Struct, frozen=True):

@@ -286,7 +286,7 @@ def _findings(sample: Sample) -> Iterable[Finding]:
     for worker in sample.workers:
         yield Finding("worker", worker.worker, f"worker {worker.worker} gave up: {worker.error}", 1)
     for group in (group for groups in sample.queues.values() for group in groups):
-        name = group.name if group.group == "default" else f"{group.name}/{group.group}"
+        name = group.title
         if group.dead:
             says_dead = f"{pluralize(group.dead, 'dead letter')} from {name}"
             yield Finding("dead", group.name, says_dead, group.dead, group.group)

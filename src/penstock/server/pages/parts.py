@@ -11,13 +11,10 @@ escaped. Scripts and styles are files under `static/`: the content security poli
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
-from difflib import get_close_matches
 from functools import cache
-from itertools import islice
 from typing import Any, Final, Generic, Literal, TypeVar
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import quote, urlencode
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -26,14 +23,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.core.events import Event, GivenUpEvent
-from penstock.core.model.conditions import Where
-from penstock.core.observe.sample import FailedMessage, Finding, Sample
+from penstock.core.events import Event
+from penstock.core.observe.sample import SHOWN_FINDINGS, Finding, Sample
 from penstock.core.protocol.operation import ROLES
-from penstock.core.queue.dead_letters import DeadLetterCursor
-from penstock.core.queue.inspect import newest_dead
-from penstock.core.units import GROUP_LENGTH, error_group, show_duration, show_size
-from penstock.errors import ConfigError, PenstockError
+from penstock.core.units import show_duration, show_size
 from penstock.server.service import Service, guarded, sse
 
 T = TypeVar("T")
@@ -267,126 +260,6 @@ def listing(
     return made
 
 
-class ErrorGroup(msgspec.Struct):
-    """Messages that were given up for errors that are alike."""
-
-    error: str
-    count: int
-    since: datetime | None
-    last: datetime | None
-    where: str
-    """The condition that chooses them."""
-    look: str = ""
-    """The query of the page that lists them."""
-
-
-class FailurePage(msgspec.Struct):
-    """Some of the messages that were given up, the newest first, and the queries of the pages before and after them."""
-
-    items: list[FailedMessage]
-    name: str
-    where: str = ""
-    """The condition that was typed."""
-    error: str = ""
-    """The text that their errors contain."""
-    chosen: str = ""
-    """Both as one condition."""
-    problem: str | None = None
-    """The problem of the condition."""
-    looked: int | None = None
-    """The number of rows that were looked at, when the search stopped before the end."""
-    first: str | None = None
-    before: str | None = None
-    after: str | None = None
-    kept: list[tuple[str, str]] = []
-    """The other parameters of the address."""
-    groups: list[ErrorGroup] = []
-    """The newest of them by their error, the most frequent first."""
-    grouped: int | None = None
-    """The number of failures that were grouped, when there are more."""
-    full: str = ""
-    """The query of the page with whole errors, or with their beginnings."""
-    is_full: bool = False
-
-
-TRAIL: Final = 20
-"""Pages whose beginnings the address remembers: so far one can turn back, and from there to the first."""
-GROUPED: Final = 1_000
-"""Messages that were given up, the newest, that a page groups by their errors."""
-SOUGHT: Final = 2_000
-"""Messages that were given up that a page looks at for its filter before it shows the matches."""
-
-
-def failure_page(request: Request, name: str, behind: Callable[[str], Iterable[FailedMessage]]) -> FailurePage:
-    """The page that a request asks for, of messages for which `NAME-where` holds and whose error contains `NAME-error`.
-
-    `NAME-after` has the cursors at which this page and the pages before it begin. `behind` reads on from a cursor, so
-    that no page costs more than the first, however many messages were given up.
-    """
-    query = dict(request.query_params)
-    own, chosen_by, text_key = f"{name}-after", f"{name}-where", f"{name}-error"
-    where, text = query.get(chosen_by, "").strip(), query.get(text_key, "").strip()[:200]
-    trail = [cursor for cursor in query.get(own, "").split(" ") if cursor][-TRAIL:]
-    kept = [(key, value) for key, value in query.items() if key not in (own, chosen_by, text_key)]
-    found = FailurePage([], name, where, text, kept=kept)
-    wanted = [f"lower(error) contains {quoted(text.lower())}"] if text else []
-    found.chosen = " and ".join([*wanted, *([f"({where})" if wanted else where] if where else [])])
-    try:
-        condition = Where(found.chosen) if found.chosen else None
-    except ConfigError as error:
-        found.problem = str(error)
-        return found
-    looked, last, more = 0, None, False
-    for one in behind(trail[-1] if trail else ""):
-        more = len(found.items) == ROWS or looked == SOUGHT
-        if more:
-            break
-        looked, last = looked + 1, one
-        if condition is None or condition.matches(GivenUpEvent.of(one.event, one)):
-            found.items.append(one)
-
-    def to(cursors: list[str]) -> str:
-        return urlencode({**query, own: " ".join(cursors)})
-
-    if more and last is not None:
-        found.after = to([*trail, str(DeadLetterCursor.of(last.event))])
-        found.looked = looked if len(found.items) < ROWS else None
-    found.first = to([]) if len(trail) > 1 else None
-    found.before = to(trail[:-1]) if trail else None
-    found.is_full = "full" in query
-    whole = {key: value for key, value in query.items() if key != "full"}
-    found.full = urlencode(whole if found.is_full else {**whole, "full": 1})
-    newest = list(islice(behind(""), GROUPED + 1))
-    found.grouped = GROUPED if len(newest) > GROUPED else None
-    found.groups = _by_error(newest[:GROUPED])
-    for group in found.groups:
-        group.look = urlencode([*((key, value) for key, value in kept), (chosen_by, group.where)])
-    return found
-
-
-def _by_error(newest: Iterable[FailedMessage]) -> list[ErrorGroup]:
-    """Groups messages by what their errors have in common."""
-    groups: dict[str, ErrorGroup] = {}
-    for one in newest:
-        name = error_group(one.error)
-        known = groups.get(name)
-        if known is None:
-            where = f"error_group = {quoted(name)}"
-            known = groups[name] = ErrorGroup(text(one.error or one.reason)[:GROUP_LENGTH], 0, one.at, one.at, where)
-        elif text(one.error or one.reason)[:GROUP_LENGTH] != known.error:
-            known.error = name  # they differ in numbers
-        known.count += 1
-        if one.at is not None:
-            known.since = min(known.since or one.at, one.at)
-            known.last = max(known.last or one.at, one.at)
-    return sorted(groups.values(), key=lambda group: -group.count)
-
-
-def quoted(text: str) -> str:
-    """A text as a condition writes it."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
 class Tile(msgspec.Struct):
     """A number that matters, with what it is."""
 
@@ -412,8 +285,6 @@ class HealthLink(msgspec.Struct):
 
 WARNINGS: Final = frozenset(("unattended", "paused", "oldest", "lag"))
 """Findings of something that waits; the others are of something that failed."""
-SHOWN_FINDINGS: Final = 6
-"""Findings the first line has room for; of the others it says how many there are."""
 
 
 def level_of(finding: Finding) -> Level:
@@ -476,18 +347,6 @@ KEYS: Final = {
     "t": "light or dark",
     "?": "this help",
 }
-HEADINGS: Final = {
-    400: "That cannot be done as asked",
-    403: "Not allowed",
-    404: "Not found",
-    405: "That cannot be done here",
-    409: "That does not fit what is there",
-    410: "No longer there",
-    413: "Too large",
-    421: "Another server's name",
-    503: "Too busy just now",
-}
-"""The failure in a person's words, by status; programs read the error's name."""
 
 
 @cache
@@ -603,51 +462,3 @@ def bare_page(request: Request, template: str, values: Mapping[str, object], sta
     """A page without navigation: for those who are not known yet, and for what went wrong."""
     rendered = environment().get_template(template).render(values, base=base_of(request))
     return HTMLResponse(rendered, status, headers={"Cache-Control": "no-store"})
-
-
-def problem_page(request: Request, status: int, message: str) -> HTMLResponse:
-    """Returns the page of a failure; with the navigation for those who are known, while the journal answers."""
-    heading = HEADINGS.get(status, "That did not work" if status < 500 else "The server failed")
-    message = message[:1].upper() + message[1:]
-    service: Service = request.app.state.service
-    role = service.access.role(request) if status < 500 and status != 421 else None
-    if role is None:
-        return bare_page(request, "problem_bare.html", {"title": heading, "message": message}, status)
-    request.state.role = role
-    values: dict[str, object] = {"message": message, "near": [], "sought": ""}
-    if status == 404:
-        heading, values = _missing(request, service)
-    content = Content("problem.html", heading, values=lambda: values)
-    return page(request, service, content, status=status)
-
-
-def _missing(request: Request, service: Service) -> tuple[str, dict[str, object]]:
-    """What is not there, in a person's words, and what its address may have meant."""
-    base, sample = base_of(request), service.sampler.newest
-    parts_of_path = [unquote(part) for part in request.url.path.removeprefix(base).strip("/").split("/")]
-    kind, name = parts_of_path[0], parts_of_path[1] if len(parts_of_path) > 1 else ""
-    if kind == "topics" and len(parts_of_path) > 3:
-        heading = f"There is no event {parts_of_path[3]} in {name}"
-        why = "It may have been removed since, by the topic's retention or by hand; or it was never there."
-        near = [HealthLink(f"The events of {name}", f"{base}/topics/{segment(name)}", "")]
-        with suppress(PenstockError):  # no queue has that name
-            dead = islice(newest_dead(service.journal.backend.queue(name)), GROUPED)
-            for one in (found.event for found in dead if found.event.headers.get("dead-seq") == parts_of_path[3]):
-                href = f"{base}/topics/{segment(one.topic)}/events/{one.seq}"
-                near.insert(0, HealthLink(f"Its dead letter, {one.topic} #{one.seq}", href, "alert"))
-        return heading, {"message": why, "near": near, "sought": parts_of_path[3]}
-    if kind in ("topics", "queues") and name:
-        links = {f"{base}/topics/{segment(one)}": one for one in sample.topics if one not in sample.queues}
-        links |= {f"{base}/queues/{segment(one)}": one for one in sample.queues}
-        found = [
-            one for close in get_close_matches(name, links.values(), 3) for one in links.items() if one[1] == close
-        ]
-        near = [HealthLink(f"{'Queue' if '/queues/' in href else 'Topic'} {one}", href, "") for href, one in found]
-        why = f"No {kind[:-1]} of this journal has that name. It may be written differently, or was dropped."
-        return f"There is no {kind[:-1]} {name}", {"message": why, "near": near, "sought": name}
-    why = f"Nothing is at {request.url.path}: the address may be mistyped, or a link to it may be old."
-    return "There is no such page", {
-        "message": why,
-        "near": [],
-        "sought": "" if kind in ("", "graph") else name or kind,
-    }

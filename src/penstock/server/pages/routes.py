@@ -19,7 +19,17 @@ from penstock.core.protocol import bulk, queues, topics
 from penstock.core.protocol.openapi import document
 from penstock.core.protocol.operation import PREFIX, Operation
 from penstock.server.access import COOKIE, SESSION_SECONDS, address_of
-from penstock.server.pages import charts, parts, views
+from penstock.server.pages import charts, parts
+from penstock.server.pages.buffers import buffers_page
+from penstock.server.pages.event import event_page, graph_page
+from penstock.server.pages.health import health_page
+from penstock.server.pages.overview import overview, queues_page, topics_page
+from penstock.server.pages.pipelines import pipelines_page
+from penstock.server.pages.queue import queue_page
+from penstock.server.pages.schedules import schedules_page
+from penstock.server.pages.search import search_page
+from penstock.server.pages.topic import topic_page
+from penstock.server.pages.workers import workers_page
 from penstock.server.service import Service, guarded, read_form
 
 # ── files of the page itself ─────────────────────────────────────────────────────────────────────────────────────────
@@ -150,17 +160,17 @@ def api_page(request: Request, service: Service) -> Response:
 
 
 PAGES: Final[dict[str, parts.Show]] = {
-    "/": views.overview,
-    "/topics": views.topics_page,
-    "/queues": views.queues_page,
-    "/search": views.search_page,
-    "/health": views.health_page,
-    "/topics/{topic}": views.topic_page,
-    "/queues/{queue}": views.queue_page,
-    "/workers": views.workers_page,
-    "/schedules": views.schedules_page,
-    "/pipelines": views.pipelines_page,
-    "/buffers": views.buffers_page,
+    "/": overview,
+    "/topics": topics_page,
+    "/queues": queues_page,
+    "/search": search_page,
+    "/health": health_page,
+    "/topics/{topic}": topic_page,
+    "/queues/{queue}": queue_page,
+    "/workers": workers_page,
+    "/schedules": schedules_page,
+    "/pipelines": pipelines_page,
+    "/buffers": buffers_page,
 }
 """Those that a stream keeps fresh."""
 
@@ -169,8 +179,8 @@ def page_routes() -> list[BaseRoute]:
     """The routes of the page."""
     return [
         *(route for path, show in PAGES.items() for route in parts.page_and_stream(path, show)),
-        Route("/topics/{topic}/events/{event}", views.event_page),
-        Route("/graph/{correlation:path}", views.graph_page),
+        Route("/topics/{topic}/events/{event}", event_page),
+        Route("/graph/{correlation:path}", graph_page),
         Route("/charts/overview", charts.overview_charts),
         Route("/charts/topics/{topic}", charts.topic_charts),
         Route("/charts/queues/{queue}", charts.queue_charts),

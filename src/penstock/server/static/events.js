@@ -18,6 +18,7 @@ function eventItem(event) {
   const time = make("time", localTime(event.recorded_at, true), { datetime: event.recorded_at, title: event.recorded_at });
   item.append(make("a", "#" + event.seq, { href, class: "seq" }), time, make("span", event.kind, { class: "kind", title: event.kind }));
   if (event.key !== undefined) item.append(make("span", event.key, { class: "key", title: event.key }));
+  for (const tag of event.tags ?? []) item.append(make("span", tag, { class: "tag", title: tag }));
   item.append(make("code", shortPayload(event), { class: "payload" }));
   return item;
 }
@@ -107,7 +108,9 @@ function drain() {
 if (tail) {
   const query = new URLSearchParams(location.search);
   const wanted = new URLSearchParams();
-  for (const name of ["kind", "key", "where"]) if (query.get(name)) wanted.set(name, query.get(name));
+  for (const name of ["kind", "key", "key_prefix", "scope", "tag", "where"]) {
+    for (const value of query.getAll(name)) if (value.trim()) wanted.append(name, value.trim());
+  }
   const newest = tail.firstElementChild?.dataset.seq;
   if (tail.dataset.paused) pause(true);
   if ($("filter-problem").hidden) {

@@ -21,11 +21,17 @@ function newLine(table, row) {
     const cell = make("td", null);
     cell.classList.toggle("number", numeric.has(column));
     cell.classList.toggle("minor", minor.has(column));
-    const href = column ? row.links?.[column] : row.href;
-    if (href) cell.append(make("a", "", { href }));
     line.append(cell);
   });
   return line;
+}
+
+// What a cell is about changes with its text: its link leads there, or is gone.
+function link(cell, href) {
+  const now = cell.querySelector("a");
+  if (now && href) { if (now.getAttribute("href") !== href) now.setAttribute("href", href); }
+  else if (href) cell.replaceChildren(make("a", cell.textContent, { href }));
+  else if (now) cell.replaceChildren(now.textContent);
 }
 
 function updateTable(id, rows) {
@@ -42,6 +48,7 @@ function updateTable(id, rows) {
       const place = cell.firstElementChild ?? cell;
       const shown = ISO.test(text) ? localTime(text) : text;
       if (place.textContent !== shown) { place.textContent = shown; cell.title = text; }
+      link(cell, column ? row.links?.[column] : row.href);
     });
     for (const level of ["alert", "warning"]) line.classList.toggle(level, row.level === level);
     if (tbody.rows[at] !== line) tbody.insertBefore(line, tbody.rows[at] ?? null);
