@@ -6,8 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, ParamSpec, TypeGuard, TypeVar, get_args
-from urllib.parse import SplitResult, urlsplit
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeGuard, TypeVar, get_args
 
 from penstock.errors import ConfigError, InvalidName
 from penstock.limits import (
@@ -19,6 +18,9 @@ from penstock.limits import (
     MAX_POSITION,
     MAX_TAGS,
 )
+
+if TYPE_CHECKING:
+    from urllib.parse import SplitResult
 
 P = ParamSpec("P")
 K = TypeVar("K")
@@ -280,6 +282,8 @@ def _encoded(text: str, what: str, error: type[ConfigError] = ConfigError) -> by
 def split_url(url: str) -> SplitResult:
     """Splits a url; `ConfigError` when it cannot be split, as one with half an IPv6 address."""
     try:
+        from urllib.parse import urlsplit  # takes as long as three modules of penstock
+
         return urlsplit(url)
     except ValueError:  # its text may have a secret in it
         raise ConfigError(f"{shown_url(url)!r:.200} is no url: the machine it names cannot be read") from None

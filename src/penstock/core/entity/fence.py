@@ -15,7 +15,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from penstock.core.engine.contract import Engine, WriteTx
@@ -50,8 +49,6 @@ class Fences:
         self._later: list[Callable[[], object]] = []
         self.ended = threading.Condition()
         """Notified when an exclusive fence ends, for those who would rather wait than fail."""
-        if core.engine.shared:
-            core.writer.catalog.find_fence = partial(find_holder, core.engine)
 
     def open(self, *, exclusive: bool) -> Fence:
         self._core.check_open()

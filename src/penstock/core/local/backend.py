@@ -6,6 +6,7 @@ those who ask over HTTP run the same one. What is hot, streams or waits are meth
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,10 +17,7 @@ import msgspec
 
 from penstock.core.clock import Clock
 from penstock.core.engine.contract import Engine
-from penstock.core.entity.outbox import Staged, append_staged, submit_staged
-from penstock.core.entity.projection import Projection
 from penstock.core.entity.registry import EntityRegistry
-from penstock.core.entity.states import Freshness, newest_position, project, project_if_changed
 from penstock.core.events import Draft, Event, Receipt, parse_id
 from penstock.core.journal import keys
 from penstock.core.journal.catalog import Settings
@@ -33,8 +31,6 @@ from penstock.core.journal.writer import WriteRequest
 from penstock.core.model.query import EventQuery
 from penstock.core.names import AUDIT, check_items, check_name
 from penstock.core.observe.tracing import sending
-from penstock.core.protocol.operation import Caller, Operation
-from penstock.core.queue.registry import QueueRegistry
 from penstock.core.surface.backend import JournalAddress
 from penstock.core.surface.journal import Journal
 from penstock.errors import ConfigError
@@ -44,6 +40,9 @@ if TYPE_CHECKING:
 
     from penstock import Description, Pressure, Queue, RebuildReport, Ticket, Topic
     from penstock.core.consuming.subscription import OnLag
+    from penstock.core.entity.outbox import Staged
+    from penstock.core.entity.projection import Projection
+    from penstock.core.entity.states import Freshness
     from penstock.core.journal.across import AcrossQuery, LocalJournalSubscription
     from penstock.core.journal.following import LocalSubscription
     from penstock.core.journal.worker import TopicWorker
@@ -51,15 +50,17 @@ if TYPE_CHECKING:
     from penstock.core.model.calls import GatherRequest
     from penstock.core.model.plan import BatchPlan
     from penstock.core.observe.sample import Sample
+    from penstock.core.protocol.operation import Operation
     from penstock.core.queue.queue import LocalQueue
+    from penstock.core.queue.registry import QueueRegistry
     from penstock.core.surface.backend import TopicScan
     from penstock.core.units import Progress
 
 
 A = TypeVar("A")
-P = TypeVar("P", bound=Projection)
+P = TypeVar("P", bound="Projection")
 
-THIS_PROGRAM = Caller()
+# What a program on topics does not need is imported when it is asked for: such a program starts in half the time.
 
 
 def implementation(name: str) -> Callable[..., Any]:
@@ -113,7 +114,46 @@ class LocalBackend:
         self.clock = core.clock
         self.workers = core.workers
         self.entities = EntityRegistry(core)
-        self.queues = QueueRegistry(core, self._handle_on)
+        self._queues: QueueRegistry | None = None
+        self._making_queues = threading.Lock()
+        self._queues_closed = False
+        core.holds.append(self._hold_messages)
+        core.trims.append(lambda commit, topic, through: self.queues.upkeep.trimmed(commit, topic, through))
+        core.owner_of_topic = lambda snap, name: self.queues.owner_of_topic(snap, name)
+        keeper = core.housekeeper
+        keeper.holds.append(self._hold_messages)
+        keeper.before_retention.append(lambda commit, topic, end: self.queues.upkeep.give_way(commit, topic, end))
+        keeper.chores.append(lambda topic: self.queues.upkeep.maintain(topic))
+        keeper.drop_rules.users.append(lambda commit, topic: self.queues.users(commit, topic))
+        keeper.drop_rules.hooks.append(lambda commit, topic, topic_id: self.queues.drop(commit, topic, topic_id))
+        keeper.drop_rules.rows.append(lambda topic_id: self.queues.rows_of(topic_id))
+        core.before_close.append(self._close_queues)
+
+    @property
+    def queues(self) -> QueueRegistry:
+        """Everything about queues, made when a program or the upkeep of a topic first asks for it."""
+        return self._queues or self._make_queues()
+
+    def _make_queues(self) -> QueueRegistry:
+        from penstock.core.queue.registry import QueueRegistry
+
+        with self._making_queues:
+            made = self._queues
+            if made is None:
+                made = self._queues = QueueRegistry(self.core, self._handle_on)
+                if self._queues_closed:
+                    made.close()
+            return made
+
+    def _hold_messages(self, commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
+        return self.queues.upkeep.holds(commit, topic)
+
+    def _close_queues(self) -> None:
+        with self._making_queues:
+            self._queues_closed = True
+            made = self._queues
+        if made is not None:
+            made.close()
 
     def __repr__(self) -> str:
         return repr(self.core)
@@ -129,7 +169,11 @@ class LocalBackend:
     def call(self, operation: Operation[A], *names: str, request: object = None) -> A:
         """An operation's answer; `names` are those in its path."""
         run = implementation(operation.name)
-        asked: list[object] = [THIS_PROGRAM] if is_told_caller(run) else []
+        asked: list[object] = []
+        if is_told_caller(run):
+            from penstock.core.protocol.operation import Caller
+
+            asked.append(Caller())
         asked += names if request is None else (*names, request)
         found = run(self, *asked)
         if operation.commits:
@@ -183,9 +227,13 @@ class LocalBackend:
 
     # ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def append_staged(self, staged: list[Staged]) -> list[Receipt]:
+        from penstock.core.entity.outbox import append_staged
+
         return append_staged(self.core, staged)
 
     def submit_staged(self, staged: list[Staged]) -> Ticket[list[Receipt]]:
+        from penstock.core.entity.outbox import submit_staged
+
         return submit_staged(self.core, staged)
 
     def read(self, query: AcrossQuery) -> Iterator[Event]:
@@ -243,12 +291,12 @@ class LocalBackend:
 class LocalTopic(TopicLog):
     """The base of a `Topic` of a journal in this process: the topic's log, and what event sourcing makes of it."""
 
-    __slots__ = ("_states", "_writer")
+    __slots__ = ("_entities", "_writer")
 
     def __init__(self, backend: LocalBackend, name: str) -> None:
         super().__init__(backend.core, name)
         self._writer = backend.core.writer
-        self._states = backend.entities.states
+        self._entities = backend.entities
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def append(self, kind: object, payload: object, draft: DraftArguments) -> Receipt:
@@ -315,18 +363,24 @@ class LocalTopic(TopicLog):
 
     # ── event sourcing ───────────────────────────────────────────────────────────────────────────────────────────────
     def position_of(self, key: str) -> int:
+        from penstock.core.entity.states import newest_position
+
         return newest_position(self, key)
 
     def project(self, projection: type[P], key: str | None, freshness: Freshness) -> P | None:
-        return project(self, self._states, projection, key, freshness)[1]
+        from penstock.core.entity.states import project
+
+        return project(self, self._entities.states, projection, key, freshness)[1]
 
     def project_if_changed(self, projection: type[P], key: str | None, position: int) -> tuple[int, P | None] | None:
-        return project_if_changed(self, self._states, projection, key, position)
+        from penstock.core.entity.states import project_if_changed
+
+        return project_if_changed(self, self._entities.states, projection, key, position)
 
     def rebuild(self, projection: type[P], *, whole: bool, progress: Progress | None) -> RebuildReport:
         from penstock.core.entity.states import rebuild
 
-        return rebuild(self, self._states, projection, whole=whole, progress=progress)
+        return rebuild(self, self._entities.states, projection, whole=whole, progress=progress)
 
     def ancestors(self, event: Event | Receipt | str) -> Iterator[Event]:
         from penstock.core.entity.causality import ancestors
@@ -352,4 +406,7 @@ class LocalJournal(Journal):
         self.backend = self._backend
         self._engine = engine
         self._entities = self._backend.entities
-        self._registry = self._backend.queues
+
+    @property
+    def _registry(self) -> QueueRegistry:
+        return self.backend.queues

@@ -33,17 +33,6 @@ if TYPE_CHECKING:
 # commands do, starts sooner.
 
 
-def _rows_of(topic: int) -> list[tuple[bytes, bytes]]:
-    """Everywhere rows of a queue may be."""
-    return [keys.groups_range(topic), keys.shared_range(topic), flow_of_queue(topic)]
-
-
-def _owner_of_topic(snap: Snapshot, name: str) -> str | None:
-    """The queue whose results, or whose feed, a topic has."""
-    owners = (name.removesuffix(suffix) for suffix in (SUFFIX, FEED) if name.endswith(suffix))
-    return next((queue for queue in owners if queue and snap.get(keys.queue_key(queue)) is not None), None)
-
-
 def with_topics_window(snap: Snapshot, name: str, record: QueueRecord) -> QueueRecord:
     """A queue's record with the dedup window of its topic, which may have been given another one since."""
     topic = load_record(snap, name)
@@ -64,17 +53,6 @@ class QueueRegistry:
         self._handles: dict[str, LocalQueue] = {}
         self._lock = threading.Lock()
         self._closed = False
-        core.holds.append(self.upkeep.holds)
-        core.trims.append(self.upkeep.trimmed)
-        core.housekeeper.holds.append(self.upkeep.holds)
-        core.housekeeper.before_retention.append(self.upkeep.give_way)
-        core.housekeeper.chores.append(self.upkeep.maintain)
-        rules = core.housekeeper.drop_rules
-        rules.users.append(self._users)
-        rules.hooks.append(self._drop)
-        rules.rows.append(_rows_of)
-        core.before_close.append(self.close)
-        core.owner_of_topic = _owner_of_topic
 
     def names(self) -> list[str]:
         """The names of all queues, sorted."""
@@ -145,15 +123,25 @@ class QueueRegistry:
                     self.scheduler.watch(name)
         return handle
 
+    def owner_of_topic(self, snap: Snapshot, name: str) -> str | None:
+        """The queue whose results, or whose feed, a topic has."""
+        owners = (name.removesuffix(suffix) for suffix in (SUFFIX, FEED) if name.endswith(suffix))
+        return next((queue for queue in owners if queue and snap.get(keys.queue_key(queue)) is not None), None)
+
     # ── a topic that is dropped ──────────────────────────────────────────────────────────────────────────────────────
-    def _users(self, commit: Commit, topic: str) -> list[str]:
+    def rows_of(self, topic: int) -> list[tuple[bytes, bytes]]:
+        """Everywhere rows of a queue may be."""
+        return [keys.groups_range(topic), keys.shared_range(topic), flow_of_queue(topic)]
+
+    def users(self, commit: Commit, topic: str) -> list[str]:
+        """What keeps a topic from being dropped."""
         state = self.cache.find(commit, topic)
         if state is None:
             return []
         return [f"the queue {topic!r} with {state.unsettled(commit)} messages that are not settled"]
 
-    def _drop(self, commit: Commit, topic: str, topic_id: int) -> None:
-        """The queue goes with its topic; its groups, leases and schedules are rows of the topic."""
+    def drop(self, commit: Commit, topic: str, topic_id: int) -> None:
+        """Removes the queue of a topic; its groups, leases and schedules are rows of the topic."""
         state = self.cache.find(commit, topic)
         if state is not None:
             from penstock.core.queue.results import answer_removed

@@ -184,7 +184,7 @@ class QueueUpkeep:
         """Returns the position through which all but this queue (cursors, for example) let history be removed, up to
         `through`."""
         for hold in self._core.holds:
-            if hold != self.holds:
+            if hold not in self._core.housekeeper.holds:  # messages that are not settled
                 through = min([through, *(done for _, done in hold(commit, queue.name))])
         return through
 

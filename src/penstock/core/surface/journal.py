@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Self, Unpack
 
+from penstock.core import protocol
 from penstock.core.consuming.handover import finish
-from penstock.core.entity.outbox import Outbox
 from penstock.core.events import PayloadType, Receipt
-from penstock.core.journal.across import across_query, check_positions
 from penstock.core.model.arguments import FilterArguments, PolicyArguments, filters, shows
 from penstock.core.model.query import EventQuery, check_follower
 from penstock.core.names import (
@@ -23,8 +22,6 @@ from penstock.core.names import (
     check_text,
     check_whole,
 )
-from penstock.core.protocol import queues as queue_wire
-from penstock.core.protocol import topics as wire
 from penstock.core.queue.policy import QueuePolicy
 from penstock.core.schema import PayloadT
 from penstock.core.surface.topic import Topic
@@ -39,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.core.consuming.subscription import JournalSubscription
     from penstock.core.entity.copying import CopyFormat, ExportReport, ImportReport
     from penstock.core.entity.fence import Fence
+    from penstock.core.entity.outbox import Outbox
     from penstock.core.events import Event
     from penstock.core.journal.description import Description, Pressure
     from penstock.core.journal.moving import CopyReport
@@ -103,7 +101,7 @@ class Journal:
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
-        return self._backend.call(wire.LIST_TOPICS)
+        return self._backend.call(protocol.topics.LIST_TOPICS)
 
     def drop_topic(self, name: str, force: bool = False) -> DropReport:
         """Removes a topic and everything that belongs to it; a topic of this name made later is another one.
@@ -111,7 +109,8 @@ class Journal:
         TopicInUse when it has cursors, sealed files or a queue; `force` drops it with them. UnknownTopic when there is
         none. It is gone when this returns; its rows are cleared away in passing, or by `maintain`.
         """
-        return self._backend.call(wire.DROP_TOPIC, check_name(name), request=wire.DropTopicQuery(force))
+        query = protocol.topics.DropTopicQuery(force)
+        return self._backend.call(protocol.topics.DROP_TOPIC, check_name(name), request=query)
 
     @shows(PolicyArguments, QueuePolicy)
     def queue(
@@ -181,6 +180,8 @@ class Journal:
             until=until,
             reverse=reverse,
         )
+        from penstock.core.journal.across import across_query
+
         query = across_query(topics, after, through, events)
         return iter(()) if query.events.nothing else self._backend.read(query)
 
@@ -197,6 +198,8 @@ class Journal:
 
         Topics that are made later and match are followed from their beginning. `after="latest"`: only what comes.
         """
+        from penstock.core.journal.across import across_query
+
         events = check_follower(EventQuery(**filters(filter)))
         query = across_query(topics, None if after == "latest" else after, None, events)
         return self._backend.subscribe(query, check_whole(buffer, "buffer"), latest=after == "latest")
@@ -207,16 +210,20 @@ class Journal:
         It is the consumer's cursor in each of these topics: compaction waits for it, and a smaller position changes
         nothing. Topics that were dropped meanwhile are left out.
         """
-        request = wire.PositionsDocument(check_positions(positions, "positions"))
-        self._backend.call(wire.MOVE_CURSORS, check_consumer(consumer), request=request)
+        from penstock.core.journal.across import check_positions
+
+        request = protocol.topics.PositionsDocument(check_positions(positions, "positions"))
+        self._backend.call(protocol.topics.MOVE_CURSORS, check_consumer(consumer), request=request)
 
     def cursor(self, consumer: str) -> dict[str, int]:
         """Returns the position of a consumer in each topic where it has committed: what `read` and `subscribe` take."""
-        return self._backend.call(wire.READ_CURSORS, check_consumer(consumer))
+        return self._backend.call(protocol.topics.READ_CURSORS, check_consumer(consumer))
 
     # ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def outbox(self) -> Outbox:
         """Gathers drafts for any topics locally and appends them as one atomic batch."""
+        from penstock.core.entity.outbox import Outbox
+
         return Outbox(self)
 
     def transaction(self) -> Transaction:
@@ -279,7 +286,7 @@ class Journal:
         error, attempts and times. None: there is no such call, or its result is not kept any more."""
         from penstock.core.queue.tasks.looking import with_result
 
-        found = self._backend.find(queue_wire.READ_TASK, check_text(id, "id"))
+        found = self._backend.find(protocol.queues.READ_TASK, check_text(id, "id"))
         return None if found is None else with_result(found)
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -301,7 +308,7 @@ class Journal:
 
     def maintain(self) -> None:
         """Does all housekeeping now: merges small blocks, applies retention. It also happens in passing."""
-        self._backend.call(wire.MAINTAIN_JOURNAL)
+        self._backend.call(protocol.topics.MAINTAIN_JOURNAL)
 
     # ── copies ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def backup(self, destination: str | os.PathLike[str]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar, Unpack
 
+from penstock.core import protocol
 from penstock.core.clock import to_ms
-from penstock.core.consuming.worker import adapted
 from penstock.core.events import Draft, parse_id
 from penstock.core.journal.catalog import Settings
 from penstock.core.journal.commit import checked_settings
@@ -16,8 +16,6 @@ from penstock.core.model.arguments import DraftArguments, FilterArguments, Setti
 from penstock.core.model.plan import BatchPlan
 from penstock.core.model.query import EVERYTHING, EventQuery, check_follower
 from penstock.core.names import check_consumer, check_function, check_limit, check_position, check_text, check_whole
-from penstock.core.protocol import topics as wire
-from penstock.core.protocol.fields import SettingsFields
 from penstock.core.schema import PayloadT
 from penstock.errors import ConfigError, PositionTrimmed
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
@@ -202,7 +200,7 @@ class Topic(Generic[PayloadT]):
     def position_at(self, time: datetime) -> int:
         """The last position recorded before a time; 0 for none."""
         to_ms(time, "time")
-        return self._call(wire.FIND_POSITION, request=wire.PositionQuery(time.isoformat()))
+        return self._call(protocol.topics.FIND_POSITION, request=protocol.topics.PositionQuery(time.isoformat()))
 
     @shows(FilterArguments, None)
     def subscribe(
@@ -235,7 +233,7 @@ class Topic(Generic[PayloadT]):
 
     def forget(self, consumer: str) -> bool:
         """Drops a consumer's cursor, so that compaction no longer waits for it; False when there was none."""
-        return self._call(wire.FORGET_CURSOR, check_consumer(consumer))
+        return self._call(protocol.topics.FORGET_CURSOR, check_consumer(consumer))
 
     def cursor(self, consumer: str) -> int | None:
         """Returns the position of a consumer, or None when it never committed."""
@@ -243,11 +241,11 @@ class Topic(Generic[PayloadT]):
 
     def cursors(self) -> dict[str, int]:
         """Every consumer and how far it has come."""
-        return {one.consumer: one.position or 0 for one in self._call(wire.LIST_CURSORS).cursors}
+        return {one.consumer: one.position or 0 for one in self._call(protocol.topics.LIST_CURSORS).cursors}
 
     def consumers(self) -> list[TopicConsumer]:
         """Every consumer with its position, its lag, and when its cursor last moved."""
-        found = self._call(wire.LIST_CURSORS).cursors
+        found = self._call(protocol.topics.LIST_CURSORS).cursors
         return [TopicConsumer(one.consumer, one.position or 0, one.lag, one.moved_at) for one in found]
 
     def lag(self, consumer: str) -> int:
@@ -256,7 +254,7 @@ class Topic(Generic[PayloadT]):
 
     def left(self, after: int) -> int:
         """Returns the number of events that are left to read after a position; removed and too old events are not."""
-        return self._call(wire.READ_LEFT, request=wire.LeftQuery(check_position(after, "after")))
+        return self._call(protocol.topics.READ_LEFT, request=protocol.topics.LeftQuery(check_position(after, "after")))
 
     @shows(FilterArguments, None)
     def worker(
@@ -278,6 +276,8 @@ class Topic(Generic[PayloadT]):
         """
         check_consumer(consumer)
         if self._payload is not None:
+            from penstock.core.consuming.worker import adapted
+
             handler = adapted(handler, self._payload.typed_all)
         wanted = EventQuery(**filters(filter))
         plan = BatchPlan(consumer, handler, batch, idle, restarts, check_follower(wanted))
@@ -286,11 +286,11 @@ class Topic(Generic[PayloadT]):
         return worker
 
     def _move_cursor(self, consumer: str, seq: int, *, seek: bool) -> None:
-        change = wire.CursorChange(position=check_position(seq, "seq"), seek=seek)
-        self._call(wire.MOVE_CURSOR, check_consumer(consumer), request=change)
+        change = protocol.topics.CursorChange(position=check_position(seq, "seq"), seek=seek)
+        self._call(protocol.topics.MOVE_CURSOR, check_consumer(consumer), request=change)
 
-    def _cursor(self, consumer: str) -> wire.CursorDocument:
-        return self._call(wire.READ_CURSOR, check_consumer(consumer))
+    def _cursor(self, consumer: str) -> protocol.topics.CursorDocument:
+        return self._call(protocol.topics.READ_CURSOR, check_consumer(consumer))
 
     # ── keeping ──────────────────────────────────────────────────────────────────────────────────────────────────────
     @property
@@ -301,16 +301,19 @@ class Topic(Generic[PayloadT]):
     @shows(SettingsArguments)
     def configure(self, **changes: Unpack[SettingsArguments]) -> Settings:
         """Changes the topic's settings (see `Settings`): retention, compaction by key, the dedup window."""
-        return self._call(wire.CONFIGURE_TOPIC, request=SettingsFields(**checked_settings(changes)))
+        from penstock.core.protocol.fields import SettingsFields
+
+        return self._call(protocol.topics.CONFIGURE_TOPIC, request=SettingsFields(**checked_settings(changes)))
 
     def compact(self, through: int, *, force: bool = False) -> CompactReport:
         """Removes events through a position, inclusive; stops at the slowest cursor unless forced; frees the space."""
         check_position(through, "through")
-        return self._call(wire.COMPACT_TOPIC, request=wire.CompactRequest(through=through, force=force))
+        request = protocol.topics.CompactRequest(through=through, force=force)
+        return self._call(protocol.topics.COMPACT_TOPIC, request=request)
 
     def compact_keys(self) -> int:
         """Keeps only the newest event of every key, now; returns how many went. See also `configure(by_key=True)`."""
-        return self._call(wire.COMPACT_TOPIC, request=wire.CompactRequest(keys=True)).removed
+        return self._call(protocol.topics.COMPACT_TOPIC, request=protocol.topics.CompactRequest(keys=True)).removed
 
     # ── entities ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def position_of(self, key: str) -> int:
@@ -472,6 +475,8 @@ class Topic(Generic[PayloadT]):
 
         check_consumer(consumer)
         if self._payload is not None:
+            from penstock.core.consuming.worker import adapted
+
             handler = adapted(handler, self._payload.typed)
         store = self.journal._backend.store("a reactor", "use worker() with dedup keys, or run it where the store is")
         plan = BatchPlan(consumer, handler, batch, idle, restarts, EVERYTHING)

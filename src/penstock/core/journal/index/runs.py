@@ -13,7 +13,7 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate, chain, repeat
 from operator import sub
 from typing import TYPE_CHECKING
@@ -242,7 +242,9 @@ def span_of(block: Block, term: str) -> tuple[int, int]:
 
 
 # ── filters ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@cache
 def _masks() -> list[int]:
+    """The bits of every hash, computed when the first filter is built or asked."""
     spread = [number * 0x9E3779B1 & 0xFFFFFFFF for number in range(4096)]
     return [1 << (h >> 26) | 1 << (h >> 20 & 63) | 1 << (h >> 14 & 63) | 1 << (h >> 8 & 63) for h in spread]
 
@@ -254,7 +256,6 @@ class BloomFilter:
     """
 
     __slots__ = ("_words",)
-    _MASKS = _masks()
 
     def __init__(self, words: bytes) -> None:
         self._words = words
@@ -263,7 +264,7 @@ class BloomFilter:
     def build(cls, hashes: array[int], breathe: Breathe) -> bytes:
         """The filter of some hashes: eight to sixteen bits for each."""
         words = [0] * (1 << (len(hashes) // 8).bit_length())
-        low, masks = len(words) - 1, cls._MASKS
+        low, masks = len(words) - 1, _masks()
         for start in range(0, len(hashes), STEP_ROWS):
             for hashed in hashes[start : start + STEP_ROWS]:
                 words[hashed & low] |= masks[hashed >> 20]
@@ -276,13 +277,13 @@ class BloomFilter:
         import numpy as np
 
         words = np.zeros(1 << (len(hashes) // 8).bit_length(), dtype="<u8")
-        masks = np.array(cls._MASKS, dtype="<u8")[hashes >> 20]
+        masks = np.array(_masks(), dtype="<u8")[hashes >> 20]
         np.bitwise_or.at(words, hashes & (len(words) - 1), masks)
         return words.tobytes()
 
     def __contains__(self, hashed: int) -> bool:
         at = (hashed & (len(self._words) // 8 - 1)) * 8
-        mask = self._MASKS[hashed >> 20]
+        mask = _masks()[hashed >> 20]
         return int.from_bytes(self._words[at : at + 8], "little") & mask == mask
 
 

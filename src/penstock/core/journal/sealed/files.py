@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Generic, TypeVar
-from urllib.parse import parse_qs
 
 import msgspec
 
@@ -110,6 +109,8 @@ def list_segments(
     for segment in load_segments(snap, topic, after, through):
         root = open_lake(segment.lake)[1]
         parts = split_url(segment.lake) if "://" in segment.lake else split_url("file:")
+        from urllib.parse import parse_qs
+
         named = {"endpoint": "endpoint_override" in parse_qs(parts.query), "access key": bool(parts.username)}
         yield SealedFiles(
             segment.first,
