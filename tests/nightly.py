@@ -49,6 +49,7 @@ _IN_EMULATORS = {
 _ON_MARIADB = {
     "test_what_commits_is_in_the_journal_once_and_what_rolls_back_never",
     "test_rows_that_commit_out_of_the_order_of_their_ids_all_come",
+    "test_a_relay_does_not_wait_for_transactions_that_are_open",
 }
 """Of the outbox, what runs on MariaDB with every push."""
 

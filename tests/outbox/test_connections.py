@@ -54,6 +54,9 @@ def test_sqlalchemy_for_asyncio_writes_rows_too(database: Database, journal: pen
         engine = create_async_engine(database.sqlalchemy_url)
         async with AsyncSession(engine) as session, session.begin():
             await session.run_sync(outbox.append, "orders", "placed", 1)
+            savepoint = await session.begin_nested()
+            await session.run_sync(outbox.append, "orders", "placed", "never")
+            await savepoint.rollback()
             with pytest.raises(ConfigError, match=r"await session\.run_sync\(outbox\.push"):
                 outbox.push(session, "emails", 1)
         async with engine.begin() as connection:

@@ -36,20 +36,39 @@ _AWAITED: Final = ("sqlalchemy.ext.asyncio", "aiosqlite", "asyncpg", "aiomysql",
 def run(connection: Any, statement: str, values: Mapping[str, object]) -> Sequence[Sequence[Any]]:
     """Runs a statement on a connection and returns the rows that it gives."""
     names = _PARAMETER.findall(statement)
-    given: Any = {name: values[name] for name in names}
     if _is_sqlalchemy(connection):
         from sqlalchemy import text
 
-        result = connection.execute(text(statement), given)
+        result = connection.execute(text(statement), {name: values[name] for name in names})
         return result.fetchall() if result.returns_rows else ()
-    _, style = _driver_of(connection)
-    if style != "named":
-        given, count = tuple(values[name] for name in names), itertools.count(1)
-        mark = {"qmark": "?", "numeric": ":{}"}.get(style, "%s")
-        statement = _PARAMETER.sub(lambda _: mark.format(next(count)), statement)
+    statement, given = _in_style_of(connection, statement, names)
     with closing(connection.cursor()) as cursor:
-        cursor.execute(statement, given)
+        cursor.execute(statement, given(values))
         return cursor.fetchall() if cursor.description is not None else ()
+
+
+def run_each(connection: Any, statement: str, each: Sequence[Mapping[str, object]]) -> None:
+    """Runs a statement that gives no rows with several sets of values, one after the other."""
+    if _is_sqlalchemy(connection):
+        from sqlalchemy import text
+
+        connection.execute(text(statement), each)
+        return
+    statement, given = _in_style_of(connection, statement, _PARAMETER.findall(statement))
+    with closing(connection.cursor()) as cursor:
+        cursor.executemany(statement, [given(values) for values in each])
+
+
+def _in_style_of(
+    connection: Any, statement: str, names: Sequence[str]
+) -> tuple[str, Callable[[Mapping[str, object]], Any]]:
+    """Returns a statement as a connection's driver takes it, and what makes the driver's parameters of values."""
+    _, style = _driver_of(connection)
+    if style == "named":
+        return statement, lambda values: {name: values[name] for name in names}
+    count, mark = itertools.count(1), {"qmark": "?", "numeric": ":{}"}.get(style, "%s")
+    marked = _PARAMETER.sub(lambda _: mark.format(next(count)), statement)
+    return marked, lambda values: tuple(values[name] for name in names)
 
 
 def is_drivers(error: Exception) -> bool:

@@ -28,7 +28,7 @@ from penstock.core.events import Event
 from penstock.core.names import check_consumer, check_function, check_whole, shown_url
 from penstock.core.observe.logs import Log
 from penstock.core.surface.journal import Journal
-from penstock.integrations.outbox.connections import connector, run
+from penstock.integrations.outbox.connections import connector, run, run_each
 from penstock.integrations.outbox.rows import APPEND, SELF, OutboxLag, OutboxRow, lag
 from penstock.integrations.outbox.schema import TABLE, check_table
 
@@ -46,7 +46,7 @@ TOKEN_BYTES: Final = 16
 REPORT_EVERY: Final = 2.0
 
 SELECT = "SELECT token, act, name, body FROM {table} WHERE token <> :self AND error IS NULL{besides} ORDER BY id"
-DELETE = "DELETE FROM {table} WHERE token IN ({tokens})"
+DELETE = "DELETE FROM {table} WHERE token = :token"
 REFUSE = "UPDATE {table} SET error = :error WHERE token = :token"
 IDENTITY = "SELECT body FROM {table} WHERE token = :self"
 NAME_IT = "INSERT INTO {table} (token, made_ms, act, name, body) VALUES (:self, 0, :self, :self, :body)"
@@ -193,10 +193,12 @@ class Relay:
         self._commit()
 
     def _delete(self, seq: int, tokens: Sequence[str]) -> None:
-        """Deletes the rows that the event at a position lists."""
-        names = {f"token{number}": token for number, token in enumerate(tokens)}
-        if names:
-            self._run(DELETE, tokens=", ".join(f":{name}" for name in names), **names)
+        """Deletes the rows that the event at a position lists.
+
+        Each by itself: for a list of tokens MySQL reads the whole table, and waits for the rows of open transactions.
+        """
+        if tokens:
+            run_each(self._connection, DELETE.format(table=self._table), [{"token": token} for token in tokens])
             self._commit()
         self._seq = seq
 
@@ -218,8 +220,8 @@ class Relay:
         self._commit()
         return str(identity)
 
-    def _run(self, statement: str, *, tokens: str = "", besides: str = "", **values: object) -> Sequence[Sequence[Any]]:
-        text = statement.format(table=self._table, tokens=tokens, besides=besides)
+    def _run(self, statement: str, *, besides: str = "", **values: object) -> Sequence[Sequence[Any]]:
+        text = statement.format(table=self._table, besides=besides)
         return run(self._connection, text, {"self": SELF, **values})
 
     def _commit(self) -> None:
