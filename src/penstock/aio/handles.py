@@ -151,6 +151,8 @@ class AsyncTopic(AsyncHandle[Topic[PayloadT]], Generic[PayloadT]):
     worker = at_once(Topic.worker)
     configure = threaded(Topic.configure)
     compact = threaded(Topic.compact)
+    erase = threaded(Topic.erase)
+    mask = threaded(Topic.mask)
     compact_keys = threaded(Topic.compact_keys)
     position_of = threaded(Topic.position_of)
     entities = streamed(Topic.entities)

@@ -30,8 +30,17 @@ EVENT_FIELDS = (
     *("correlation_id", "causation_id", "tags", "headers", "payload"),
 )
 """The names of an event's fields."""
+ERASED_AT, ERASED_BY = "erased-at", "erased-by"
+"""The headers of an erased event, the only ones that it has."""
+MASKED_AT, MASKED_BY, MASKED_FIELDS = "masked-at", "masked-by", "masked-fields"
+"""The headers of an event whose payload has blanked fields, beside its own."""
 _json_decode = msgspec.json.Decoder().decode
 _HEX_ID = re.compile("[0-9a-fA-F]{32}")
+
+
+def is_marked(headers: Mapping[str, str]) -> bool:
+    """Returns True if the headers of an event say that it was erased or masked."""
+    return ERASED_AT in headers or MASKED_AT in headers
 
 
 class EventRows(Protocol):
@@ -116,6 +125,11 @@ class Event(msgspec.Struct, Generic[PayloadT], frozen=True, eq=False, gc=False, 
     def headers(self) -> Mapping[str, str]:
         """Text about the event that is not part of the payload."""
         return self._rows.headers(self._row)
+
+    @property
+    def erased(self) -> bool:
+        """True if the event's contents were erased; the headers `erased-at` and `erased-by` say when and by whom."""
+        return ERASED_AT in self.headers
 
     @property
     def occurred_at(self) -> datetime:

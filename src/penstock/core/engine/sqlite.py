@@ -34,6 +34,8 @@ CACHE_KIB = 8000
 """Pages the writing connection keeps: the paths from the root to where keys of every kind are added."""
 VACUUM_PAGES = 1000
 """Free pages given back in one transaction of `reclaim`."""
+PURGE_MS = 5_000
+"""Milliseconds for which `purge` waits for readers that hold the log."""
 IDLE_READERS = 8
 """Read connections kept open for the next reader."""
 
@@ -349,6 +351,32 @@ class SqliteEngine(BaseEngine):
                 self._wal.allocate()
             finally:
                 self._end_turn()
+        except apsw.Error as error:
+            raise self._explain(error) from error
+
+    def purge(self) -> None:
+        """Writes the whole database anew, and empties the log; needs as much room again meanwhile."""
+        self._check_writable()
+        try:
+            self._take_turn()
+            guard = self._writer.authorizer
+            try:
+                if self._wal.in_doubt:
+                    self._wal.repair()
+                self._writer.authorizer = None  # it lets no statement touch a whole database
+                self._writer_execute("VACUUM")
+                self._wal.empty(milliseconds=PURGE_MS)
+                self._wal.allocate()
+            finally:
+                self._writer.authorizer = guard
+                self._version = self._writer.data_version()
+                self._end_turn()
+        except apsw.BusyError as error:
+            raise StorageError(
+                f"{self._file} still has bytes of what was erased: a reader has held the log for "
+                f"{PURGE_MS // 1000} seconds; let it end, and call maintain() again",
+                retryable=True,
+            ) from error
         except apsw.Error as error:
             raise self._explain(error) from error
 
@@ -863,6 +891,14 @@ class WriteAheadLog:
         try:
             with suppress(apsw.BusyError):
                 self._checkpoint(mode)
+        finally:
+            self._writer.set_busy_handler(self._wait)
+
+    def empty(self, *, milliseconds: int) -> None:
+        """Copies the whole log into the database and cuts it; BusyError when a reader needs it for longer than that."""
+        self._writer.set_busy_timeout(milliseconds)
+        try:
+            self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
         finally:
             self._writer.set_busy_handler(self._wait)
 

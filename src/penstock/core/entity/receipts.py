@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from penstock.core.journal.log import TopicLog
 
 
-ROOTS = b"r"
 _STEP = 1024
 """Segments that one commit writes, so that no caller waits long behind it."""
 _key = struct.Struct(">cIcQ")
@@ -134,7 +133,7 @@ class TreeBuilder:
 
 
 def _segments(snap: Snapshot, topic: int) -> dict[int, bytes]:
-    rows = snap.scan(_key.pack(ROOTS, topic, b"s", 0), _key.pack(ROOTS, topic, b"t", 0))
+    rows = snap.scan(_key.pack(keys.ROOTS, topic, b"s", 0), _key.pack(keys.ROOTS, topic, b"t", 0))
     return {int.from_bytes(key[-8:]): value for key, value in rows}
 
 
@@ -148,7 +147,7 @@ def publish(log: TopicLog, topic_id: int, tree: TreeBuilder) -> TreeRoot | None:
         return TreeRoot(core.id, topic, tree.through, hash.hex(), now)
 
     def put(part: Sequence[tuple[int, bytes]], commit: Commit) -> bool:
-        rows = [(_key.pack(ROOTS, topic_id, b"s", index), node) for index, node in part]
+        rows = [(_key.pack(keys.ROOTS, topic_id, b"s", index), node) for index, node in part]
         if not commit.is_current(topic, topic_id) or any(commit.tx.get(key) not in (None, node) for key, node in rows):
             return False  # another verification was faster, and saw other events; or the topic was dropped
         for key, node in rows:
@@ -158,7 +157,7 @@ def publish(log: TopicLog, topic_id: int, tree: TreeBuilder) -> TreeRoot | None:
     def end(commit: Commit) -> _StoredRoot | None:
         if not commit.is_current(topic, topic_id):
             return None
-        key = _key.pack(ROOTS, topic_id, b"t", tree.through)
+        key = _key.pack(keys.ROOTS, topic_id, b"t", tree.through)
         value = commit.tx.get(key)
         published = () if value is None else _published(value)
         for known in published:
@@ -222,12 +221,12 @@ def _covering(snap: Snapshot, view: TopicView, seq: int, root: TreeRoot | None) 
     if root is not None:
         if root.topic != view.name or root.through < seq:
             raise Unprovable(f"the root of {root.topic!r} through {root.through} does not cover {view.name!r} at {seq}")
-        value = snap.get(_key.pack(ROOTS, view.topic_id, b"t", root.through))
+        value = snap.get(_key.pack(keys.ROOTS, view.topic_id, b"t", root.through))
         for stored in () if value is None else _published(value):
             if (stored.hash.hex(), stored.published_ms) == (root.hash, root.published_ms):
                 return root.through, stored
         raise Unprovable(f"this journal has published no such root of topic {view.name!r} through {root.through}")
-    low, high = _key.pack(ROOTS, view.topic_id, b"t", seq), _key.pack(ROOTS, view.topic_id, b"u", 0)
+    low, high = _key.pack(keys.ROOTS, view.topic_id, b"t", seq), _key.pack(keys.ROOTS, view.topic_id, b"u", 0)
     for key, value in snap.scan(low, high, reverse=True):
         return int.from_bytes(key[-8:]), _decode(value)
     raise Unprovable(f"no root of topic {view.name!r} covers position {seq} yet: publish one with verify()")

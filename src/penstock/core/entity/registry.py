@@ -4,9 +4,10 @@ lately."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from penstock.core.journal.keys import FENCE, prefix_end, topic_range
+from penstock.core.journal.keys import FENCE, ROOTS, prefix_end, topic_range
 from penstock.core.journal.upkeep.dropping import KeyRange
 
 if TYPE_CHECKING:
@@ -19,10 +20,16 @@ if TYPE_CHECKING:
 
 def _entity_rows(topic_id: int) -> list[KeyRange]:
     """Returns the places of the saved states and published roots of a topic."""
-    from penstock.core.entity.receipts import ROOTS
     from penstock.core.entity.states import SNAPSHOT
 
     return [topic_range(SNAPSHOT, topic_id), topic_range(ROOTS, topic_id)]
+
+
+def _drop_states(tx: WriteTx, topic: int, erased: Collection[str]) -> int:
+    """Removes the states of some keys of a topic."""
+    from penstock.core.entity.states import drop_states_of
+
+    return drop_states_of(tx, topic, erased)
 
 
 class EntityRegistry:
@@ -38,6 +45,7 @@ class EntityRegistry:
         if core.engine.shared:
             core.writer.catalog.find_fence = self._find_fence
         core.housekeeper.drop_rules.rows.append(_entity_rows)
+        core.erase_states.append(_drop_states)
         core.before_close.append(self._cancel_fences)
 
     # Each part is made, and its module imported, when a program first asks for the part.

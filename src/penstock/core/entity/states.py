@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -22,7 +22,7 @@ from penstock.core.journal.commit import Commit
 from penstock.core.journal.index.index import EntityIndex, read_view
 from penstock.core.journal.index.memtable import Piece
 from penstock.core.journal.index.runs import drop_index
-from penstock.core.journal.keys import MAX_SEQ, prefix_end
+from penstock.core.journal.keys import MAX_SEQ, prefix_end, topic_range
 from penstock.core.journal.log import TopicLog
 from penstock.core.journal.reading import TopicView
 from penstock.core.journal.upkeep.dropping import clear_rows
@@ -109,7 +109,7 @@ def project(
     if not count:
         return (start.generation, state) if start is not None else (0, None)
     first = start.first if start is not None else first
-    saved = Saved(declared.fingerprint, last, first, state_of_topic.compacted, pack_state(state), FOLD)
+    saved = Saved(declared.fingerprint, last, first, state_of_topic.version, pack_state(state), FOLD)
     states.put(view.topic_id, declared, key, saved)
     if count >= SAVE_AFTER and not core.engine.read_only:
         _save_soon(log, view.topic_id, declared, key, saved)
@@ -172,7 +172,8 @@ def _unpacked(projection: type[P], saved: Saved) -> P | None:
 
 def _save_soon(log: TopicLog, topic_id: int, declared: Declared, key: str | None, saved: Saved) -> None:
     def apply(commit: Commit) -> None:
-        if commit.is_current(log.name, topic_id):
+        current = commit.is_current(log.name, topic_id)
+        if current and load_state(commit.tx, topic_id, log.name).version == saved.compacted:
             save(commit.tx, topic_id, declared, key, saved)
 
     with suppress(Closed):  # the state was folded all the same, only it will not be found saved
@@ -201,7 +202,7 @@ class Saved(msgspec.Struct, array_like=True, frozen=True):
     first: int
     """The position of the oldest event in it."""
     compacted: int
-    """The position through which keys were compacted when the state was folded."""
+    """The topic's `TopicState.version` when the state was folded."""
     state: bytes
     fold: int = 0
     """`FOLD`, as it was then; 0 for those of a streaming query, which looks nothing up."""
@@ -256,7 +257,7 @@ def first_saved(snap: Snapshot, topic: int, declared: Declared) -> tuple[int, Sa
 def is_valid(saved: Saved, declared: Declared, state: TopicState) -> bool:
     """Returns True if folding from the beginning would still give this."""
     made_like = (saved.fold, saved.fingerprint, saved.compacted)
-    return made_like == (FOLD, declared.fingerprint, state.compacted) and saved.first > state.trimmed
+    return made_like == (FOLD, declared.fingerprint, state.version) and saved.first > state.trimmed
 
 
 def check_folded(saved: Saved, key: str | None, state: TopicState, latest: int) -> None:
@@ -295,6 +296,21 @@ def drop_states(tx: WriteTx, topic: int, declared: Declared) -> None:
     """Removes every state of a projection, of whatever version."""
     low = _versions(topic, declared)
     tx.delete_range(low, prefix_end(low))
+
+
+def drop_states_of(tx: WriteTx, topic: int, erased: Collection[str]) -> int:
+    """Removes the states of some keys and of the whole topic, of every projection and of every streaming query."""
+    low, end = topic_range(SNAPSHOT, topic)
+    gone = 0
+    while (row := next(iter(tx.scan(low, end)), None)) is not None:
+        low = row[0][: 6 + row[0][5] + 4]  # before the key: topic, name, version
+        for key in ("", *erased):
+            stored = low + key.encode()
+            if tx.get(stored) is not None:
+                tx.delete(stored)
+                gone += 1
+        low += b"\xff"  # after every key, which is text
+    return gone
 
 
 def pack_state(projection: Projection) -> bytes:
@@ -513,7 +529,7 @@ def save_streamed(commit: Commit, wanted: StreamedStates, states: Iterable[Strea
         saved = Saved(one.fingerprint, one.generation, one.first, 0, one.state)
         check_not_dropped(saved, one.key, topic)
         save(commit.tx, topic_id, of_query, one.key, saved)
-        if whole and not topic.compacted and one.first > topic.trimmed:
+        if whole and not topic.version and one.first > topic.trimmed:
             check_folded(saved, one.key, topic, commit.latest(wanted.topic))
             save(commit.tx, topic_id, own, one.key, msgspec.structs.replace(saved, fold=FOLD))
 
@@ -551,15 +567,14 @@ class Rebuilt(msgspec.Struct, frozen=True):
     through: int = 0
     events: int = 0
     compacted: int = 0
-    """The position through which keys were compacted: a state that is older than that is not used."""
+    """The topic's `TopicState.version`: a state that was folded under another is not used."""
 
 
 def rebuilt(snap: Snapshot, topic: str) -> Rebuilt:
     view = TopicView.open(snap, topic)
     if view is None:
         return Rebuilt()
-    compacted = view.state().compacted
-    return Rebuilt(view.newest(), view.count(), compacted)
+    return Rebuilt(view.newest(), view.count(), view.state().version)
 
 
 class StateSaving:

@@ -83,6 +83,14 @@ class TopicState(msgspec.Struct, frozen=True, array_like=True):
     referred: keys.StoredPosition = 0
     """After this position the topic has no segment; between `sealed` and it, segments lie among hot blocks."""
 
+    erased: int = 0
+    """The number of commits that have erased contents of events."""
+
+    @property
+    def version(self) -> int:
+        """Grows whenever events were taken out or erased: a state that was folded before is void."""
+        return self.compacted + self.erased
+
     @property
     def in_files(self) -> int:
         """After this position no event lies in a Parquet file."""

@@ -718,6 +718,11 @@ class Original(msgspec.Struct, array_like=True, frozen=True):
 _decode = msgspec.msgpack.Decoder(Original).decode
 
 
+def dedup_position(value: bytes) -> int:
+    """Returns the position of the event that a stored dedup key stands for."""
+    return keys.stored(_decode, value, "the record of a dedup key").seq
+
+
 def _bucket(window: float | None, ms: int) -> int:
     """Returns the bucket of a time; a topic that remembers for ever has one bucket, 0."""
     return 0 if window is None else max(1, ms // max(_SHORTEST_BUCKET_MS, int(window * 1000)))

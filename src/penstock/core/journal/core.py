@@ -12,14 +12,14 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from penstock.core.clock import Clock, check_clock
-from penstock.core.engine.contract import Engine, Snapshot
+from penstock.core.engine.contract import Engine, Snapshot, WriteTx
 from penstock.core.events import Draft, Event
 from penstock.core.journal import keys
 from penstock.core.journal.catalog import topic_names
@@ -82,6 +82,13 @@ class JournalCore:
         self.housekeeper = Housekeeper(self.writer)
         self.indexer = Indexer(self.writer, self.index)
         self.housekeeper.chores.append(self.indexer.consider)
+        self.erase_messages: list[Callable[[str, Sequence[int], bool], int]] = []
+        """Removes what queues keep of a topic's messages at some positions; True: also the messages, and says how many."""
+        self.erase_states: list[Callable[[WriteTx, int, Collection[str]], int]] = []
+        """Removes the states of some keys of a topic."""
+        self.find_copies: list[Callable[[str, Sequence[int]], list[tuple[str, list[int]]]]] = []
+        """Finds the copies that were made of a topic's events: topics and positions."""
+        self.housekeeper.resume = self._resume_erasures
         self.guards: list[Guard] = []
         """Replaced, never changed: a thread that goes through the list must not skip one."""
         self.holds: list[Hold] = [cursor_holds]
@@ -197,9 +204,10 @@ class JournalCore:
 
     def maintain(self) -> None:
         """Does all housekeeping now: merges small blocks, applies retention, brings the index up to date, and gives
-        freed space back where it is much."""
+        freed space back where it is much. After an erasure, no byte of what was erased stays in the store's files."""
         self.writer.check_idle_here()  # the housekeeper may be waiting for this thread's transaction to end
         self.housekeeper.clear_dropped()
+        self._resume_erasures()
         list_topics(self.writer)
         unreadable: Corrupt | None = None
         for name in self.topics():
@@ -209,8 +217,23 @@ class JournalCore:
                 unreadable = unreadable or error
         self.indexer.notes.fold()
         self.writer.reclaim_much()
+        with self.engine.read() as snap:
+            erased = snap.get(keys.ERASING)
+        if erased is not None:
+            from penstock.core.journal.upkeep.erasing import purge_erased
+
+            purge_erased(self, erased)
         if unreadable is not None:  # after all others have had their turn
             raise unreadable
+
+    def _resume_erasures(self) -> None:
+        """Ends the erasures that were cut off."""
+        with self.engine.read() as snap:
+            rows = list(snap.scan(keys.erasing_key(0), keys.prefix_end(keys.ERASING)))
+        if rows:
+            from penstock.core.journal.upkeep.erasing import resume_erasures
+
+            resume_erasures(self, [value for _, value in rows])
 
     def check_open(self) -> None:
         if self.closed:

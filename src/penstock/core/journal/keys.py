@@ -21,6 +21,8 @@
     A hashed topic            a topic with events whose ids were given elsewhere (journal.locating)
     C hash hashed-topic       a topic with events of a correlation or of a cause (journal.locating)
     U hashed topic            a topic of which C says nothing after a position (journal.locating)
+    E topic                   an erasure under way; E alone: freed bytes may still hold erased ones (upkeep.erasing)
+    L topic seq               the hash of an erased event, in a topic with published roots (upkeep.erasing)
     e name                    where a dropped topic of this name ended: one made later begins after it (msgpack)
     g topic                   a dropped topic whose rows are not all cleared yet (journal.upkeep.dropping, msgpack)
     f owner                   an exclusive fence that is open: in which file (entity.fence)
@@ -76,6 +78,9 @@ NAME = b"N"
 OTHER_IDS = b"A"
 CAUSAL = b"C"
 UNFOLDED = b"U"
+ERASING = b"E"
+ERASED_LEAF = b"L"
+ROOTS = b"r"
 
 _block = struct.Struct(">cIQ")
 _topic = struct.Struct(">cI")
@@ -174,6 +179,8 @@ def aged_key(name: str) -> bytes:
 
 
 state_key: Callable[[int], bytes] = partial(_topic.pack, STATE)
+erasing_key: Callable[[int], bytes] = partial(_topic.pack, ERASING)
+erased_leaf_key: Callable[[int, int], bytes] = partial(_block.pack, ERASED_LEAF)
 
 
 def cursor_key(topic: int, consumer: str) -> bytes:

@@ -12,10 +12,12 @@ go when a run of the index covers their range.
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.core.engine.contract import Snapshot, WriteTx
 from penstock.core.journal import keys
@@ -176,6 +178,30 @@ def replace_range_rows(tx: WriteTx, topic: int, name: str, first: int, last: int
 def forget_hashes(tx: WriteTx, topic: int, through: int) -> None:
     """Removes the hashes of events that a run of the index covers."""
     tx.delete_range(keys.hashes_key(topic, 0), keys.hashes_key(topic, through + 1))
+
+
+def blank_hashes(value: bytes, topic: str, positions: Sequence[int]) -> bytes | None:
+    """Returns a row of hashes that says of events at some positions, ascending, that they have no key; None: it says
+    so already."""
+    known = _opened(_decode_hashes, value, topic)
+    made = bytearray(known.keys)
+    for seq in positions[bisect_left(positions, known.first) : bisect_right(positions, known.last)] if made else ():
+        at = 4 * (seq - known.first)
+        made[at : at + 4] = bytes(4)
+    return None if made == known.keys else keys.with_checksum(_encode(replace(known, keys=bytes(made))))
+
+
+def blank_scopes(value: bytes, topic: str, positions: Sequence[int]) -> bytes | None:
+    """Returns a row of summaries that leaves the scopes open where events at some positions, ascending, lie; None when
+    it does so already."""
+    known = read_summaries(value, topic)
+    made = [
+        replace(one, scopes=None)
+        if one.scopes and bisect_left(positions, one.first) < bisect_right(positions, one.last)
+        else one
+        for one in known
+    ]
+    return None if made == known else pack_summaries(made)
 
 
 def trim_summaries(tx: WriteTx, topic: int, through: int) -> None:

@@ -254,6 +254,11 @@ class Writer:
             except StorageError as error:
                 log.warning("freed space is given back to the disk another time: %s", error)
 
+    def purge(self) -> None:
+        """Rewrites the store's files, uninterrupted, so that nothing deleted stays in them."""
+        with interrupts.Shield(interrupts.always):
+            self.engine.purge()
+
     def reclaim_much(self) -> None:
         """Gives freed space back when it is an eighth of the store or more."""
         if self.engine.garbage() * RECLAIM_SHARE >= max(self.engine.size(), RECLAIM_BYTES):

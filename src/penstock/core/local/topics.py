@@ -21,14 +21,16 @@ from penstock.core.journal.commit import Commit, change_settings, checked_settin
 from penstock.core.journal.core import JournalCore
 from penstock.core.journal.index.index import read_view
 from penstock.core.journal.log import TopicLog
+from penstock.core.journal.owners import this_process
 from penstock.core.journal.reading import TopicView
 from penstock.core.journal.upkeep.by_key import compact_by_key
 from penstock.core.journal.upkeep.dropping import DropReport
+from penstock.core.journal.upkeep.erasing import EraseReport, erase
 from penstock.core.journal.upkeep.retention import CompactReport, compact_some
 from penstock.core.journal.writer import WriteRequest
-from penstock.core.local.backend import LocalBackend, PendingCommit, can_prepare_at_once
+from penstock.core.local.backend import THIS_PROGRAM, LocalBackend, PendingCommit, can_prepare_at_once
 from penstock.core.model.query import EventQuery
-from penstock.core.names import check_consumer, check_name
+from penstock.core.names import check_consumer, check_name, check_text
 from penstock.core.observe import pipelines, workers
 from penstock.core.observe.sample import Sample
 from penstock.core.protocol import topics as wire
@@ -266,6 +268,24 @@ def _compact_keys(log: TopicLog) -> CompactReport:
     removed = compact_by_key(core.writer, log.name, core.housekeeper.holds)
     count, latest = log.ask(lambda view: (view.count(), view.latest()), (0, 0))
     return CompactReport(removed, count, latest)
+
+
+# ── erasing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def erase_events(at: LocalBackend, caller: Caller, name: str, wanted: wire.EraseRequest) -> EraseReport:
+    """Erases events or masks them, and says in each of them who asked for it."""
+    at.log(name)
+    query = requested_events(wanted)
+    if wanted.seqs is None and query.everything:
+        raise ConfigError("say which events to erase: by seqs, key, key_prefix, kind, scope, tags or where")
+    for field in wanted.fields:
+        if not check_text(field, "fields") or not all(field.split(".")):
+            raise ConfigError(f"a field to mask is a name, or names with dots (address.street), not {field!r:.80}")
+    by = None if wanted.by is None else check_text(wanted.by, "by")
+    if caller is not THIS_PROGRAM:
+        by = f"{by} ({caller.owner})" if by else caller.owner
+    report = erase(at.core, name, query, wanted.seqs, by or this_process(), tuple(wanted.fields))
+    at.entities.states.clear()
+    return report
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────

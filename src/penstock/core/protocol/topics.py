@@ -14,6 +14,7 @@ from penstock.core.events import Event
 from penstock.core.journal.catalog import Settings
 from penstock.core.journal.description import Description, Pressure
 from penstock.core.journal.upkeep.dropping import DropReport
+from penstock.core.journal.upkeep.erasing import EraseReport
 from penstock.core.journal.upkeep.retention import CompactReport
 from penstock.core.observe.sample import Sample
 from penstock.core.protocol.fields import SettingsFields
@@ -183,6 +184,16 @@ class CompactRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
     force: bool = False
 
 
+class EraseRequest(FilterQuery, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """The events to erase, by position or by what they say; with `fields`, to mask."""
+
+    seqs: Annotated[list[Count] | None, Meta(description="only the events at these positions")] = None
+    fields: Annotated[
+        list[str], Meta(description="the fields of the payload to blank (address.street), and nothing else")
+    ] = []
+    by: Annotated[str | None, Meta(description="who asks for it: said in every event that is erased")] = None
+
+
 class DropTopicQuery(msgspec.Struct, omit_defaults=True):
     force: Annotated[bool, Meta(description="also with cursors, sealed files, or a queue")] = False
 
@@ -341,5 +352,14 @@ FORGET_CURSOR = Operation(
     "DELETE /topics/{topic}/cursors/{consumer} -> forgotten", "write", None, bool, "Forgets a consumer", on_system=True
 )
 COMPACT_TOPIC = Operation("POST /topics/{topic}/compact", "admin", CompactRequest, CompactReport, "Removes history")
+ERASE_EVENTS = Operation(
+    "POST /topics/{topic}/erase",
+    "admin",
+    EraseRequest,
+    EraseReport,
+    "Erases the contents of events wherever they are stored, or blanks fields of their payloads; positions stay",
+    errors=(UnknownTopic,),
+    told_caller=True,
+)
 
 OPERATIONS = declared(globals())

@@ -15,7 +15,15 @@ from penstock.core.journal.cursors import TopicConsumer
 from penstock.core.model.arguments import DraftArguments, FilterArguments, SettingsArguments, filters, shows
 from penstock.core.model.plan import BatchPlan
 from penstock.core.model.query import EVERYTHING, EventQuery, check_follower
-from penstock.core.names import check_consumer, check_function, check_limit, check_position, check_text, check_whole
+from penstock.core.names import (
+    check_consumer,
+    check_function,
+    check_items,
+    check_limit,
+    check_position,
+    check_text,
+    check_whole,
+)
 from penstock.core.schema import PayloadT
 from penstock.errors import ConfigError, PositionTrimmed
 from penstock.limits import ARROW_BATCH_ROWS, SUBSCRIPTION_BUFFER, WORKER_BATCH, WORKER_IDLE, WORKER_RESTARTS
@@ -33,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.core.entity.states import Freshness, RebuildReport, Watch
     from penstock.core.events import Event, PayloadType, Receipt
     from penstock.core.journal.log import TopicLog
+    from penstock.core.journal.upkeep.erasing import EraseReport
     from penstock.core.journal.upkeep.retention import CompactReport
     from penstock.core.protocol.operation import Operation
     from penstock.core.surface.journal import Journal
@@ -314,6 +323,55 @@ class Topic(Generic[PayloadT]):
     def compact_keys(self) -> int:
         """Keeps only the newest event of every key, now; returns how many went. See also `configure(by_key=True)`."""
         return self._call(protocol.topics.COMPACT_TOPIC, request=protocol.topics.CompactRequest(keys=True)).removed
+
+    @shows(FilterArguments, None)
+    def erase(
+        self, seqs: Iterable[int] | None = None, *, by: str | None = None, **filter: Unpack[FilterArguments]
+    ) -> EraseReport:
+        """Erases the contents of events wherever the journal holds them: payload, headers, key, scope and tags.
+
+        The events are those at the positions `seqs`, and those that fit the filter of `read`: `key="customer-7"`.
+        Position, id, times, kind, correlation and cause stay; reads show the event with `erased`, a payload of None
+        and who erased it (`by`). A queue gives up its messages; dead letters, results, saved states and dedup keys go,
+        too. `maintain()` then clears what the engine and the lakes have left of it. See the page on erasing.
+        """
+        return self._erase([], seqs, by, filter)
+
+    @shows(FilterArguments, None)
+    def mask(
+        self,
+        fields: Iterable[str],
+        seqs: Iterable[int] | None = None,
+        *,
+        by: str | None = None,
+        **filter: Unpack[FilterArguments],
+    ) -> EraseReport:
+        """Blanks fields of the payloads of events: null stands in the place of `"email"` or `"address.street"`.
+
+        The events are chosen as for `erase`. Everything else of them stays, with their key and their headers.
+        """
+        wanted = list(check_items([fields] if isinstance(fields, str) else fields, "fields"))
+        if not wanted:
+            raise ConfigError('say which fields to blank: fields=["email", "address.street"]')
+        return self._erase(wanted, seqs, by, filter)
+
+    def _erase(
+        self, fields: list[str], seqs: Iterable[int] | None, by: str | None, filter: FilterArguments
+    ) -> EraseReport:
+        query = EventQuery(**filters(filter))
+        chosen = None if seqs is None else [check_position(seq, "seqs") for seq in check_items(seqs, "seqs")]
+        request = protocol.topics.EraseRequest(
+            key=query.key if filter.get("key") is not None else None,
+            key_prefix=query.key_prefix if filter.get("key_prefix") is not None else None,
+            kind=sorted(query.kinds or ()),
+            scope=query.scope,
+            tag=sorted(query.tags or ()),
+            where=None if query.where is None else query.where.text,
+            seqs=chosen,
+            fields=fields,
+            by=by,
+        )
+        return self._call(protocol.topics.ERASE_EVENTS, request=request)
 
     # ── entities ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def position_of(self, key: str) -> int:

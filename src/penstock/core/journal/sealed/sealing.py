@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
@@ -34,6 +34,7 @@ from msgspec.structs import replace
 from penstock.core.clock import to_ms
 from penstock.core.durable import as_storage_error
 from penstock.core.engine.contract import Snapshot
+from penstock.core.journal.blocks import Block
 from penstock.core.journal.catalog import Head, load_state, save_with_end
 from penstock.core.journal.commit import Commit
 from penstock.core.journal.core import JournalCore
@@ -64,6 +65,7 @@ from penstock.core.journal.sealed.writing import (
     topic_to_seal,
     write_segment,
 )
+from penstock.core.journal.upkeep.erasing import is_under_way
 from penstock.core.journal.upkeep.retention import held_back, remove_blocks
 from penstock.core.names import check_name, check_position, check_whole, shown_url
 from penstock.core.units import Progress
@@ -108,6 +110,36 @@ def seal_topic(
         return sealing.run(through, most, progress, compact)
 
 
+def rewrite_segments(
+    core: JournalCore,
+    topic: str,
+    touched: Iterable[Segment],
+    change: Callable[[Block], Block],
+    changed: Callable[[], bool],
+    adopt: Callable[[Commit], None],
+) -> None:
+    """Writes segments anew whose events `change` makes others; `adopt` is told in the commit that exchanges one.
+
+    `changed`: whether it has changed anything since. Tables list the new files then; `clean_lakes` removes the old.
+    """
+    lakes: dict[str, list[Segment]] = {}
+    for one in touched:
+        lakes.setdefault(one.lake, []).append(one)
+    for lake, segments in lakes.items():
+        with as_storage_error(f"rewrite files of {topic!r} in {shown_url(lake)}"):
+            sealing = _Sealing(core, topic, lake, FILE_EVENTS, TableRequest(), None, erasing=True)
+            sealing.rewrite(segments, change, changed, adopt)
+
+
+def clean_lakes(core: JournalCore, topic: str) -> None:
+    """Removes from a topic's lakes the files that others have replaced, and those that no seal has recorded."""
+    with core.engine.read() as snap:
+        seals = load_seals(snap, topic_to_seal(snap, topic).topic_id)
+    for lake in dict.fromkeys(lake for lake, _ in (*seals.gone, *seals.unfinished)):
+        with as_storage_error(f"remove replaced files of {topic!r} in {shown_url(lake)}"):
+            _Sealing(core, topic, lake, FILE_EVENTS, TableRequest(), None, erasing=True).rewrite(())
+
+
 class _Sealing:
     def __init__(
         self,
@@ -117,6 +149,8 @@ class _Sealing:
         file_events: int,
         request: TableRequest,
         write: WriteSegments | None,
+        *,
+        erasing: bool = False,
     ) -> None:
         self.core = core
         self.write = write or self._write
@@ -124,6 +158,8 @@ class _Sealing:
         self.lake = lake
         self.file_events = file_events
         self.request = request
+        self.erasing = erasing
+        """True if events of its files are erased, which other seals wait for."""
         self.token = uuid.uuid4().hex[:12]
         self.folder = LakeFolder(lake, topic)
         self._recorded: set[tuple[str, str]] = set()
@@ -186,6 +222,34 @@ class _Sealing:
             left,
         )
 
+    def rewrite(
+        self,
+        segments: Iterable[Segment],
+        change: Callable[[Block], Block] = lambda block: block,
+        changed: Callable[[], bool] = lambda: False,
+        adopt: Callable[[Commit], None] = lambda commit: None,
+    ) -> None:
+        """Writes segments of the lake anew; see `rewrite_segments`."""
+        with self.core.engine.read() as snap:
+            view = topic_to_seal(snap, self.topic)
+            trimmed = view.state().trimmed
+            self.settings = load_seals(snap, view.topic_id).tables.get(self.lake, TableSettings())
+        self._begin()
+        with self._in_turn():
+            for old in segments:
+                if trimmed >= old.last:
+                    continue
+                columns = old.columns if old.by_reference else self.settings.columns
+                target = self._target()._replace(columns=columns)
+                new = write_segment(self.core.engine, target, max(old.first - 1, trimmed), old.last, change)
+                if changed():
+                    self.core.run(partial(self._swap, [old], new, adopt=adopt))
+                else:  # it was written anew before, by an erasure that was cut off
+                    for path in new.paths:
+                        self.folder.remove(self.lake, path)
+            self._register()
+        self.core.run(self._finish)
+
     def _head(self, commit: Commit) -> Head:
         head = commit.head(self.topic)
         if head is None:
@@ -235,6 +299,10 @@ class _Sealing:
 
     def _take_turn(self, marker: SealMarker | None, commit: Commit) -> tuple[Seals, frozenset[tuple[str, str]]]:
         head = self._head(commit)
+        if not self.erasing and is_under_way(commit.tx, head.topic_id):
+            raise ConfigError(
+                f"events of topic {self.topic!r} are being erased: seal again when maintain() has ended it"
+            )
         seals = load_seals(commit.tx, head.topic_id)
         known = sealed_files(commit.tx, head.topic_id)
         held = any(lake == self.lake for lake, _ in known)
@@ -326,12 +394,15 @@ class _Sealing:
         new = write_segment(self.core.engine, self._target(), max(old[0].first - 1, trimmed), old[-1].last)
         self.core.run(partial(self._swap, old, new))
 
-    def _swap(self, old: list[Segment], new: Segment, commit: Commit) -> None:
+    def _swap(
+        self, old: list[Segment], new: Segment, commit: Commit, adopt: Callable[[Commit], None] = lambda commit: None
+    ) -> None:
         head = self._head(commit)
         there = [one for one in load_segments(commit.tx, head.topic_id, 0, new.last) if one.last >= old[0].last]
         if load_seals(commit.tx, head.topic_id).token != self.token or there != old:
             raise compacted(self.topic)
         replace_segments(commit.tx, head.topic_id, old, new)
+        adopt(commit)
 
     def _register(self) -> None:
         """The table, if there is one, lists what the journal knows as sealed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import NamedTuple, Self
@@ -75,8 +75,13 @@ def compacted(topic: str) -> ConfigError:
     return ConfigError(f"topic {topic!r} was compacted meanwhile, or dropped and made anew: seal it again")
 
 
-def write_segment(engine: Engine, target: SealTarget, after: int, through: int) -> Segment:
-    """Writes the events of a range into one file or one per value, reads them back, and gives them their names."""
+def write_segment(
+    engine: Engine, target: SealTarget, after: int, through: int, change: Callable[[Block], Block] = lambda block: block
+) -> Segment:
+    """Writes the events of a range into one file or one per value, reads them back, and gives them their names.
+
+    `change`: what becomes of each block on its way, with the same positions.
+    """
     topic = target.topic
     with engine.read() as snap:
         view = topic_to_seal(snap, topic)
@@ -89,7 +94,7 @@ def write_segment(engine: Engine, target: SealTarget, after: int, through: int) 
         typed = TypedColumns(target.columns)
         partition = Partition(target.partition_by, topic, target.lake) if target.partition_by else None
         with _SegmentWriter(target.lake, folder, file, pa.schema([*sealed_schema(), *typed.schema])) as writer:
-            for group in _grouped(_batches(view, after, through, typed, partition)):
+            for group in _grouped(_batches(view, after, through, typed, partition, change)):
                 writer.add(pa.Table.from_batches(group), partition)
     tally = writer.total
     if state.compacted <= after and (tally.count, tally.first, tally.last) != (through - after, after + 1, through):
@@ -212,9 +217,14 @@ def _key_filter(rows: pa.Table) -> dict[str, object]:
 
 
 def _batches(
-    view: TopicView, after: int, through: int, typed: TypedColumns, partition: Partition | None
+    view: TopicView,
+    after: int,
+    through: int,
+    typed: TypedColumns,
+    partition: Partition | None,
+    change: Callable[[Block], Block],
 ) -> Iterator[pa.RecordBatch]:
-    for block in coalesce(view.blocks(after, through), GROUP_ROWS):
+    for block in map(change, coalesce(view.blocks(after, through), GROUP_ROWS)):
         start = block.row_after(after) if block.first <= after else 0
         stop = block.row_after(through) if block.last > through else block.count
         if stop > start:

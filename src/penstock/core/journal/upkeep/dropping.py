@@ -38,6 +38,8 @@ _OWN = (
     keys.DEDUP,
     keys.SEALS,
     keys.SEGMENT,
+    keys.ERASING,
+    keys.ERASED_LEAF,
     INDEX,
 )
 

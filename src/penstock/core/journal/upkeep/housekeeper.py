@@ -58,6 +58,10 @@ class Housekeeper(Background):
         self.drop_rules = DropRules()
         self._clearing = False
         """True if topics were dropped whose rows are still to be cleared away."""
+        self.resume: Callable[[], None] = lambda: None
+        """Ends the erasures that were cut off."""
+        self._resuming = False
+        """True if erasures were cut off by the end of an earlier process."""
         self._reclaiming = False
         """True if space was freed that is still to be given back."""
         self._aged: set[str] = set()
@@ -180,11 +184,15 @@ class Housekeeper(Background):
         with self._engine.read() as snap:
             aged = _aged_topics(snap)
             dropped = next(iter(snap.scan(keys.DROPPED, keys.prefix_end(keys.DROPPED))), None)
+            erasing = next(iter(snap.scan(keys.erasing_key(0), keys.prefix_end(keys.ERASING))), None)
         for topic in aged:
             self._aged.add(topic)
             self.request(topic)
         if dropped is not None:  # a process that dropped it ended before all was cleared away
             self.request_clearing()
+        if erasing is not None:  # as one that erased events of it
+            self._resuming = True
+            self._wake()
 
     def _retain(self, commit: Commit, topic: str) -> tuple[bool, bool]:
         """Applies a topic's settings, a part at a time: whether space was freed, and whether there is more."""
@@ -242,6 +250,9 @@ class Housekeeper(Background):
             if self._clearing and not self._closed:
                 self._clearing = False
                 self._attempt("housekeeping of the rows of dropped topics", self.clear_dropped)
+            if self._resuming and not self._closed:
+                self._resuming = False
+                self._attempt("the end of an erasure that was cut off", self.resume)
             if self._reclaiming and not self._closed:
                 self._reclaiming = False
                 self._attempt("housekeeping of freed space", self._writer.reclaim)
