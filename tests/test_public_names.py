@@ -23,6 +23,7 @@ NAMES = [
     "Description",
     "Draft",
     "DropReport",
+    "EraseReport",
     "Event",
     "EventQuery",
     "ExportReport",

@@ -25,6 +25,7 @@ _PLACES = {
     "core.journal.description": "Description Pressure",
     "core.journal.moving": "CopyReport",
     "core.journal.upkeep.dropping": "DropReport",
+    "core.journal.upkeep.erasing": "EraseReport",
     "core.journal.upkeep.retention": "CompactReport",
     "core.model.query": "EventQuery",
     "core.queue.inspect": "PendingDelivery QueueConsumer QueueMessage QueueStats",

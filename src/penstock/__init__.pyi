@@ -37,6 +37,7 @@ from penstock.core.journal.description import Description as Description
 from penstock.core.journal.description import Pressure as Pressure
 from penstock.core.journal.moving import CopyReport as CopyReport
 from penstock.core.journal.upkeep.dropping import DropReport as DropReport
+from penstock.core.journal.upkeep.erasing import EraseReport as EraseReport
 from penstock.core.journal.upkeep.retention import CompactReport as CompactReport
 from penstock.core.model.query import EventQuery as EventQuery
 from penstock.core.observe import metrics as metrics

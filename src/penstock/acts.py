@@ -23,6 +23,7 @@ from penstock.core.clock import Duration
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.events import Draft, Event, GivenUpEvent
 from penstock.core.local.backend import LocalJournal
+from penstock.core.model.arguments import FilterArguments
 from penstock.core.model.conditions import EventChoice, predicate
 from penstock.core.model.take import DEFAULT_GROUP
 from penstock.core.observe import workers
@@ -168,6 +169,36 @@ class CompactKeys(Act):
         removed = self.topic.compact_keys()
         record: dict[str, object] = {"removed": removed, "remaining": len(self.topic)}
         return Done(happened(removed, "event", f"removed from {self.topic.name}"), record)
+
+
+class EraseEvents(Act):
+    """Erases the contents of events, or masks fields of their payloads, and clears what is left in files."""
+
+    danger = "typed"
+    topic: Topic
+    filter: FilterArguments
+    seqs: list[int] | None = None
+    fields: list[str] = []
+    by: str | None = None
+
+    def question(self) -> str:
+        found = (event.seq for event in self.topic.read(**self.filter))
+        count = sum(1 for seq in found if self.seqs is None or seq in self.seqs)
+        what = f"{pluralize(count, 'event')} of {self.topic.name}"
+        if self.fields:
+            return f"Blank {', '.join(self.fields)} in the payloads of {what}? This cannot be undone."
+        return f"Erase the contents of {what}, wherever they are stored? This cannot be undone."
+
+    def perform(self) -> Done:
+        topic = self.topic
+        if self.fields:
+            report = topic.mask(self.fields, self.seqs, by=self.by, **self.filter)
+        else:
+            report = topic.erase(self.seqs, by=self.by, **self.filter)
+        topic.journal.maintain()
+        says = happened(report.events, "event", f"{'masked' if self.fields else 'erased'} in {topic.name}")
+        notes = [f"copies may remain in {place}" for place in report.remaining]
+        return Done(says, msgspec.structs.asdict(report), notes)
 
 
 class DropTopic(Act):

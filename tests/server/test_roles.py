@@ -232,6 +232,7 @@ BODIES: dict[str, Callable[[World, str], Any]] = {
     "read_across": lambda world, target: {"topics": [target]},
     "follow_across": lambda world, target: {"topics": [target]},
     "compact_topic": lambda world, target: {"through": 3, "force": True},
+    "erase_events": lambda world, target: {"seqs": [1, 2], "by": "ada"},
     "configure_queue": lambda world, target: {"lease": 7},
     "add_group": lambda world, target: {"name": "more"},
     "add_schedule": lambda world, target: {"name": "hourly", "interval": 3600},

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
@@ -22,7 +22,7 @@ from penstock.cli.command import (
     topic_command,
 )
 from penstock.cli.output import ProgressBar, event_line, paint
-from penstock.cli.topics import chosen_topics
+from penstock.cli.topics import chosen_topics, selecting
 from penstock.core.names import TABLE_FORMATS, did_you_mean
 from penstock.core.units import show_size
 from penstock.errors import ConfigError, PenstockError
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock import Event, Journal, Topic
     from penstock.acts import Done
     from penstock.core.journal.sealed.segments import LakeSummary
+    from penstock.core.model.arguments import FilterArguments
 
 
 @topic_command(
@@ -59,6 +60,36 @@ def compact(
         return context.perform(acts.CompactKeys(topic))
     end = topic.position_at(before) if before is not None else through or 0
     return context.perform(acts.CompactTopic(topic, end, force), yes or not force)
+
+
+@topic_command(
+    "erase",
+    "penstock erase orders --key customer-7 --by ada",
+    "penstock erase orders --where 'payload.customer == 7' --mask email --mask address.street",
+    writes=True,
+)
+@click.option("--seq", "seqs", type=values.position, multiple=True, help="only the event at this position; repeatable")
+@selecting
+@click.option("--mask", "fields", multiple=True, help="only blank this field of the payload; repeatable")
+@click.option("--by", help="who asks for it: said in every event that is erased")
+@values.with_yes
+def erase(
+    context: CommandContext,
+    topic: Topic,
+    seqs: tuple[int, ...],
+    fields: tuple[str, ...],
+    by: str | None,
+    yes: bool,
+    **filter: Unpack[FilterArguments],
+) -> Done:
+    """Erases the contents of events wherever the journal holds them, and purges its files.
+
+    Position, id, time, kind, correlation and cause of each event stay. What is left to do elsewhere is said at the end.
+    """
+    from penstock import acts
+
+    chosen: FilterArguments = {name: value for name, value in filter.items() if value is not None}  # type: ignore[assignment]
+    return context.perform(acts.EraseEvents(topic, chosen, list(seqs) or None, list(fields), by), yes)
 
 
 @command("verify", "penstock verify", "penstock verify orders --json")

@@ -25,7 +25,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
     },
     "Topics": {
         "topics": "show sql cursors lag seek forget",
-        "keeping": "compact verify graph rebuild seal lake root proof check-proof",
+        "keeping": "compact erase verify graph rebuild seal lake root proof check-proof",
     },
     "Queues": {
         "queues": "messages peek pending failed dead task redrive run-now discard move purge schedule pause resume "

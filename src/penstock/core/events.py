@@ -34,6 +34,7 @@ ERASED_AT, ERASED_BY = "erased-at", "erased-by"
 """The headers of an erased event, the only ones that it has."""
 MASKED_AT, MASKED_BY, MASKED_FIELDS = "masked-at", "masked-by", "masked-fields"
 """The headers of an event whose payload has blanked fields, beside its own."""
+MARKS = frozenset((ERASED_AT, ERASED_BY, MASKED_AT, MASKED_BY, MASKED_FIELDS))
 _json_decode = msgspec.json.Decoder().decode
 _HEX_ID = re.compile("[0-9a-fA-F]{32}")
 

@@ -26,6 +26,7 @@ from penstock.core.documents.events import DraftDocument, decode_binary
 from penstock.core.events import Event
 from penstock.core.journal.catalog import Settings
 from penstock.core.local.backend import LocalJournal
+from penstock.core.model.arguments import FilterArguments
 from penstock.core.model.conditions import EventChoice, Where
 from penstock.core.names import AUDIT
 from penstock.core.protocol import queues, topics
@@ -152,6 +153,12 @@ def retention(call: ActCall) -> acts.Act:
 def compact(call: ActCall) -> acts.Act:
     topic, through = call.topic, min(forms.whole(call.text("through")), call.topic.latest)
     return acts.CompactTopic(topic, through, call.filled(topics.CompactRequest, through=through).force)
+
+
+@act(topics.ERASE_EVENTS)
+def erase(call: ActCall) -> acts.Act:
+    filter = FilterArguments(key=call.optional("key"), where=call.optional("where"))
+    return acts.EraseEvents(call.topic, filter, by=call.optional("by") or "the console")
 
 
 @act(topics.DROP_TOPIC)
@@ -399,7 +406,8 @@ async def perform_act(request: Request, service: Service) -> Response:
     else:
         says = (await run_in_threadpool(lambda: act.read(call).perform())).says
         answer = ActAnswer(says=says)
-        kept = {field: _short(value) for field, value in given.fields.items() if value}
+        # The record of an erasure must not say whose events were erased.
+        kept = {} if name == "erase" else {field: _short(value) for field, value in given.fields.items() if value}
         who, address = service.access.identity(request), address_of(request)
         record = AuditRecord(name, subject[:200], role, who, address, kept, says)
         body: dict[str, object] = msgspec.to_builtins(record)

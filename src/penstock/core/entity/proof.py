@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from penstock.core.events import format_id
+from penstock.core.events import (
+    ERASED_AT,
+    ERASED_BY,
+    MARKS,
+    MASKED_AT,
+    MASKED_BY,
+    MASKED_FIELDS,
+    Event,
+    format_id,
+)
 from penstock.core.journal.summaries import leaf_hash
 from penstock.core.names import check_path
 from penstock.errors import ConfigError
@@ -68,7 +77,31 @@ class TreeRoot(_JsonLine, frozen=True):
         return "".join(f"{line}\n" for line in lines).encode()
 
 
-class InclusionProof(_JsonLine, frozen=True):
+def told_erased(headers: Mapping[str, str]) -> str:
+    """Says when and by whom an event was erased or masked."""
+    if ERASED_AT in headers:
+        return f"its contents were erased at {headers[ERASED_AT]} by {headers.get(ERASED_BY, 'an unnamed caller')}"
+    fields, by = headers.get(MASKED_FIELDS, ""), headers.get(MASKED_BY, "an unnamed caller")
+    return f"fields of it ({fields}) were blanked at {headers.get(MASKED_AT)} by {by}"
+
+
+class ErasedLeaf(msgspec.Struct, frozen=True):
+    """The place of an event's contents in a proof, when they were erased or masked since."""
+
+    hash: str
+    """The hash of what the event said, in hexadecimal."""
+    id: str
+    """The event's id."""
+    headers: dict[str, str]
+    """When and by whom: `erased-at`, `erased-by`, or `masked-at`, `masked-by` and `masked-fields`."""
+
+    @classmethod
+    def of(cls, event: Event, hash: bytes) -> ErasedLeaf:
+        """The leaf of an event, of which the hash is left."""
+        return cls(hash.hex(), event.id, {name: text for name, text in event.headers.items() if name in MARKS})
+
+
+class InclusionProof(_JsonLine, frozen=True, omit_defaults=True):
     """Shows that an event is in a topic's history under a root; `penstock.check_proof` checks it."""
 
     root: TreeRoot
@@ -78,10 +111,14 @@ class InclusionProof(_JsonLine, frozen=True):
     """Everything the event says, as it was hashed: see `event`."""
     path: list[str]
     """The hashes from the leaf to the root, in hexadecimal, the nearest first."""
+    erased: ErasedLeaf | None = None
+    """When and by whom the event was erased; the leaf is empty then, and its hash stands here."""
 
     @property
     def event(self) -> dict[str, Any]:
-        """The event that is proven."""
+        """The event that is proven; of an erased event, what is left of it."""
+        if self.erased is not None:
+            return {"seq": self.seq, "id": self.erased.id, "headers": self.erased.headers}
         try:
             said = msgspec.msgpack.decode(self.leaf, type=list[Any])
             found = dict(zip(LEAF_FIELDS[: max(len(said), _UNTAGGED)], said, strict=True))
@@ -122,13 +159,17 @@ def check_proof(
     try:
         said = proof.event
         path = [bytes.fromhex(step) for step in proof.path]
+        leaf = leaf_hash(proof.leaf) if proof.erased is None else bytes.fromhex(proof.erased.hash)
     except (ConfigError, ValueError):
         return CheckReport(False, "it does not decode")
     if said["seq"] != proof.seq:
         return CheckReport(False, f"its event says that it is at position {said['seq']}")
-    found = follow(leaf_hash(proof.leaf), proof.seq - 1, claimed.through, path)
+    found = follow(leaf, proof.seq - 1, claimed.through, path)
     if found is None or found.hex() != claimed.hash:
         return CheckReport(False, "its path does not lead to the root")
+    if proof.erased is not None:
+        told = told_erased(proof.erased.headers)
+        return CheckReport(True, f"an event is in the history that the root stands for; {told}")
     return CheckReport(True, "the event is in the history that the root stands for")
 
 

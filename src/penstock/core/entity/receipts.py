@@ -22,19 +22,21 @@ from penstock.core.entity.proof import (
     EMPTY_SEGMENT,
     SEGMENT,
     CheckReport,
+    ErasedLeaf,
     InclusionProof,
     TreeRoot,
     path_to,
     root_of,
+    told_erased,
 )
-from penstock.core.events import Event, Receipt
+from penstock.core.events import Event, Receipt, is_marked
 from penstock.core.journal import keys
 from penstock.core.journal.blocks import Block
-from penstock.core.journal.catalog import missing
+from penstock.core.journal.catalog import load_state, missing
 from penstock.core.journal.commit import Commit
 from penstock.core.journal.reading import TopicView
 from penstock.core.journal.sealed.files import check_sealed
-from penstock.core.journal.summaries import kept_hash, kept_hashes, leaf_hash, leaf_of, leaves_of
+from penstock.core.journal.summaries import hashes_in, kept_hash, kept_hashes, known_hash, leaf_hash, leaf_of
 from penstock.core.names import check_position
 from penstock.core.units import Progress
 from penstock.errors import ConfigError, Corrupt, Unprovable
@@ -74,8 +76,10 @@ def _published(value: bytes) -> tuple[_StoredRoot, ...]:
 class TreeBuilder:
     """The tree over a topic, made as its blocks come, from the first position on."""
 
-    def __init__(self, snap: Snapshot, topic: int) -> None:
+    def __init__(self, snap: Snapshot, topic: int, erased: int) -> None:
         self._stored = _segments(snap, topic)
+        self.erased = erased
+        """The topic's `TopicState.erased` in the snapshot."""
         self._leaves: list[bytes] = []
         self._events = 0
         self.nodes: list[bytes] = []
@@ -157,6 +161,8 @@ def publish(log: TopicLog, topic_id: int, tree: TreeBuilder) -> TreeRoot | None:
     def end(commit: Commit) -> _StoredRoot | None:
         if not commit.is_current(topic, topic_id):
             return None
+        if load_state(commit.tx, topic_id, topic).erased != tree.erased:
+            return None  # what was erased meanwhile has another hash here, and none was kept
         key = _key.pack(keys.ROOTS, topic_id, b"t", tree.through)
         value = commit.tx.get(key)
         published = () if value is None else _published(value)
@@ -203,7 +209,11 @@ def prove(log: TopicLog, of: Receipt | Event | int, root: TreeRoot | None) -> In
         known = _segments(snap, view.topic_id)
         nodes = [known.get(index, EMPTY_SEGMENT) for index in range(through // SEGMENT)]
         nodes += [stored.rest] if stored.rest else []
-        leaves, said = _leaves_between(view, segment * SEGMENT, min((segment + 1) * SEGMENT, through), seq)
+        leaves = _leaves_between(view, segment * SEGMENT, min((segment + 1) * SEGMENT, through))
+        assert isinstance(event._rows, Block)  # as every stored event
+        said, erased = leaf_of(event._rows, event._row), None
+        if leaf_hash(said) != (hash := leaves[(seq - 1) % SEGMENT]):
+            said, erased = b"", ErasedLeaf.of(event, hash)
     if root_of(leaves) != nodes[segment] or root_of(nodes) != stored.hash:
         raise Unprovable(
             f"events between positions {segment * SEGMENT + 1} and {segment * SEGMENT + len(leaves)} of topic "
@@ -213,7 +223,7 @@ def prove(log: TopicLog, of: Receipt | Event | int, root: TreeRoot | None) -> In
     path = path_to(leaves, (seq - 1) % SEGMENT) + path_to(nodes, segment)
     signature = None if root is None else root.signature
     claimed = TreeRoot(log.core.id, topic, through, stored.hash.hex(), stored.published_ms, signature)
-    return InclusionProof(claimed, seq, said, [step.hex() for step in path])
+    return InclusionProof(claimed, seq, said, [step.hex() for step in path], erased)
 
 
 def _covering(snap: Snapshot, view: TopicView, seq: int, root: TreeRoot | None) -> tuple[int, _StoredRoot]:
@@ -232,16 +242,14 @@ def _covering(snap: Snapshot, view: TopicView, seq: int, root: TreeRoot | None) 
     raise Unprovable(f"no root of topic {view.name!r} covers position {seq} yet: publish one with verify()")
 
 
-def _leaves_between(view: TopicView, after: int, through: int, seq: int) -> tuple[list[bytes], bytes]:
-    """The leaves of some positions, and what the event at one of them says."""
-    leaves, said = [EMPTY] * (through - after), b""
+def _leaves_between(view: TopicView, after: int, through: int) -> list[bytes]:
+    """The leaves of some positions."""
+    leaves = [EMPTY] * (through - after)
     for block in view.blocks(after, through):
-        for at, told in zip(block.seqs, leaves_of(block), strict=True):
+        for at, hash in zip(block.seqs, hashes_in(view.snap, view.topic_id, block), strict=True):
             if after < at <= through:
-                leaves[at - after - 1] = leaf_hash(told)
-                if at == seq:
-                    said = told
-    return leaves, said
+                leaves[at - after - 1] = hash
+    return leaves
 
 
 # ── Checking a topic against the hashes and roots that stand for its events, and receipts against their events ──
@@ -282,13 +290,13 @@ def verify(log: TopicLog, *, progress: Progress | None = None) -> VerifyReport:
         if view is None:
             return VerifyReport(name)
         state = view.state()
-        tree = TreeBuilder(snap, view.topic_id)
+        tree = TreeBuilder(snap, view.topic_id, state.erased)
         compared = _Comparison(name, kept_hashes(snap, view.topic_id), max(state.trimmed, state.compacted))
         try:
             total = view.count()
             check_sealed(snap, view.topic_id, name)
             for block in view.blocks(0, keys.MAX_SEQ):
-                hashes = [leaf_hash(said) for said in leaves_of(block)]
+                hashes = hashes_in(snap, view.topic_id, block)
                 compared.add(block.seqs, hashes)
                 tree.add(block.seqs, hashes)
                 if progress is not None:
@@ -364,6 +372,8 @@ def check(log: TopicLog, receipt: Receipt) -> CheckReport:
             return CheckReport(False, f"there is no event at position {receipt.seq}")
         if event.id != receipt.id:
             return CheckReport(False, f"another event is at position {receipt.seq}: {event.id}")
+        if is_marked(event.headers) and known_hash(snap, view.topic_id, receipt.seq) is not None:
+            return CheckReport(False, f"it is there, and {told_erased(event.headers)}")
         kept = kept_hash(snap, view.topic_id, receipt.seq)
         if kept is None:
             return CheckReport(True, "it is there; no hash of it was kept, so its contents cannot be checked")

@@ -20,6 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.core.engine.contract import Snapshot, WriteTx
+from penstock.core.events import ERASED_AT, MASKED_AT, is_marked
 from penstock.core.journal import keys
 from penstock.core.journal.blocks import (
     Block,
@@ -332,6 +333,21 @@ def kept_hash(snap: Snapshot, topic: int, seq: int) -> bytes | None:
         at = (seq - keys.block_first(key)) * HASH_BYTES
         return value[at : at + HASH_BYTES] or None
     return None
+
+
+def known_hash(snap: Snapshot, topic: int, seq: int) -> bytes | None:
+    """Returns the hash of what an event said before it was erased or masked, where one was kept."""
+    return kept_hash(snap, topic, seq) or snap.get(keys.erased_leaf_key(topic, seq))
+
+
+def hashes_in(snap: Snapshot, topic: int, block: Block) -> list[bytes]:
+    """Returns the leaf of each event of a block, hashed; of an event that was erased or masked, the hash of before."""
+    hashes = list(map(leaf_hash, leaves_of(block)))
+    if block.may_have_header(ERASED_AT) or block.may_have_header(MASKED_AT):
+        for row, seq in enumerate(block.seqs):
+            if is_marked(block.headers(row)):
+                hashes[row] = known_hash(snap, topic, seq) or hashes[row]
+    return hashes
 
 
 def trim_hashes(tx: WriteTx, topic: int, through: int) -> None:

@@ -127,6 +127,8 @@ class LocalBackend:
         keeper.drop_rules.users.append(lambda commit, topic: self.queues.users(commit, topic))
         keeper.drop_rules.hooks.append(lambda commit, topic, topic_id: self.queues.drop(commit, topic, topic_id))
         keeper.drop_rules.rows.append(lambda topic_id: self.queues.rows_of(topic_id))
+        core.erase_messages.append(lambda topic, seqs, whole: self.queues.erase(topic, seqs, whole))
+        core.find_copies.append(lambda topic, seqs: self.queues.find_copies(topic, seqs))
         core.before_close.append(self._close_queues)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,18 @@ class QueueRegistry:
         self._handles: dict[str, LocalQueue] = {}
         self._lock = threading.Lock()
         self._closed = False
+
+    def erase(self, topic: str, positions: Sequence[int], whole: bool) -> int:
+        """Removes what a queue keeps of some messages; `whole`: also the messages. Returns how many messages went."""
+        from penstock.core.queue.operations.erase import erase_messages
+
+        return erase_messages(self, topic, positions, whole)
+
+    def find_copies(self, topic: str, positions: Sequence[int]) -> list[tuple[str, list[int]]]:
+        """Finds the dead letters and results of some messages: topics and positions."""
+        from penstock.core.queue.operations.erase import find_copies
+
+        return find_copies(self, topic, positions)
 
     def names(self) -> list[str]:
         """The names of all queues, sorted."""

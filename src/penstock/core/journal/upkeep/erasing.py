@@ -82,7 +82,7 @@ class EraseReport(msgspec.Struct, frozen=True):
     """Places that the journal does not reach, where copies may remain."""
 
 
-class Tally(msgspec.Struct):
+class ErasedCounts(msgspec.Struct):
     """The counts of an erasure while it is under way."""
 
     events: int = 0
@@ -223,7 +223,7 @@ def erase(
     freed and not yet overwritten.
     """
     core.writer.check_idle_here()
-    tally, after, more = Tally(), wanted.after, True
+    tally, after, more = ErasedCounts(), wanted.after, True
     chosen = None if seqs is None else sorted(set(seqs))
     while more:
         with core.engine.read() as snap:
@@ -260,14 +260,14 @@ def _erasable(event: Event, fields: tuple[str, ...]) -> int:
 
 
 def erase_positions(
-    core: JournalCore, topic: str, positions: Sequence[int], by: str, fields: tuple[str, ...], tally: Tally
+    core: JournalCore, topic: str, positions: Sequence[int], by: str, fields: tuple[str, ...], tally: ErasedCounts
 ) -> None:
     """Erases the events at some positions, ascending; an erasure of the topic that was cut off is ended first."""
     ends = [at for at in range(1, len(positions)) if positions[at] != positions[at - 1] + 1]
     ranges = [(positions[start], positions[end - 1]) for start, end in pairwise([0, *ends, len(positions)])]
     made = Erasure(topic, core.clock.now_ms(), by, fields, ranges)
     while (other := core.run(lambda commit: _begin(commit, made))) is not None:
-        _Erasing(core, other, Tally()).run()
+        _Erasing(core, other, ErasedCounts()).run()
     _Erasing(core, made, tally).run()
 
 
@@ -299,7 +299,7 @@ def _stored(value: bytes) -> Erasure:
 def resume_erasures(core: JournalCore, stored: Iterable[bytes]) -> None:
     """Ends erasures that were cut off."""
     for one in stored:
-        _Erasing(core, _stored(one), Tally()).run()
+        _Erasing(core, _stored(one), ErasedCounts()).run()
 
 
 def is_under_way(snap: Snapshot, topic_id: int) -> bool:
@@ -332,7 +332,7 @@ def purge_erased(core: JournalCore, due: bytes) -> None:
     core.run(done)
 
 
-def _remaining(core: JournalCore, topic: str, tally: Tally) -> list[str]:
+def _remaining(core: JournalCore, topic: str, tally: ErasedCounts) -> list[str]:
     """Names the places that the journal does not reach, for people."""
     found = [
         "backups, exports and copies of the journal that were made before",
@@ -357,7 +357,7 @@ def _remaining(core: JournalCore, topic: str, tally: Tally) -> list[str]:
 class _Erasing:
     """The steps of an erasure."""
 
-    def __init__(self, core: JournalCore, erasure: Erasure, tally: Tally) -> None:
+    def __init__(self, core: JournalCore, erasure: Erasure, tally: ErasedCounts) -> None:
         self._core = core
         self._writer = core.writer
         self._erasure = erasure
@@ -382,7 +382,7 @@ class _Erasing:
             self._forget_dedups()
         for find in self._core.find_copies:
             for topic, positions in find(self._topic, self._positions):
-                other = Tally()
+                other = ErasedCounts()
                 erase_positions(self._core, topic, positions, self._erasure.by, self._erasure.fields, other)
                 self._tally.copies += other.events + other.copies
         self._core.run(self._end)

@@ -272,6 +272,11 @@ def flow_tag(key: bytes) -> bytes:
     return key[_group.size : _row.size]
 
 
+def flow_name(key: bytes) -> bytes:
+    """The key, text or lane that a row is about."""
+    return key[_row.size :]
+
+
 def flow_of_group(topic: int, group: int) -> tuple[bytes, bytes]:
     """Every row of a group."""
     return _group.pack(_FLOW, topic, group), _group.pack(_FLOW, topic, group + 1)

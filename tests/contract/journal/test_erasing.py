@@ -1,0 +1,259 @@
+"""Erasing: what the law requires to be gone is gone from everywhere, and all else stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from journals import Place, on, payloads, seqs
+
+from byte_search import places_with
+from penstock import Draft, Event, Journal, ManualClock, Projection, Topic
+from penstock import on as handles
+from penstock.core.clock import from_ms
+from penstock.core.journal.sealed.sealing import seal_topic
+from penstock.core.journal.upkeep import erasing
+from penstock.core.local.backend import LocalJournal
+from penstock.errors import ConfigError, UnknownTopic
+
+Reopen = Callable[[Journal], Journal]
+SECRET = "5ecre7-4f9a1c77e2"
+"""In the key, the payload, the headers, the scope, the tags and the dedup key of what is erased."""
+
+
+class Total(Projection):
+    notes: list[Any] = []
+
+    @handles("placed")
+    def placed(self, event: Event) -> None:
+        self.notes = [*self.notes, event.payload]
+
+
+def fill(topic: Topic, count: int = 10) -> None:
+    """Every fifth event is the customer's who asks to be forgotten."""
+    for n in range(count):
+        who = SECRET if n % 5 == 3 else f"customer-{n % 5}"
+        topic.append(
+            "placed",
+            {"n": n, "email": f"{who}@example.com"},
+            key=who,
+            tags=(f"customer:{who}",),
+            scope=who,
+            headers={"who": who},
+            dedup=f"{who}-{n}",
+        )
+
+
+def test_an_erased_event_keeps_its_place_and_says_nothing(topic: Topic, clock: ManualClock) -> None:
+    fill(topic)
+    before = topic.get(4)
+    cause = topic.append("shipped", {"to": SECRET}, key=SECRET, cause=before)
+    clock.advance(60)
+    report = topic.erase(key=SECRET, by="ada")
+    assert (report.events, report.dedup_keys) == (3, 2)
+    event = topic.get(4)
+    assert event is not None and before is not None
+    kept = ("seq", "topic", "kind", "id", "occurred_at", "recorded_at", "correlation_id", "causation_id")
+    assert [getattr(event, name) for name in kept] == [getattr(before, name) for name in kept]
+    assert (event.payload, event.key, event.scope, event.tags, event.erased) == (None, None, None, (), True)
+    assert event.headers == {"erased-at": from_ms(clock.now_ms()).isoformat(), "erased-by": "ada"}
+    assert [one.seq for one in topic.ancestors(cause.id)] == [11, 4]
+    assert [one.erased for one in topic.read()] == [seq in (4, 9, 11) for seq in range(1, 12)]
+
+
+def test_nothing_finds_an_erased_event_by_what_it_said(journal: Journal, topic: Topic, reopen: Reopen) -> None:
+    fill(topic)
+    topic.append_many([Draft("placed", n, key=SECRET if n % 2 else "ada", scope=SECRET) for n in range(300)])
+    topic.erase(key=SECRET)
+    for _ in range(2):
+        assert list(topic.read(key=SECRET)) == list(topic.read(tags=f"customer:{SECRET}")) == []
+        assert seqs(topic.read(scope=SECRET)) == [seq for seq in range(11, 311) if seq % 2]
+        assert topic.position_of(SECRET) == 0 and topic.position_of("ada") == 309
+        assert SECRET not in topic.entities()
+        journal.maintain()
+        journal = reopen(journal)
+        topic = journal.topic("orders")
+
+
+def test_the_rest_of_a_block_stays_as_it_was(topic: Topic) -> None:
+    fill(topic)
+    topic.append_many([Draft("bulk", {"n": n}, key=f"k{n % 3}", tags=(f"t{n}",)) for n in range(200)])
+    before = [event.as_dict() for event in topic.read()]
+    topic.erase([4, 9, 100])
+    after = [event.as_dict() for event in topic.read()]
+    assert [one for one in after if one["seq"] not in (4, 9, 100)] == [
+        one for one in before if one["seq"] not in (4, 9, 100)
+    ]
+
+
+def test_events_are_erased_by_position_key_kind_tag_or_condition(topic: Topic) -> None:
+    topic.append_many([Draft(f"kind-{n % 3}", {"n": n}, key=f"k{n}", tags=(f"t{n % 4}",)) for n in range(12)])
+    assert topic.erase([3, 3, 99]).events == 1
+    assert topic.erase(key="k3").events == 1
+    assert topic.erase(where="payload.n >= 11").events == 1
+    assert topic.erase(tags="t1", kind="kind-2").events == 1
+    assert [event.seq for event in topic.read() if event.erased] == [3, 4, 6, 12]
+    assert topic.erase(tags="t1", kind="kind-2").events == 0
+
+
+def test_a_second_erasure_finds_nothing_left(topic: Topic) -> None:
+    fill(topic)
+    topic.erase([4, 9], by="ada")
+    before = [event.as_dict() for event in topic.read()]
+    report = topic.erase([4, 9], by="bob")
+    assert (report.events, report.blocks) == (0, 0)
+    assert [event.as_dict() for event in topic.read()] == before
+
+
+def test_a_forged_mark_does_not_keep_an_event_from_being_erased(topic: Topic) -> None:
+    topic.append("placed", {"email": SECRET}, headers={"erased-at": "2020", "erased-by": "x"})
+    assert topic.erase([1]).events == 1
+    assert payloads(topic.read()) == [None]
+
+
+def test_masking_blanks_fields_and_keeps_the_event(topic: Topic) -> None:
+    nested = {"email": "a@b", "address": {"street": "s", "city": "c"}, "lines": [{"name": "x", "n": 1}, 7], "f": 1.50}
+    topic.append("placed", nested, key="k", headers={"h": "1"})
+    topic.append("placed", {"other": 1}, key="k")
+    report = topic.mask(["email", "address.street", "lines.name", "absent.x"], key="k", by="ada")
+    assert report.events == 1
+    event = topic.get(1)
+    assert event is not None and not event.erased
+    assert event.payload == {
+        "email": None,
+        "address": {"street": None, "city": "c"},
+        "lines": [{"name": None, "n": 1}, 7],
+        "f": 1.5,
+    }
+    assert event.headers["masked-fields"] == "email, address.street, lines.name, absent.x"
+    assert (event.headers["masked-by"], event.headers["h"]) == ("ada", "1")
+    assert seqs(topic.read(key="k")) == [1, 2]
+    assert topic.mask("email", key="k").events == 0
+    assert topic.erase(key="k").events == 2
+
+
+def test_bytes_are_not_masked_but_refused(topic: Topic) -> None:
+    topic.append_many([Draft("k", {"a": 1}), Draft("k", b"\x00")])
+    with pytest.raises(ConfigError, match=r"event 2 .* has bytes"):
+        topic.mask(["a"], kind="k")
+    assert payloads(topic.read()) == [{"a": 1}, b"\x00"]
+
+
+def test_an_erasure_says_which_events_it_means(topic: Topic) -> None:
+    with pytest.raises(ConfigError, match="say which events"):
+        topic.erase()
+    with pytest.raises(UnknownTopic, match="nothing of it can be erased"):
+        topic.erase(key="k")
+    with pytest.raises(ConfigError, match="fields"):
+        topic.mask([], key="k")
+    with pytest.raises(ConfigError, match="a field to mask"):
+        topic.mask(["a..b"], key="k")
+
+
+def test_states_that_folded_an_erased_event_are_folded_anew(topic: Topic, journal: Journal, reopen: Reopen) -> None:
+    fill(topic, 40)
+    topic.rebuild(Total)
+    assert len(topic.project(Total, SECRET).notes) == 8  # type: ignore[union-attr]
+    assert len(topic.project(Total).notes) == 40  # type: ignore[union-attr]
+    report = topic.erase([4, 9])
+    assert report.states >= 1
+    for _ in range(2):
+        assert [note["n"] for note in topic.project(Total, SECRET).notes] == [13, 18, 23, 28, 33, 38]  # type: ignore[union-attr]
+        assert topic.project(Total).notes.count(None) == 2  # type: ignore[union-attr]
+        journal = reopen(journal)
+        topic = journal.topic("orders")
+
+
+def test_a_forgotten_dedup_key_lets_the_event_come_again(topic: Topic) -> None:
+    fill(topic)
+    topic.erase([4])
+    assert topic.append("placed", 1, dedup=f"{SECRET}-3").duplicate is False
+    assert topic.append("placed", 1, dedup=f"{SECRET}-8").duplicate is True
+
+
+def test_expect_and_unless_speak_of_the_events_that_are_left(topic: Topic) -> None:
+    fill(topic)
+    topic.erase(key=SECRET)
+    assert topic.append("placed", 1, key=SECRET, expect=0).seq == 11
+    assert topic.append("placed", 1, key="customer-0", expect=6).seq == 12
+
+
+def test_an_erasure_that_was_cut_off_goes_on_when_the_journal_is_opened(
+    place: Place, journal: Journal, topic: Topic, reopen: Reopen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(topic)
+
+    def cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(erasing._Erasing, "_rewrite_files", cut)
+        with pytest.raises(KeyboardInterrupt):
+            topic.erase(key=SECRET)
+    journal = reopen(journal)
+    journal.maintain()
+    assert what_is_left(place, journal) == set()
+    assert journal.topic("orders").append("placed", 1, dedup=f"{SECRET}-3").duplicate is False
+
+
+def what_is_left(place: Place, journal: Journal) -> set[str]:
+    """Returns the places where the secret is still found, but for tables that SlateDB collects when it wants to."""
+    assert isinstance(journal, LocalJournal)
+    found = places_with(place.folder, [SECRET], journal)
+    return {one for one in found if place.kind.scheme != "slatedb" or not one.startswith("file store/")}
+
+
+def everything(journal: LocalJournal, folder: Path, *, lake: bool) -> None:
+    """A journal that has the secret in every place that it knows."""
+    orders = journal.topic("orders")
+    orders.configure(verified=not lake)
+    fill(orders, 40)
+    orders.append_many([Draft("placed", {"n": n, "s": SECRET * 20}, key=SECRET, scope=SECRET) for n in range(300)])
+    orders.rebuild(Total)
+    orders.project(Total)
+    orders.verify()
+    if lake:
+        journal.maintain()
+        seal_topic(journal.backend.core, "orders", lake=str(folder / "lake"), through=200)
+    fill(orders, 5)
+    jobs = journal.queue("jobs", dead_letter="jobs.dead", max_attempts=1, feed=True, rate_per_key="100/s")
+    for n in range(12):
+        who = SECRET if n % 2 else "other"
+        jobs.push({"who": who}, key=None if n % 4 < 2 else who, headers={"h": who}, dedup=f"{who}-{n}", reply=True)
+    for n in range(4):
+        delivery = jobs.take(consumer="c")
+        assert delivery is not None
+        if n % 2:
+            delivery.nack(error=f"could not handle {delivery.payload['who']}")
+        else:
+            delivery.ack(result=f"handled {delivery.payload['who']}")
+    jobs.take_many(2)
+    kept = journal.queue("kept", max_attempts=1)
+    for _ in range(3):
+        kept.push({"who": SECRET}, key=SECRET)
+    kept.take_many(1)[0].nack(error=SECRET)
+
+
+def forget(journal: Journal) -> None:
+    """Erases everything that is known of the customer."""
+    for name in ("orders", "jobs", "kept"):
+        journal.topic(name).erase(where=f"payload.who == '{SECRET}'")
+        journal.topic(name).erase(key=SECRET)
+    journal.topic("orders").erase(key_prefix=SECRET)
+
+
+@pytest.mark.parametrize("lake", [False, True], ids=["verified", "sealed"])
+@on("memory", "sqlite", "rocksdb", "file", "slatedb")
+def test_after_erase_and_maintain_no_byte_is_left(place: Place, clock: ManualClock, tmp_path: Path, lake: bool) -> None:
+    journal = place.open(clock=clock)
+    assert isinstance(journal, LocalJournal)
+    everything(journal, place.folder, lake=lake)
+    journal.flush()
+    before = places_with(place.folder, [SECRET], journal)
+    assert {one.split(" ")[0] for one in before} == ({"row", "file"} if place.kind.on_disk or lake else {"row"})
+    forget(journal)
+    journal.maintain()
+    assert what_is_left(place, journal) == set()
+    assert all(SECRET not in repr(event.as_dict()) for name in journal.topics() for event in journal.topic(name).read())
