@@ -83,7 +83,7 @@ class JournalCore:
         self.indexer = Indexer(self.writer, self.index)
         self.housekeeper.chores.append(self.indexer.consider)
         self.erase_messages: list[Callable[[str, Sequence[int], bool], int]] = []
-        """Removes what queues keep of a topic's messages at some positions; True: also the messages, and says how many."""
+        """Removes what queues keep of a topic's messages at some positions; True: also the messages."""
         self.erase_states: list[Callable[[WriteTx, int, Collection[str]], int]] = []
         """Removes the states of some keys of a topic."""
         self.find_copies: list[Callable[[str, Sequence[int]], list[tuple[str, list[int]]]]] = []

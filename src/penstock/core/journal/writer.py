@@ -256,7 +256,7 @@ class Writer:
 
     def purge(self) -> None:
         """Rewrites the store's files, uninterrupted, so that nothing deleted stays in them."""
-        with interrupts.Shield(interrupts.always):
+        with Shield(always_busy):
             self.engine.purge()
 
     def reclaim_much(self) -> None:

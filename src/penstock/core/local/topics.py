@@ -28,7 +28,7 @@ from penstock.core.journal.upkeep.dropping import DropReport
 from penstock.core.journal.upkeep.erasing import EraseReport, erase
 from penstock.core.journal.upkeep.retention import CompactReport, compact_some
 from penstock.core.journal.writer import WriteRequest
-from penstock.core.local.backend import THIS_PROGRAM, LocalBackend, PendingCommit, can_prepare_at_once
+from penstock.core.local.backend import LocalBackend, PendingCommit, can_prepare_at_once
 from penstock.core.model.query import EventQuery
 from penstock.core.names import check_consumer, check_name, check_text
 from penstock.core.observe import pipelines, workers
@@ -281,7 +281,7 @@ def erase_events(at: LocalBackend, caller: Caller, name: str, wanted: wire.Erase
         if not check_text(field, "fields") or not all(field.split(".")):
             raise ConfigError(f"a field to mask is a name, or names with dots (address.street), not {field!r:.80}")
     by = None if wanted.by is None else check_text(wanted.by, "by")
-    if caller is not THIS_PROGRAM:
+    if caller.owner != "local":
         by = f"{by} ({caller.owner})" if by else caller.owner
     report = erase(at.core, name, query, wanted.seqs, by or this_process(), tuple(wanted.fields))
     at.entities.states.clear()

@@ -359,7 +359,6 @@ ERASE_EVENTS = Operation(
     EraseReport,
     "Erases the contents of events wherever they are stored, or blanks fields of their payloads; positions stay",
     errors=(UnknownTopic,),
-    told_caller=True,
 )
 
 OPERATIONS = declared(globals())

@@ -15,7 +15,7 @@ from __future__ import annotations
 import uuid
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.core.clock import from_ms
-from penstock.core.engine.contract import Snapshot, WriteTx
+from penstock.core.engine.contract import Snapshot
 from penstock.core.events import ERASED_AT, ERASED_BY, MASKED_AT, MASKED_BY, MASKED_FIELDS, Event, is_marked
 from penstock.core.journal import keys
 from penstock.core.journal.blocks import (
@@ -180,6 +180,8 @@ class ExchangedBlock(msgspec.Struct, frozen=True):
 
 BlankRow = Callable[[bytes, str, Sequence[int]], bytes | None]
 """Returns a row without what it says of events at some positions; None when it says nothing of them."""
+
+
 def _is_erased(block: Block, row: int) -> bool:
     """Returns True if nothing of an event is left to erase."""
     named = block.key(row) or block.scope(row) or block.tags(row)

@@ -45,7 +45,7 @@ def erase_messages(registry: QueueRegistry, topic: str, positions: Sequence[int]
     gone = 0
     for at in range(0, len(positions), _STEP):
         gone += registry.core.run(partial(_erase_some, registry, topic, positions[at : at + _STEP], whole))
-    registry.upkeep.note(topic, gone)
+    registry.handle(topic).note_settled(gone)
     return gone
 
 
