@@ -37,6 +37,8 @@ class JoinRow(msgspec.Struct, array_like=True):
     headers: dict[str, str]
     """Those of the call that follows."""
     pushed_ms: int
+    calls: list[str] = []
+    """The ids of the calls, in their order."""
 
 
 _read_join = keys.reader(JoinRow)
@@ -98,18 +100,19 @@ def gather(commit: Commit, queues: QueueCache, wanted: GatherRequest) -> list[Re
         check_kind(one.task)
     if not wanted.calls:
         raise ConfigError("there is no call to gather")
-    if wanted.then:
-        headers = {} if wanted.keep is None else reply_headers(wanted.then[0].queue, wanted.keep)
-        if headers:
-            headers[REPLY] += f"#{wanted.id}"
-        row = JoinRow(len(wanted.calls), len(wanted.calls), wanted.then, headers, commit.now_ms)
-        commit.tx.put(keys.join_key(wanted.id), keys.encode(row))
     receipts = []
     for number, call in enumerate(wanted.calls):
         headers = {} if call.keep is None else reply_headers(call.queue, call.keep)
         if wanted.then:
             headers[JOIN] = f"{wanted.id}/{number}"
         receipts.append(_push(commit, queues, call, call.then, [], headers, None))
+    if wanted.then:
+        headers = {} if wanted.keep is None else reply_headers(wanted.then[0].queue, wanted.keep)
+        if headers:
+            headers[REPLY] += f"#{wanted.id}"
+        count, ids = len(wanted.calls), [receipt.id for receipt in receipts]
+        row = JoinRow(count, count, wanted.then, headers, commit.now_ms, ids)
+        commit.tx.put(keys.join_key(wanted.id), keys.encode(row))
     return receipts
 
 
@@ -117,6 +120,11 @@ def find_join(snap: Snapshot, id: str) -> JoinRow | None:
     """A join whose calls have not all returned."""
     value = snap.get(keys.join_key(id))
     return None if value is None else _read_join(value, "of a join")
+
+
+def missing_calls(snap: Snapshot, id: str, row: JoinRow) -> list[str]:
+    """The ids of those calls of a join that have not returned."""
+    return [one for number, one in enumerate(row.calls) if snap.get(keys.join_key(id, number)) is None]
 
 
 def _join(commit: Commit, queues: QueueCache, event: Event, given: StoredResult) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from penstock.core.journal.prepare import encode_payload, refuse_changed
 from penstock.core.model.calls import TaskArguments
 from penstock.core.names import check_items, check_mapping
+from penstock.core.queue.state.records import blake2b
 from penstock.errors import ConfigError
 
 
@@ -113,3 +114,8 @@ class Signature:
 
     def _unfit(self, why: str) -> ConfigError:
         return ConfigError(f"task {self._name!r} cannot be called with this message: {why}")
+
+
+def digest(payload: object) -> str:
+    """A short text that differs where payloads differ."""
+    return blake2b(encode_payload(payload), digest_size=16).hexdigest()

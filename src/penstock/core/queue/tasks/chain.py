@@ -9,7 +9,8 @@ from uuid import uuid4
 import msgspec
 
 from penstock.core.events import Receipt
-from penstock.core.model.calls import THEN, FirstCall, GatherRequest, NextCall
+from penstock.core.model.calls import THEN, UNIQUE, FirstCall, GatherRequest, NextCall
+from penstock.core.queue.tasks.arguments import digest
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ class TaskCall:
         payload, options = self._task.prepared(self._args, self._kwargs)
         payload.then = self._next_calls()
         if payload.then:
-            options["headers"] = {**(options.get("headers") or {}), THEN: payload.then[0].task}
+            headers = options["headers"] = {**(options.get("headers") or {}), THEN: payload.then[0].task}
+            if UNIQUE in headers:  # a call that waits and is followed by nothing else is not the same
+                headers[UNIQUE] += f"/{digest(payload.then)}"
         return payload, options
 
     def _next_calls(self) -> list[NextCall]:
@@ -80,6 +83,11 @@ class TaskCall:
         """The call, and those after it, as ones that follow another."""
         payload = self._task.signature.payload(self._args, self._kwargs, follows=True)
         options = self._task.own_options()
+        if callable(self._task.plan.key) and "key" not in options:
+            raise ConfigError(
+                f"the key of task {self._task.name!r} is a function of its arguments, the first of which is not known "
+                "before the call before it has returned: name the key, .using(key=…)"
+            )
         return [NextCall(**_described(self._task, payload.args, payload.kwargs, options)), *self._next_calls()]
 
 
@@ -166,10 +174,7 @@ def following(one: TaskCall | Task[..., Any]) -> list[NextCall]:
 def _described(
     task: Task[..., Any], args: list[Any], kwargs: dict[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    own = {name for name in options if name in UNFIT and name != "headers"}
-    if own:
-        raise ConfigError(
-            f"a call that follows another, or is gathered, has no {sorted(own)[0]}=: leave it out of using()"
-        )
+    if own := [name for name in UNFIT if name in task.chosen]:
+        raise ConfigError(f"a call that follows another, or is gathered, has no {own[0]}=: leave it out of using()")
     chosen = {name: options[name] for name in ("key", "priority", "max_attempts") if name in options}
     return {"queue": task.queue, "task": task.name, "args": args, "kwargs": kwargs, **chosen}

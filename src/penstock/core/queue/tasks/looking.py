@@ -19,7 +19,7 @@ from penstock.core.model.reply import SUFFIX, read_keep, read_reply
 from penstock.core.observe.sample import TaskProgress
 from penstock.core.queue import results
 from penstock.core.queue.inspect import Entry, View
-from penstock.core.queue.operations.follow import find_join
+from penstock.core.queue.operations.follow import find_join, missing_calls
 from penstock.core.queue.tasks.state import CallState, TaskState
 
 if TYPE_CHECKING:
@@ -59,23 +59,28 @@ class _Search:
             outcome = self._outcome(event)
             if outcome is None:
                 return self._joining()
+            if outcome.kind != results.RESULT:  # where the message went, or failed: it may be there
+                queue, seq = outcome.headers.get(results.QUEUE, ""), outcome.headers.get(results.SEQ, "0")
+                if (found := self._unsettled(queue, int(seq))) is not None:
+                    return found
             if outcome.kind != results.MOVED:
-                return self._settled(outcome)
-            queue, seq = outcome.headers.get(results.QUEUE, ""), outcome.headers.get(results.SEQ, "0")
-            if (found := self._unsettled(queue, int(seq))) is not None:
-                return found
+                return None if self._is_over(outcome) else self._settled(outcome)
         return None
 
     def _joining(self) -> TaskState | None:
         """A call that is pushed when others have returned, not all of which have."""
         with self._queues.core.engine.read() as snap:
             row = find_join(snap, self._id)
+            missing = [] if row is None else missing_calls(snap, self._id, row)
         if row is None:
             return None
+        error = next((why for one in missing if (why := _why_not(one, _Search(self._queues, one).find()))), None)
         share, call = (row.count - row.left) / row.count, row.then[0]
         progress = TaskProgress(share, f"{row.count - row.left} of {row.count} calls returned", from_ms(self._now))
         pushed = from_ms(row.pushed_ms)
-        return TaskState(self._id, call.queue, 0, call.task, "waiting", pushed_at=pushed, progress=progress)
+        return TaskState(
+            self._id, call.queue, 0, call.task, "waiting", error=error, pushed_at=pushed, progress=progress
+        )
 
     def _unsettled(self, queue: str, seq: int) -> TaskState | None:
         """The call as its message in a queue has it; None when that is settled, or a dead letter."""
@@ -115,17 +120,19 @@ class _Search:
 
     # ── outcomes ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _outcome(self, event: Event | None) -> Event | None:
-        """The newest that is known of a call whose message is settled, as long as it is kept."""
+        """The newest that is known of a call whose message is settled."""
         wanted = None if event is None else read_reply(event.headers, event.id)
         token = self._id if wanted is None else wanted.token
         topics = self._topics() if wanted is None else [wanted.topic]
         for topic in topics:
             newest = next(TopicLog(self._queues.core, topic).read(EventQuery(key=token, reverse=True, limit=1)), None)
             if newest is not None:
-                keep = read_keep(newest.headers)
-                over = keep is not None and newest.recorded_at + timedelta(seconds=keep) <= from_ms(self._now)
-                return None if over else newest
+                return newest
         return None
+
+    def _is_over(self, outcome: Event) -> bool:
+        keep = read_keep(outcome.headers)
+        return keep is not None and outcome.recorded_at + timedelta(seconds=keep) <= from_ms(self._now)
 
     def _topics(self) -> Iterator[str]:
         for name in self._queues.names():
@@ -155,6 +162,13 @@ class _Search:
             started_at=_moment(said.get(results.BEGAN)),
             finished_at=outcome.recorded_at,
         )
+
+
+def _why_not(id: str, call: TaskState | None) -> str | None:
+    """Why a call that a join waits for does not return, if it was given up."""
+    if call is None or call.state not in ("failed", "dead"):
+        return None
+    return f"the call {id} of {call.task!r} was given up: {call.error or call.reason}"
 
 
 def _moment(text: str | None) -> datetime | None:

@@ -33,7 +33,7 @@ class TaskState(msgspec.Struct, frozen=True, omit_defaults=True):
     binary: bool = False
     """True if the result is bytes; in JSON they are base64."""
     error: str | None = None
-    """Why its last attempt failed."""
+    """Why its last attempt failed, or why a call that it waits for was given up."""
     traceback: str | None = None
     reason: str | None = None
     """Why it was given up."""

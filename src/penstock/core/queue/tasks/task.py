@@ -9,14 +9,12 @@ import msgspec
 
 from penstock.core.clock import Duration, seconds
 from penstock.core.events import Receipt
-from penstock.core.journal.prepare import encode_payload
 from penstock.core.model.arguments import PushArguments, shows
 from penstock.core.model.calls import UNIQUE, TaskArguments
 from penstock.core.names import check_consumer, check_items, check_mapping, check_text
 from penstock.core.queue.results import ResultTicket, with_reply
 from penstock.core.queue.schedule import Cron
-from penstock.core.queue.state.records import blake2b
-from penstock.core.queue.tasks.arguments import Signature
+from penstock.core.queue.tasks.arguments import Signature, digest
 from penstock.core.queue.tasks.chain import ChainStart, TaskCall
 from penstock.core.queue.tasks.plan import TaskPlan
 from penstock.errors import ConfigError
@@ -77,7 +75,8 @@ class Task(Generic[P, R]):
         self.__doc__ = function.__doc__
         self.__name__ = name
         self.tasks = tasks
-        self._options: dict[str, Any] = {one: value for one, value in options.items() if value is not None}
+        self.chosen: dict[str, Any] = {one: value for one, value in options.items() if value is not None}
+        """The options of each push, without those that depend on the arguments."""
         self.signature = Signature(name, function)
 
     def __repr__(self) -> str:
@@ -126,12 +125,12 @@ class Task(Generic[P, R]):
     def own_options(self) -> dict[str, Any]:
         """The options of a push that all of the task's calls have, as far as they do not depend on the arguments."""
         key = {"key": self.plan.key} if isinstance(self.plan.key, str) else {}
-        return {**key, **self._options}
+        return {**key, **self.chosen}
 
     def prepared(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[TaskArguments, dict[str, Any]]:
         """The payload of a call, and the options of its push."""
         payload, key = self.signature.payload(args, kwargs), self.plan.key
-        options = {"kind": self.name, **self._options}
+        options = {"kind": self.name, **self.chosen}
         if key is not None and "key" not in options:
             options["key"] = key if isinstance(key, str) else key(*args, **kwargs)
         if self.plan.unique:
@@ -145,14 +144,14 @@ class Task(Generic[P, R]):
         unique = self.plan.unique
         if callable(unique):
             return f"{self.name}/{check_text(unique(*args, **kwargs), 'unique')}"
-        return f"{self.name}/{blake2b(encode_payload(payload), digest_size=16).hexdigest()}"
+        return f"{self.name}/{digest(payload)}"
 
     @shows(PushArguments)
     def using(self, **options: Unpack[PushArguments]) -> Task[P, R]:
         """The same task, pushed with options of `Queue.push`: `send.using(delay=60).push(to="ada")`."""
         if "kind" in options:
             raise ConfigError("a task's messages have its name as their kind: kind= cannot be given")
-        changed: dict[str, object] = {**self._options, **options}
+        changed: dict[str, object] = {**self.chosen, **options}
         return Task(self.tasks, self.function, self.name, self.queue, self.plan, **changed)
 
     # ── by the clock ─────────────────────────────────────────────────────────────────────────────────────────────────
