@@ -28,12 +28,12 @@ def run_page(page: Path) -> int:
     blocks = list(BLOCK.finditer(text))
     files = {title for title, _ in BLOCK.findall(text) if title}
     if files:
-        sys.path.insert(0, os.getcwd())
+        sys.path.insert(0, str(Path.cwd()))
     try:
         for block in blocks:
             title, code = block.groups()
             if title:
-                with open(title, "a", encoding="utf-8") as file:
+                with Path(title).open("a", encoding="utf-8") as file:
                     file.write(code)
                 continue
             for name in files:
@@ -44,7 +44,7 @@ def run_page(page: Path) -> int:
             exec(compile(code, str(page), "exec"), vars(module))
     finally:
         if files:
-            sys.path.remove(os.getcwd())
+            sys.path.remove(str(Path.cwd()))
             for name in files:
                 sys.modules.pop(name.removesuffix(".py"), None)
     return len(blocks)
