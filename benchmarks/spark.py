@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Any
 import penstock
 import penstock.spark
 from benchmarks.harness import Table, versions
-from benchmarks.spark_history import measure_lake, measure_project, measure_seal, measure_seal_typed, measure_state
+from benchmarks.spark_history import (
+    measure_backfill,
+    measure_lake,
+    measure_project,
+    measure_seal,
+    measure_seal_typed,
+    measure_state,
+)
 from benchmarks.spark_rows import aggregate, events, read_topic, speed, write_topic
 from benchmarks.spark_served import measure_append_beside, measure_served_read, measure_served_write
 
@@ -169,6 +176,7 @@ def main() -> None:
             "follow": lambda: measure_following(table, spark, folder),
             "seal": lambda: measure_seal(table, spark, folder, 5 * count),
             "seal-typed": lambda: measure_seal_typed(table, spark, folder, 5 * count),
+            "backfill": lambda: measure_backfill(table, spark, folder, stored.make().url, count),
             "state": lambda: measure_state(table, spark, folder, stored.make().url, count),
             "served-read": lambda: measure_served_read(table, spark, stored.make().url),
             "served-write": lambda: measure_served_write(table, spark, folder, count),

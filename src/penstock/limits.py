@@ -96,6 +96,12 @@ STEP_BYTES: Final = 1 << 20
 """Payload bytes of one such step: what all other callers wait behind."""
 SEGMENT_BYTES: Final = 8 << 20
 """From so many bytes of payloads on, a Spark task writes a file that becomes events, where the topic has a lake."""
+BACKFILL_EVENTS: Final = 500_000
+"""From so many sealed events on that a flow of a pipeline has still to read, Spark reads the files."""
+BACKFILL_FILE_EVENTS: Final = 50_000
+"""The events that these files have at least, on average: for smaller files the source is faster."""
+BACKFILL_FILES: Final = 256
+"""The most files in a batch of such a stream: each is a part of the batch's plan."""
 STAGED_SECONDS: Final = 7 * 24 * 3600.0
 """After this time a batch that was staged and never published is removed."""
 MERGE_FAN_IN: Final = 64

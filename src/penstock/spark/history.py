@@ -17,7 +17,7 @@ from functools import reduce
 from heapq import nlargest
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -68,10 +68,10 @@ def read_topic(
     location = location_of_journal(journal, "a frame of a topic")
     given = _resolved(location, topic, options)
     asked = read_options(given)
-    schema = _parsed(source_schema(asked))
+    schema = parsed(source_schema(asked))
     reader = BatchReader(asked, schema)
     typed = None if reader.layout.parser is None else {one.name: str(one.type) for one in reader.layout.parser.schema}
-    lakes = _Lakes(spark, asked)
+    lakes = Lakes(spark, asked)
     files: dict[str, list[SealedFiles]] = {}
     if isinstance(journal, LocalJournal):
         source: SourceJournal = LocalSource(journal, asked.location)
@@ -86,9 +86,9 @@ def read_topic(
         if asked.fail_on_data_loss and start < end:
             check_kept(name, start, end, trimmed)
         spans[name] = max(start, trimmed), end
-        if _spark_reads(asked) and spans[name][0] < end:
+        if spark_reads(asked) and spans[name][0] < end:
             found = source.sealed(name, spans[name], columns=typed is not None)
-            files[name] = _largest_runs([one for one in found if lakes.hold(one) and _fits(one, typed)])
+            files[name] = _largest_runs([one for one in found if lakes.hold(one) and fits(one, typed)])
     if not spans:  # a pattern that no topic matches
         return spark.read.format("penstock").options(**given).load()
     gaps = [_gaps(name, span, files.get(name, [])) for name, span in spans.items()]
@@ -99,7 +99,7 @@ def read_topic(
     for by_reference in (False, True):
         some = {name: [one for one in found if bool(one.base_id) is by_reference] for name, found in files.items()}
         if any(some.values()):
-            frames.append(_read_files(spark, some, spans, asked, schema))
+            frames.append(read_files(spark, some, spans, asked, schema))
     if not layers and not frames:
         layers = [{name: _Part(name, end, end) for name, (_, end) in spans.items()}]
     frames += [_read_source(spark, given, layer) for layer in layers]
@@ -118,7 +118,7 @@ def _resolved(location: JournalLocation, topic: str | None, options: Mapping[str
     return resolved_options({"url": location.url, **named})
 
 
-def _parsed(ddl: str) -> StructType:
+def parsed(ddl: str) -> StructType:
     from pyspark.sql.types import StructType
 
     parsed = StructType.fromDDL(ddl)
@@ -127,13 +127,13 @@ def _parsed(ddl: str) -> StructType:
 
 
 # ── which files Spark reads ──────────────────────────────────────────────────────────────────────────────────────────
-def _spark_reads(asked: ReadOptions) -> bool:
+def spark_reads(asked: ReadOptions) -> bool:
     """Returns True if sealed files can give what is asked for."""
     by_index = asked.where is not None or asked.keys is not None or bool(asked.tags)
     return not by_index and asked.kinds != frozenset() and asked.payload != "variant"
 
 
-def _fits(files: SealedFiles, typed: Mapping[str, str] | None) -> bool:
+def fits(files: SealedFiles, typed: Mapping[str, str] | None) -> bool:
     """Returns True if files have typed columns of some names and types, or none are asked for."""
     return typed is None or typed.items() <= files.columns.items()
 
@@ -151,7 +151,7 @@ def _largest_runs(found: Sequence[SealedFiles]) -> list[SealedFiles]:
     return sorted((one for run in runs for one in run), key=lambda one: one.first)
 
 
-class _Lakes:
+class Lakes:
     """The lakes that Spark's tasks can read."""
 
     def __init__(self, spark: SparkSession, asked: ReadOptions) -> None:
@@ -241,20 +241,25 @@ def _read_source(spark: SparkSession, given: Mapping[str, str], parts: Mapping[s
     )
 
 
-def _read_files(
+def read_files(
     spark: SparkSession,
     files: Mapping[str, Sequence[SealedFiles]],
     spans: Mapping[str, Bounds],
     asked: ReadOptions,
     schema: StructType,
+    *,
+    stream: bool = False,
 ) -> DataFrame:
-    """Spark's own frame of sealed files, with the source's columns: all say positions, or none does."""
+    """Spark's own frame of sealed files, with the source's columns: all say positions, or none does.
+
+    `stream`: the frame is the batch of a stream.
+    """
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
-    stored = _parsed(", ".join(f"{name} {kind}" for name, kind in {**EVENT_COLUMNS, "payload_bytes": "BINARY"}.items()))
+    stored = parsed(", ".join(f"{name} {kind}" for name, kind in {**EVENT_COLUMNS, "payload_bytes": "BINARY"}.items()))
     if asked.payload_schema is not None:
-        stored = stored.__class__([*stored.fields, *_parsed(asked.payload_schema).fields])
+        stored = stored.__class__([*stored.fields, *parsed(asked.payload_schema).fields])
     found = [one for some in files.values() for one in some]
     paths = [_escaped(one.scheme, path) for one in found for path in one.paths]
     try:
@@ -262,6 +267,8 @@ def _read_files(
     except AnalysisException as error:
         names = ", ".join(name for name, some in files.items() if some)
         raise StorageError(f"sealed history of topic {names} cannot be read by Spark: {error}") from error
+    if stream:
+        frame = _batch_of_stream(spark, frame)
     if found[0].base_id:
         frame = frame.withColumns(places(found))
     for name, some in files.items():
@@ -273,6 +280,26 @@ def _read_files(
         frame = frame.where(F.col("kind").isin(sorted(asked.kinds)))
     binary = any(one.binary for one in found)
     return frame.select(*(_column(field.name, asked, binary=binary).alias(field.name) for field in schema.fields))
+
+
+def _batch_of_stream(spark: SparkSession, files: DataFrame) -> DataFrame:
+    """The frame of some files as Spark wants the batches of a stream, with a mark at the leaf of its plan."""
+    relations = scala_object(spark, "org.apache.spark.sql.execution.datasources.LogicalRelation")
+    return frame_of_plan(spark, relations.apply(files._jdf.queryExecution().analyzed().relation(), True))
+
+
+def scala_object(spark: SparkSession, name: str) -> Any:
+    """Returns an object of Scala's, by its name."""
+    found: Any = reduce(getattr, f"{name}$.MODULE$".split("."), spark._jvm)
+    return found
+
+
+def frame_of_plan(spark: SparkSession, plan: Any) -> DataFrame:
+    """Returns the frame of a logical plan in the JVM."""
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
+
+    jvm: Any = spark._jvm
+    return ClassicFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan), spark)
 
 
 def _outside(files: Sequence[SealedFiles], span: Bounds) -> Iterator[tuple[bool, str]]:
@@ -292,7 +319,7 @@ def _column(name: str, asked: ReadOptions, *, binary: bool) -> Column:
     if name != "payload":
         return F.col(f"`{name if name in EVENT_COLUMNS else name.removeprefix(asked.payload_prefix)}`")
     if asked.payload_schema is not None:
-        fields = F.struct(*(F.col(f"`{one.name}`") for one in _parsed(asked.payload_schema).fields))
+        fields = F.struct(*(F.col(f"`{one.name}`") for one in parsed(asked.payload_schema).fields))
         return F.when(text != F.lit("null"), fields)
     if asked.payload == "binary":
         return F.coalesce(text.cast("binary"), raw)

@@ -249,6 +249,15 @@ LIMITS = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger")
 """The options that limit the size of a stream's batches."""
 
 
+def is_moving(options: ReadOptions) -> bool:
+    """Returns True if the place where a stream starts would be another place if it were asked for again, after a crash.
+
+    Then the first batch is left empty: the checkpoint holds the place before anything depends on it.
+    """
+    start = options.start
+    return options.start_ms is not None or "latest" in (start.values() if isinstance(start, dict) else (start,))
+
+
 @in_sentences
 class PenstockSource(DataSource):
     """`spark.read.format("penstock").option("url", …).option("topic", …)`, and the same for streams and writes."""
@@ -347,20 +356,9 @@ class StreamReader(LimitedReader):
             journal = self._opened()
             check_rights(self.options)
             self._initial = Topics(journal, self.options).starts()
-            self._anchored = not self._moving
+            self._anchored = not is_moving(self.options)
             self._follow(self._initial, back=True)
         return _sorted(self._initial)
-
-    @property
-    def _moving(self) -> bool:
-        """True if the place where the query starts would be another one if it were asked for again, after a crash.
-
-        Then the first batch is left empty: the checkpoint holds the place before anything depends on it.
-        """
-        start = self.options.start
-        return self.options.start_ms is not None or "latest" in (
-            start.values() if isinstance(start, dict) else (start,)
-        )
 
     def end_after(self, start: dict[str, int], *, limited: bool) -> dict[str, int]:
         began, latest = self._now()

@@ -49,6 +49,8 @@ NEWEST_JAVA = 23 if _VERSION < (4, 1) else None
 """The newest Java that this Spark runs on; None: no Java is too new."""
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 CHECKPOINT_FILES = f"{_STREAMING}.{'checkpointing.' if _VERSION >= (4, 1) else ''}FileSystemBasedCheckpointFileManager"
+STREAM_CLASSES = f"{_STREAMING}{'.runtime' if _VERSION >= (4, 1) else ''}"
+"""The package of the classes by which Spark runs streams."""
 AVAILABLE_NOW_IS_ONE_BATCH = _VERSION < (4, 2)
 """True if trigger(availableNow=True) ends after a batch, even if that was one that was not finished before."""
 TIMES: tuple[type[T.DataType], ...] = (T.TimeType,) if _VERSION >= (4, 1) else ()

@@ -82,16 +82,15 @@ class Endpoint:
 
     def read(self, spark: SparkSession, consumer: str, hold: str | None = None) -> DataFrame:
         """The stream of what comes to this place; while there is a file `hold`, a journal's begins no batch."""
-        options = self.read_options(consumer)
-        if hold is not None and self.in_journal:
-            options[HOLD] = hold
-        return spark.readStream.format(self.format).options(**options).load()
+        return spark.readStream.format(self.format).options(**self.read_options(consumer, hold)).load()
 
-    def read_options(self, consumer: str) -> dict[str, str]:
+    def read_options(self, consumer: str, hold: str | None = None) -> dict[str, str]:
         """The data source's options; a journal's cursor follows the flow unless the place names one."""
         if not self.in_journal:
             return dict(self.options)
         options = {"consumer": consumer, "url": self.url or "", **self.options, **self._naming()}
+        if hold is not None:
+            options[HOLD] = hold
         check_stream(read_options(resolved(options)))
         return options
 
@@ -550,11 +549,15 @@ def _topics_in(url: str) -> list[Node]:
 
 
 # ── with Spark ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def frame_of(flow: BoundFlow, spark: SparkSession, file: str | None, hold: str | None = None) -> DataFrame:
-    """Returns the frame that a flow's function makes of its sources; ConfigError when it fails, or makes no stream."""
+def frame_of(
+    flow: BoundFlow, spark: SparkSession, file: str | None, frames: Sequence[DataFrame] | None = None
+) -> DataFrame:
+    """Returns the frame that a flow's function makes of its sources, or of other frames with their rows; ConfigError
+    when it fails, or makes no stream."""
     from pyspark.sql import DataFrame
 
-    frames = [source.read(spark, flow.consumer, hold) for source in flow.sources]
+    if frames is None:
+        frames = [source.read(spark, flow.consumer) for source in flow.sources]
     try:
         result: object = flow.flow(*frames)
     except Exception as error:
@@ -567,6 +570,16 @@ def frame_of(flow: BoundFlow, spark: SparkSession, file: str | None, hold: str |
             "the function returned a frame that is no stream: it must be made from the frames it is given"
         )
     return result
+
+
+def sealed_frames(flow: BoundFlow, spark: SparkSession, checkpoint: str, hold: str) -> list[DataFrame] | None:
+    """Returns streams of the sealed files that a flow has still to read; None when its sources are to be read."""
+    if not all(source.in_journal for source in flow.sources):
+        return None
+    from penstock.spark.backfill import sealed_streams
+
+    given = [resolved(source.read_options(flow.consumer, hold)) for source in flow.sources]
+    return sealed_streams(spark, given, checkpoint)
 
 
 def check_frame(flow: BoundFlow, frame: DataFrame, spark: SparkSession) -> None:

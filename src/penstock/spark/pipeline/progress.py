@@ -129,6 +129,8 @@ class RunningFlow:
         """The time when it is to be started (monotonic), if it is not running."""
         self.failures = 0
         """The number of failures since a batch last succeeded."""
+        self.backfills = False
+        """True if its query reads sealed files, and another is to go on from where they end."""
         self.repeated = False
         """True if a run over what is there was started a second time."""
         self.status = FlowStatus(

@@ -43,6 +43,7 @@ from penstock.spark.pipeline.flows import (
     load_pipeline,
     make_targets,
     schema_problems,
+    sealed_frames,
 )
 from penstock.spark.pipeline.progress import Reporter, RunningFlow
 from penstock.spark.startup import sessions
@@ -404,7 +405,9 @@ class Runner:
             if active:
                 return
             error = running.query.exception()
-        if error is None and self.once and AVAILABLE_NOW_IS_ONE_BATCH and running.status.lag and not running.repeated:
+        if error is None and running.backfills and not self._stop.is_set():
+            self._start(running)
+        elif error is None and self.once and AVAILABLE_NOW_IS_ONE_BATCH and running.status.lag and not running.repeated:
             running.repeated = True  # the batch may have been one that was left unfinished
             self._start(running)
         elif error is None:
@@ -417,12 +420,15 @@ class Runner:
         assert self._spark is not None
         try:
             with reaching_spark():
-                frame = frame_of(flow, self._spark, self.pipeline.file, str(self._hold.path))
+                hold, checkpoint = str(self._hold.path), self._checkpoint(flow.name)
+                sealed = sealed_frames(flow, self._spark, checkpoint, hold)
+                running.backfills = sealed is not None
+                frames = sealed or [source.read(self._spark, flow.consumer, hold) for source in flow.sources]
+                frame = frame_of(flow, self._spark, self.pipeline.file, frames)
                 check_frame(flow, frame, self._spark)
-                checkpoint = self._checkpoint(flow.name)
                 writer = flow.target.write(frame, flow.flow.output_mode, checkpoint).queryName(flow.consumer)
                 writer = writer.option("checkpointLocation", checkpoint)
-                if self.once:
+                if self.once or running.backfills:
                     writer = writer.trigger(availableNow=True)
                 elif flow.flow.every:
                     writer = writer.trigger(processingTime=f"{flow.flow.every} seconds")

@@ -41,6 +41,7 @@ from penstock.core.surface.journal import Journal
 from penstock.core.units import Progress
 from penstock.errors import ConfigError, PenstockError
 from penstock.remote.topic import RemoteStateSaving, shares
+from penstock.spark.backfill import followed_options
 from penstock.spark.history import read_topic
 from penstock.spark.journals import check_reach, check_same, journal_id, patiently, reading, writing
 from penstock.spark.options import JournalLocation, location_of_journal, read_options, resolved
@@ -406,23 +407,31 @@ def _source_of(events: DataFrame) -> FollowedTopic | None:
     return FollowedTopic(options.location, options.topics[0], whole)
 
 
-def _source_here(top: Any) -> tuple[dict[str, str], bool] | None:
+def _source_here(top: Any) -> tuple[Mapping[str, str], bool] | None:
     """The options of the source that a plan of Spark's reads, and whether the plan leaves its events as they are."""
     node, same = top, True
     while node.children().size() == 1:
         same = same and node.nodeName() in _STATELESS
         node = node.children().apply(0)
-    if node.children().size() or not node.getClass().getSimpleName().startswith("StreamingRelationV2"):
-        return None
-    if node.sourceName() != "penstock":
+    given = None if node.children().size() else _options_at(node)
+    if given is None:
         return None
     known, kept = _attributes(node.output()), _attributes(top.output())
-    same = same and all(kept.get(name) == known.get(name) for name in NEEDED)
-    given = node.extraOptions()
-    return {str(name): str(given.get(name)) for name in given.keySet().toArray()}, same
+    return given, same and all(kept.get(name) == known.get(name) for name in NEEDED)
 
 
-def _source_over_connect(events: Any) -> tuple[dict[str, str], bool] | None:
+def _options_at(leaf: Any) -> Mapping[str, str] | None:
+    """The options of the source at the leaf of a plan; None when it is another."""
+    kind = str(leaf.getClass().getSimpleName())
+    if kind == "StreamingExecutionRelation":
+        return followed_options(str(leaf.source().toString()))
+    if not kind.startswith("StreamingRelationV2") or leaf.sourceName() != "penstock":
+        return None
+    given = leaf.extraOptions()
+    return {str(name): str(given.get(name)) for name in given.keySet().toArray()}
+
+
+def _source_over_connect(events: Any) -> tuple[Mapping[str, str], bool] | None:
     """The same of a plan on its way to a server, which is a message of Spark Connect's protocol."""
     node, same = events._plan.to_proto(events.sparkSession.client).root, True
     while (kind := node.WhichOneof("rel_type")) != "read":
