@@ -32,7 +32,7 @@ LEFT_OUT = {
     "Celery's own file backend fails it, too",
     "test_scheduled": "looks for a task with an eta in the worker's memory; here the task waits in its queue",
     "test_revoked_by_headers_complex_canvas": "needs more than its own limit of 20 s, with Redis too",
-    "test_task_redis_result_backend": "about the subscriptions of the Redis backend",
+    "cancels_subscription": "about the subscriptions of the Redis backend",
     "(test_chord and test_generator)": "about when the Redis backend reads a header that is a generator",
 }
 ONLY_REDIS = re.compile(r"if not (?:manager\.)?app\.conf\.result_backend\.startswith\(\(?['\"]redis['\"].*\):")
