@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import ref
@@ -226,8 +227,10 @@ class ReadingAhead(Signalled):
         raise NotImplementedError
 
 
-SIGNALS_KEPT = 64
-"""The number from which on signals without a holder are removed, when they may be half of all signals."""
+def _forget(hub: ref[Hub], topic: str, gone: ref[Signal]) -> None:
+    """Removes a dropped signal from its hub, which the signal does not keep alive."""
+    if (there := hub()) is not None:
+        there.forget(topic, gone)
 
 
 class Hub:
@@ -237,8 +240,6 @@ class Hub:
         self.signals: dict[str, ref[Signal]] = {}
         """By topic, those that a caller holds. Every commit looks here: a dictionary with weak values would make an
         exception for each topic without a signal."""
-        self._most_signals = SIGNALS_KEPT
-        """The number of signals at which signals without a holder are removed."""
         self.followers: tuple[ref[TopicChanges], ...] = ()
         """Those who follow all topics; replaced, never changed: a commit may be going through them."""
         self._changes = changes
@@ -255,12 +256,15 @@ class Hub:
             held = self.signals.get(topic)
             signal = None if held is None else held()
             if signal is None:
-                if len(self.signals) >= self._most_signals:
-                    self.signals = {name: one for name, one in self.signals.items() if one() is not None}
-                    self._most_signals = 2 * len(self.signals) + SIGNALS_KEPT
                 signal = Signal()
-                self.signals[topic] = ref(signal)
+                self.signals[topic] = ref(signal, partial(_forget, ref(self), topic))
             return signal
+
+    def forget(self, topic: str, gone: ref[Signal]) -> None:
+        """Removes the signal of a topic, whose last holder has dropped it."""
+        with self._lock:
+            if self.signals.get(topic) is gone:
+                del self.signals[topic]
 
     def follow_all(self) -> TopicChanges:
         """Told of every commit that touches a topic, for as long as it is held."""
