@@ -161,15 +161,15 @@ def reading(table: Table, events: int) -> None:
                 table.row(
                     f"append_many of 5,000 until there are {what}", f"{size / filling / 1000:.0f} thousand a second"
                 )
-                for state in ("just filled", "at rest"):
-                    if state == "at rest":
+                for state in ("just filled", "settled"):
+                    if state == "settled":
                         resting = took(lambda large=large: rest(large))
-                        table.row("until its index is at rest", f"{resting / filling:.2f} × the time to fill it")
+                        table.row("until its index is settled", f"{resting / filling:.2f} × the time to fill it")
                     reads = [read_entity(small, 100), read_entity(large, size // PER_ENTITY)]
                     reads.append(lambda: peer.read(chance.choice(theirs)))
                     rounds = [[typical(read, 100) for read in reads] for _ in range(ROUNDS)]
                     little, much, other = (statistics.median(times) for times in zip(*rounds, strict=True))
-                    wanted = state == "at rest"
+                    wanted = state == "settled"
                     table.row(
                         f"read an entity of 100 events out of {what}, {state}",
                         f"{much / little:.2f} × the time out of 10 thousand ({much * 1e6:.0f} µs)",

@@ -152,43 +152,43 @@ once for all of them.
 TRIED = """
 ## What was tried
 
-`make bench BENCH=compare OLD=<commit>` times the hot paths of a commit beside the tree, in alternating rounds.
+`make bench BENCH=compare OLD=<commit>` times the hot paths of a commit and of the tree, in alternating rounds.
 
-| tried | measured | kept |
+| change | measured | kept |
 |---|---|---|
-| a look at the store right after a single commit of another process, a pause only in a burst | the event arrives \
+| look at the store right after a single commit of another process, and pause only in a burst | the event arrives \
 after 0.9 ms instead of 2.1 (p50); the reader's CPU time does not grow | yes |
-| a folder's time is trusted half a second after its last change, not three seconds | 192,000 → 163,000 \
-instructions (callgrind) for each append in the first seconds | yes |
-| inotify in the place of the remaining `stat` | 0.3 µs instead of 1.7 per commit, about 4 % of an append; it does \
-not see a parent folder that moves | no |
-| a worker's hands take for themselves, and acknowledge in the commit that takes the next message | `compare` with \
-the commit before, a handler that does nothing: one at a time 1.73 × less CPU time with process durability and 1.63 \
-× on disk (117 → 68 µs, 242 → 139 µs), eight at a time 1.47 × and 1.54 ×; a message in 1.88 × and 1.42 × less time \
-| yes |
-| the same for `for delivery in queue.receive()` | not done: whether the loop goes on is known after the block that \
-acknowledges; a message taken with the acknowledgement would be held by a loop that ends or pauses | no |
-| over HTTP: one timer for all bodies and one for each connection's heads, one pass over a request's headers, no \
-query string where there is none, a draft of a kind and a payload prepared as one event is | the application \
-without its HTTP server: 97 → 64 µs of CPU for an append with eight requests at once, beside 34–37 µs for a bare \
-Starlette; the server's process as a whole 132–156 µs beside 85–107 (`BENCH=server_costs`): the goal of 1.2 × is \
+| trust a folder's time half a second after its last change, not three seconds | 192,000 → 163,000 instructions \
+(callgrind) for each append in the first seconds | yes |
+| use inotify in place of the remaining `stat` | 0.3 µs instead of 1.7 per commit, about 4 % of an append. inotify \
+does not see the move of a parent folder | no |
+| each thread of a worker takes for itself, and acknowledges in the commit that takes the next message | measured \
+with `compare` against the commit before, and a handler that does nothing. CPU time, one at a time: 117 → 68 µs with \
+process durability (1.73 ×), 242 → 139 µs on disk (1.63 ×). CPU time, eight at a time: 1.47 × and 1.54 × less. Time \
+for each message: 1.88 × and 1.42 × less | yes |
+| the same for `for delivery in queue.receive()` | not done. The block acknowledges before it is known whether the \
+loop goes on, and a loop that ends or pauses would hold the next message | no |
+| over HTTP: one timer for all bodies, one timer for the heads of each connection, one pass over the headers, no \
+query string where a request has none, and a shorter path for one draft with a kind and a payload | an append with \
+eight requests at a time costs the application without its HTTP server 97 → 64 µs of CPU; a bare Starlette needs \
+34–37 µs. The whole server needs 132–156 µs, and a bare server 85–107 µs (`BENCH=server_costs`). The goal of 1.2 × is \
 not reached | yes |
-| a read with a limit does not ask where each topic ends | `journal.read(limit=100)` over 1,000 topics: 26–31 → 21 \
-ms of CPU | yes |
-| processes that write one SQLite store stand in a line, and let it go first after 5 ms | 8 processes, process \
-durability, old and new alternating three times on a busy machine: the longest wait 436, 651, 715 → 288, 316, 250 \
-ms; rate × one process 0.75–1.00 → 1.26–1.59; CPU for an append 299–331 → 149–184 µs; 2 processes 0.82–0.86 → \
-0.85–1.15, one alone level | yes |
-| a journal makes its queues, fences, gates and states when a program first asks for them; the structs of the wire \
-are imported with the first operation; the masks of a filter are computed with the first filter | a program that opens \
-a journal, appends and ends imports 101 modules instead of 156 (24 ms instead of 45), and uses 2.05–2.1 × the CPU time \
-of `import apsw, msgspec` instead of 2.6–2.7 ×. The goal of 1.6 × is not reached: `pathlib` and `urllib` take 2 ms, \
-stored structs and their decoders most of the rest | yes |
-| one append and one take + ack against commit `1043499d`, `compare` on a busy machine | append 0.80 × with process \
-durability (30 → 38 µs of CPU), 0.89 × on disk; take + ack 0.90 × and 1.02 ×. The look for lost files costs 2 µs of \
-it, the look at what JSON would change 0.4 µs; the rest is spread over many calls | short of 1.0 |
+| a read with a limit does not ask for the end of each topic | `journal.read(limit=100)` over 1,000 topics: 26–31 → \
+21 ms of CPU | yes |
+| processes that write one SQLite store queue up, and let the next process write after 5 ms | old and new, alternating \
+three times on a busy machine. 8 processes with process durability: the longest wait 436, 651, 715 → 288, 316, 250 \
+ms; rate × one process 0.75–1.00 → 1.26–1.59; CPU for an append 299–331 → 149–184 µs. 2 processes: 0.82–0.86 → \
+0.85–1.15. One process: no change | yes |
+| a journal makes its queues, fences, gates and states when a program first asks for them; the first operation imports \
+the structs of the wire; the first filter computes its masks | a program that opens a journal, appends and ends \
+imports 101 modules instead of 156 (24 ms instead of 45). It uses 2.05–2.1 × the CPU time of `import apsw, msgspec` \
+instead of 2.6–2.7 ×. The goal of 1.6 × is not reached: `pathlib` and `urllib` take 2 ms, and stored structs and their \
+decoders take most of the rest | yes |
+| an append and a take + ack against commit `1043499d` | measured with `compare` on a busy machine. Append: 0.80 × \
+with process durability (30 → 38 µs of CPU), 0.89 × on disk. Take + ack: 0.90 × and 1.02 ×. The look for lost files \
+costs 2 µs, and the check of values that JSON would change 0.4 µs. Many calls share the rest | short of 1.0 |
 | `len` of a fanout queue without a look at each group's record | 73 µs of CPU with 20 groups, 820 µs with 300: 2.5 \
-µs for each group, whose record must be read; a stored sum would be written with every take | no |
+µs for each group, whose record must be read. Every take would have to write a stored sum | no |
 """
 
 

@@ -32,8 +32,13 @@ VERBS = (
 )
 SUBJECT = re.compile(
     r"(?:^|[,;:] |\b(?:and|but|or|than|that|which|when|where|if|while|because|so|before|after) )"
-    rf"(?:[Oo]ne|[Tt]hose),? (?:{VERBS}|that|who|which|whose)\b"
+    rf"(?:(?:[Oo]ne|[Tt]hose),? (?:{VERBS}|that|who|which|whose)|(?:[Ss]ome|[Oo]thers|[Nn]either|[Nn]one) {VERBS})\b"
 )
+BACKWARDS = re.compile(
+    r"(?:Of (?:an?|the|all|what|several|two|these|those|its|each|every|many)|What(?:ever)?|Whoever|Nor|So that|Else)\b"
+    r".*[.;:]$"
+)
+"""Sentences that begin with another part than their subject; a heading has no full stop."""
 RELATIVE = re.compile(
     r"\b(?:\w+ )(?:that|which|who|whose) (?:\w+ ){1,7}?(?:that|which|who|whose) (?!way\b|time\b|is why\b)"
 )
@@ -59,6 +64,22 @@ OURS = {
     "for good": "permanently",
     "lets go": "releases",
     "wished": "requested",
+    "anew": "again",
+    "amid": "during",
+    "lie": "be",
+    "lies": "is",
+    "mended": "repaired, or corrected",
+    "is told": "gets an error, or learns",
+    "are told": "get an error, or learn",
+    "to be had": "available",
+    "of ours": "the noun",
+    "of yours": "your",
+    "of theirs": "the noun",
+    "for ever": "without end, or permanently",
+    "as ever": "as before",
+    "asked of": "evaluated for",
+    "the latter": "the noun",
+    "the former": "the noun",
     "graves": "tombstones",
     "desk": "the field's noun",
     "keeper": "the field's noun",
@@ -154,7 +175,9 @@ def findings(text: Text) -> Iterator[tuple[str, str]]:
         if len(re.findall(r"[\w'’-]+", sentence)) > MOST_WORDS:
             yield f"more than {MOST_WORDS} words", sentence
         if SUBJECT.search(sentence):
-            yield "one or those as a subject", sentence
+            yield "a pronoun as a subject", sentence
+        if BACKWARDS.match(sentence):
+            yield "the subject does not come first", sentence
         if RELATIVE.search(CONJUNCTION.sub(r"\1", sentence)):
             yield "two relative clauses in a row", sentence
         if found := PRIVATE.search(sentence):
