@@ -31,8 +31,8 @@ from penstock.core.observe.logs import Log
 from penstock.core.observe.sample import held_messages
 from penstock.core.protocol.queues import PushRequest
 from penstock.core.queue.dead_letters import origin
-from penstock.core.queue.operations.repair import Redriven, paced, replace
-from penstock.core.queue.policy import DEFAULT, check_together, checked, refuse_other_mode
+from penstock.core.queue.operations.repair import Redriven, replace, send_at_rate
+from penstock.core.queue.policy import DEFAULT, check_policy, check_together, refuse_other_mode
 from penstock.core.queue.schedule import push_now
 from penstock.core.surface.journal import Journal
 from penstock.core.surface.queue import Queue
@@ -305,7 +305,7 @@ class ChangePolicy(Act):
 
     def __post_init__(self) -> None:
         queue = self.queue
-        wanted = checked(self.wanted, queue.name)
+        wanted = check_policy(self.wanted, queue.name)
         policy = queue.policy
         refuse_other_mode(queue.name, policy, wanted.get("mode", policy.mode))
         values = msgspec.structs.asdict(policy)
@@ -332,7 +332,7 @@ class MakeQueue(Act):
     def __post_init__(self) -> None:
         if self.name in self.journal.queues():
             raise ConfigError(f"there is a queue {self.name!r} already: its page changes its policy")
-        self.wanted = checked(self.wanted, self.name)
+        self.wanted = check_policy(self.wanted, self.name)
         check_together(msgspec.structs.replace(DEFAULT, **self.wanted), self.name)
 
     def question(self) -> str:
@@ -575,7 +575,7 @@ class SendBack(Act):
             def send(due: int) -> int:
                 return self.queue.redrive(to=self.to, limit=due, where=self.where)
 
-            done = Redriven(paced(send, self.count(), self.rate, stopping), self.count().left)
+            done = Redriven(send_at_rate(send, self.count(), self.rate, stopping), self.count().left)
         return redriven(done, "redriven", "sent back")
 
     def announce(self) -> Done:

@@ -162,7 +162,7 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
     ) -> Scanner:
         """The wanted columns of the rows that pass."""
         schema = self._schema if columns is None else pa.schema([self._schema.field(name) for name in columns])
-        batches = self._one_by_one(self._passing(schema, filter))
+        batches = self._one_by_one(self._filtered(schema, filter))
         return Scanner(pa.RecordBatchReader.from_batches(schema, batches))
 
     def _one_by_one(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -178,7 +178,7 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
             self._failures.append(error)
             raise
 
-    def _passing(self, schema: pa.Schema, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+    def _filtered(self, schema: pa.Schema, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         text = "" if filter is None else str(filter)
         needed = list(dict.fromkeys([*schema.names, *(name for name in self._schema.names if name in text)]))
         for batch in self._batches(needed, [] if filter is None else implied_filters(filter)):
@@ -189,7 +189,7 @@ class TopicTable(ds.Dataset):  # type: ignore[misc]
         """The events for which conditions hold, and perhaps others."""
         scan = self.scan
         after, through = self._between(conditions)
-        keys, kinds = _among(conditions, "key"), _among(conditions, "kind")
+        keys, kinds = _allowed_values(conditions, "key"), _allowed_values(conditions, "kind")
         if keys is not None:
             possible = [key for key in sorted(keys) if 0 < len(key.encode()) <= MAX_KEY_BYTES]
             queries = (EventQuery(key=key, after=after, through=through) for key in possible)
@@ -394,7 +394,7 @@ def _implied(tree: _Tree) -> Iterator[Condition]:
                 yield column, _COMPARISONS[compare], [value]
 
 
-def _among(conditions: list[Condition], column: str) -> frozenset[str] | None:
+def _allowed_values(conditions: list[Condition], column: str) -> frozenset[str] | None:
     """The values that a column may have; None when that is not known."""
     sets = [frozenset(values) for name, compare, values in conditions if (name, compare) == (column, "is_in")]
     return frozenset.intersection(*sets) if sets else None

@@ -10,7 +10,7 @@ import penstock
 from cli.commandline import Cli
 from penstock.api import local
 from penstock.core.journal import keys
-from penstock.core.journal.blocks import decode_wire, seal
+from penstock.core.journal.blocks import decode_wire, encode_block
 from penstock.errors import Corrupt
 
 
@@ -26,7 +26,7 @@ def test_the_doctor_names_a_topic_that_housekeeping_could_not_read(cli: Cli, ord
         [key] = [key for key, _ in tx.scan(b"", b"\xff") if key.startswith(keys.BLOCK)][:1]
         wire = decode_wire((tx.get(key) or b"")[:-4])
         wire.lengths = 1 << 40
-        tx.put(key, seal(wire))
+        tx.put(key, encode_block(wire))
     with penstock.open(url) as journal, pytest.raises(Corrupt):
         journal.maintain()
     outcome = cli("doctor", code=1)

@@ -16,7 +16,7 @@ import penstock
 from cli.commandline import Cli
 from penstock.cli.main import run
 from penstock.core.model.conditions import Where
-from penstock.core.queue.operations.repair import paced
+from penstock.core.queue.operations.repair import send_at_rate
 from penstock.core.units import show_moment
 
 
@@ -159,8 +159,8 @@ def test_a_slow_redrive_ends_though_every_message_fails_again_at_once(url: str) 
             return sent
 
         fail_all()
-        assert paced(send, queue.redrive(dry_run=True), 5000.0) == 450
-        assert paced(send, 2, 5000.0) == 2 and len(journal.queue("emails.dead")) == 450
+        assert send_at_rate(send, queue.redrive(dry_run=True), 5000.0) == 450
+        assert send_at_rate(send, 2, 5000.0) == 2 and len(journal.queue("emails.dead")) == 450
 
 
 # ── names that others chose ──────────────────────────────────────────────────────────────────────────────────────────

@@ -17,8 +17,10 @@ from penstock.core.journal import blocks as blocks_module
 from penstock.core.journal.blocks import (
     Block,
     Columns,
+    block_of_rows,
     build_block,
     compressed,
+    encode_block,
     join_blocks,
     join_checked,
     join_codes,
@@ -31,9 +33,7 @@ from penstock.core.journal.blocks import (
     plain_size,
     positions_in,
     read_block,
-    seal,
-    select,
-    stamp,
+    set_positions,
     text_reader,
     text_values,
     unpack_ints,
@@ -175,10 +175,10 @@ def test_merged_blocks_hold_the_same_events(history: list[tuple[Block, list[Stor
     blocks = [block for block, _ in history]
     expected = [one for _, stored in history for one in stored]
     check(join_blocks(blocks), expected)
-    check(read_block(seal(join_checked(blocks)), "t"), expected)
+    check(read_block(encode_block(join_checked(blocks)), "t"), expected)
     middle = len(blocks) // 2
-    halves = [read_block(seal(join_checked(part)), "t") for part in (blocks[:middle], blocks[middle:]) if part]
-    check(read_block(seal(join_checked(halves)), "t"), expected)
+    halves = [read_block(encode_block(join_checked(part)), "t") for part in (blocks[:middle], blocks[middle:]) if part]
+    check(read_block(encode_block(join_checked(halves)), "t"), expected)
 
 
 @pytest.mark.slow
@@ -192,17 +192,17 @@ def test_a_selection_keeps_the_events_it_selects(
     for block, stored in history:
         rows = sorted(data.draw(st.sets(st.integers(0, len(stored) - 1))))
         if rows:
-            block = read_block(select(block, rows), "t")
+            block = read_block(block_of_rows(block, rows), "t")
             stored = [stored[row] for row in rows]
             check(block, stored)
             blocks.append(block)
             expected.extend(stored)
     if not blocks:
         return
-    merged = read_block(seal(join_checked(blocks)), "t")
+    merged = read_block(encode_block(join_checked(blocks)), "t")
     check(merged, expected)
     again = sorted(data.draw(st.sets(st.integers(0, len(expected) - 1), min_size=1)))
-    check(read_block(select(merged, again), "t"), [expected[row] for row in again])
+    check(read_block(block_of_rows(merged, again), "t"), [expected[row] for row in again])
     for row in again[:3]:
         check(read_block(merged.extract(row), "t"), [expected[row]])
 
@@ -267,25 +267,26 @@ def test_compressed_blocks_hold_the_same_events(history: list[tuple[Block, list[
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks_module, "COMPRESSED_BYTES", 1)
         plain, expected = build(rows, 7, 1000, (1000 << 80) | 5)
-        value = seal(compressed(plain.wire))
+        value = encode_block(compressed(plain.wire))
         check(read_block(value, "t"), expected)
         halves = [
-            read_block(select(plain, part), "t") for part in (range(len(rows) // 2), range(len(rows) // 2, len(rows)))
+            read_block(block_of_rows(plain, part), "t")
+            for part in (range(len(rows) // 2), range(len(rows) // 2, len(rows)))
         ]
         again = compressed(join_checked(halves))
         check(Block(again, "t"), expected)
-        check(read_block(seal(again), "t"), expected)
+        check(read_block(encode_block(again), "t"), expected)
         unread = read_block(value, "t")
-        assert seal(unread.wire) == value
+        assert encode_block(unread.wire) == value
         half_read = read_block(value, "t")
         _ = half_read.payload, half_read.key(0)
-        assert seal(half_read.wire) == value and plain_size(value) >= len(value)
+        assert encode_block(half_read.wire) == value and plain_size(value) >= len(value)
         wire = read_block(value, "t").wire
-        stamp(wire, 70, 2000, (2000 << 80) | 9)
+        set_positions(wire, 70, 2000, (2000 << 80) | 9)
         moved = [Stored(one.row, 70 + at, 2000, (2000 << 80) + 9 + at) for at, one in enumerate(expected)]
         if wire.occurred is None:
-            check(read_block(seal(wire), "t"), moved)
-        assert positions_in(seal(wire), "t") == (70, 69 + len(rows))
+            check(read_block(encode_block(wire), "t"), moved)
+        assert positions_in(encode_block(wire), "t") == (70, 69 + len(rows))
 
 
 def orders(count: int = 600) -> bytes:
@@ -294,7 +295,7 @@ def orders(count: int = 600) -> bytes:
         Row(f"kind{n % 3}", b'{"order": %d, "note": "hardly different"}' % n, key=f"customer-{n}", occurred=10**12 + n)
         for n in range(count)
     ]
-    return seal(compressed(build(rows, 5, 1000, 1000 << 80)[0].wire))
+    return encode_block(compressed(build(rows, 5, 1000, 1000 << 80)[0].wire))
 
 
 def test_only_the_columns_that_are_asked_for_are_decompressed(monkeypatch: pytest.MonkeyPatch) -> None:

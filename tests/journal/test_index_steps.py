@@ -70,7 +70,7 @@ def test_building_and_merging_runs_pauses_after_every_few_rows(monkeypatch: pyte
             since_pause = 0
 
         monkeypatch.setattr(runs, "columns_of", counted)
-        monkeypatch.setattr(journal._core.indexer, "_breathe", pause)
+        monkeypatch.setattr(journal._core.indexer, "_yield_to_others", pause)
         for _ in range(9):
             topic.append_many([Draft("e", number, key=f"k{number % 300}") for number in range(3000)])
             journal._core.indexer.index("orders", thorough=True)

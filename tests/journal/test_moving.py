@@ -152,7 +152,15 @@ def before_step(monkeypatch: pytest.MonkeyPatch, name: str, work: Callable[[], N
 
 
 @pytest.mark.parametrize(
-    ("step", "call"), [("_bring", 1), ("_write", 1), ("_write", 3), ("_compare", 1), ("_bring", 2), ("_compare", 2)]
+    ("step", "call"),
+    [
+        ("_write_differences", 1),
+        ("_write", 1),
+        ("_write", 3),
+        ("_compare", 1),
+        ("_write_differences", 2),
+        ("_compare", 2),
+    ],
 )
 def test_a_copy_that_another_one_has_finished_is_left_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, call: int

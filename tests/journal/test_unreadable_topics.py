@@ -9,7 +9,7 @@ import penstock
 from penstock import Draft
 from penstock.api import local
 from penstock.core.journal import keys
-from penstock.core.journal.blocks import decode_wire, seal
+from penstock.core.journal.blocks import decode_wire, encode_block
 from penstock.core.journal.catalog import load_record
 from penstock.core.sampling.collect import gauges
 from penstock.errors import Corrupt
@@ -29,7 +29,7 @@ def poison(journal: penstock.Journal, topic: str) -> None:
     wire = decode_wire(value[:-4])
     wire.lengths = 1 << 40
     with local(journal, "a test")._engine.write() as tx:
-        tx.put(key, seal(wire))
+        tx.put(key, encode_block(wire))
 
 
 def fill(journal: penstock.Journal) -> None:

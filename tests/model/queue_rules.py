@@ -17,7 +17,7 @@ from model.queue_model import BREAKER_PAUSE, FRONT, Holding, Message, Model, Sta
 from model.topic_rules import WHICH, TopicRules, moment
 from penstock import Delivery, Journal, Queue
 from penstock.core.model.take import TakeRequest
-from penstock.core.queue.inspect import viewing
+from penstock.core.queue.inspect import open_view
 from penstock.errors import ConfigError, FenceActive, QueueFull, StaleDelivery, TopicInUse
 from queue_check import check_queue
 
@@ -720,7 +720,7 @@ class QueueRules(TopicRules):
             journal = home.store(0)
             for name in ("jobs", "aside", "grave"):
                 queue = journal.queue(name)
-                with viewing(queue._backend) as view:
+                with open_view(queue._backend) as view:
                     assert check_queue(view.snap, view.state) == [], f"in {home}"
 
     def queue_agrees(self, homes: list[Home], which: int) -> None:

@@ -317,7 +317,7 @@ FAULTS = (
         "rocksdb-vouchers-not-compared",
         "engine",
         "the RocksDB engine takes damage of its log for what a crash tore off",
-        "if (known := Voucher(folder).highest()) > last:",
+        "if (known := SyncMark(folder).highest()) > last:",
         "if (known := 0) > last:",
         ("crash/engine/test_engine_rocksdb.py",),
     ),

@@ -14,7 +14,7 @@ import penstock
 from penstock import Draft, Event
 from penstock.api import local
 from penstock.core.journal import keys
-from penstock.core.journal.blocks import decode_wire, seal
+from penstock.core.journal.blocks import decode_wire, encode_block
 from penstock.core.journal.catalog import load_record
 from penstock.core.journal.description import Pressure
 from penstock.core.protocol.topics import JournalDocument
@@ -139,7 +139,7 @@ def poison(journal: penstock.Journal, topic: str, block: int) -> None:
     wire = decode_wire(value[:-4])
     wire.lengths = 1 << 40
     with engine.write() as tx:
-        tx.put(key, seal(wire))
+        tx.put(key, encode_block(wire))
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["a topic", "several topics"])

@@ -38,7 +38,7 @@ from penstock.core.model.arguments import (
     PushArguments,
     TakeArguments,
     TakeManyArguments,
-    shows,
+    show_arguments,
 )
 from penstock.core.model.push import PushOptions
 from penstock.core.model.take import DEFAULT_GROUP, TakeRequest
@@ -71,7 +71,7 @@ class AsyncJournal(AsyncHandle[Journal]):
         """A handle on a topic; see `penstock.Journal.topic`."""
         return AsyncTopic(self._sync.topic(name, payload=payload))
 
-    @shows(PolicyArguments, QueuePolicy)
+    @show_arguments(PolicyArguments, QueuePolicy)
     async def queue(
         self,
         name: str,
@@ -202,7 +202,7 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
         self, payload: PayloadT, *, reply: Literal[True], **options: Unpack[PushArguments]
     ) -> ResultTicket: ...
 
-    @shows(PushArguments, PushOptions)
+    @show_arguments(PushArguments, PushOptions)
     async def push(
         self, payload: PayloadT, *, reply: bool = False, **options: Unpack[PushArguments]
     ) -> Receipt | ResultTicket:
@@ -214,7 +214,7 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
             return await in_thread(lambda: self._sync.push(payload, reply=True, **options))
         return await in_thread(lambda: self._sync.push(payload, **options))
 
-    @shows(TakeArguments, TakeRequest)
+    @show_arguments(TakeArguments, TakeRequest)
     def receive(
         self, *, wait: Duration | None = 0, **options: Unpack[TakeArguments]
     ) -> AsyncReceiver[AsyncDelivery[PayloadT]]:
@@ -224,13 +224,13 @@ class AsyncQueue(AsyncHandle[Queue[PayloadT]], Generic[PayloadT]):
         """
         return AsyncReceiver(lambda wait: self.take(wait=wait, **options), wait)
 
-    @shows(TakeArguments, TakeRequest)
+    @show_arguments(TakeArguments, TakeRequest)
     async def take(self, *, wait: Duration = 0, **options: Unpack[TakeArguments]) -> AsyncDelivery[PayloadT] | None:
         """The next message, until it is settled or its lease ends; see `penstock.Queue.take`."""
         found = await self._sync.take_async(wait=wait, **options)
         return None if found is None else AsyncDelivery(found)
 
-    @shows(TakeManyArguments, TakeRequest)
+    @show_arguments(TakeManyArguments, TakeRequest)
     async def take_many(
         self, limit: int, *, wait: Duration = 0, **options: Unpack[TakeManyArguments]
     ) -> list[AsyncDelivery[PayloadT]]:
@@ -355,7 +355,7 @@ class AsyncOutbox(AsyncHandle[Outbox]):
     clear = at_once(Outbox.clear)
     flush = threaded(Outbox.flush)
 
-    @shows(DraftArguments, Draft)
+    @show_arguments(DraftArguments, Draft)
     def stage(
         self, topic: AsyncTopic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]
     ) -> int:

@@ -870,7 +870,7 @@ def collect(
 
     def doomed_by(manifest: Manifest) -> list[str] | None:
         named = {location for _, location in manifest.locations()}
-        horizon = _horizon(named, now_ms - grace_ms)
+        horizon = _deletable_before(named, now_ms - grace_ms)
         return sorted(path for path, time in batches.items() if path not in named and time < horizon) or None
 
     if decide is None or dry_run:
@@ -887,7 +887,7 @@ def collect(
     return Collection(deleted, failed, len(batches) - deleted)
 
 
-def _horizon(named: set[str], newest_old_ms: int) -> int:
+def _deletable_before(named: set[str], newest_old_ms: int) -> int:
     """Returns the time before which objects may be deleted: past their grace, and older than every object that the
     manifest names.
     """

@@ -1,7 +1,7 @@
 """Files that survive a power cut: written under another name, synced, renamed, and their folder synced.
 
 Every file penstock writes beside a store (backups, exports, sealed history, manifests) goes through here. What is made
-from a store is as private as the store: `like` gives it the store's permissions.
+from a store is as private as the store: `copy_permissions` gives it the store's permissions.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
         sync_folder(one.parent)
 
 
-def like(store: str | os.PathLike[str] | None, made: str | os.PathLike[str]) -> None:
+def copy_permissions(store: str | os.PathLike[str] | None, made: str | os.PathLike[str]) -> None:
     """Gives a file or folder made from a store the store's permissions; does nothing when the store has no files."""
     if store is None or not Path(store).exists():
         return

@@ -229,7 +229,7 @@ class PayloadSchema(Generic[PayloadT]):
         schemas = [schema for one in members if (schema := schema_of_type(one)) is not None]
         self._kinds = {schema.kind: schema for schema in schemas}
         self._decode = None if len(schemas) == len(members) else _decoder(self.type)
-        if isinstance(self._decode, _Lazy):
+        if isinstance(self._decode, _LazyDecoder):
             self._decode.made()
 
     def draft(self, kind: object, payload: object) -> tuple[Any, Any]:
@@ -366,10 +366,10 @@ def _new_decoder(cls: Any) -> Callable[[Any], Any]:
     if isinstance(cls, type) and cls.__module__ != "builtins" and not fields and not issubclass(cls, msgspec.Struct):
         usable = "a msgspec.Struct, a dataclass, a TypedDict or a pydantic model"
         raise ConfigError(f"{_name(cls)} cannot be an event's type: use {usable}")
-    return _Lazy(cls)
+    return _LazyDecoder(cls)
 
 
-class _Lazy:
+class _LazyDecoder:
     """A JSON decoder made at its first use: a class may name types that are defined after it."""
 
     __slots__ = ("_cls", "_decode")

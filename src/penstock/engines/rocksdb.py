@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 import rocksdict
 
-from penstock.core.durable import like, sync_folder
+from penstock.core.durable import copy_permissions, sync_folder
 from penstock.core.engine.base import (
     FORMAT_KEY,
     BatchEngine,
@@ -103,7 +103,7 @@ class RocksdbEngine(BatchEngine):
     def _open_database(self) -> None:
         self._db = open_database(self._folder)
         self._files = DatabaseFiles(self._folder)
-        self._voucher = Voucher(self._folder)
+        self._sync_mark = SyncMark(self._folder)
         # What was in the log is in a file of its own and synced before the database is open.
         self._synced_sequence = self._db.latest_sequence_number()
         self._unflushed = self._refused = self._is_closed = False
@@ -213,7 +213,7 @@ class RocksdbEngine(BatchEngine):
         else:
             batch = rocksdict.WriteBatch(raw_mode=True)
             if not relaxed:
-                batch.put(EMPTY_KEY, self._voucher.value(self._synced_sequence))
+                batch.put(EMPTY_KEY, self._sync_mark.value(self._synced_sequence))
             for start, stop in changes.ranges:
                 batch.delete_range(start[: MAX_KEY_BYTES + 1], stop[: MAX_KEY_BYTES + 1])
             for key, value in changes.changes.items():
@@ -319,7 +319,7 @@ class RocksdbEngine(BatchEngine):
             return
         with explained(self._name), backup_at(destination) as partial:
             rocksdict.Checkpoint(self._db).create_checkpoint(str(partial))
-            like(self._folder, partial)
+            copy_permissions(self._folder, partial)
 
     def _rocksdb_objects(self) -> Iterable[object]:
         if not self._is_closed:
@@ -368,7 +368,7 @@ class RocksdbView:
         self._name = name
 
     def get(self, key: bytes) -> bytes | None:
-        if not key:  # the log's own (`Voucher`); no caller's key is empty
+        if not key:  # the log's own (`SyncMark`); no caller's key is empty
             return None
         try:
             return self._db.get(key)  # type: ignore[no-any-return]
@@ -594,7 +594,7 @@ def _open_database(folder: Path) -> rocksdict.Rdict:
     found = rocksdict.Rdict(str(folder), make_options(), access_type=rocksdict.AccessType.read_only())
     last = found.latest_sequence_number()
     found.close()
-    if (known := Voucher(folder).highest()) > last:
+    if (known := SyncMark(folder).highest()) > last:
         raise Corrupt(
             f"the log of rocksdb:{folder} is damaged: it ends at {last} although {known} was on disk; restore a backup"
         )
@@ -789,7 +789,7 @@ AGAIN = range(5, 9)
 ever, and a changed bit makes one of an ordinary record."""
 
 
-class Voucher:
+class SyncMark:
     """Makes the values of the empty key in one database, which say up to which sequence number all is on disk.
 
     They carry a mark of the database: bytes of another one's log that a payload holds vouch for nothing here.

@@ -181,14 +181,14 @@ def _errors(verb: str, url: str, path: str) -> Iterator[None]:
     except (refused.BaseError, OSError, ValueError) as error:
         if "kind: Connect," in (dump := str(error)):
             raise NoAnswer(f"cannot {verb} {path} in {url}: {_no_answer(dump)}") from None
-        told = _brief(error)
+        told = _short_error(error)
         if gone := isinstance(error, FileNotFoundError) or any(word in told for word in _NO_BUCKET):
             told = f"no such bucket or container ({told})"
         retryable = not gone and not isinstance(error, _FINAL)
         raise StorageError(f"cannot {verb} {path} in {url}: {told}", retryable=retryable) from error
 
 
-def _brief(error: BaseException) -> str:
+def _short_error(error: BaseException) -> str:
     """Returns the error and the server's own words, without the surrounding XML and obstore's dump of the error
     tree."""
     text = str(error).partition("\n\nDebug source")[0]

@@ -303,11 +303,11 @@ class FileStore:
         return f"FileStore({str(self._root)!r})"
 
     def get(self, path: str, *, most: int | None = None) -> Buffer | None:
-        found = self._load(self._file(path), most)
+        found = self._load(self._path_of(path), most)
         return None if found is None else found.data
 
     def read(self, path: str, known: Stored | None = None) -> Stored | None:
-        target = self._file(path)
+        target = self._path_of(path)
         with self._errors("get", path):
             version = self._version(target)
             if version is None:
@@ -320,13 +320,13 @@ class FileStore:
                 return found
 
     def put(self, path: str, data: bytes | memoryview) -> None:
-        target = self._file(path)
+        target = self._path_of(path)
         with self._errors("put", path):
             self._write_temporary(target, data).rename(target)
             _sync_directory(target.parent)
 
     def put_if(self, path: str, data: bytes, version: Version | None) -> Version:
-        target = self._file(path)
+        target = self._path_of(path)
         with self._errors("put", path):
             if self._version(target) != version:  # the lock would only tell us later
                 raise VersionConflict(path)
@@ -341,7 +341,7 @@ class FileStore:
     def list(self, prefix: str) -> Iterator[str]:
         with self._errors("list", prefix):
             try:
-                found = list(os.scandir(self._file(prefix)))
+                found = list(os.scandir(self._path_of(prefix)))
             except FileNotFoundError:
                 return
         for entry in found:
@@ -352,7 +352,7 @@ class FileStore:
         failed = 0
         for path in paths:
             try:
-                self._file(path).unlink()
+                self._path_of(path).unlink()
             except FileNotFoundError:
                 continue
             except OSError:
@@ -361,13 +361,13 @@ class FileStore:
 
     def sweep(self, prefix: str, older_than_ms: int) -> None:
         with self._errors("sweep", prefix), suppress(FileNotFoundError):
-            for entry in os.scandir(self._file(prefix)):
+            for entry in os.scandir(self._path_of(prefix)):
                 if entry.name.startswith(".") and entry.name.endswith(_TEMPORARY):
                     with suppress(FileNotFoundError):  # renamed or swept by another meanwhile
                         if entry.stat().st_mtime_ns < older_than_ms * 1_000_000:
                             Path(entry.path).unlink()
 
-    def _file(self, path: str) -> Path:
+    def _path_of(self, path: str) -> Path:
         return self._root / check_path(path, "an object's path")
 
     def _errors(self, verb: str, path: str) -> AbstractContextManager[None]:

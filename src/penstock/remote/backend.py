@@ -23,9 +23,9 @@ from penstock.core.observe.sample import Sample
 from penstock.core.protocol import topics as wire
 from penstock.core.protocol.bulk import LIST_LAKES, SEAL_TOPIC, SealRequest, TopicsQuery
 from penstock.core.protocol.fields import policy_fields, policy_of
-from penstock.core.protocol.operation import WRITTEN, Operation, converted
+from penstock.core.protocol.operation import WRITTEN, Operation, convert_answer
 from penstock.core.protocol.queues import OPEN_QUEUE, PUSH_TOGETHER, READ_QUEUE
-from penstock.core.queue.policy import checked, refuse_mismatch
+from penstock.core.queue.policy import check_policy, refuse_mismatch
 from penstock.core.surface.backend import JournalAddress
 from penstock.core.surface.journal import Journal
 from penstock.core.ticket import Ticket
@@ -119,7 +119,7 @@ class RemoteBackend:
     def open_queue(self, journal: Journal, name: str, policy: Mapping[str, object], create: bool) -> Queue:
         known = self._queues.get(name)
         if known is None or policy or not create:
-            wanted = checked(policy, name)
+            wanted = check_policy(policy, name)
             if self.read_only or not create:
                 found = self.call(READ_QUEUE, name)
                 refuse_mismatch(name, policy_of(found.policy), wanted)
@@ -278,7 +278,7 @@ def _nothing() -> None:
 
 def _read(answer: Any) -> Any:
     """An answer with the values that its documents stand for."""
-    return converted(answer, _VALUES, event_of)
+    return convert_answer(answer, _VALUES, event_of)
 
 
 _VALUES = {document: kind for kind, document in WRITTEN.items()}

@@ -153,7 +153,7 @@ class Access:
         Then only a token is taken that was right before from the same address, so that a guesser behind a shared
         address stops no program that is at work there. The same wrong token again is no new guess.
         """
-        address, digest, now = _guesser(address), _digest(token), time.monotonic()
+        address, digest, now = _guesser_address(address), _digest(token), time.monotonic()
         begun, wrong = self._guesses.get(address, (now, set()))
         left = begun + GUESS_SECONDS - now
         if len(wrong) >= self._most_guesses and left > 0 and (address, digest) not in self._proven:
@@ -212,7 +212,7 @@ def address_of(connection: HTTPConnection) -> str:
     return connection.client.host if connection.client else ""
 
 
-def _guesser(address: str) -> str:
+def _guesser_address(address: str) -> str:
     """Who tries tokens from an address: of IPv6 the network of 64 bits that one customer has, and may change in."""
     try:
         found = ipaddress.IPv6Address(address.partition("%")[0])

@@ -288,7 +288,7 @@ Handler = Callable[..., Any]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def entered(request: Request, role: Role | None) -> Service:
+def service_of(request: Request, role: Role | None) -> Service:
     """The service that a request is for, once its sender may do what needs a role; None: anyone may."""
     service: Service = request.app.state.service
     if service.loop is None:
@@ -311,7 +311,7 @@ def guarded(role: Role) -> Callable[[Handler], Endpoint]:
         run = awaitable(handler)
 
         async def endpoint(request: Request) -> Response:
-            answer: Response = await run(request, entered(request, role))
+            answer: Response = await run(request, service_of(request, role))
             return answer
 
         endpoint.__name__ = handler.__name__

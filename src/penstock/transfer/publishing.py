@@ -16,7 +16,7 @@ import msgspec
 from penstock.core.clock import ManualClock, from_ms
 from penstock.core.engine.contract import Snapshot
 from penstock.core.events import Draft
-from penstock.core.journal.blocks import Block, Columns, RowOptions, Wire, columns_of, options_of, stamp
+from penstock.core.journal.blocks import Block, Columns, RowOptions, Wire, columns_of, options_of, set_positions
 from penstock.core.journal.bulk import (
     PreparedPiece,
     append_wires,
@@ -471,7 +471,7 @@ class RowsInCommit:
         fresh, options = self._fresh[topic].popleft(), options_of(wire)
         if not fresh:
             return
-        stamp(wire, 1, 0, 0)
+        set_positions(wire, 1, 0, 0)
         block = Block(wire, topic)
         columns: Columns = columns_of(block, range(wire.count))
         if len(fresh) < wire.count:

@@ -13,7 +13,7 @@ from small_index import small_index
 
 from penstock import Draft, Journal, Receipt, Topic
 from penstock.core.journal import keys
-from penstock.core.journal.blocks import CodedText, Columns, Wire, build_block, read_block, seal, select
+from penstock.core.journal.blocks import CodedText, Columns, Wire, block_of_rows, build_block, encode_block, read_block
 from penstock.errors import ConfigError
 
 Reopen = Callable[[Journal], Journal]
@@ -98,7 +98,7 @@ def change(journal: Journal, edit: Callable[[Wire], None]) -> None:
         for key, value in list(tx.scan(*keys.block_range(1))):
             wire = read_block(value, "orders").wire
             edit(wire)
-            tx.put(key, seal(wire))
+            tx.put(key, encode_block(wire))
 
 
 @on("memory", "sqlite")
@@ -133,7 +133,7 @@ def test_a_removed_event_is_named(journal: Journal, topic: Topic, removed: int) 
     with journal._engine.write() as tx:
         for key, value in list(tx.scan(*keys.block_range(1))):
             block = read_block(value, "orders")
-            tx.put(key, select(block, [row for row in range(10) if row != removed - 1]))
+            tx.put(key, block_of_rows(block, [row for row in range(10) if row != removed - 1]))
     report = topic.verify()
     assert report.broken is not None and report.broken.seq == removed and "missing" in report.broken.reason
     assert not topic.check(receipts[removed - 1])

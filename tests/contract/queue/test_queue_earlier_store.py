@@ -12,7 +12,7 @@ import pytest
 import penstock
 from contract.queue.earlier_store import answers
 from penstock import ManualClock
-from penstock.core.queue.inspect import viewing
+from penstock.core.queue.inspect import open_view
 from penstock.core.queue.queue import LocalQueue
 from queue_check import check_queue
 
@@ -29,7 +29,7 @@ def test_queues_of_an_earlier_version_deliver_as_they_did(version: str, tmp_path
         backends = [journal.queue(name)._backend for name in journal.queues()]
         for backend in backends:
             assert isinstance(backend, LocalQueue)
-            with viewing(backend) as view:
+            with open_view(backend) as view:
                 assert check_queue(view.snap, view.state) == []
         expected = json.loads((STORES / version / "queues.json").read_text())
         assert json.loads(json.dumps(answers(journal, clock))) == expected

@@ -308,12 +308,12 @@ def _damage(journal: Journal, topic: str, first: int, change: Callable[[bytes], 
 
 
 def _with_payload(raw: bytes) -> Callable[[bytes], bytes]:
-    from penstock.core.journal.blocks import read_block, seal
+    from penstock.core.journal.blocks import encode_block, read_block
 
     def change(value: bytes) -> bytes:
         wire = read_block(value, "jobs").wire
         wire.payload, wire.lengths = memoryview(raw), len(raw)
-        return seal(wire)
+        return encode_block(wire)
 
     return change
 

@@ -10,7 +10,7 @@ import pytest
 import penstock
 from penstock import Journal, Queue
 from penstock.core.journal.commit import Commit
-from penstock.core.queue.inspect import viewing
+from penstock.core.queue.inspect import open_view
 from penstock.core.queue.queue import LocalQueue
 from penstock.core.queue.state import keys
 from penstock.core.queue.state.cache import WORK, QueueState
@@ -23,7 +23,7 @@ from queue_check import check_queue, letters_range
 
 def problems(queue: Queue) -> list[str]:
     assert isinstance(queue._backend, LocalQueue)
-    with viewing(queue._backend) as view:
+    with open_view(queue._backend) as view:
         return check_queue(view.snap, view.state)
 
 
@@ -183,7 +183,7 @@ def test_letters_that_were_handled_leave_no_rows(journal: Journal) -> None:
     assert dead.ack_many(rest) == 2
     own = dead._backend
     assert isinstance(own, LocalQueue)
-    with viewing(own) as view:
+    with open_view(own) as view:
         assert {keys.tail_seq(key) for key, _ in view.snap.scan(*letters_range(view.state.topic))} == {first.seq}
     assert [one.event.seq for one in mail.dead_letters()] == [first.seq] and problems(dead) == []
 

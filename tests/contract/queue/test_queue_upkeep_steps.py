@@ -14,7 +14,7 @@ from penstock.core.engine.contract import Snapshot
 from penstock.core.journal.commit import Commit
 from penstock.core.local.backend import LocalJournal
 from penstock.core.queue import upkeep
-from penstock.core.queue.inspect import viewing
+from penstock.core.queue.inspect import open_view
 from penstock.core.queue.operations import settle
 from penstock.core.queue.queue import LocalQueue
 from penstock.core.queue.state import blocks, keys
@@ -195,7 +195,7 @@ def test_a_purge_is_a_small_commit_and_its_rows_go_in_passing(
     commits.clear()
     local.maintain()
     assert max(commit.rows for commit in commits) < 120
-    with viewing(own) as view:
+    with open_view(own) as view:
         rows = [key for key, _ in view.snap.scan(*keys.groups_range(view.state.topic))]
         prefix = keys.group_prefix(view.state.topic, 0, view.state.record.purges)[:8]
         assert rows and all(key.startswith(prefix) for key in rows)

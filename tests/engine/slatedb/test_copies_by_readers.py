@@ -23,7 +23,7 @@ def test_a_copy_by_a_reader_holds_everything_that_was_acknowledged(
     writer.topic("t").append("k", 0)
     reader: Any = bucket.open(read_only=True)
     assert reader.topic("t").latest == 1
-    follower, bring, passes = reader._engine._follower, moving._bring, [0]
+    follower, bring, passes = reader._engine._follower, moving._write_differences, [0]
 
     def next_pass(*args: Any) -> int:
         passes[0] += 1
@@ -36,7 +36,7 @@ def test_a_copy_by_a_reader_holds_everything_that_was_acknowledged(
         follower._pause = 1000.0  # it does not look by itself
         writer.topic("t").append("k", 1)
 
-    monkeypatch.setattr(moving, "_bring", next_pass)
+    monkeypatch.setattr(moving, "_write_differences", next_pass)
     if at == 1:
         append()
     reader.copy_to(tmp_path / "copy.db")

@@ -382,7 +382,7 @@ def _check_takes_one(handler: Callable[..., object]) -> None:
         ) from None
 
 
-def adapted(handler: Callable[..., Any], convert: Callable[[Any], object]) -> Callable[..., Any]:
+def adapt_handler(handler: Callable[..., Any], convert: Callable[[Any], object]) -> Callable[..., Any]:
     """A handler of what `convert` makes of a worker's things; asynchronous, if it is."""
 
     def call(given: Any) -> Any:

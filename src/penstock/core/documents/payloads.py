@@ -67,19 +67,19 @@ class PayloadParser:
         held = payloads.buffers()[2]
         data = np.zeros(0, np.uint8) if held is None else np.frombuffer(held, dtype=np.uint8)
         lengths = np.diff(bounds)
-        firsts, lasts = _at(data, bounds[:-1], lengths), _at(data, bounds[1:] - 1, lengths)
+        firsts, lasts = _byte_of_each(data, bounds[:-1], lengths), _byte_of_each(data, bounds[1:] - 1, lengths)
         objects = (firsts == _OPEN) & (lasts == _CLOSE) & (lengths > 1)
         if binary is not None:
             objects &= ~binary
         rows = np.arange(count)
         if self._quick and objects.all():
-            return _gathered(self.schema, self._pieces(payloads, rows), count)
+            return _in_row_order(self.schema, self._pieces(payloads, rows), count)
         nulls = (firsts == _NULL) & (lengths == 4)
         if binary is not None:
             nulls &= ~binary
-        pieces: list[_Piece] = []
+        pieces: list[_ParsedRows] = []
         if nulls.any():
-            pieces.append(_Piece(rows[nulls], [pa.nulls(int(nulls.sum()), field.type) for field in self.schema]))
+            pieces.append(_ParsedRows(rows[nulls], [pa.nulls(int(nulls.sum()), field.type) for field in self.schema]))
         if self._quick and objects.any():
             pieces.extend(self._pieces(payloads.filter(pa.array(objects)), rows[objects]))
             rest = ~(objects | nulls)
@@ -87,17 +87,17 @@ class PayloadParser:
             rest = ~nulls
         if rest.any():
             pieces.append(self._one_by_one(payloads.filter(pa.array(rest)), rows[rest]))
-        return _gathered(self.schema, pieces, count, nulls)
+        return _in_row_order(self.schema, pieces, count, nulls)
 
     # ── all at once ──────────────────────────────────────────────────────────────────────────────────────────────────
-    def _pieces(self, payloads: pa.BinaryArray, rows: _Rows) -> Iterator[_Piece]:
+    def _pieces(self, payloads: pa.BinaryArray, rows: _Rows) -> Iterator[_ParsedRows]:
         """The rows of objects, in as few pieces as they fit; `rows` says which they are."""
         count = len(payloads)
         if not count:
             return
         columns = self._together(payloads)
         if columns is not None:
-            yield _Piece(rows, columns)
+            yield _ParsedRows(rows, columns)
         elif count <= _FEW:
             yield self._one_by_one(payloads, rows)
         else:
@@ -126,7 +126,7 @@ class PayloadParser:
             return None
 
     # ── row by row ───────────────────────────────────────────────────────────────────────────────────────────────────
-    def _one_by_one(self, payloads: pa.BinaryArray, rows: _Rows) -> _Piece:
+    def _one_by_one(self, payloads: pa.BinaryArray, rows: _Rows) -> _ParsedRows:
         """Every row for itself, with what is wrong with those that do not fit."""
         convert = [converter(field.type) for field in self.schema]
         names = [f"f{at}" for at in range(len(self.schema))]
@@ -147,7 +147,7 @@ class PayloadParser:
             for column, value in zip(values, found, strict=True):
                 column.append(value)
         columns = [pa.array(column, field.type) for column, field in zip(values, self.schema, strict=True)]
-        return _Piece(rows, columns, misfits)
+        return _ParsedRows(rows, columns, misfits)
 
     @cached_property
     def _decoder(self) -> msgspec.json.Decoder[object]:
@@ -157,7 +157,7 @@ class PayloadParser:
         return PayloadParser, (self.schema,)
 
 
-class _Piece(NamedTuple):
+class _ParsedRows(NamedTuple):
     """Several parsed rows."""
 
     rows: _Rows
@@ -165,9 +165,11 @@ class _Piece(NamedTuple):
     misfits: list[Misfit] = []
 
 
-def _gathered(schema: pa.Schema, parsed: Iterable[_Piece], count: int, nulls: _Mask | None = None) -> ParsedColumns:
+def _in_row_order(
+    schema: pa.Schema, parsed: Iterable[_ParsedRows], count: int, nulls: _Mask | None = None
+) -> ParsedColumns:
     """The pieces in the order of their rows."""
-    pieces: list[_Piece] = list(parsed)
+    pieces: list[_ParsedRows] = list(parsed)
     misfits = [misfit for piece in pieces for misfit in piece.misfits]
     absent = nulls if nulls is not None and nulls.any() else None
     if misfits:
@@ -187,7 +189,7 @@ def _gathered(schema: pa.Schema, parsed: Iterable[_Piece], count: int, nulls: _M
     return ParsedColumns(columns, absent, misfits)
 
 
-def _at(data: NDArray[np.uint8], offsets: _Rows, lengths: _Rows) -> NDArray[np.uint8]:
+def _byte_of_each(data: NDArray[np.uint8], offsets: _Rows, lengths: _Rows) -> NDArray[np.uint8]:
     """A byte of each row; 0 for an empty one."""
     if not data.size:
         return np.zeros(len(offsets), np.uint8)

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from penstock.core.durable import as_storage_error, like, move_into_place
+from penstock.core.durable import as_storage_error, copy_permissions, move_into_place
 from penstock.core.engine.contract import MAX_KEY_BYTES, Durability, Engine, EngineView, Held, SqlParameters, SqlRow
 from penstock.core.units import in_parts
 from penstock.errors import Closed, ConfigError, NoStore, OutcomeUnknown, PenstockError, ReadOnly, StorageError
@@ -320,7 +320,7 @@ class BatchEngine(BaseEngine):
             partial.mkdir(0o700)
             with closing(type(self)(str(partial), read_only=False, durability="process")) as copy:
                 copy_rows(snapshot, copy)
-            like(self.location, partial)
+            copy_permissions(self.location, partial)
 
     @abstractmethod
     def _begin(self) -> tuple[EngineView, bool]:

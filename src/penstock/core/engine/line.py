@@ -17,7 +17,7 @@ try:
 except ImportError:  # pragma: no cover - not on Windows
     fcntl = None  # type: ignore[assignment]
 
-from penstock.core.durable import like
+from penstock.core.durable import copy_permissions
 
 TURN_SECONDS = 0.005
 """How long a process writes before it looks whether others wait."""
@@ -95,5 +95,5 @@ class Line:
             path = self._store + SUFFIX
             with suppress(OSError):
                 self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                like(self._store, path)
+                copy_permissions(self._store, path)
         return self._file >= 0

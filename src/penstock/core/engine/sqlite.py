@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Self
 
 import apsw
 
-from penstock.core.durable import like, sync_file, sync_folder
+from penstock.core.durable import copy_permissions, sync_file, sync_folder
 from penstock.core.engine.base import BaseEngine, OpenFiles, backup_at, check_key, transaction_is_over
 from penstock.core.engine.contract import MAX_KEY_BYTES, Durability, Held, SqlParameters, SqlRow
 from penstock.core.engine.line import PAUSE, TURN_SECONDS, Line
@@ -430,7 +430,7 @@ class SqliteEngine(BaseEngine):
         self._check_usable()
         with backup_at(destination) as partial:
             partial.touch()
-            like(self._path, partial)  # before there is anything in it
+            copy_permissions(self._path, partial)  # before there is anything in it
             try:
                 connection = self._connect()
                 try:

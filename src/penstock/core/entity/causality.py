@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 def ancestors(core: JournalCore, event: Event | Receipt | str) -> Iterator[Event]:
     """The event, its cause, its cause's cause, … as far as they are stored."""
     with core.engine.read() as snap:
-        yield from _chain(core, snap, event if isinstance(event, Event) else id_of(event))
+        yield from _ancestors(core, snap, event if isinstance(event, Event) else id_of(event))
 
 
-def _chain(core: JournalCore, snap: Snapshot, begin: Event | str) -> Iterator[Event]:
+def _ancestors(core: JournalCore, snap: Snapshot, begin: Event | str) -> Iterator[Event]:
     now = core.clock.now_ms()
     found = find_event(snap, begin, now) if isinstance(begin, str) else begin
     seen: set[str] = set()
@@ -161,7 +161,7 @@ class CausesPage(NamedTuple):
     """The token to go on with; None at the end."""
 
 
-class _Ahead(NamedTuple):
+class _PageStart(NamedTuple):
     """The place where a page in the order of recording begins."""
 
     first: tuple[int, str]
@@ -174,16 +174,16 @@ class _Ahead(NamedTuple):
         return f"{format_id(self.first[0])}.{packed.hex()}.{self.first[1]}"
 
 
-_BEGIN = _Ahead((0, ""), frozenset())
+_BEGIN = _PageStart((0, ""), frozenset())
 
 
-def _ahead(text: str | None) -> _Ahead:
+def _ahead(text: str | None) -> _PageStart:
     if text is None:
         return _BEGIN
     number, heads, topic = _parts(text)
     try:
         packed = bytes.fromhex(heads)
-        return _Ahead((number, topic), frozenset(struct.unpack(f"<{len(packed) // 4}I", packed)))
+        return _PageStart((number, topic), frozenset(struct.unpack(f"<{len(packed) // 4}I", packed)))
     except (ValueError, struct.error):
         raise _no_end(text) from None
 
@@ -201,7 +201,7 @@ def _no_end(text: str) -> ConfigError:
     return ConfigError(f"after must be the `next` of the page before, not {text!r:.80}")
 
 
-def _head(event: Event) -> int:
+def _short_id(event: Event) -> int:
     return event._identity() & 0xFFFFFFFF
 
 
@@ -221,13 +221,13 @@ def correlated_page(core: JournalCore, id: str, after: str | None, limit: int, m
     return CausesPage(causes_first(events), end)
 
 
-def _page(streams: Iterable[Iterator[Event]], ahead: _Ahead, limit: int, most_bytes: int) -> CausesPage:
+def _page(streams: Iterable[Iterator[Event]], ahead: _PageStart, limit: int, most_bytes: int) -> CausesPage:
     waiting: list[tuple[tuple[int, str], int, Event, Iterator[Event]]] = []
     for number, stream in enumerate(streams):
         event = next((event for event in stream if recorded(event) >= ahead.first), None)
         if event is not None:
             waiting.append((recorded(event), number, event, stream))
-    if not ahead.heads <= {_head(event) for _, _, event, _ in waiting}:
+    if not ahead.heads <= {_short_id(event) for _, _, event, _ in waiting}:
         raise _removed()
     heapify(waiting)
     found: list[Event] = []
@@ -242,8 +242,8 @@ def _page(streams: Iterable[Iterator[Event]], ahead: _Ahead, limit: int, most_by
             heapreplace(waiting, (recorded(following), number, following, stream))
     if not waiting:
         return CausesPage(found, None)
-    heads = frozenset(_head(event) for _, _, event, _ in nsmallest(_MOST_HEADS, waiting))
-    return CausesPage(found, _Ahead(waiting[0][0], heads).text())
+    heads = frozenset(_short_id(event) for _, _, event, _ in nsmallest(_MOST_HEADS, waiting))
+    return CausesPage(found, _PageStart(waiting[0][0], heads).text())
 
 
 def ancestors_page(core: JournalCore, id: str, after: str | None, limit: int, most_bytes: int) -> CausesPage:
@@ -260,7 +260,7 @@ def ancestors_page(core: JournalCore, id: str, after: str | None, limit: int, mo
         begin, pages = format_id(number), int(text[:9])
     found: list[Event] = []
     with core.engine.read() as snap:
-        for event in _chain(core, snap, begin):
+        for event in _ancestors(core, snap, begin):
             if event.id == ended:
                 return CausesPage(found, None)
             if len(found) >= limit or most_bytes <= 0:

@@ -29,7 +29,7 @@ import msgspec
 
 from penstock.core.clock import to_ms
 from penstock.core.documents.events import EventDocument, base64_json, decode_binary, event_json
-from penstock.core.durable import as_storage_error, like, make_folder, move_into_place, replace_file
+from penstock.core.durable import as_storage_error, copy_permissions, make_folder, move_into_place, replace_file
 from penstock.core.events import EVENT_FIELDS, Event, parse_id
 from penstock.core.journal import keys
 from penstock.core.journal.blocks import ID_BYTES, Block, Columns, PlacedRows, low_bytes
@@ -169,7 +169,7 @@ class _FolderExport:
         self._folder = folder
         if not folder.exists():
             make_folder(folder)
-            like(self._store, folder)
+            copy_permissions(self._store, folder)
         manifest = load_manifest(folder)
         if manifest is None and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty and holds no export: name another folder")
@@ -214,7 +214,7 @@ class _FolderExport:
     def _write_parts(self, view: TopicView, entry: TopicEntry) -> None:
         own = self._folder / topic_folder(view.name)
         make_folder(own)
-        like(self._store, own)
+        copy_permissions(self._store, own)
         parts = parts_of(own, entry)
         for _, _, path in parts:
             check_file(path, entry.parts[path.name])
@@ -238,7 +238,7 @@ class _FolderExport:
         partial, pieces = folder / ".partial", [(block, block.row_after(after)) for block in blocks]
         first = pieces[0][0].seq(pieces[0][1])
         with partial.open("wb", buffering=1 << 20) as out:
-            like(self._store, partial)  # before there is anything in it
+            copy_permissions(self._store, partial)  # before there is anything in it
             if self._manifest.format == "jsonl":
                 for block, start in pieces:
                     out.writelines(event_json(event) + b"\n" for event in block.events(start))
@@ -287,7 +287,7 @@ def load_manifest(folder: Path) -> ExportManifest | None:
 def save_manifest(folder: Path, manifest: ExportManifest, store: str | None = None) -> None:
     manifest.check = manifest.crc(msgspec.json.encode(manifest))
     replace_file(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-    like(store, folder / MANIFEST)
+    copy_permissions(store, folder / MANIFEST)
 
 
 def check_file(path: Path, known: PartEntry) -> None:
@@ -367,7 +367,7 @@ def write_file(
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb", buffering=1 << 20) as out:
-            like(store, partial)  # before there is anything in it
+            copy_permissions(store, partial)  # before there is anything in it
             count = write_events(events, out, format, meter)
         move_into_place(partial, path)
     finally:

@@ -25,7 +25,7 @@ from penstock.core.journal.catalog import Barrier
 from penstock.core.journal.commit import Commit
 from penstock.core.journal.owners import is_alive, new_owner, retire_owner
 from penstock.core.journal.writer import WriteRequest
-from penstock.core.model.arguments import DraftArguments, shows
+from penstock.core.model.arguments import DraftArguments, show_arguments
 from penstock.core.ticket import Ticket, wake
 from penstock.errors import Closed, ConfigError, FenceActive, FenceCancelled, ReadOnly
 
@@ -244,7 +244,7 @@ class Fence:
     def __repr__(self) -> str:
         return f"<fence of {self._core!r}, {self.state}>"
 
-    @shows(DraftArguments, Draft)
+    @show_arguments(DraftArguments, Draft)
     def submit(
         self, topic: Topic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]
     ) -> Ticket[Receipt]:
@@ -355,7 +355,7 @@ class FencedOutbox(Outbox):
 
 def hold(commit: Commit, engine: Engine, owner: str) -> None:
     """Writes down that an exclusive fence is open."""
-    commit.tx.put(keys.FENCE + owner.encode(), _which(engine))
+    commit.tx.put(keys.FENCE + owner.encode(), _file_identity(engine))
 
 
 def release(commit: Commit, owner: str) -> None:
@@ -366,7 +366,7 @@ def release(commit: Commit, owner: str) -> None:
 def find_holder(engine: Engine, tx: WriteTx) -> str:
     """The process that has an exclusive fence open, for people; "" for none. What dead ones have left is removed."""
     rows = list(tx.scan(keys.FENCE, keys.prefix_end(keys.FENCE)))
-    here = _which(engine) if rows else b""
+    here = _file_identity(engine) if rows else b""
     for key, store in rows:
         owner = key[len(keys.FENCE) :].decode(errors="replace")
         if store == here and is_alive(owner):
@@ -375,7 +375,7 @@ def find_holder(engine: Engine, tx: WriteTx) -> str:
     return ""
 
 
-def _which(engine: Engine) -> bytes:
+def _file_identity(engine: Engine) -> bytes:
     """Returns the identity of a store's file: a copy of it is another."""
     found = os.stat(engine.location or "")  # noqa: PTH116
     return f"{found.st_dev}:{found.st_ino}".encode()

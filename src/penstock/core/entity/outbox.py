@@ -18,7 +18,7 @@ from penstock.core.events import Draft, Receipt
 from penstock.core.journal.commit import Commit
 from penstock.core.journal.prepare import PreparedBatch, make_draft, prepare
 from penstock.core.journal.writer import Shield, Writer, WriteRequest, is_inside
-from penstock.core.model.arguments import DraftArguments, shows
+from penstock.core.model.arguments import DraftArguments, show_arguments
 from penstock.core.names import is_whole
 from penstock.core.ticket import Ticket
 from penstock.errors import ConfigError
@@ -60,7 +60,7 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._staged)
 
-    @shows(DraftArguments, Draft)
+    @show_arguments(DraftArguments, Draft)
     def stage(self, topic: Topic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]) -> int:
         """Adds a draft and returns its index, which a later draft may name as its `cause`. Nothing is written yet."""
         self._staged.append(stage(self._journal, topic, kind, payload, draft))

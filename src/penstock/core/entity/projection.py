@@ -296,7 +296,7 @@ class Fold(Generic[P]):
             for kind in kinds:
                 name = _kind_name(kind)
                 schema = schema_of(name)
-                wants = _wants(handler, schema, self.declared)
+                wants = _parameter_kinds(handler, schema, self.declared)
                 self._steps.setdefault(name, []).append(_Step(handler, wants, schema))
 
     @property
@@ -399,7 +399,7 @@ def _kind_name(kind: Any) -> str:
     return schema.kind
 
 
-def _wants(handler: Callable[..., object], schema: Schema | None, declared: Declared) -> tuple[object, ...]:
+def _parameter_kinds(handler: Callable[..., object], schema: Schema | None, declared: Declared) -> tuple[object, ...]:
     """Returns the kind of each parameter of a handler after self: the event, the plain payload, or a typed one."""
     import inspect
 
@@ -412,11 +412,11 @@ def _wants(handler: Callable[..., object], schema: Schema | None, declared: Decl
             raise ConfigError(
                 f"handler {handler.__qualname__} has a parameter {parameter.name!r} that cannot be filled"
             )
-        wants.append(_want(handler, parameter, schema, declared))
+        wants.append(_parameter_kind(handler, parameter, schema, declared))
     return tuple(wants)
 
 
-def _want(handler: Callable[..., Any], parameter: Any, schema: Schema | None, declared: Declared) -> Any:
+def _parameter_kind(handler: Callable[..., Any], parameter: Any, schema: Schema | None, declared: Declared) -> Any:
     annotation = parameter.annotation
     if annotation is not parameter.empty:
         if schema is not None and schema.type is not None and annotation == schema.type.__name__:

@@ -98,13 +98,13 @@ def project(
         if view is None:
             return 0, None
         state_of_topic = view.state()
-        start = _start(view, declared, key, state_of_topic, states.get(view.topic_id, declared, key))
+        start = _newest_valid(view, declared, key, state_of_topic, states.get(view.topic_id, declared, key))
         state = _unpacked(projection, start) if start is not None else None
         if freshness == "cached" and start is not None and state is not None:
             return start.generation, state
         if state is None:
             state, start = projection(), None
-        pieces = _pieces(core.index, view, key, start.generation if start is not None else 0)
+        pieces = _events_to_fold(core.index, view, key, start.generation if start is not None else 0)
         first, last, count = folder.fold_pieces(state, pieces)
     if not count:
         return (start.generation, state) if start is not None else (0, None)
@@ -142,7 +142,7 @@ def folded(projection: type[P], events: Iterable[Event]) -> tuple[int, P | None]
     return newest, state if newest else None
 
 
-def _pieces(index: EntityIndex, view: TopicView, key: str | None, after: int) -> Iterable[Piece]:
+def _events_to_fold(index: EntityIndex, view: TopicView, key: str | None, after: int) -> Iterable[Piece]:
     """Returns the events that are to be folded: the events of an entity, or of the whole topic."""
     if key is not None:
         return index.open(view).pieces(key, after, keys.MAX_SEQ)
@@ -152,7 +152,7 @@ def _pieces(index: EntityIndex, view: TopicView, key: str | None, after: int) ->
     )
 
 
-def _start(
+def _newest_valid(
     view: TopicView, declared: Declared, key: str | None, state: TopicState, remembered: Saved | None
 ) -> Saved | None:
     """The newest saved state that can be trusted."""

@@ -115,13 +115,13 @@ def matching(core: JournalCore, snap: Snapshot, topics: tuple[str, ...], among: 
             found |= dict.fromkeys([one] if among is None or one in among else ())
             continue
         beginning = one[: wild.start()]
-        for name in _beginning(snap, beginning) if among is None else among:
+        for name in _names_with_prefix(snap, beginning) if among is None else among:
             if fnmatchcase(name, one) and not _is_internal(core, snap, name, beginning):
                 found[name] = None
     return sorted(found)
 
 
-def _beginning(snap: Snapshot, text: str) -> Iterator[str]:
+def _names_with_prefix(snap: Snapshot, text: str) -> Iterator[str]:
     """The names of topics that begin with a text."""
     first = keys.TOPIC + text.encode()
     return (keys.stored_name(key[1:]) for key, _ in snap.scan(first, keys.prefix_end(first)))
@@ -333,7 +333,7 @@ def read_page(core: JournalCore, query: AcrossQuery, limit: int, most_bytes: int
         names = wanted_topics(core, snap, query)
         merge = Merge(core, query, READER_BYTES)
         merge.add(names, query.after)
-        events = _some(merge, snap, core.clock.now_ms(), limit, most_bytes)
+        events = _next_events(merge, snap, core.clock.now_ms(), limit, most_bytes)
         if query.through is None:
             ends = merge.ends | _ends(snap, [name for name in names if name not in merge.ends])
         else:
@@ -353,7 +353,7 @@ def _ends(snap: Snapshot, names: Iterable[str]) -> dict[str, int]:
     return {view.name: view.latest() for view in views if view is not None}
 
 
-def _some(merge: Merge, snap: Snapshot, now_ms: int, limit: int, most_bytes: int) -> list[Event]:
+def _next_events(merge: Merge, snap: Snapshot, now_ms: int, limit: int, most_bytes: int) -> list[Event]:
     """Returns the next events of a merge, bounded in number and bytes, and in what is looked at for them."""
     found: list[Event] = []
     size = 0
@@ -390,7 +390,7 @@ class AcrossReader:
         try:
             with self._core.engine.read() as snap:
                 self._add_topics(snap, touched or set())
-                events = _some(self._merge, snap, self._core.clock.now_ms(), limit, most_bytes)
+                events = _next_events(self._merge, snap, self._core.clock.now_ms(), limit, most_bytes)
         except BaseException:  # the events of this step are read again
             self._merge, self._all_due = Merge(self._core, self._query, FOLLOWER_BYTES), True
             raise

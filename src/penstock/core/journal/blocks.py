@@ -54,7 +54,7 @@ class lazy(Generic[T]):
 
 def build_block(columns: Columns, first: int, recorded_ms: int, base_id: int) -> bytes:
     """The bytes of a block that holds one commit's events, at positions first, first+1, …"""
-    return seal(build_wire(columns, first, recorded_ms, base_id))
+    return encode_block(build_wire(columns, first, recorded_ms, base_id))
 
 
 def build_wire(columns: Columns, first: int, recorded_ms: int, base_id: int) -> Wire:
@@ -116,7 +116,7 @@ def build_copies(columns: Columns, seqs: Sequence[int], ids: Sequence[bytes], ti
         set_runs(wire, (1,), times or (0,), b"".join(ids))
     if steps.count(1) < len(steps):
         wire.seqs = pack_seqs(seqs)
-    return seal(compressed(wire))
+    return encode_block(compressed(wire))
 
 
 def build_joined(parts: Sequence[tuple[int, int, int, Columns]]) -> Wire:
@@ -150,7 +150,7 @@ def _pack_headers(headers: Sequence[Mapping[str, str] | None]) -> Headers:
     return Headers(pack_ints(counts), len(names), pack_text(names), pack_text(values))
 
 
-def seal(wire: Wire) -> bytes:
+def encode_block(wire: Wire) -> bytes:
     """The stored form of a block: its bytes and their checksum."""
     body = encode_wire(wire.form() if isinstance(wire, CompressedWire) else wire)
     return body + (zlib.crc32(body) if len(body) <= PIECE_BYTES else crc32(body)).to_bytes(4)
@@ -329,7 +329,7 @@ class Block:
         """The producers' times, in milliseconds."""
         if self.wire.occurred is not None:
             return unpack_signed(self.wire.occurred, self.count)
-        return spread(self)[1]
+        return identities_of(self)[1]
 
     def occurred_ms(self, row: int) -> int:
         return self.recorded_ms(row) if self.wire.occurred is None else self.occurred_times[row]
@@ -384,7 +384,7 @@ class Block:
     def extract(self, row: int) -> bytes:
         """A block of this one event."""
 
-        return select(self, [row])
+        return block_of_rows(self, [row])
 
 
 def texts_of(block: Block) -> dict[str, list[str | None]]:
@@ -421,7 +421,7 @@ def columns_of(block: Block, rows: Sequence[int], texts: dict[str, list[str | No
     return columns
 
 
-def spread(block: Block) -> tuple[list[int], list[int], Sequence[int]]:
+def identities_of(block: Block) -> tuple[list[int], list[int], Sequence[int]]:
     """The id, the time and the position of every event of a block."""
     starts = block.run_starts
     if len(starts) == block.count:
@@ -436,7 +436,7 @@ def spread(block: Block) -> tuple[list[int], list[int], Sequence[int]]:
 # ── Blocks made of blocks: some of one's events, or those of several neighbours ──
 
 
-def select(block: Block, rows: Sequence[int]) -> bytes:
+def block_of_rows(block: Block, rows: Sequence[int]) -> bytes:
     """The bytes of a block that keeps only some events, with the positions, times and ids they have."""
     ids = [low_bytes(block.id_number(row)) for row in rows]
     times = [block.recorded_ms(row) for row in rows]
@@ -570,17 +570,17 @@ def resolve_reference(snap: Snapshot, found: Reference, topic: str) -> Block:
     wire = read_block(value, topic).wire
     if wire.count != found.count:
         raise Corrupt(f"a block stored apart has {wire.count} events, not {found.count}", topic=topic, seq=found.first)
-    stamp(wire, found.first, found.recorded_ms, int.from_bytes(found.id))
+    set_positions(wire, found.first, found.recorded_ms, int.from_bytes(found.id))
     return Block(wire, topic)
 
 
 def whole_value(snap: Snapshot, value: bytes, topic: str) -> bytes:
     """A block in its stored form, wherever it is."""
     found = reference_in(value, topic)
-    return value if found is None else seal(resolve_reference(snap, found, topic).wire)
+    return value if found is None else encode_block(resolve_reference(snap, found, topic).wire)
 
 
-def stamp(wire: Wire, first: int, recorded_ms: int, number: int) -> None:
+def set_positions(wire: Wire, first: int, recorded_ms: int, number: int) -> None:
     """Makes a block's events one run: at positions from `first` on, recorded together, with ids counting up."""
     wire.first = first
     set_one_run(wire, recorded_ms, number)
@@ -668,7 +668,7 @@ def unpack_ints(column: Ints, count: int) -> Sequence[int]:
     code = _WIDTHS.get(width)
     if rest or code is None:
         raise Corrupt(f"an integer column of {len(column)} bytes cannot hold {count} values")
-    return _swapped(column, code) if _BIG_ENDIAN else memoryview(column).cast(code)  # type: ignore[call-overload]
+    return _byte_swapped(column, code) if _BIG_ENDIAN else memoryview(column).cast(code)  # type: ignore[call-overload]
 
 
 def unpack_signed(column: SignedInts, count: int) -> Sequence[int]:
@@ -676,10 +676,10 @@ def unpack_signed(column: SignedInts, count: int) -> Sequence[int]:
         return [column] * count
     if len(column) != 8 * count:
         raise Corrupt(f"a time column of {len(column)} bytes cannot hold {count} values")
-    return _swapped(column, "q") if _BIG_ENDIAN else memoryview(column).cast("q")
+    return _byte_swapped(column, "q") if _BIG_ENDIAN else memoryview(column).cast("q")
 
 
-def _swapped(column: bytes, code: str) -> Sequence[int]:
+def _byte_swapped(column: bytes, code: str) -> Sequence[int]:
     values = array(code, column)
     values.byteswap()
     return values
@@ -1035,7 +1035,7 @@ class Columns(msgspec.Struct, eq=False, weakref=False):
 
     def pick(self, rows: Sequence[int]) -> Columns:
         """Returns several of the events, in columns of their own."""
-        pick = picker(rows)
+        pick = column_picker(rows)
         picked = Columns(pick(self.kinds), pick(self.payloads))
         for name in OPTIONAL:
             column = getattr(self, name)
@@ -1053,7 +1053,7 @@ class Columns(msgspec.Struct, eq=False, weakref=False):
         return part
 
 
-def picker(rows: Sequence[int]) -> Callable[[Sequence[T]], list[T]]:
+def column_picker(rows: Sequence[int]) -> Callable[[Sequence[T]], list[T]]:
     """Picks rows out of a column."""
     if len(rows) < 2:
         return lambda column: [column[row] for row in rows]
@@ -1110,7 +1110,7 @@ class PlacedRows(msgspec.Struct, eq=False, weakref=False):
 
     def pick(self, rows: Sequence[int]) -> Self:
         """Returns several of the rows."""
-        columns, pick = self.columns.pick(rows), picker(rows)
+        columns, pick = self.columns.pick(rows), column_picker(rows)
         if not self.ids:
             return type(self)(columns, pick(self.seqs))
         return type(self)(columns, pick(self.seqs), pick(self.ids), pick(self.times))

@@ -24,6 +24,7 @@ from penstock.core.journal.blocks import (
     Reference,
     Wire,
     compressed_if_large,
+    encode_block,
     options_of,
     pack_reference,
     payload_size,
@@ -31,8 +32,7 @@ from penstock.core.journal.blocks import (
     read_block,
     read_pending,
     reference_in,
-    seal,
-    stamp,
+    set_positions,
 )
 from penstock.core.journal.commit import Commit, next_id, topic_is_full
 from penstock.core.journal.summaries import keep_hashes, leaves_of, summarise
@@ -118,8 +118,8 @@ class PreparedPiece:
         self.blocks: list[StagedBlock] = []
         self.values: list[bytes] = []
         for topic, wire in wires:
-            stamp(wire, 0, 0, 0)
-            value = seal(compressed_if_large(wire))
+            set_positions(wire, 0, 0, 0)
+            value = encode_block(compressed_if_large(wire))
             keyed, asks = wire.key is not None, options_of(wire) is not None
             self.blocks.append(StagedBlock(topic, wire.count, len(value), keyed, asks, plain_size(value)))
             self.values.append(value)
@@ -366,8 +366,8 @@ def append_wires(commit: Commit, name: str, wires: Iterable[Wire]) -> range:
 def _values(wires: Iterable[Wire], seq: int, recorded: int, number: int) -> Iterator[tuple[Wire, bytes]]:
     """Blocks, and their stored form."""
     for wire in wires:
-        stamp(wire, seq, recorded, number)
-        yield wire, seal(compressed_if_large(wire))
+        set_positions(wire, seq, recorded, number)
+        yield wire, encode_block(compressed_if_large(wire))
         seq += wire.count
         number += wire.count
 

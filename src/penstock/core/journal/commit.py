@@ -31,8 +31,8 @@ from penstock.core.journal.blocks import (
     build_wire,
     compressed,
     compressed_if_large,
+    encode_block,
     join_columns,
-    seal,
 )
 from penstock.core.journal.catalog import (
     Barrier,
@@ -647,7 +647,7 @@ def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> tuple
     parts = tail.parts
     if fits and (len(parts) >= MERGE_FAN_IN - 1 or tail.size >= BLOCK_BYTES // 2):
         joined = build_joined([*parts, part])
-        key, value = block_key(head.topic_id, parts[0][0]), seal(compressed_if_large(joined))
+        key, value = block_key(head.topic_id, parts[0][0]), encode_block(compressed_if_large(joined))
         tx.delete_range(key + b"\0", block_key(head.topic_id, first))
         tx.put(key, value)
         last = joined.first + joined.count - 1
@@ -657,7 +657,7 @@ def write_block(tx: WriteTx, head: Head, stamp: int, part: RecentBlock) -> tuple
         return key, value, None
     wire = build_wire(columns, first, recorded_ms, base_id)
     large = len(wire.payload) >= MERGED_BYTES
-    key, value = block_key(head.topic_id, first), seal(compressed(wire) if large else wire)
+    key, value = block_key(head.topic_id, first), encode_block(compressed(wire) if large else wire)
     tx.put(key, value)
     if wire.count >= SUMMARY_EVENTS:
         summarise(tx, head.topic_id, wire, indexed=head.settings.indexed, made_of=columns)
@@ -677,10 +677,10 @@ def write_blocks(tx: WriteTx, head: Head, part: RecentBlock) -> tuple[bytes, byt
     start, count, weights = 0, len(columns.kinds), columns.weights()
     wires: list[Wire | None] = []
     while start < count:
-        stop = start + _fitting(weights, start)
+        stop = start + _events_that_fit(weights, start)
         some = columns.slice(start, stop)
         wire = build_wire(some, position + start, recorded_ms, base_id + start)
-        key, value = block_key(head.topic_id, position + start), seal(compressed_if_large(wire))
+        key, value = block_key(head.topic_id, position + start), encode_block(compressed_if_large(wire))
         tx.put(key, value)
         summarise(tx, head.topic_id, wire, indexed=head.settings.indexed, made_of=some)
         wires.append(wire)
@@ -688,7 +688,7 @@ def write_blocks(tx: WriteTx, head: Head, part: RecentBlock) -> tuple[bytes, byt
     return key, value, wires
 
 
-def _fitting(weights: Sequence[int], start: int) -> int:
+def _events_that_fit(weights: Sequence[int], start: int) -> int:
     """Returns the number of events from `start` on make a block of the usual size; at least one."""
     return max(1, bisect_right(list(accumulate(weights[start : start + BLOCK_EVENTS])), BLOCK_BYTES))
 
@@ -728,7 +728,7 @@ def _bucket(window: float | None, ms: int) -> int:
     return 0 if window is None else max(1, ms // max(_SHORTEST_BUCKET_MS, int(window * 1000)))
 
 
-def _counts(original: Original, window: float | None, now_ms: int) -> bool:
+def _is_remembered(original: Original, window: float | None, now_ms: int) -> bool:
     return window is None or now_ms - original.recorded_ms < window * 1000
 
 
@@ -766,7 +766,11 @@ def find_original(
             key = keys.dedup_key(topic, bucket, dedup)
             value = tx.get(key)
             original = None if value is None else keys.stored(_decode, value, "the record of a dedup key")
-            if original is None or not _counts(original, window, recorded_ms) or _was_forgotten(original, earlier):
+            if (
+                original is None
+                or not _is_remembered(original, window, recorded_ms)
+                or _was_forgotten(original, earlier)
+            ):
                 continue
             at_ms = original.at_ms or original.recorded_ms
             if at_ms > now_ms:  # the clock was set back
@@ -782,7 +786,7 @@ def _was_forgotten(original: Original, earlier: Sequence[EarlierWindow]) -> bool
     return any(
         original.seq <= one.through
         and original.recorded_ms <= one.until_ms  # a key may be given later to an event from before
-        and not _counts(original, one.window, one.until_ms)
+        and not _is_remembered(original, one.window, one.until_ms)
         for one in earlier
     )
 

@@ -59,7 +59,7 @@ def _topics_of_id(snap: Snapshot, number: int) -> Iterator[str]:
     begin = keys.NAME + ((number & keys.ID_BITS) >> 32).to_bytes(2)
     for _, name in snap.scan(begin, begin + b"\xff" * 5):
         yield keys.stored_name(name)
-    yield from _named(snap, _topics(snap, keys.OTHER_IDS))
+    yield from _names_of(snap, _topics(snap, keys.OTHER_IDS))
 
 
 def topics_naming(snap: Snapshot, id: str) -> list[str]:
@@ -67,7 +67,7 @@ def topics_naming(snap: Snapshot, id: str) -> list[str]:
     if snap.get(keys.NAME) is None:
         return list(topic_names(snap))
     begin = keys.CAUSAL + _hash(id)
-    return list(_named(snap, {*_topics(snap, begin), *_topics(snap, keys.UNFOLDED)}))
+    return list(_names_of(snap, {*_topics(snap, begin), *_topics(snap, keys.UNFOLDED)}))
 
 
 def _topics(snap: Snapshot, prefix: bytes) -> Iterator[bytes]:
@@ -76,7 +76,7 @@ def _topics(snap: Snapshot, prefix: bytes) -> Iterator[bytes]:
         yield key[len(prefix) :]
 
 
-def _named(snap: Snapshot, topics: Iterable[bytes]) -> Iterator[str]:
+def _names_of(snap: Snapshot, topics: Iterable[bytes]) -> Iterator[str]:
     """The names of topics, as far as they are still there."""
     for topic in topics:
         name = snap.get(keys.NAME + topic)
@@ -163,7 +163,7 @@ class CausalNotes:
 def _unfolded(snap: Snapshot, topic: bytes) -> Iterator[_Unfolded]:
     """Returns the causes and correlations of the next events of a topic; nothing of a topic that is not to be
     folded."""
-    name, since = next(_named(snap, [topic]), ""), snap.get(keys.UNFOLDED + topic)
+    name, since = next(_names_of(snap, [topic]), ""), snap.get(keys.UNFOLDED + topic)
     view = TopicView.open(snap, name)
     # Where compaction removes single events no note could ever be forgotten: such a topic is always asked.
     if view is None or since is None or view.record.settings.by_key:

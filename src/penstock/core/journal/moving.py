@@ -35,14 +35,14 @@ class CopyReport(msgspec.Struct, frozen=True):
 
 def copy_store(source: Engine, store_id: str, target: Engine, progress: Progress | None = None) -> CopyReport:
     """Makes `target` hold what `source` holds; ConfigError when it holds something else already."""
-    claim = _Claim(target, store_id)
+    claim = _UnfinishedMark(target, store_id)
     claim.begin()
-    tell = _Teller(0 if progress is None else source.size(), progress)  # of a bucket it takes many requests
+    tell = _ProgressMeter(0 if progress is None else source.size(), progress)  # of a bucket it takes many requests
     written = 0
     for _ in range(2):  # the second pass is short: what was written during the first
         source.catch_up()  # a reader of a bucket may be behind what its writer has acknowledged
         with source.read() as wanted:
-            written += _bring(wanted, claim, tell)
+            written += _write_differences(wanted, claim, tell)
             tell.rest()
             target.flush()
             rows, size = _compare(wanted, claim)
@@ -60,7 +60,7 @@ def check_finished(snapshot: Snapshot, location: str | None) -> None:
         )
 
 
-class _Claim:
+class _UnfinishedMark:
     """A target that is unfinished, and of one journal: only as long as it says so may a copy change it."""
 
     def __init__(self, target: Engine, store_id: str) -> None:
@@ -88,7 +88,7 @@ class _Claim:
             )
 
 
-class _Teller:
+class _ProgressMeter:
     """Tells how many bytes are done, of an estimate that is corrected when it proves wrong."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
@@ -106,7 +106,7 @@ class _Teller:
         self.add(0)
 
 
-def _bring(wanted: Snapshot, claim: _Claim, tell: _Teller) -> int:
+def _write_differences(wanted: Snapshot, claim: _UnfinishedMark, tell: _ProgressMeter) -> int:
     """Writes what the target lacks or has otherwise, and removes what it should not have."""
     written = 0
     changes: list[tuple[bytes, bytes | None]] = []
@@ -150,7 +150,7 @@ def _rows(snapshot: Snapshot) -> Iterator[Row]:
     return (row for row in snapshot.scan(b"", END) if row[0] != keys.COPYING)
 
 
-def _write(claim: _Claim, changes: list[tuple[bytes, bytes | None]]) -> int:
+def _write(claim: _UnfinishedMark, changes: list[tuple[bytes, bytes | None]]) -> int:
     if changes:
         with claim.target.write(sync=False) as tx:
             claim.check(tx)
@@ -162,7 +162,7 @@ def _write(claim: _Claim, changes: list[tuple[bytes, bytes | None]]) -> int:
     return len(changes)
 
 
-def _compare(wanted: Snapshot, claim: _Claim) -> tuple[int, int]:
+def _compare(wanted: Snapshot, claim: _UnfinishedMark) -> tuple[int, int]:
     """Reads both again and compares every row; Corrupt when they differ."""
     rows = size = 0
     with claim.target.read() as present:

@@ -19,7 +19,7 @@ from msgspec.structs import astuple, replace
 from penstock.core.clock import to_ms
 from penstock.core.documents.decoding import nearest
 from penstock.core.events import Draft, Event, Receipt
-from penstock.core.journal.blocks import Columns, picker
+from penstock.core.journal.blocks import Columns, column_picker
 from penstock.core.model.query import EventQuery
 from penstock.core.names import (
     check_headers,
@@ -56,7 +56,7 @@ class PreparedBatch(msgspec.Struct, eq=False, weakref=False):
 
     def pick(self, rows: Sequence[int]) -> PreparedBatch:
         """Returns the batch of some of the events, none of which names another event of the batch as its cause."""
-        columns, some = self.columns.pick(rows), picker(rows)
+        columns, some = self.columns.pick(rows), column_picker(rows)
         dedups, expects, conditions = self.dedups, self.expects, self.conditions
         return PreparedBatch(
             columns,
@@ -118,7 +118,7 @@ def prepare(drafts: Iterable[Draft], topic: str | None, find_cause: FindCause | 
     kind_list = list(kinds)
     payloads: Sequence[object] = given
     if set(map(type, kinds)) != {str}:
-        kind_list, payloads, header_list = _typed(kind_list, payloads, header_list)
+        kind_list, payloads, header_list = _without_types(kind_list, payloads, header_list)
     if _some(topics) and any(name is not None and name != topic for name in topics):
         other = next(name for name in topics if name is not None and name != topic)
         raise ConfigError(
@@ -253,7 +253,7 @@ def _remember_kind(kind: Any) -> None:
     _known_kinds.add(kind)
 
 
-def _typed(
+def _without_types(
     kinds: list[Any], payloads: Sequence[object], headers: list[Any] | None
 ) -> tuple[list[str], list[object], list[object] | None]:
     """Replaces instances of declared event types by their kind, payload and version header."""

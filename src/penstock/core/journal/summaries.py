@@ -29,8 +29,8 @@ from penstock.core.journal.blocks import (
     Text,
     Wire,
     columns_of,
+    identities_of,
     pack_words,
-    spread,
     text_values,
     unpack_ints,
     unpack_signed,
@@ -219,7 +219,7 @@ def pack_summaries(summaries: Sequence[Summary]) -> bytes:
     return keys.with_checksum(_encode(summaries))
 
 
-def _opened(decode: Callable[[memoryview], T], value: bytes, topic: str) -> T:
+def _decode_checked(decode: Callable[[memoryview], T], value: bytes, topic: str) -> T:
     body = keys.without_checksum(value)
     if body is None:
         raise Corrupt("a summary fails its checksum; topic.reindex() makes them anew", topic=topic)
@@ -230,7 +230,7 @@ def _opened(decode: Callable[[memoryview], T], value: bytes, topic: str) -> T:
 
 
 def read_summaries(value: bytes, topic: str) -> list[Summary]:
-    return _opened(_decode, value, topic)
+    return _decode_checked(_decode, value, topic)
 
 
 def stored_summaries(
@@ -249,7 +249,7 @@ def stored_summaries(
 def stored_hashes(snap: Snapshot, topic: int, name: str, after: int) -> Iterator[TermHashes]:
     """The hashes of ranges that begin after a position, in order."""
     for _, value in snap.scan(keys.hashes_key(topic, after + 1), keys.topic_range(keys.HASHES, topic)[1]):
-        yield _opened(_decode_hashes, value, name)
+        yield _decode_checked(_decode_hashes, value, name)
 
 
 # ── What each event says, as the bytes that are hashed, and the hashes that a verified topic keeps of its events ──
@@ -298,7 +298,7 @@ def leaves(columns: Columns, seqs: Iterable[int], ids: Iterable[int], recorded: 
 
 def leaves_of(block: Block) -> Iterator[bytes]:
     """Returns the leaf of each event of a block."""
-    ids, recorded, seqs = spread(block)
+    ids, recorded, seqs = identities_of(block)
     return leaves(columns_of(block, range(block.count)), seqs, ids, recorded)
 
 

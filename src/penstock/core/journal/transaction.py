@@ -34,7 +34,7 @@ T = TypeVar("T")
 log = Log("penstock.writer")
 
 
-class _Life:
+class _ThreadLife:
     """Lives as long as its thread, and ends the transactions that the thread has left open."""
 
     __slots__ = ("open", "owner")
@@ -49,17 +49,17 @@ class _Life:
             held.drop("the thread that began it has ended, and its block had not")
 
 
-class _Here(threading.local):
+class _CallingThread(threading.local):
     """The life of the calling thread."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        self.life = _Life()
+        self.life = _ThreadLife()
 
 
-_here = _Here()
+_here = _CallingThread()
 os.register_at_fork(after_in_child=_here.begin)  # what the forking thread has begun is the parent's
 
 

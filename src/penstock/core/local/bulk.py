@@ -24,10 +24,10 @@ from penstock.core.journal.blocks import (
     Block,
     Columns,
     build_wire,
+    encode_block,
     pack_seqs,
     plain_size,
     positions_in,
-    seal,
     set_runs_of,
     whole_value,
 )
@@ -74,7 +74,7 @@ def stored_blocks(view: TopicView, after: int, through: int) -> Iterator[StoredB
     for part in view.stretches(after, through):
         if part.in_files:
             for block in view.blocks(part.after, part.through):
-                yield StoredBlock(block.first, block.last, seal(block.wire))
+                yield StoredBlock(block.first, block.last, encode_block(block.wire))
         else:
             yield from view.hot_blocks(part.after, part.through, _stored)
 
@@ -200,17 +200,17 @@ def read_spans(at: LocalBackend, name: str, asked: wire.SpansRequest) -> SpansDo
         scope = wanted.scopes[0] if wanted.scopes is not None and len(wanted.scopes) == 1 else None
         low, high = max(asked.after, view.trimmed()), min(asked.through, view.latest())
         query = EventQuery(kinds=kinds, scope=scope)
-        spans = _joined(view.spans(low, high, query, occurred=wanted.occurred)) if low < high else []
+        spans = _merge_near(view.spans(low, high, query, occurred=wanted.occurred)) if low < high else []
         found, known = _looked_up(at.core.index, view, low, high, wanted) if spans else (None, low)
         events = [] if found is None else list(islice(found, LOOKED_UP + 1))
         if found is None or len(events) > LOOKED_UP:
             return SpansDocument(spans)
-        rest = both(spans, [(known, high)]) if known < high else []
+        rest = intersect(spans, [(known, high)]) if known < high else []
         by_seq = {event.seq: event for event in events}
         seqs = sorted(by_seq)
         if len(seqs) <= FOUND_EVENTS and sum(len(event.raw) for event in by_seq.values()) <= FOUND_BYTES:
             return SpansDocument(rest, message_of([_block_of([by_seq[seq] for seq in seqs])] if seqs else []))
-        return SpansDocument(_joined([*both(spans, _near_together(seqs)), *rest]))
+        return SpansDocument(_merge_near([*intersect(spans, _near_together(seqs)), *rest]))
 
 
 def _looked_up(
@@ -218,7 +218,7 @@ def _looked_up(
 ) -> tuple[Iterable[Event] | None, int]:
     """All events through a position that one field of what is wanted finds; None: none of them is looked up."""
     if seqs := _terms(wanted.seqs):
-        return _at(view, [seq for seq in seqs if after < seq <= through]), through
+        return _events_at(view, [seq for seq in seqs if after < seq <= through]), through
     if ids := _terms(wanted.ids):
         numbers = [number for id in ids if (number := parse_id(id)) is not None]
         events = [event for number in numbers if (event := view.find(number)) is not None]
@@ -262,10 +262,10 @@ def _block_of(events: Sequence[Event]) -> bytes:
     wire = build_wire(columns, events[0].seq, 0, 0)
     set_runs_of(wire, [some.id_number(row) for some, row in rows], [some.recorded_ms(row) for some, row in rows])
     wire.seqs = pack_seqs([event.seq for event in events])
-    return seal(wire)
+    return encode_block(wire)
 
 
-def _at(view: TopicView, seqs: Iterable[int]) -> Iterator[Event]:
+def _events_at(view: TopicView, seqs: Iterable[int]) -> Iterator[Event]:
     """The events at ascending positions."""
     block: Block | None = None
     for seq in seqs:
@@ -278,10 +278,10 @@ def _at(view: TopicView, seqs: Iterable[int]) -> Iterator[Event]:
 
 def _near_together(positions: Iterable[int]) -> list[Bounds]:
     """Bounds around ascending positions."""
-    return _joined(((seq - 1, seq) for seq in positions), _NEAR)
+    return _merge_near(((seq - 1, seq) for seq in positions), _NEAR)
 
 
-def _joined(spans: Iterable[Bounds], near: int = 0) -> list[Bounds]:
+def _merge_near(spans: Iterable[Bounds], near: int = 0) -> list[Bounds]:
     """Ascending bounds, of which those that touch, or are near, are one."""
     found: list[Bounds] = []
     for low, high in spans:
@@ -292,7 +292,7 @@ def _joined(spans: Iterable[Bounds], near: int = 0) -> list[Bounds]:
     return found
 
 
-def both(some: Sequence[Bounds], others: Sequence[Bounds]) -> list[Bounds]:
+def intersect(some: Sequence[Bounds], others: Sequence[Bounds]) -> list[Bounds]:
     """Returns the positions that are in both of two lists of bounds, each in order and without overlaps."""
     found: list[Bounds] = []
     at = other = 0

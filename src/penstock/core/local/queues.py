@@ -36,7 +36,7 @@ from penstock.core.queue.dead_letters import DeadLetterCursor
 from penstock.core.queue.operations import groups, repair
 from penstock.core.queue.operations.follow import gather
 from penstock.core.queue.operations.take import check_take, check_timed
-from penstock.core.queue.policy import checked
+from penstock.core.queue.policy import check_policy
 from penstock.core.queue.queue import LocalQueue
 from penstock.core.queue.registry import with_topics_window
 from penstock.core.queue.results import answer_of
@@ -58,7 +58,7 @@ def read_queue(at: LocalBackend, name: str) -> wire.QueueDocument:
 
 
 def _document(queue: LocalQueue) -> wire.QueueDocument:
-    with inspect.viewing(queue) as view:
+    with inspect.open_view(queue) as view:
         numbers = {group: stats for group, stats, _ in inspect.stats_of_groups(view)}
         names, paused = inspect.group_names(view.state), groups.pauses(view.state.record)
         policy = policy_document(with_topics_window(view.snap, queue.name, view.state.record).policy)
@@ -83,7 +83,7 @@ def open_queue(at: LocalBackend, caller: Caller, name: str, policy: PolicyFields
 
 
 def configure_queue(at: LocalBackend, name: str, policy: PolicyFields) -> PolicyFields:
-    changes = checked(policy_changes(policy), name)
+    changes = check_policy(policy_changes(policy), name)
     return policy_document(at.queue(name).change(groups.configure, changes))
 
 
@@ -132,7 +132,7 @@ def remove_schedule(at: LocalBackend, name: str, wanted: str) -> bool:
 
 
 def list_schedules(at: LocalBackend, name: str) -> list[schedule.Schedule]:
-    return schedule.listed(at.queue(name))
+    return schedule.list_schedules(at.queue(name))
 
 
 def list_consumers(at: LocalBackend, name: str) -> list[inspect.QueueConsumer]:
@@ -154,7 +154,7 @@ def push_together(at: LocalBackend, wanted: GatherRequest) -> list[Receipt]:
 
 
 def list_task_times(at: LocalBackend, name: str) -> list[TaskTimes]:
-    with inspect.viewing(at.queue(name)) as view:
+    with inspect.open_view(at.queue(name)) as view:
         return task_times(view.snap, view.state.topic, name, view.now)
 
 
@@ -224,7 +224,7 @@ async def take_messages(
     at: LocalBackend, caller: WaitingCaller, name: str, wanted: TakeRequest
 ) -> list[wire.DeliveryDocument]:
     """Waits for the first up to `wait` seconds; a caller that has gone meanwhile gets none."""
-    queue, request = await _taker(at, caller, name, wanted)
+    queue, request = await _checked_take(at, caller, name, wanted)
     caller.wake = queue.nudge
     taken: list[Delivery] = []
     size, step = 0, min(wanted.limit, FIRST_TAKEN)
@@ -248,14 +248,14 @@ async def ack_and_take(
     at: LocalBackend, caller: WaitingCaller, name: str, token: str, wanted: wire.NextRequest
 ) -> list[wire.DeliveryDocument]:
     """Settles a delivery, and takes the messages that are ready in the same commit; else this waits as a take does."""
-    queue, request = await _taker(at, caller, name, wanted)
+    queue, request = await _checked_take(at, caller, name, wanted)
     some = replace(request, limit=min(wanted.limit, FIRST_TAKEN), wait=0.0)
     if taken := await queue.ack_and_take_async(token, wanted.result, some, caller.patience):
         return await _handed_out(queue, caller, taken)
     return await take_messages(at, caller, name, request) if wanted.wait else []
 
 
-async def _taker(
+async def _checked_take(
     at: LocalBackend, caller: WaitingCaller, name: str, wanted: TakeRequest
 ) -> tuple[LocalQueue, TakeRequest]:
     """A queue that is taken from, and what is taken, checked."""
@@ -424,13 +424,13 @@ def list_messages(at: LocalBackend, name: str, query: wire.MessageQuery) -> wire
                 return wire.MessagePage(found, last)
             last, seen = one.seq, seen + 1
         found.append(one)
-        size += _size(one)
+        size += _message_size(one)
     return wire.MessagePage(found)
 
 
 def list_failed(at: LocalBackend, name: str, query: wire.FailedQuery) -> wire.FailedList[FailedMessage]:
     given_up = inspect.failures(at.queue(name), check_consumer(query.group, "group"), query.after)
-    found, last = page_of(given_up, query.limit, _size)
+    found, last = page_of(given_up, query.limit, _message_size)
     return wire.FailedList(found, None if last is None else last.event.seq)
 
 
@@ -438,11 +438,11 @@ def list_dead_letters(at: LocalBackend, name: str, query: wire.DeadLetterQuery) 
     after = DeadLetterCursor.read(query.after) if query.after else None
     if query.after and after is None:
         raise ConfigError(f"after must be the next of the page before, not {query.after[:40]!r}")
-    found, last = page_of(inspect.dead_letters(at.queue(name), after), query.limit, _size)
+    found, last = page_of(inspect.dead_letters(at.queue(name), after), query.limit, _message_size)
     return wire.DeadLetterList(found, None if last is None else str(DeadLetterCursor.of(last.event)))
 
 
-def _size(one: inspect.QueueMessage | FailedMessage) -> int:
+def _message_size(one: inspect.QueueMessage | FailedMessage) -> int:
     return len(one.event.raw) + len(one.error or "") + len(one.traceback or "")
 
 

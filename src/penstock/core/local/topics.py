@@ -34,7 +34,7 @@ from penstock.core.names import check_consumer, check_name, check_text
 from penstock.core.observe import pipelines, workers
 from penstock.core.observe.sample import Sample
 from penstock.core.protocol import topics as wire
-from penstock.core.protocol.fields import SettingsFields, given
+from penstock.core.protocol.fields import SettingsFields, given_fields
 from penstock.core.protocol.operation import PAGE_BYTES, PAGE_EVENTS, READ_TOPICS, Caller
 from penstock.core.units import parse_moment
 from penstock.errors import ConfigError, PositionTrimmed
@@ -222,7 +222,7 @@ def read_topic(at: LocalBackend, name: str) -> wire.TopicDocument:
 
 
 def configure_topic(at: LocalBackend, name: str, fields: SettingsFields) -> Settings:
-    log, wanted = at.log(name), checked_settings(given(fields))
+    log, wanted = at.log(name), checked_settings(given_fields(fields))
     settings = at.core.run(lambda commit: change_settings(commit, log.name, wanted))
     at.core.housekeeper.request(log.name)
     return settings

@@ -1,6 +1,6 @@
 """The keyword arguments that several calls share, each with its type: a misspelt one fails the type checker.
 
-A method takes them as `**options: Unpack[…]`; `shows` lets `help`, `inspect.signature` and IPython show each of them.
+A method takes them as `**options: Unpack[…]`; `show_arguments` lets `help`, `inspect.signature` and IPython show each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def shows(arguments: type, default: object = ...) -> Callable[[F], F]:
+def show_arguments(arguments: type, default: object = ...) -> Callable[[F], F]:
     """Lets a function's signature show arguments one by one.
 
     `default` is the default of every argument, or the struct whose fields have the defaults. `...` says that an
@@ -75,7 +75,7 @@ class FilterArguments(TypedDict, total=False):
     where: Where | str | None
 
 
-def filters(given: FilterArguments) -> dict[str, Any]:
+def query_fields(given: FilterArguments) -> dict[str, Any]:
     """Returns the fields of an `EventQuery` that arguments stand for."""
     return {"kinds" if name == "kind" else name: value for name, value in given.items()}
 

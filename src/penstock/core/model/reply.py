@@ -50,7 +50,7 @@ def read_keep(headers: Mapping[str, str]) -> float | None:
     return keep if 0 < keep <= LONGEST_SECONDS else None
 
 
-def carried(headers: Mapping[str, str], id: str) -> dict[str, str]:
+def keep_reply(headers: Mapping[str, str], id: str) -> dict[str, str]:
     """The headers of a message for a copy of it, which has an id of its own: the outcome stays that of this id."""
     wanted = read_reply(headers, id)
     return dict(headers) if wanted is None else {**headers, REPLY: f"{wanted.topic}#{wanted.token}"}

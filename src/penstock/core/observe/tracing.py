@@ -112,7 +112,7 @@ def sending(
         return None
     from opentelemetry.trace import SpanKind
 
-    about = _about(destination, operation, "send", count)
+    about = _span_attributes(destination, operation, "send", count)
     parent = _context(headers) if headers and TRACEPARENT in headers else None
     return ActiveSpan(
         tracer.start_span(f"send {destination}", context=parent, kind=SpanKind.PRODUCER, attributes=about)
@@ -131,7 +131,7 @@ def received(destination: str, events: Sequence[Event], began_ns: int) -> None:
         context = trace.get_current_span(_context(event.headers)).get_span_context()
         if context.is_valid:
             links.append(trace.Link(context))
-    about = _about(destination, "take", "receive", len(events))
+    about = _span_attributes(destination, "take", "receive", len(events))
     name, kind = f"receive {destination}", trace.SpanKind.CLIENT
     tracer.start_span(name, kind=kind, attributes=about, links=links, start_time=began_ns).end()
 
@@ -143,7 +143,7 @@ def handling(destination: str, event: Event, attempt: int | None = None) -> Acti
         return None
     from opentelemetry.trace import SpanKind
 
-    about = _about(destination, "handle", "process", None)
+    about = _span_attributes(destination, "handle", "process", None)
     about["messaging.message.id"] = event.id
     about["penstock.position"] = event.seq
     if attempt is not None:
@@ -165,7 +165,7 @@ def _tracer() -> Tracer | None:
     return provider.get_tracer("penstock")
 
 
-def _about(destination: str, operation: str, kind: str, count: int | None) -> dict[str, AttributeValue]:
+def _span_attributes(destination: str, operation: str, kind: str, count: int | None) -> dict[str, AttributeValue]:
     about: dict[str, AttributeValue] = {
         "messaging.system": "penstock",
         "messaging.destination.name": destination,

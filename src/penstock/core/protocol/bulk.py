@@ -13,7 +13,7 @@ from penstock.core.entity.states import FiledStates, StreamedState
 from penstock.core.journal.blocks import Block, read_block
 from penstock.core.journal.sealed.segments import FILE_EVENTS, LakeSummary, SealedFiles, SealReport
 from penstock.core.names import TableFormat
-from penstock.core.protocol.operation import BLOCKS, After, Count, Operation, declared
+from penstock.core.protocol.operation import BLOCKS, After, Count, Operation, declared_operations
 from penstock.errors import Conflict, Corrupt, FenceActive, PositionTrimmed, QueueFull, UnknownTopic
 from penstock.limits import MAX_KEY_BYTES
 
@@ -365,7 +365,7 @@ REPLACE_STATES = Operation(
     errors=(PositionTrimmed, UnknownTopic),
 )
 
-OPERATIONS = declared(globals())
+OPERATIONS = declared_operations(globals())
 
 
 # ── Blocks as one message: one after the other, each with its length (4 bytes, big-endian) before it ──

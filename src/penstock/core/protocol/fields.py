@@ -44,7 +44,7 @@ else:
     SettingsFields = fields_of(Settings, "SettingsFields")
 
 
-def given(fields: msgspec.Struct) -> dict[str, Any]:
+def given_fields(fields: msgspec.Struct) -> dict[str, Any]:
     """The fields that were given, by name."""
     return {name: value for name, value in msgspec.structs.asdict(fields).items() if value is not msgspec.UNSET}
 
@@ -58,9 +58,9 @@ def policy_document(policy: QueuePolicy) -> PolicyFields:
 
 def policy_changes(fields: PolicyFields) -> dict[str, Any]:
     """Returns the fields of a policy as the arguments of `journal.queue` and `queue.configure`."""
-    changes = given(fields)
+    changes = given_fields(fields)
     if isinstance(changes.get("retry"), msgspec.Struct):
-        changes["retry"] = Retry(**given(changes["retry"]))
+        changes["retry"] = Retry(**given_fields(changes["retry"]))
     return changes
 
 

@@ -170,7 +170,7 @@ class Operation(msgspec.Struct, Generic[A], dict=True, eq=False):
     commits: bool = False
     """True if its implementation gives a `PendingCommit`, which holds no thread while it waits."""
     name: str = ""
-    """The name of the constant that holds it, in small letters: `declared` sets it."""
+    """The name of the constant that holds it, in small letters: `declared_operations` sets it."""
 
     def __post_init__(self) -> None:
         if self._is_in_query:
@@ -255,7 +255,7 @@ class Operation(msgspec.Struct, Generic[A], dict=True, eq=False):
     @cached_property
     def wire_answer(self) -> Any:
         """The answer as it is written: documents in the place of events."""
-        return _written(self.answer)
+        return _wire_type(self.answer)
 
     @cached_property
     def _answer_decoder(self) -> msgspec.json.Decoder[Any]:
@@ -319,7 +319,7 @@ def _or_text(kind: Any) -> Any:
     return _with_durations(kind)
 
 
-def declared(names: dict[str, object]) -> tuple[Operation[object], ...]:
+def declared_operations(names: dict[str, object]) -> tuple[Operation[object], ...]:
     """The operations that a module declares, in order, each named as the constant that holds it."""
     found = {name.lower(): one for name, one in names.items() if isinstance(one, Operation)}
     for name, one in found.items():
@@ -331,12 +331,12 @@ WRITTEN: dict[type, Any] = {Event: EventDocument}
 """Values that are written as documents; modules that declare answers with further ones add them."""
 
 
-def _written(answer: Any) -> Any:
+def _wire_type(answer: Any) -> Any:
     kinds = [WRITTEN.get(kind, kind) for kind in get_args(answer)]
     return WRITTEN.get(answer, answer) if kinds == list(get_args(answer)) else get_origin(answer)[tuple(kinds)]
 
 
-def converted(answer: Any, kinds: Mapping[type, Any], event: Callable[[Any], object]) -> Any:
+def convert_answer(answer: Any, kinds: Mapping[type, Any], event: Callable[[Any], object]) -> Any:
     """An answer whose values, itself or in its lists, are of another kind: documents for values, or values again.
 
     `kinds` says what becomes what (`WRITTEN`, or the other way round), `event` converts an event.

@@ -17,7 +17,7 @@ from penstock.core.model.push import PushOptions
 from penstock.core.model.take import Outcome, TakeRequest
 from penstock.core.observe.sample import FailedMessage, GivenUpMessage
 from penstock.core.protocol.fields import PolicyFields
-from penstock.core.protocol.operation import WRITTEN, After, Count, Limit, Operation, Rehearsal, declared
+from penstock.core.protocol.operation import WRITTEN, After, Count, Limit, Operation, Rehearsal, declared_operations
 from penstock.core.protocol.topics import EventList
 from penstock.core.queue.inspect import (
     ListedMessage,
@@ -514,4 +514,4 @@ LIST_TASK_TIMES = Operation(
     "How long the calls of each task took, in this hour and the one before",
 )
 
-OPERATIONS = declared(globals())
+OPERATIONS = declared_operations(globals())

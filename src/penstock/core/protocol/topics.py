@@ -18,7 +18,18 @@ from penstock.core.journal.upkeep.erasing import EraseReport
 from penstock.core.journal.upkeep.retention import CompactReport
 from penstock.core.observe.sample import Sample
 from penstock.core.protocol.fields import SettingsFields
-from penstock.core.protocol.operation import ARROW, JSON, LINES, SSE, After, Count, Limit, Operation, Role, declared
+from penstock.core.protocol.operation import (
+    ARROW,
+    JSON,
+    LINES,
+    SSE,
+    After,
+    Count,
+    Limit,
+    Operation,
+    Role,
+    declared_operations,
+)
 from penstock.errors import Conflict, FenceActive, PositionTrimmed, QueueFull, TopicInUse, UnknownTopic
 
 E = TypeVar("E")
@@ -361,4 +372,4 @@ ERASE_EVENTS = Operation(
     errors=(UnknownTopic,),
 )
 
-OPERATIONS = declared(globals())
+OPERATIONS = declared_operations(globals())

@@ -12,7 +12,7 @@ import msgspec
 from penstock.core.clock import from_ms
 from penstock.core.events import Event
 from penstock.core.model.failure import DEAD_QUEUE, Attempt, FailureText
-from penstock.core.model.reply import carried
+from penstock.core.model.reply import keep_reply
 from penstock.core.observe.sample import FailedMessage
 from penstock.core.queue.operations.push import DeliveryOptions
 from penstock.core.queue.policy import MOST_ATTEMPTS
@@ -87,7 +87,7 @@ def dead_headers(
         BEFORE: deaths_before(event.headers, queue),
     }
     return {
-        **original_headers(carried(event.headers, event.id)),
+        **original_headers(keep_reply(event.headers, event.id)),
         **{name: text for name, text in found.items() if text},
     }
 

@@ -222,15 +222,15 @@ def check_flow_together(policy: QueuePolicy, queue: str) -> None:
                 )
 
 
-def shapes_takes(policy: QueuePolicy) -> bool:
+def limits_takes(policy: QueuePolicy) -> bool:
     """Returns True if a take has more to think of than which message comes next."""
     limits = policy.ttl, policy.max_in_flight, policy.rate, policy.rate_per_key, policy.breaker, policy.fair_by
     return any(limit is not None for limit in limits)
 
 
 # ── in the store ──────────────────────────────────────────────────────────────────────────────────────────────────────
-read_window = keys.reader(Window)
-read_breaker = keys.reader(Breaker)
+read_window = keys.row_decoder(Window)
+read_breaker = keys.row_decoder(Breaker)
 
 
 def load_breaker(snap: Snapshot, group: Group) -> Breaker:

@@ -39,7 +39,7 @@ from penstock.core.queue.operations.settle import (
     LeaseHandle,
     held_by_token,
     lapsed_message,
-    stale,
+    stale_error,
 )
 from penstock.core.queue.operations.take import STEP, TakeOperation, keyed_positions
 from penstock.core.queue.state import keys
@@ -476,7 +476,7 @@ class View:
 
 
 @contextmanager
-def viewing(queue: LocalQueue) -> Iterator[View]:
+def open_view(queue: LocalQueue) -> Iterator[View]:
     """A queue as it is now."""
     queue.core.check_open()
     with queue.core.engine.read() as snap, queue.cache.beside(snap, queue.name) as state:
@@ -493,7 +493,7 @@ def _moment(ms: int) -> datetime | None:
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def get(queue: LocalQueue, seq: int) -> Event | None:
     """The message at a position; None when it is settled or never was."""
-    with viewing(queue) as view:
+    with open_view(queue) as view:
         has = 0 < seq <= view.latest and any(view.has(group, seq) for group in view.state.each_group(view.snap))
         return view.state.blocks.event(view.snap, seq) if has else None
 
@@ -502,7 +502,7 @@ def peek(queue: LocalQueue, limit: int | None, name: str) -> list[Event]:
     """Returns the messages that would be taken next for a group, without rates and limits: takes it, in changes that
     are not kept."""
     left, found = NEVER if limit is None else limit, list[Event]()
-    with viewing(queue) as view:
+    with open_view(queue) as view:
         state, group = view.state, view.group(name)
         state.record.policy = msgspec.structs.replace(
             state.policy, rate=None, rate_per_key=None, breaker=None, max_in_flight=None, dead_letter=None
@@ -549,7 +549,7 @@ def messages(
     queue: LocalQueue, state: MessageState | None, group: str | None, after: int, key: str | None = None
 ) -> Iterator[QueueMessage]:
     """Entries in order of position, then group, from one snapshot; those of one ordering key, or all."""
-    with viewing(queue) as view:
+    with open_view(queue) as view:
         fanout, named = view.state.fanout, view.state.record.groups
         if fanout and named and group is not None and group not in named:
             raise ConfigError(f"queue {queue.name!r} has no group {group!r}; there are: {', '.join(sorted(named))}")
@@ -600,7 +600,7 @@ def _listed(view: View, entry: Entry, event: Event) -> QueueMessage:
 # ── deliveries and consumers ─────────────────────────────────────────────────────────────────────────────────────────
 def pending(queue: LocalQueue, name: str | None) -> Iterator[PendingDelivery]:
     """The deliveries in flight, of one group or of all, in order of position."""
-    with viewing(queue) as view:
+    with open_view(queue) as view:
         for held in view.held(name):
             lease, message = held.lease, held.lease.message(held.index)
             token = make_token(view.state.topic, held.group.group_id, held.lease_id, held.index, lease.secret)
@@ -615,11 +615,11 @@ def find_delivery(queue: LocalQueue, token: str) -> Delivery:
     """The delivery a token names, as its holder would have it; StaleDelivery when its lease is gone."""
     if read_token(token) is None:
         raise StaleDelivery(f"{token[:40]!r} is no delivery's token", token=token[:40])
-    with viewing(queue) as view:
+    with open_view(queue) as view:
         held = held_by_token(view.snap, view.state, token)
         event = None if held is None else view.state.blocks.event(view.snap, held.seq)
         if held is None or event is None:
-            raise stale(token, queue.name)
+            raise stale_error(token, queue.name)
         lease, index = held.lease, held.index
         hold = LeaseHandle.of(queue, held.group, held.lease_id, lease)
         return Delivery(hold, index, event, lease.message(index).attempts, lease.deadline_of(index))
@@ -671,7 +671,7 @@ def _holdings(view: View) -> dict[tuple[str, str | None], _Holding]:
 def consumers(queue: LocalQueue) -> list[QueueConsumer]:
     """The consumers that gave their name, and what each holds."""
     found = []
-    with viewing(queue) as view:
+    with open_view(queue) as view:
         labels = {group_id: name for name, group_id in view.state.record.groups.items()}
         held = _holdings(view)
         failed = {keys.split_presence(key): found for key, _, found in last_failures(view.snap, view.state.topic)}
@@ -722,7 +722,7 @@ def counted_consumers(view: View) -> tuple[Counter[str], Counter[str]]:
 # ── counts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def stats(queue: LocalQueue, name: str) -> QueueStats:
     """Returns the number of messages of a group in each state."""
-    with viewing(queue) as view:
+    with open_view(queue) as view:
         return _stats(view, view.group(name), name)
 
 
@@ -778,13 +778,13 @@ def _oldest_ready(view: View, group: Group, lapsed: list[int]) -> int | None:
 # ── what was given up ────────────────────────────────────────────────────────────────────────────────────────────────
 def failures(queue: LocalQueue, group: str = "default", after: int = 0) -> Iterator[FailedMessage]:
     """The messages beyond a position that a group has given up, in order, with the reason for each."""
-    with viewing(queue) as view:
+    with open_view(queue) as view:
         yield from view.failures(after, [view.group(group)])
 
 
 def newest_failed(queue: LocalQueue, group: str, before: DeadLetterCursor | None = None) -> Iterator[FailedMessage]:
     """The messages that a group has given up, the newest first; those before a cursor."""
-    with viewing(queue) as view:
+    with open_view(queue) as view:
         yield from view.newest_failures(view.group(group), NEVER if before is None else before.seq)
 
 
@@ -793,10 +793,10 @@ def newest_dead(queue: LocalQueue, before: DeadLetterCursor | None = None) -> It
     registry, target = queue.registry, queue.policy().dead_letter
     own = before is not None and before.queue == queue.name != target
     if target is not None and not own and registry.record(target) is not None:
-        with viewing(registry.existing(target)) as view:
+        with open_view(registry.existing(target)) as view:
             yield from map(letter, view.newest_letters(queue.name, NEVER if before is None else before.seq))
     if queue.name != target:
-        with viewing(queue) as view:
+        with open_view(queue) as view:
             yield from map(letter, view.newest_letters(None, before.seq if own and before else NEVER))
 
 
@@ -808,8 +808,8 @@ def dead_letters(queue: LocalQueue, after: DeadLetterCursor | None = None) -> It
     cursor = after or DeadLetterCursor("", 0)
     own = cursor.queue == queue.name != target
     if target is not None and not own and registry.record(target) is not None:
-        with viewing(registry.existing(target)) as view:
+        with open_view(registry.existing(target)) as view:
             yield from map(letter, view.letters(queue.name, cursor.seq if cursor.queue == target else 0))
     if queue.name != target:
-        with viewing(queue) as view:
+        with open_view(queue) as view:
             yield from map(letter, view.letters(None, cursor.seq if own else 0))

@@ -56,7 +56,7 @@ class Retry(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
     @staticmethod
     def linear(step: Duration, *, cap: Duration | None = None) -> Retry:
         """`step`, twice `step`, three times `step`, … up to `cap`."""
-        return Retry("linear", (seconds(step, "step"),), cap=_cap(cap))
+        return Retry("linear", (seconds(step, "step"),), cap=_cap_seconds(cap))
 
     @staticmethod
     def exponential(base: Duration, *, factor: float = 2, cap: Duration | None = None, jitter: float = 0.0) -> Retry:
@@ -65,7 +65,7 @@ class Retry(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
             raise ConfigError(f"factor must be a number of at least 1, not {factor!r}")
         if not is_number(jitter) or not 0 <= jitter <= 1:
             raise ConfigError(f"jitter is a share between 0 and 1, not {jitter!r}")
-        return Retry("exponential", (seconds(base, "base"),), float(factor), _cap(cap), float(jitter))
+        return Retry("exponential", (seconds(base, "base"),), float(factor), _cap_seconds(cap), float(jitter))
 
     @staticmethod
     def schedule(*delays: Duration) -> Retry:
@@ -108,7 +108,7 @@ class Retry(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
         return f"{self.curve}({', '.join(given)})"
 
 
-def _cap(cap: Duration | None) -> float | None:
+def _cap_seconds(cap: Duration | None) -> float | None:
     return None if cap is None else seconds(cap, "cap")
 
 
@@ -251,7 +251,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
 """Of each field an example and its meaning, as the command line's help and the console's form say them."""
 
 
-def checked(given: Mapping[str, Any], queue: str) -> dict[str, Any]:
+def check_policy(given: Mapping[str, Any], queue: str) -> dict[str, Any]:
     """The fields of a policy as a caller gave them, in their stored form; ConfigError names the first bad one."""
     unknown = sorted(set(given) - set(FIELDS))
     if unknown:

@@ -92,15 +92,15 @@ class LocalQueue:
         return self.registry.policy(self.name)
 
     def length(self) -> int:
-        with inspect.viewing(self) as view:
+        with inspect.open_view(self) as view:
             return view.length
 
     def groups(self) -> list[str]:
-        with inspect.viewing(self) as view:
+        with inspect.open_view(self) as view:
             return inspect.group_names(view.state)
 
     def pauses(self) -> list[Pause]:
-        with inspect.viewing(self) as view:
+        with inspect.open_view(self) as view:
             return groups.pauses(view.state.record)
 
     # ── pushing ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -180,7 +180,7 @@ class LocalQueue:
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def take(self, wanted: TakeRequest, stopping: threading.Event | None = None) -> list[Delivery]:
-        tries = self._tries(wanted, stopping, take)
+        tries = self._take_steps(wanted, stopping, take)
         try:
             while True:
                 step = next(tries)
@@ -205,7 +205,7 @@ class LocalQueue:
         """`take` for an event loop: the tries are committed by the writer's own thread. Backpressure when that has no
         room for `patience` seconds. `timed`: ConfigError for a lease that lasts as long as the taker's process.
         """
-        tries = self._tries(wanted, stopping, take_timed if timed else take)
+        tries = self._take_steps(wanted, stopping, take_timed if timed else take)
         try:
             while True:
                 step = next(tries)
@@ -219,7 +219,7 @@ class LocalQueue:
         finally:
             tries.close()
 
-    def _tries(
+    def _take_steps(
         self,
         wanted: TakeRequest,
         stopping: threading.Event | None,
@@ -361,7 +361,7 @@ class LocalQueue:
         state = self.cache.state(commit, self.name)
         held = settle.held_by_token(commit.tx, state, token)
         if held is None:
-            raise settle.stale(token[:40], self.name)
+            raise settle.stale_error(token[:40], self.name)
         settle.ack(commit, held.group, held.lease_id, held.lease, 1 << held.index, answer)
 
     def _by_lease(self, handles: list[Delivery | str]) -> tuple[list[tuple[LeaseHandle, int]], list[str]]:
@@ -420,10 +420,10 @@ class LocalQueue:
         return self.change(partial(settle.extend, patient=patient), deliveries, lease, relaxed=True)
 
     def steps(self, delivery: Delivery) -> dict[str, bytes]:
-        with inspect.viewing(self) as view:
+        with inspect.open_view(self) as view:
             held = settle.held_by_token(view.snap, view.state, delivery.token)
             if held is None:
-                raise settle.stale(delivery.token, self.name)
+                raise settle.stale_error(delivery.token, self.name)
             return notes.read_steps(view.snap, held.group, held.seq)
 
     def store_step(self, delivery: Delivery, name: str, result: bytes) -> None:

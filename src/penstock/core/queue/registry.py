@@ -15,7 +15,7 @@ from penstock.core.journal.keys import prefix_end, stored_name
 from penstock.core.journal.owners import new_owner, retire_owner
 from penstock.core.model.reply import SUFFIX
 from penstock.core.names import check_name
-from penstock.core.queue.policy import FEED, QueuePolicy, checked, refuse_mismatch
+from penstock.core.queue.policy import FEED, QueuePolicy, check_policy, refuse_mismatch
 from penstock.core.queue.state import keys
 from penstock.core.queue.state.cache import QueueCache, unknown_queue
 from penstock.core.queue.state.keys import flow_of_queue
@@ -83,7 +83,7 @@ class QueueRegistry:
     def queue(self, name: str, policy: Mapping[str, object], *, create: bool = True) -> LocalQueue:
         """A queue; it is made when it is not there."""
         check_name(name, "queue")
-        wanted = checked(policy, name)
+        wanted = check_policy(policy, name)
         record = self.record(name)
         if record is None:
             if not create or self.core.engine.read_only:

@@ -198,7 +198,7 @@ def answer_removed(commit: Commit, queue: QueueState, through: int) -> None:
     if queue.traits.replies:
         tx = commit.tx
         flying = queue.in_flight(tx)
-        waiting = [seq for seq in _wanting(commit, queue, through) if seq in flying or queue.find(tx, seq)]
+        waiting = [seq for seq in _messages_with_reply(commit, queue, through) if seq in flying or queue.find(tx, seq)]
         answer_taken(commit, queue, waiting, REMOVED, held=flying)
 
 
@@ -218,7 +218,7 @@ def answer_taken(
             answer_failure(commit, queue, MessageRow(seq), reason, failure)
 
 
-def _wanting(commit: Commit, queue: QueueState, through: int) -> Iterator[int]:
+def _messages_with_reply(commit: Commit, queue: QueueState, through: int) -> Iterator[int]:
     """Messages up to a position that want replies, settled or not."""
     commit.flush()
     view = queue.view(commit.tx)

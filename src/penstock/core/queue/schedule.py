@@ -21,7 +21,7 @@ from penstock.core.journal.writer import WriteRequest
 from penstock.core.model.push import PushOptions
 from penstock.core.names import check_consumer, is_whole
 from penstock.core.observe.logs import Log
-from penstock.core.queue.inspect import viewing
+from penstock.core.queue.inspect import open_view
 from penstock.core.queue.operations.push import (
     DeliveryOptions,
     as_batch,
@@ -87,7 +87,7 @@ class Schedule(msgspec.Struct, frozen=True):
     kind: str
 
 
-_read = keys.reader(ScheduleRecord)
+_read = keys.row_decoder(ScheduleRecord)
 
 
 # ── managing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -126,7 +126,7 @@ def add(queue: LocalQueue, wanted: NewSchedule, payload: object) -> Schedule:
             if msgspec.structs.replace(known, next_ms=0, last_ms=0) == made:
                 return known
             commit.tx.delete(keys.tick_key(state.topic, known.next_ms, name))
-        record = msgspec.structs.replace(made, next_ms=following(made, commit.now_ms))
+        record = msgspec.structs.replace(made, next_ms=tick_after(made, commit.now_ms))
         _save(commit, state, name, record)
         return record
 
@@ -135,15 +135,15 @@ def add(queue: LocalQueue, wanted: NewSchedule, payload: object) -> Schedule:
     return _shown(queue.name, name, record)
 
 
-def listed(queue: LocalQueue) -> list[Schedule]:
-    with viewing(queue) as view:
+def list_schedules(queue: LocalQueue) -> list[Schedule]:
+    with open_view(queue) as view:
         rows = view.snap.scan(*keys.schedule_range(view.state.topic))
         return [_shown(queue.name, keys.schedule_name(key), _read(value, queue.name)) for key, value in rows]
 
 
 def push_now(queue: LocalQueue, name: str) -> Receipt:
     """Pushes a schedule's message at once; its ticks stay as they are. ConfigError when there is no such schedule."""
-    with viewing(queue) as view:
+    with open_view(queue) as view:
         record = _find(view.snap, view.state, name)
     if record is None:
         raise ConfigError(f"queue {queue.name!r} has no schedule {name!r}")
@@ -204,13 +204,13 @@ def _search(snap: Snapshot, queue: str, topic: int, now: int) -> tuple[list[str]
 
 
 # ── ticking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def following(record: ScheduleRecord, after_ms: int) -> int:
+def tick_after(record: ScheduleRecord, after_ms: int) -> int:
     """The first tick after a time; a period's ticks keep their distance from each other."""
     if record.cron is not None:
         moment = Cron(record.cron, record.timezone).next(from_ms(after_ms))
         return round(moment.timestamp() * 1000)
     assert record.interval is not None
-    step = _step(record.interval)
+    step = _interval_ms(record.interval)
     if not record.next_ms:
         return after_ms + step
     return record.next_ms + step * max(1, (after_ms - record.next_ms) // step + 1)
@@ -218,23 +218,23 @@ def following(record: ScheduleRecord, after_ms: int) -> int:
 
 def _next_ms(record: ScheduleRecord, now: int) -> int:
     """Returns when the next tick is: of a period, no later than a period from now, also once the clock was set back."""
-    return record.next_ms if record.interval is None else min(record.next_ms, now + _step(record.interval))
+    return record.next_ms if record.interval is None else min(record.next_ms, now + _interval_ms(record.interval))
 
 
-def _step(interval: float) -> int:
+def _interval_ms(interval: float) -> int:
     return max(1, round(interval * 1000))
 
 
-def _due(record: ScheduleRecord, now: int) -> tuple[list[int], int]:
+def _due_ticks(record: ScheduleRecord, now: int) -> tuple[list[int], int]:
     """The ticks to push for now, and the next one after them."""
     ticks: list[int] = []
     at = record.next_ms
     if record.missed == "all":
         while at <= now and len(ticks) < TICKS_AT_ONCE:
             ticks.append(at)
-            at = following(msgspec.structs.replace(record, next_ms=at), at)
+            at = tick_after(msgspec.structs.replace(record, next_ms=at), at)
         return ticks, at
-    after = following(record, now)
+    after = tick_after(record, now)
     last = _last_before(record, now)
     on_time = now - last <= _grace(record)
     return ([last] if record.missed == "last" or on_time else []), after
@@ -248,7 +248,7 @@ def _grace(record: ScheduleRecord) -> int:
 def _last_before(record: ScheduleRecord, now: int) -> int:
     """The newest tick at or before now."""
     if record.interval is not None:
-        step = _step(record.interval)
+        step = _interval_ms(record.interval)
         return record.next_ms + (now - record.next_ms) // step * step
     assert record.cron is not None
     found = Cron(record.cron, record.timezone).last(from_ms(now))
@@ -268,7 +268,7 @@ def tick(commit: Commit, state: QueueState, name: str) -> int | None:
     if record.next_ms > commit.now_ms:
         _save(commit, state, name, record)
         return record.next_ms
-    ticks, following_ms = _due(record, commit.now_ms)
+    ticks, following_ms = _due_ticks(record, commit.now_ms)
     if ticks:
         columns = Columns([record.kind] * len(ticks), [record.payload] * len(ticks))
         if record.binary:

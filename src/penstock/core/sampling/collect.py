@@ -30,7 +30,7 @@ from penstock.core.journal.reading import TopicView
 from penstock.core.observe import pipelines, workers
 from penstock.core.observe.metrics import REGISTRY, Registry
 from penstock.core.observe.sample import Finding, FindingKind, QueueSample, Sample, TopicSample
-from penstock.core.queue.inspect import counted_consumers, newest_failures, stats_of_groups, viewing
+from penstock.core.queue.inspect import counted_consumers, newest_failures, open_view, stats_of_groups
 from penstock.core.units import pluralize, show_duration, show_size
 from penstock.errors import Closed, Corrupt, PenstockError, UnknownQueue
 from penstock.limits import BACKLOG_SECONDS, UNATTENDED_SECONDS
@@ -144,7 +144,7 @@ def _sample_queue(
 ) -> list[QueueSample]:
     """Every group of a queue."""
     found = []
-    with viewing(journal.backend.queue(queue.name)) as view:
+    with open_view(journal.backend.queue(queue.name)) as view:
         groups, (present, gone), now = stats_of_groups(view), counted_consumers(view), view.now
         failures = newest_failures(view)
     for group, stats, record in groups:

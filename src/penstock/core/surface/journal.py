@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self, Unpack
 from penstock.core import protocol
 from penstock.core.consuming.handover import finish
 from penstock.core.events import PayloadType, Receipt
-from penstock.core.model.arguments import FilterArguments, PolicyArguments, filters, shows
+from penstock.core.model.arguments import FilterArguments, PolicyArguments, query_fields, show_arguments
 from penstock.core.model.query import EventQuery, check_follower
 from penstock.core.names import (
     check_consumer,
@@ -112,7 +112,7 @@ class Journal:
         query = protocol.topics.DropTopicQuery(force)
         return self._backend.call(protocol.topics.DROP_TOPIC, check_name(name), request=query)
 
-    @shows(PolicyArguments, QueuePolicy)
+    @show_arguments(PolicyArguments, QueuePolicy)
     def queue(
         self,
         name: str,
@@ -132,12 +132,12 @@ class Journal:
         `payload`: the type of its messages' payloads, as in `topic`. A message that does not fit it fails where its
         payload is asked for, and goes the way of one whose handler failed.
         """
-        from penstock.core.surface.queue import Queue, named, update_policy
+        from penstock.core.surface.queue import Queue, update_policy, with_queue_names
 
         check_name(name, "queue")
         if policy not in ("match", "update"):
             raise ConfigError(f'policy is "match" or "update", not {policy!r:.80}')
-        wanted = named(options)
+        wanted = with_queue_names(options)
         try:
             found = self._backend.open_queue(self, name, wanted, create)
         except PolicyMismatch:
@@ -153,7 +153,7 @@ class Journal:
         return self._backend.call(LIST_QUEUES)
 
     # ── across topics ────────────────────────────────────────────────────────────────────────────────────────────────
-    @shows(FilterArguments, None)
+    @show_arguments(FilterArguments, None)
     def read(
         self,
         topics: str | Sequence[str] | None = None,
@@ -174,7 +174,7 @@ class Journal:
         later, keep `positions[event.topic] = event.seq`, or `commit` it.
         """
         events = EventQuery(
-            **filters(filter),
+            **query_fields(filter),
             limit=limit,
             since=since,
             until=until,
@@ -185,7 +185,7 @@ class Journal:
         query = across_query(topics, after, through, events)
         return iter(()) if query.events.nothing else self._backend.read(query)
 
-    @shows(FilterArguments, None)
+    @show_arguments(FilterArguments, None)
     def subscribe(
         self,
         topics: str | Sequence[str] | None = None,
@@ -200,7 +200,7 @@ class Journal:
         """
         from penstock.core.journal.across import across_query
 
-        events = check_follower(EventQuery(**filters(filter)))
+        events = check_follower(EventQuery(**query_fields(filter)))
         query = across_query(topics, None if after == "latest" else after, None, events)
         return self._backend.subscribe(query, check_whole(buffer, "buffer"), latest=after == "latest")
 

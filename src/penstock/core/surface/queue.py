@@ -11,10 +11,16 @@ from msgspec.structs import asdict, replace
 
 from penstock.core.clock import Duration, seconds
 from penstock.core.consuming.delivery import Delivery
-from penstock.core.consuming.worker import adapted
+from penstock.core.consuming.worker import adapt_handler
 from penstock.core.documents.decoding import nearest
 from penstock.core.events import Draft, Event, PayloadType, Receipt
-from penstock.core.model.arguments import PolicyArguments, PushArguments, TakeArguments, TakeManyArguments, shows
+from penstock.core.model.arguments import (
+    PolicyArguments,
+    PushArguments,
+    TakeArguments,
+    TakeManyArguments,
+    show_arguments,
+)
 from penstock.core.model.conditions import EventChoice, Where, predicate
 from penstock.core.model.push import PushOptions
 from penstock.core.model.take import DEFAULT_GROUP, TakeRequest, check_taker, check_taking, take_request
@@ -42,7 +48,7 @@ from penstock.core.queue.inspect import (
 )
 from penstock.core.queue.operations.groups import Pause
 from penstock.core.queue.operations.repair import Redriven
-from penstock.core.queue.policy import QueuePolicy, checked
+from penstock.core.queue.policy import QueuePolicy, check_policy
 from penstock.core.queue.results import ResultTicket, with_reply
 from penstock.core.queue.schedule import Schedule, cron_line
 from penstock.core.queue.tasks.state import TaskTimes
@@ -104,7 +110,7 @@ class Queue(Generic[PayloadT]):
                 return
             page = self._call(operation, request=replace(query, after=page.next, limit=PAGE))
 
-    def _sister(self, other: Queue) -> str:
+    def _name_of(self, other: Queue) -> str:
         """The name of another queue of the same journal."""
         if not isinstance(other, Queue) or other.journal is not self.journal:
             raise ConfigError(f"a queue of this journal is needed, not of another journal: {other!r:.80}")
@@ -158,14 +164,14 @@ class Queue(Generic[PayloadT]):
         receipt = self._backend.push(payload, options)
         return ResultTicket(self, receipt) if reply else receipt
 
-    @shows(PushArguments, PushOptions)
+    @show_arguments(PushArguments, PushOptions)
     def submit(self, payload: PayloadT, **options: Unpack[PushArguments]) -> Ticket[Receipt]:
         """`push` with a ticket: hands the message over and returns at once; await the ticket, or ask it later."""
         if self._payload is not None:
             payload = self._payload.accept(payload, options.get("kind", MESSAGE_KIND))
         return self._backend.submit(payload, push_options(options))
 
-    @shows(PushArguments, PushOptions)
+    @show_arguments(PushArguments, PushOptions)
     def push_many(self, payloads: Iterable[PayloadT | Draft], **options: Unpack[PushArguments]) -> list[Receipt]:
         """Adds messages at consecutive positions, all or nothing; the options, those of `push`, are for all of them.
 
@@ -177,7 +183,7 @@ class Queue(Generic[PayloadT]):
         return self._backend.push_many(wanted, push_options(options))
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    @shows(TakeArguments, TakeRequest)
+    @show_arguments(TakeArguments, TakeRequest)
     def receive(self, *, wait: Duration | None = 0, **options: Unpack[TakeArguments]) -> Receiver[PayloadT]:
         """Messages to work on: `with queue.receive(wait=1) as delivery` for one, or None when none came in that time;
         `for delivery in queue.receive(wait=1)` for one after the other until none came. `wait=None` waits for ever.
@@ -214,7 +220,7 @@ class Queue(Generic[PayloadT]):
             self._typed(found)
         return found[0] if found else None
 
-    @shows(TakeManyArguments, TakeRequest)
+    @show_arguments(TakeManyArguments, TakeRequest)
     def take_many(
         self, limit: int, *, wait: Duration = 0, **options: Unpack[TakeManyArguments]
     ) -> Sequence[Delivery[PayloadT]]:
@@ -223,13 +229,13 @@ class Queue(Generic[PayloadT]):
         wanted = take_request(limit, "take_many", wait, **options)
         return self._typed(self._backend.take(wanted)) if limit else []
 
-    @shows(TakeArguments, TakeRequest)
+    @show_arguments(TakeArguments, TakeRequest)
     async def take_async(self, *, wait: Duration = 0, **options: Unpack[TakeArguments]) -> Delivery[PayloadT] | None:
         """`take` for an event loop."""
         found = self._typed(await self._backend.take_async(take_request(1, "take_async", wait, **options)))
         return found[0] if found else None
 
-    @shows(TakeManyArguments, TakeRequest)
+    @show_arguments(TakeManyArguments, TakeRequest)
     async def take_many_async(
         self, limit: int, *, wait: Duration = 0, **options: Unpack[TakeManyArguments]
     ) -> Sequence[Delivery[PayloadT]]:
@@ -388,8 +394,10 @@ class Queue(Generic[PayloadT]):
         them up. Returns how many; `dry_run` only counts. The result's `left` names the letters that have nowhere to
         go, because their queue or their group is gone.
         """
-        target = None if to is None else self._sister(to)
-        request = wire.RedriveRequest(target, check_limit(limit), *_choice(where, self._given_up), dry_run=dry_run)
+        target = None if to is None else self._name_of(to)
+        request = wire.RedriveRequest(
+            target, check_limit(limit), *_requested_choice(where, self._given_up), dry_run=dry_run
+        )
         answer = self._call(wire.REDRIVE_QUEUE, request=request)
         return Redriven((answer.would_redrive if dry_run else answer.redriven) or 0, answer.left)
 
@@ -405,10 +413,10 @@ class Queue(Generic[PayloadT]):
         commits, each message in one; QueueFull when the other queue has no room for all of them. In a transaction,
         `tx.move` moves all or none.
         """
-        target = self._sister(to)
+        target = self._name_of(to)
         if target == self.name:
             raise ConfigError(f"queue {self.name!r} cannot be moved to itself")
-        request = wire.MoveRequest(target, check_limit(limit), *_choice(where, self.__iter__))
+        request = wire.MoveRequest(target, check_limit(limit), *_requested_choice(where, self.__iter__))
         return self._call(wire.MOVE_MESSAGES, request=request)
 
     def discard(self, seqs: Iterable[int]) -> int:
@@ -439,10 +447,10 @@ class Queue(Generic[PayloadT]):
         """
         return self._call(wire.DROP_QUEUE)
 
-    @shows(PolicyArguments)
+    @show_arguments(PolicyArguments)
     def configure(self, **policy: Unpack[PolicyArguments]) -> QueuePolicy:
         """Changes the policy, all but the mode: a queue keeps the one it was made with."""
-        fields = policy_fields(checked(named(policy), self.name))
+        fields = policy_fields(check_policy(with_queue_names(policy), self.name))
         return policy_of(self._call(wire.CONFIGURE_QUEUE, request=fields))
 
     # ── pausing ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -509,7 +517,7 @@ class Queue(Generic[PayloadT]):
 
         check_taking(1, group, consumer, "a worker")
         if self._payload is not None:
-            handler = adapted(handler, self._typed_in_hand)
+            handler = adapt_handler(handler, self._typed_in_hand)
         if batch is not None and (concurrency != 1 or ahead is not None):
             raise ConfigError("a worker with batch= handles one batch at a time: start several for more at once")
         taker = group, consumer, lease, middleware
@@ -578,7 +586,7 @@ class Queue(Generic[PayloadT]):
         return self._call(wire.REMOVE_SCHEDULE, check_consumer(name, "schedule"))
 
 
-def _choice(
+def _requested_choice(
     where: EventChoice | None, candidates: Callable[[], Iterable[Event]]
 ) -> tuple[str | None, list[str] | None]:
     """Returns the form in which a request states a choice: the text of a condition; of a function, the ids of the
@@ -598,7 +606,7 @@ def push_options(given: Mapping[str, Any]) -> PushOptions:
 
 def update_policy(queue: Queue, wanted: Mapping[str, object]) -> Queue:
     """Gives a queue the policy that a program asks for; the log and the audit say what changed."""
-    before, changes = queue.policy, checked(wanted, queue.name)
+    before, changes = queue.policy, check_policy(wanted, queue.name)
     queue._call(wire.CONFIGURE_QUEUE, request=policy_fields(changes))
     stored = asdict(before)
     changed = {name: [stored[name], value] for name, value in changes.items() if stored[name] != value}
@@ -608,7 +616,7 @@ def update_policy(queue: Queue, wanted: Mapping[str, object]) -> Queue:
     return queue
 
 
-def named(policy: Mapping[str, object]) -> dict[str, object]:
+def with_queue_names(policy: Mapping[str, object]) -> dict[str, object]:
     """A policy as it was given, with its dead-letter queue by name."""
     target = policy.get("dead_letter")
     return {**policy, "dead_letter": target.name} if isinstance(target, Queue) else dict(policy)

@@ -12,7 +12,13 @@ from penstock.core.events import Draft, parse_id
 from penstock.core.journal.catalog import Settings
 from penstock.core.journal.commit import checked_settings
 from penstock.core.journal.cursors import TopicConsumer
-from penstock.core.model.arguments import DraftArguments, FilterArguments, SettingsArguments, filters, shows
+from penstock.core.model.arguments import (
+    DraftArguments,
+    FilterArguments,
+    SettingsArguments,
+    query_fields,
+    show_arguments,
+)
 from penstock.core.model.plan import BatchPlan
 from penstock.core.model.query import EVERYTHING, EventQuery, check_follower
 from penstock.core.names import (
@@ -74,7 +80,7 @@ class Topic(Generic[PayloadT]):
         return self.journal._backend.store(what, instead).log(self.name)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    @shows(DraftArguments, Draft)
+    @show_arguments(DraftArguments, Draft)
     def append(self, kind: object, payload: PayloadT | None = None, **draft: Unpack[DraftArguments]) -> Receipt:
         """Appends one event and returns when it is durable. Keyword arguments are those of `Draft`."""
         if self._payload is not None:
@@ -85,7 +91,7 @@ class Topic(Generic[PayloadT]):
         """Appends events at consecutive positions, all or nothing; one receipt each, in order."""
         return self._at.append_many(drafts if self._payload is None else self._payload.drafts(drafts))
 
-    @shows(DraftArguments, Draft)
+    @show_arguments(DraftArguments, Draft)
     def submit(self, kind: object, payload: PayloadT | None = None, **draft: Unpack[DraftArguments]) -> Ticket[Receipt]:
         """Hands an event over and returns a ticket at once; waits only when the writer's capacity is full."""
         if self._payload is not None:
@@ -97,7 +103,7 @@ class Topic(Generic[PayloadT]):
         checked = drafts if self._payload is None else self._payload.drafts(drafts)
         return self._at.submit_many(checked, patient=True)
 
-    @shows(DraftArguments, Draft)
+    @show_arguments(DraftArguments, Draft)
     def try_submit(
         self, kind: object, payload: PayloadT | None = None, **draft: Unpack[DraftArguments]
     ) -> Ticket[Receipt]:
@@ -131,7 +137,7 @@ class Topic(Generic[PayloadT]):
     def __bool__(self) -> bool:
         return True
 
-    @shows(FilterArguments, None)
+    @show_arguments(FilterArguments, None)
     def read(
         self,
         after: int = 0,
@@ -151,7 +157,7 @@ class Topic(Generic[PayloadT]):
         compaction removed raises PositionTrimmed.
         """
         query = EventQuery(
-            **filters(filter),
+            **query_fields(filter),
             after=after,
             through=through,
             limit=limit,
@@ -211,7 +217,7 @@ class Topic(Generic[PayloadT]):
         to_ms(time, "time")
         return self._call(protocol.topics.FIND_POSITION, request=protocol.topics.PositionQuery(time.isoformat()))
 
-    @shows(FilterArguments, None)
+    @show_arguments(FilterArguments, None)
     def subscribe(
         self,
         after: int | Literal["latest"] = 0,
@@ -226,7 +232,7 @@ class Topic(Generic[PayloadT]):
         """
         if after != "latest":
             check_position(after, "after")
-        wanted = EventQuery(**filters(filter))
+        wanted = EventQuery(**query_fields(filter))
         found = self._at.subscribe(after, buffer, on_lag, check_follower(wanted))
         found._payload = self._payload
         return found
@@ -265,7 +271,7 @@ class Topic(Generic[PayloadT]):
         """Returns the number of events that are left to read after a position; removed and too old events are not."""
         return self._call(protocol.topics.READ_LEFT, request=protocol.topics.LeftQuery(check_position(after, "after")))
 
-    @shows(FilterArguments, None)
+    @show_arguments(FilterArguments, None)
     def worker(
         self,
         consumer: str,
@@ -285,10 +291,10 @@ class Topic(Generic[PayloadT]):
         """
         check_consumer(consumer)
         if self._payload is not None:
-            from penstock.core.consuming.worker import adapted
+            from penstock.core.consuming.worker import adapt_handler
 
-            handler = adapted(handler, self._payload.typed_all)
-        wanted = EventQuery(**filters(filter))
+            handler = adapt_handler(handler, self._payload.typed_all)
+        wanted = EventQuery(**query_fields(filter))
         plan = BatchPlan(consumer, handler, batch, idle, restarts, check_follower(wanted))
         worker = self._at.worker(self, plan)
         self.journal._backend.workers.add(worker)
@@ -307,7 +313,7 @@ class Topic(Generic[PayloadT]):
         """The settings of the topic's retention."""
         return self._at.settings()
 
-    @shows(SettingsArguments)
+    @show_arguments(SettingsArguments)
     def configure(self, **changes: Unpack[SettingsArguments]) -> Settings:
         """Changes the topic's settings (see `Settings`): retention, compaction by key, the dedup window."""
         from penstock.core.protocol.fields import SettingsFields
@@ -533,9 +539,9 @@ class Topic(Generic[PayloadT]):
 
         check_consumer(consumer)
         if self._payload is not None:
-            from penstock.core.consuming.worker import adapted
+            from penstock.core.consuming.worker import adapt_handler
 
-            handler = adapted(handler, self._payload.typed)
+            handler = adapt_handler(handler, self._payload.typed)
         store = self.journal._backend.store("a reactor", "use worker() with dedup keys, or run it where the store is")
         plan = BatchPlan(consumer, handler, batch, idle, restarts, EVERYTHING)
         reactor = Reactor(store.log(self.name), store.entities.fences, plan)

@@ -13,7 +13,14 @@ from penstock.core.engine.contract import SqlParameters, SqlRow
 from penstock.core.events import Draft, Event, Receipt
 from penstock.core.journal.cursors import move_cursor, read_cursor
 from penstock.core.journal.transaction import HeldWriter
-from penstock.core.model.arguments import DraftArguments, FilterArguments, PushArguments, TakeArguments, filters, shows
+from penstock.core.model.arguments import (
+    DraftArguments,
+    FilterArguments,
+    PushArguments,
+    TakeArguments,
+    query_fields,
+    show_arguments,
+)
 from penstock.core.model.conditions import EventChoice, Where, check_events_chosen, predicate
 from penstock.core.model.failure import check_nack
 from penstock.core.model.push import PushOptions
@@ -80,7 +87,7 @@ class Transaction:
             delivery._deadline = deadline
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    @shows(DraftArguments, Draft)
+    @show_arguments(DraftArguments, Draft)
     def append(
         self, topic: Topic | str, kind: object, payload: object = None, **draft: Unpack[DraftArguments]
     ) -> Receipt:
@@ -120,7 +127,7 @@ class Transaction:
 
         return self._held.look(look)
 
-    @shows(FilterArguments, None)
+    @show_arguments(FilterArguments, None)
     def read(
         self,
         topic: Topic | str,
@@ -136,7 +143,7 @@ class Transaction:
         """Reads a topic with this transaction's own appends in it; the arguments are those of `Topic.read`."""
         self._held.check_open()
         query = EventQuery(
-            **filters(filter),
+            **query_fields(filter),
             after=after,
             through=through,
             limit=limit,
@@ -182,7 +189,7 @@ class Transaction:
         return self._store.log(topic.name)
 
     # ── queues ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    @shows(PushArguments, PushOptions)
+    @show_arguments(PushArguments, PushOptions)
     def push(self, queue: Queue | str, payload: object, **options: Unpack[PushArguments]) -> Receipt:
         """Pushes a message; no consumer is woken or sees it before the transaction commits."""
         if isinstance(queue, Queue) and queue._payload is not None:
@@ -191,7 +198,7 @@ class Transaction:
         batch, delivery = own.prepare(payload, push_options(options), self._held.find_cause)
         return self._held.change(lambda commit: own.push_in(commit, batch, delivery)[0])
 
-    @shows(PushArguments, PushOptions)
+    @show_arguments(PushArguments, PushOptions)
     def push_many(
         self, queue: Queue | str, payloads: Iterable[object], **options: Unpack[PushArguments]
     ) -> list[Receipt]:
@@ -202,7 +209,7 @@ class Transaction:
         batch, delivery = own.prepare_many(payloads, push_options(options), self._held.find_cause)
         return self._held.change(lambda commit: own.push_in(commit, batch, delivery))
 
-    @shows(TakeArguments, TakeRequest)
+    @show_arguments(TakeArguments, TakeRequest)
     def take(self, queue: Queue | str, **options: Unpack[TakeArguments]) -> Delivery | None:
         """Takes the next message if the transaction commits, this transaction's own pushes included; never waits.
 
@@ -211,7 +218,7 @@ class Transaction:
         found = self.take_many(queue, 1, **options)
         return found[0] if found else None
 
-    @shows(TakeArguments, TakeRequest)
+    @show_arguments(TakeArguments, TakeRequest)
     def take_many(self, queue: Queue | str, limit: int, **options: Unpack[TakeArguments]) -> list[Delivery]:
         """Takes up to `limit` messages if the transaction commits."""
         wanted = take_request(limit, "take_many", **options)

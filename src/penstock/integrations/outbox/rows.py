@@ -16,7 +16,7 @@ from penstock.core.documents.decoding import decoded
 from penstock.core.documents.events import DraftDocument
 from penstock.core.events import Draft
 from penstock.core.journal.prepare import make_draft
-from penstock.core.model.arguments import DraftArguments, PushArguments, shows
+from penstock.core.model.arguments import DraftArguments, PushArguments, show_arguments
 from penstock.core.model.push import PushOptions
 from penstock.core.names import check_name
 from penstock.core.protocol.queues import PushRequest
@@ -43,7 +43,7 @@ _decode_push = msgspec.json.Decoder(PushRequest).decode
 _USUAL: Final = msgspec.structs.asdict(PushOptions())
 
 
-@shows(DraftArguments, Draft)
+@show_arguments(DraftArguments, Draft)
 def append(
     connection: Any,
     topic: str,
@@ -69,7 +69,7 @@ def append(
     _write(connection, table, APPEND, check_name(topic), draft_document(made, topic))
 
 
-@shows(PushArguments, PushOptions)
+@show_arguments(PushArguments, PushOptions)
 def push(connection: Any, queue: str, payload: object, *, table: str = TABLE, **options: Unpack[PushArguments]) -> None:
     """Pushes a message if the connection's transaction commits; the options are those of `Queue.push`.
 

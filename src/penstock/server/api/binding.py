@@ -33,13 +33,13 @@ from penstock.core.protocol.operation import (
     Operation,
     Role,
     WaitingCaller,
-    converted,
+    convert_answer,
 )
 from penstock.core.protocol.topics import AppendQuery
 from penstock.errors import ConfigError
 from penstock.server.access import address_of
 from penstock.server.limits import AT_ONCE_BYTES, LONGEST_WAIT, MOST_EVENTS
-from penstock.server.service import Endpoint, Refused, Service, awaitable, entered, read_body, whole_answer
+from penstock.server.service import Endpoint, Refused, Service, awaitable, read_body, service_of, whole_answer
 from penstock.transfer import committing
 
 Q = TypeVar("Q", covariant=True)
@@ -178,7 +178,7 @@ class Performer(Generic[A]):
         if operation.commits:
             data, status = await self._committed(call, asked)
         elif operation.waits:
-            data, status = self._written(await _waited(call, asked[1], wanted, partial(self._run, *asked)))
+            data, status = self._written(await _wait_for_answer(call, asked[1], wanted, partial(self._run, *asked)))
         else:
             data, status = await run_in_threadpool(self._in_thread, call, asked, wanted)
         return whole_answer(call.service, data, status, JSON, changed=operation.changes(wanted))
@@ -221,7 +221,7 @@ def _prepared(run: Callable[..., PendingCommit[A]], asked: list[Any]) -> tuple[P
     return change, change.prepare()
 
 
-async def _waited(
+async def _wait_for_answer(
     call: Call[Any, Any], caller: WaitingCaller, wanted: Any, work: Callable[[], Coroutine[Any, Any, A]]
 ) -> A:
     """Returns the answer of an implementation that waits; it stops waiting when its caller leaves, or the
@@ -233,7 +233,7 @@ async def _waited(
     if service.waiting >= service.limits.max_waiting:
         raise Refused(503, "TooManyWaiting", "too many requests wait for messages", {"Retry-After": "1"})
     service.waiting += 1
-    waiting, gone = asyncio.ensure_future(work()), asyncio.ensure_future(_gone(call.request))
+    waiting, gone = asyncio.ensure_future(work()), asyncio.ensure_future(_wait_until_gone(call.request))
     closing = asyncio.ensure_future(service.closing.wait())
     try:
         await asyncio.wait((waiting, gone, closing), return_when=asyncio.FIRST_COMPLETED)
@@ -247,7 +247,7 @@ async def _waited(
         closing.cancel()
 
 
-async def _gone(request: Request) -> None:
+async def _wait_until_gone(request: Request) -> None:
     """Returns when the client has disconnected."""
     while True:
         message = await request.receive()
@@ -262,7 +262,7 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any]) -> Endp
     decode = None if body_type is None or operation.name in RAW else operation.body_decoder.decode
 
     async def endpoint(request: Request) -> Response:
-        service = entered(request, role)
+        service = service_of(request, role)
         for part in named:
             service.access.check_change(request.path_params[part])
         given = request.query_params if request.scope["query_string"] else None
@@ -286,7 +286,7 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any]) -> Endp
             if isinstance(answer, Response):
                 return answer
             changed = operation.changes(query if body_type is None else body)
-            return answered(service, operation.enveloped(answer), status, changed=changed)
+            return json_answer(service, operation.enveloped(answer), status, changed=changed)
         finally:
             service.budget.release(request.state.held)
 
@@ -297,13 +297,13 @@ def _endpoint(operation: Operation[object], handler: Callable[..., Any]) -> Endp
     return endpoint
 
 
-def answered(service: Service, answer: object, status: int = 200, *, changed: bool = False) -> Response:
+def json_answer(service: Service, answer: object, status: int = 200, *, changed: bool = False) -> Response:
     """An answer in JSON; `changed`: of a request that has changed something."""
     return whole_answer(service, _json(answer), status, JSON, changed=changed)
 
 
 def _json(answer: object) -> bytes:
-    return _encode(converted(answer, WRITTEN, event_document))
+    return _encode(convert_answer(answer, WRITTEN, event_document))
 
 
 def api_routes(modules: Iterable[ModuleType]) -> list[BaseRoute]:

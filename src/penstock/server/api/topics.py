@@ -61,9 +61,9 @@ _append, _read = Performer(wire.APPEND_EVENTS), Performer(wire.READ_EVENTS)
 async def append_events(call: Call[wire.AppendQuery, bytes]) -> Response:
     """Appends the events of a body, whose media type says how to read it; what becomes of it does not."""
     if len(call.body) <= limits.AT_ONCE_BYTES:
-        found = drafts(call.request, call.body)
+        found = read_drafts(call.request, call.body)
     else:
-        found = await run_in_threadpool(drafts, call.request, call.body)
+        found = await run_in_threadpool(read_drafts, call.request, call.body)
     return await _append.perform(call, found)
 
 
@@ -86,7 +86,7 @@ _decode_plain = msgspec.json.Decoder(list[documents.PlainDraft]).decode
 _decode_draft = msgspec.json.Decoder(documents.DraftDocument).decode
 
 
-def drafts(request: Request, data: bytes) -> Draft | list[Draft] | list[documents.PlainDraft]:
+def read_drafts(request: Request, data: bytes) -> Draft | list[Draft] | list[documents.PlainDraft]:
     """The drafts of a body: an object is a single one; else an array of them, one a line, CloudEvents."""
     given = request.headers.get("content-type", "")
     if given == JSON and data.startswith(b"["):
@@ -264,7 +264,7 @@ PASS_SECONDS = 1.0
 """After how long without an event that it chose a listener is told how far the topic was read for it."""
 
 
-def frame(event: Event) -> bytes:
+def event_frame(event: Event) -> bytes:
     """An event as a server-sent event; its id, which a client sends back as Last-Event-ID, is its position."""
     return b"id: %d\ndata: %b\n\n" % (event.seq, documents.event_json(event))
 
@@ -330,7 +330,7 @@ class LiveTopic:
             self._forget(began)
         read = 0
         for event in _events(view, self.position):
-            made = frame(event)
+            made = event_frame(event)
             self._seqs.append(event.seq)
             self._events.append(event)
             self._frames.append(made)
@@ -442,7 +442,7 @@ class LiveTopics:
 async def follow_topic(call: Call[wire.LiveQuery, None]) -> Response:
     """Server-sent events: what follows a position (Last-Event-ID, after=…, or after=latest), then what comes."""
     service, topic = call.service, topic_of(call)
-    after = _start(call.request, call.query)
+    after = _start_position(call.request, call.query)
     wanted = requested_events(call.query)
     if after is None:
         after = topic.latest
@@ -451,7 +451,7 @@ async def follow_topic(call: Call[wire.LiveQuery, None]) -> Response:
     return EventStream(service, follow(service, topic.name, after, wanted))
 
 
-def _start(request: Request, query: wire.LiveQuery) -> int | None:
+def _start_position(request: Request, query: wire.LiveQuery) -> int | None:
     """The position to go on from (None: the end)."""
     last = request.headers.get("last-event-id", "").strip()
     if last:
@@ -505,10 +505,10 @@ async def follow_across(call: Call[None, wire.AcrossFollow]) -> Response:
         query = replace(query, after=await run_in_threadpool(topic_ends, core, query))
     reader = AcrossReader(core, query)
     first = await run_in_threadpool(reader.step, limits.STREAM_EVENTS, limits.STREAM_BYTES)  # its error is an answer
-    return EventStream(service, _across(service, core, reader, first))
+    return EventStream(service, _follow_several(service, core, reader, first))
 
 
-async def _across(
+async def _follow_several(
     service: Service, core: JournalCore, reader: AcrossReader, step: AcrossStep
 ) -> AsyncGenerator[bytes, None]:
     """The frames of several topics, for as long as they are read."""
@@ -548,7 +548,7 @@ def _from_log(live: LiveTopic, position: int, through: int, wanted: EventQuery) 
                 last = event.seq
                 count += 1
                 if wanted.everything or wanted.matches(event):
-                    frames.append(frame(event))
+                    frames.append(event_frame(event))
                     size += len(frames[-1])
                     if size >= limits.STREAM_BYTES:
                         return _joined(frames), last

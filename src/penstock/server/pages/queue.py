@@ -94,7 +94,7 @@ class QueueView:
         self.request, self.service, self.sample = request, service, sample
         self.queue = existing_queue(request, service)
         self.name = self.queue.name
-        with inspect.viewing(service.journal.backend.queue(self.name)) as view:
+        with inspect.open_view(service.journal.backend.queue(self.name)) as view:
             self.groups, self.has_groups = inspect.delivered_groups(view.state), view.state.fanout
         query = request.query_params
         wanted = query.get("group") or self.groups[0]

@@ -393,7 +393,7 @@ class Lookup:
                 fresh = {key for key in text_values(block.wire.key, block.count) if key is not None} - seen
                 seen |= fresh
                 yield from sorted(fresh)
-        for tail, after, through in self._tails(self._trimmed):
+        for tail, after, through in self._memtables(self._trimmed):
             for key in tail.entities(view, after, through):
                 if key not in seen:
                     seen.add(key)
@@ -402,19 +402,19 @@ class Lookup:
     # ── causes and correlations ──────────────────────────────────────────────────────────────────────────────────────
     def caused_by(self, id: str, since: int = 0) -> Iterator[Event]:
         """The events of this topic that an event caused, in order; `since`: those whose ids are not below a number."""
-        return self._named(CAUSES, memtable.CAUSES, id, since)
+        return self._events_of_id(CAUSES, memtable.CAUSES, id, since)
 
     def correlated(self, id: str, since: int = 0) -> Iterator[Event]:
         """The events of this topic with a correlation id, in order; `since`: those whose ids are not below a number."""
-        return self._named(CORRELATIONS, memtable.CORRELATIONS, id, since)
+        return self._events_of_id(CORRELATIONS, memtable.CORRELATIONS, id, since)
 
-    def _named(self, section: bytes, column: int, id: str, since: int) -> Iterator[Event]:
+    def _events_of_id(self, section: bytes, column: int, id: str, since: int) -> Iterator[Event]:
         after = max(self._trimmed, self._view.position_before_id(since) if since else 0)
         runs = self._run_pieces(section, id, after, keys.MAX_SEQ)
         positions = (block.seqs[row] for block, rows in runs for row in rows)
         for block, rows in self._tail.rows_at(self._view, positions):
             yield from [Event(block, row) for row in rows]
-        for tail, low, through in self._tails(after):
+        for tail, low, through in self._memtables(after):
             for block, rows in tail.pieces(self._view, column, id, low, through):
                 yield from [Event(block, row) for row in rows]
 
@@ -437,12 +437,12 @@ class Lookup:
                 EventQuery(tags=wanted.tags), max(after, self.directory.through), through, reverse
             )
             return
-        tails = list(self._tails(after))
+        tails = list(self._memtables(after))
         for tail, low, high in reversed(tails) if reverse else tails:
             found = [tail.tagged(tag, low, min(high, through), reverse=reverse) for tag in wanted.tags or ()]
             yield from tail.rows_at(self._view, in_all(found, reverse=reverse))
 
-    def _tails(self, after: int) -> Iterator[tuple[Memtable, int, int]]:
+    def _memtables(self, after: int) -> Iterator[tuple[Memtable, int, int]]:
         after = max(after, self.directory.through)
         if self._behind:
             for block in self._view.blocks_to_index(after, keys.MAX_SEQ):

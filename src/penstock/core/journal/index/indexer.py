@@ -102,7 +102,7 @@ class Indexer(Background):
         self._turn = threading.Lock()
         self._left = False
         """True if an earlier process has left something unindexed."""
-        self.notes = CausalNotes(writer, lambda: self._closed, self._breathe)
+        self.notes = CausalNotes(writer, lambda: self._closed, self._yield_to_others)
         self._folding = False
         """True if topics are to be folded."""
         self._worked_since = 0.0
@@ -167,7 +167,7 @@ class Indexer(Background):
             pass
         self._clear(topic)
 
-    def _breathe(self) -> None:
+    def _yield_to_others(self) -> None:
         """Makes way for others: for a look-up at once, else after a millisecond.
 
         Without it, a thread that waits for the interpreter waits until that is taken away from this thread: five
@@ -302,13 +302,13 @@ class Indexer(Background):
             segment = next(view.bulk_segments(base, keys.MAX_SEQ), None)
             through = view.latest() if segment is None else segment.first - 1
             found = view.blocks(base, through)
-            blocks = blocks_of_a_run(found, through, not directory.runs, self._breathe)
+            blocks = blocks_of_a_run(found, through, not directory.runs, self._yield_to_others)
             last = blocks[-1].last if blocks else base
             if segment is not None and last >= through:  # the index goes on behind the segment
                 last = _end_of_bulk(view, segment)
             elif not blocks or not (thorough or are_enough(blocks)):
                 return False
-            sources = first_sources(blocks, base, self._breathe)
+            sources = first_sources(blocks, base, self._yield_to_others)
 
         def advance(found: Directory) -> Directory | None:
             return replace(found, through=last) if found.through == directory.through else None
@@ -323,7 +323,14 @@ class Indexer(Background):
         self, topic: str, topic_id: int, directory: Directory, positions: tuple[int, int], level: int
     ) -> Building:
         return Building(
-            self._writer, topic, topic_id, directory.epoch, positions, level, self._breathe, lambda: self._closed
+            self._writer,
+            topic,
+            topic_id,
+            directory.epoch,
+            positions,
+            level,
+            self._yield_to_others,
+            lambda: self._closed,
         )
 
     # ── larger runs ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -342,7 +349,7 @@ class Indexer(Background):
         run = self._building(topic, record.topic_id, directory, (parts[0].first, parts[-1].last), level)
         sources = {
             section: [
-                stored_rows(self._engine, topic, record.topic_id, part, section, trimmed, self._breathe)
+                stored_rows(self._engine, topic, record.topic_id, part, section, trimmed, self._yield_to_others)
                 for part in parts
                 if section.decode() in part.sections
             ]
@@ -423,7 +430,7 @@ class Building:
         self._topic, self._topic_id, self._epoch = topic, topic_id, epoch
         self._positions = positions
         self._level = level
-        self._breathe, self._stopped = breathe, stopped
+        self._yield_to_others, self._stopped = breathe, stopped
         self._id = self._size = 0
         self._sections = ""
         self._hashes = array("I")
@@ -442,12 +449,12 @@ class Building:
                         return False
                     self._write(section, part)
             if 0 < len(self._hashes) <= INDEX_FILTER_TERMS:
-                self._do(partial(self._put, FILTER, [(b"", BloomFilter.build(self._hashes, self._breathe))]))
+                self._do(partial(self._put, FILTER, [(b"", BloomFilter.build(self._hashes, self._yield_to_others))]))
         return self._do(partial(self._list, change))
 
     def _chunks(self, section: bytes, sources: Sequence[Iterator[IndexRows]]) -> Iterator[Chunk]:
-        windows = merged(sources, self._breathe)
-        return chunks_of(self._hashed(windows) if section == ENTITIES else windows, self._breathe)
+        windows = merged(sources, self._yield_to_others)
+        return chunks_of(self._hashed(windows) if section == ENTITIES else windows, self._yield_to_others)
 
     def _hashed(self, windows: Iterator[IndexRows]) -> Iterator[IndexRows]:
         """Notes for the filter which entities pass by."""

@@ -111,7 +111,7 @@ def event_rows(block: Block, after: int = 0, breathe: Breathe = go_on) -> Iterat
         stop = min(start + STEP_ROWS, block.count)
         seqs = list(block.seqs[start:stop])
         rows = IndexRows(columns_of(block, range(start, stop), texts), seqs, ids[start:stop], times[start:stop])
-        yield rows if min(seqs) > after and None not in rows.terms else _wanted(rows, after)
+        yield rows if min(seqs) > after and None not in rows.terms else _rows_after(rows, after)
         breathe()
 
 
@@ -119,7 +119,7 @@ def term_rows(terms: Sequence[str | None], seqs: Sequence[int], after: int) -> I
     """Returns the rows of terms after a position."""
     count = len(terms)
     rows = IndexRows(Columns([""] * count, [b""] * count, key=list(terms)), list(seqs))
-    return rows if None not in terms and min(seqs, default=0) > after else _wanted(rows, after)
+    return rows if None not in terms and min(seqs, default=0) > after else _rows_after(rows, after)
 
 
 def tags_of(texts: Sequence[str | None], seqs: Sequence[int]) -> tuple[list[str], list[int]]:
@@ -128,7 +128,7 @@ def tags_of(texts: Sequence[str | None], seqs: Sequence[int]) -> tuple[list[str]
     return [tag for tag, _ in found], [seq for _, seq in found]
 
 
-def _wanted(rows: IndexRows, after: int) -> IndexRows:
+def _rows_after(rows: IndexRows, after: int) -> IndexRows:
     return rows.pick([row for row, seq in enumerate(rows.seqs) if seq > after and rows.terms[row] is not None])
 
 
@@ -192,7 +192,7 @@ def chunks_of(windows: Iterable[IndexRows], breathe: Breathe = go_on) -> Iterato
     for window in chain(windows, (None,)):
         left.extend(window or IndexRows())
         start = 0
-        for stop in _cuts(left, window is None):
+        for stop in _chunk_ends(left, window is None):
             chunk = left.slice(start, stop)
             yield prefix(chunk.terms[0]) + chunk.seqs[0].to_bytes(8), chunk.pack()
             start = stop
@@ -200,7 +200,7 @@ def chunks_of(windows: Iterable[IndexRows], breathe: Breathe = go_on) -> Iterato
         left = left.slice(start, len(left))
 
 
-def _cuts(rows: IndexRows, whole: bool) -> Iterator[int]:
+def _chunk_ends(rows: IndexRows, whole: bool) -> Iterator[int]:
     """Returns the ends of the next chunks; without `whole`, the last rows wait until more have come."""
     count, terms = len(rows), rows.terms
     sizes = list(accumulate(map(_ROW_BYTES.__add__, rows.columns.weights()), initial=0))

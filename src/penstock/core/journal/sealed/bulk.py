@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.core.durable import as_storage_error
-from penstock.core.journal.blocks import Block, stamp
+from penstock.core.journal.blocks import Block, set_positions
 from penstock.core.journal.from_arrow import wire_of
 from penstock.core.journal.index.runs import BloomFilter
 from penstock.core.journal.sealed.columns import TypedColumns
@@ -96,7 +96,7 @@ class _BulkFile:
         wire = wire_of(rows)
         if wire.occurred is None and "occurred_at" in rows.schema.names:
             wire.occurred = now_ms
-        stamp(wire, 1, 0, 0)
+        set_positions(wire, 1, 0, 0)
         block = Block(wire, self._target.topic)
         if self._rows and self._rows + block.count > GROUP_ROWS:
             self._write_group()

@@ -21,7 +21,7 @@ import msgspec
 
 from penstock.core.engine.contract import Snapshot
 from penstock.core.events import format_id
-from penstock.core.journal.blocks import Block, read_block, select, stamp
+from penstock.core.journal.blocks import Block, block_of_rows, read_block, set_positions
 from penstock.core.journal.index.runs import BloomFilter
 from penstock.core.journal.sealed.segments import (
     KEYS_SUFFIX,
@@ -142,7 +142,7 @@ def without(block: Block, trimmed: int) -> Block:
     """A block without the positions through one."""
     if block.first > trimmed:
         return block
-    return read_block(select(block, range(block.row_after(trimmed), block.count)), block.topic)
+    return read_block(block_of_rows(block, range(block.row_after(trimmed), block.count)), block.topic)
 
 
 class SealedSegment:
@@ -178,7 +178,7 @@ class SealedSegment:
         if self._segment.by_reference:
             first = self.groups[group][0]
             number = int.from_bytes(self._segment.base_id) + first - self._segment.first
-            stamp(wire, first, self._segment.recorded_ms, number)
+            set_positions(wire, first, self._segment.recorded_ms, number)
         else:
             _set_places(wire, batch)
         return wire

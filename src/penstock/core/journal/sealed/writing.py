@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from penstock.core.clock import from_ms
-from penstock.core.durable import like, make_folder, move_into_place
+from penstock.core.durable import copy_permissions, make_folder, move_into_place
 from penstock.core.engine.contract import Engine, Snapshot
 from penstock.core.journal.blocks import Block
 from penstock.core.journal.reading import TopicView
@@ -155,7 +155,7 @@ class _SegmentWriter:
             parts.append(SegmentPart(folder, file.tally.count, pieces[-1][0], crc, pieces))
         if self._local:
             for file in self._files.values():
-                like(store, file.path)
+                copy_permissions(store, file.path)
                 move_into_place(file.path, file.target)
         return parts
 
@@ -371,7 +371,7 @@ def put_whole(
     with filesystem.open_output_stream(partial if local else target) as out:
         out.write(data)
     if local:
-        like(store, partial)
+        copy_permissions(store, partial)
         move_into_place(partial, target)
 
 

@@ -113,7 +113,7 @@ def drop_topic(commit: Commit, topic: str, force: bool, rules: DropRules) -> Dro
     used = [] if force else [user for users in rules.users for user in users(commit, topic)]
     if used:
         raise TopicInUse(
-            f"topic {topic!r} is in use by {_named(used)}: end these first, or drop it with them by force "
+            f"topic {topic!r} is in use by {_first_few(used)}: end these first, or drop it with them by force "
             "(force=True, --force)"
         )
     view = TopicView(commit.tx, topic, TopicRecord(head.topic_id, head.settings))
@@ -136,7 +136,7 @@ def _unknown(snap: Snapshot, topic: str) -> UnknownTopic:
     return UnknownTopic(f"there is no topic {topic!r}{did_you_mean(topic, topic_names(snap))}")
 
 
-def _named(used: Sequence[str], most: int = 5) -> str:
+def _first_few(used: Sequence[str], most: int = 5) -> str:
     """The first few, and how many more there are."""
     rest = len(used) - most
     return ", ".join(used[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from penstock.core.engine.contract import Snapshot
 from penstock.core.journal import keys
-from penstock.core.journal.blocks import REFERENCE_MARK, Block, Wire, compressed, join_checked, plain_size, seal
+from penstock.core.journal.blocks import REFERENCE_MARK, Block, Wire, compressed, encode_block, join_checked, plain_size
 from penstock.core.journal.catalog import load_record, load_state, open_block
 from penstock.core.journal.commit import Commit
 from penstock.core.journal.index.runs import load_directory
@@ -49,7 +49,7 @@ def merge_tail(writer: Writer, topic: str, *, below: int, fan_in: int = MERGE_FA
     merged = 0
     for run, blocks in chunks:
         wire = compressed(join_checked(blocks))
-        value, about = seal(wire), range_rows(wire, indexed=keys.block_first(run[-1][0]) > covered)
+        value, about = encode_block(wire), range_rows(wire, indexed=keys.block_first(run[-1][0]) > covered)
         if writer.run_relaxed(_put_joined, topic, record.topic_id, run, wire, value, about, noted):
             merged += len(run)
     return merged

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.core.journal import keys
-from penstock.core.journal.blocks import select, stored_size
+from penstock.core.journal.blocks import block_of_rows, stored_size
 from penstock.core.journal.catalog import Settings, TopicState, load_looks, load_state, open_block, save_with_end
 from penstock.core.journal.commit import Commit
 from penstock.core.journal.cursors import slowest_cursor
@@ -129,7 +129,7 @@ def remove_blocks(commit: Commit, topic: str, topic_id: int, state: TopicState, 
     commit.tx.delete_range(low, keys.block_key(topic_id, through + 1))
     if boundary is not None and boundary.last > through:
         rows = range(boundary.row_after(through), boundary.count)
-        commit.tx.put(keys.block_key(topic_id, boundary.seq(rows[0])), select(boundary, rows))
+        commit.tx.put(keys.block_key(topic_id, boundary.seq(rows[0])), block_of_rows(boundary, rows))
     return removed
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from penstock.core.engine.contract import Snapshot
 from penstock.core.journal import keys
-from penstock.core.journal.blocks import Block, select, stored_size
+from penstock.core.journal.blocks import Block, block_of_rows, stored_size
 from penstock.core.journal.catalog import load_record, load_state, open_block, save_with_end
 from penstock.core.journal.commit import Commit
 from penstock.core.journal.index.runs import drop_index
@@ -63,7 +63,9 @@ def without(stored: BlockRow, kept: Sequence[int]) -> ThinnedBlock:
     """A block of which only some rows stay."""
     key, value, block, *_ = stored
     first = block.seq(kept[0]) if kept else 0
-    return ThinnedBlock(key, value, block.last, block.count - len(kept), first, select(block, kept) if kept else b"")
+    return ThinnedBlock(
+        key, value, block.last, block.count - len(kept), first, block_of_rows(block, kept) if kept else b""
+    )
 
 
 def in_steps(blocks: Sequence[ThinnedBlock]) -> Iterator[list[ThinnedBlock]]:

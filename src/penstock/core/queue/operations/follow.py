@@ -15,7 +15,7 @@ from penstock.core.journal.blocks import Columns
 from penstock.core.journal.commit import Commit
 from penstock.core.model.calls import JOIN, THEN, GatherRequest, NextCall, TaskArguments
 from penstock.core.model.failure import DEAD_QUEUE
-from penstock.core.model.reply import REPLY, carried, read_reply, reply_headers
+from penstock.core.model.reply import REPLY, keep_reply, read_reply, reply_headers
 from penstock.core.names import check_kind, check_name
 from penstock.core.queue.operations.push import DeliveryOptions, as_batch, push
 from penstock.core.queue.results import StoredResult, answer, note_moved, note_place, note_replies
@@ -41,7 +41,7 @@ class JoinRow(msgspec.Struct, array_like=True):
     """The ids of the calls, in their order."""
 
 
-_read_join = keys.reader(JoinRow)
+_read_join = keys.row_decoder(JoinRow)
 
 
 def settled(commit: Commit, queue: QueueState, message: MessageRow, given: StoredResult) -> None:
@@ -60,7 +60,7 @@ def settled(commit: Commit, queue: QueueState, message: MessageRow, given: Store
         first, *rest = _decode(event.raw).then
     except (msgspec.DecodeError, ValueError) as error:
         raise ConfigError(f"the message does not say which call follows: {error}") from error
-    headers = {name: text for name, text in carried(event.headers, event.id).items() if name != THEN}
+    headers = {name: text for name, text in keep_reply(event.headers, event.id).items() if name != THEN}
     receipt = _push(commit, queue.cache, first, rest, [msgspec.Raw(given.payload)], headers, event)
     note_moved(commit, event, receipt)
 

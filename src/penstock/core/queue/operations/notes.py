@@ -39,7 +39,7 @@ class ProgressRow(msgspec.Struct, array_like=True):
     """The secret of the lease, which no other attempt has."""
 
 
-_read_progress = keys.reader(ProgressRow)
+_read_progress = keys.row_decoder(ProgressRow)
 
 
 # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -153,7 +153,7 @@ def push(
         fresh = zip(receipts, origins, strict=True)
         queue.note_letters(commit, ((one.seq, origin) for one, origin in fresh if origin and not one.duplicate))
     if options is not None:
-        _grant(commit, queue, receipts, options)
+        _write_options(commit, queue, receipts, options)
     fair_by = None if debounced else policy.fair_by
     if each is not None:
         _grant_each(commit, queue, receipts, batch.columns, each, fair_by)
@@ -163,7 +163,7 @@ def push(
         _debounce(commit, queue, receipts, batch.columns.key or [])
     if unique is not None:
         first = receipts[0]
-        row = Passed(first.seq, first._number.to_bytes(16), commit.now_ms)
+        row = LastPassed(first.seq, first._number.to_bytes(16), commit.now_ms)
         commit.tx.put(_unique_key(queue, unique), keys.encode(row))
     return receipts if throttle is None else throttle.receipts(receipts)
 
@@ -181,12 +181,12 @@ def _waiting_twin(commit: Commit, queue: QueueState, unique: str) -> Receipt | N
     """The message that waits under the same text: no consumer has it, and it was not given up."""
     value = commit.tx.get(_unique_key(queue, unique))
     passed = None if value is None else _read_passed(value, queue.name)
-    if passed is None or not _waits(commit, queue, passed.seq):
+    if passed is None or not _is_unsettled(commit, queue, passed.seq):
         return None
     return Receipt(queue.name, passed.seq, int.from_bytes(passed.id), duplicate=True)
 
 
-def _waits(commit: Commit, queue: QueueState, seq: int) -> bool:
+def _is_unsettled(commit: Commit, queue: QueueState, seq: int) -> bool:
     return any(message.state != FAILED for _, message in queue.find(commit.tx, seq))
 
 
@@ -212,7 +212,7 @@ def _debounce(commit: Commit, queue: QueueState, receipts: list[Receipt], keys_g
         if policy.debounce_limit is not None:
             due = min(due, first + round(policy.debounce_limit * 1000))
         commit.tx.put(_debounce_key(queue, key), keys.encode(Debounced(receipt.seq, due, first)))
-        _grant(commit, queue, [receipt], DeliveryOptions(due=due, since=now), key)
+        _write_options(commit, queue, [receipt], DeliveryOptions(due=due, since=now), key)
 
 
 def _grant_each(
@@ -227,7 +227,7 @@ def _grant_each(
         if fair_by is not None and (wanted is None or wanted.due <= commit.now_ms):
             give_turns(commit, queue, receipts, columns, [row], fair_by)
         if wanted is not None:
-            _grant(commit, queue, [receipt], wanted)
+            _write_options(commit, queue, [receipt], wanted)
 
 
 def _count_fresh(commit: Commit, queue: QueueState, batch: PreparedBatch) -> int:
@@ -258,7 +258,7 @@ def refuse_overflow(commit: Commit, queue: QueueState, fresh: int, max_size: int
         )
 
 
-def _grant(
+def _write_options(
     commit: Commit, queue: QueueState, receipts: list[Receipt], options: DeliveryOptions, key: str | None = None
 ) -> None:
     tx, topic, traits = commit.tx, queue.topic, queue.traits
@@ -311,7 +311,7 @@ def give_turns(
 
 
 # ── throttle and debounce ─────────────────────────────────────────────────────────────────────────────────────────────
-class Passed(msgspec.Struct, array_like=True):
+class LastPassed(msgspec.Struct, array_like=True):
     """The push of a key that a throttle let through last."""
 
     seq: int
@@ -328,8 +328,8 @@ class Debounced(msgspec.Struct, array_like=True):
     """The time when the first push came that this one stands for."""
 
 
-_read_passed = keys.reader(Passed)
-_read_debounced = keys.reader(Debounced)
+_read_passed = keys.row_decoder(LastPassed)
+_read_debounced = keys.row_decoder(Debounced)
 
 
 class Throttle:
@@ -382,7 +382,7 @@ class Throttle:
             found[row] = receipt
             key = self._keys[row]
             if key is not None and not receipt.duplicate:
-                passed = Passed(receipt.seq, receipt._number.to_bytes(16), self._commit.now_ms)
+                passed = LastPassed(receipt.seq, receipt._number.to_bytes(16), self._commit.now_ms)
                 self._commit.tx.put(_throttle_key(self._queue, key), keys.encode(passed))
         for row, original in self._repeats.items():
             found[row] = msgspec.structs.replace(found[original], duplicate=True)
@@ -428,7 +428,7 @@ def _debounce_key(queue: QueueState, key: str) -> bytes:
     return keys.flow_key(queue.topic, keys.ALL_GROUPS, b"u", key)
 
 
-def _last_passed(commit: Commit, queue: QueueState, key: str) -> Passed | None:
+def _last_passed(commit: Commit, queue: QueueState, key: str) -> LastPassed | None:
     value = commit.tx.get(_throttle_key(queue, key))
     return None if value is None else _read_passed(value, queue.name)
 
@@ -458,7 +458,7 @@ def _is_over(commit: Commit, queue: QueueState, tag: bytes, value: bytes) -> boo
     more."""
     now = commit.now_ms
     if tag == b"w":
-        return not _waits(commit, queue, _read_passed(value, queue.name).seq)
+        return not _is_unsettled(commit, queue, _read_passed(value, queue.name).seq)
     rate, throttle = queue.policy.rate_per_key, queue.policy.throttle
     if tag == b"r":
         return rate is None or read_window(value, queue.name).is_over(read_rate(rate), now)

@@ -23,10 +23,10 @@ from penstock.core.journal.commit import Commit
 from penstock.core.journal.upkeep.retention import compact
 from penstock.core.journal.writer import WriteRequest
 from penstock.core.model.push import PushOptions
-from penstock.core.model.reply import carried
+from penstock.core.model.reply import keep_reply
 from penstock.core.model.take import TakeRequest
 from penstock.core.queue.dead_letters import GROUP, former_headers, letter, origin, original_headers, original_options
-from penstock.core.queue.inspect import View, viewing
+from penstock.core.queue.inspect import View, open_view
 from penstock.core.queue.operations.groups import group_for
 from penstock.core.queue.operations.notes import carry_steps, put_steps, read_steps
 from penstock.core.queue.operations.push import (
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 def claim(queue: LocalQueue, wanted: TakeRequest, idle_ms: int) -> list[Delivery]:
     queue.change(group_for, wanted.group)  # so that it is there, and its times follow the clock
     chosen, left = [], wanted.limit
-    with viewing(queue) as view:
+    with open_view(queue) as view:
         for held in view.leased(wanted.group):
             lease, index = held.lease, held.index
             if view.now - lease.touched_ms(index) >= idle_ms:
@@ -136,7 +136,7 @@ def discard_many(queue: LocalQueue, seqs: list[int]) -> int:
 
 # ── emptying ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def purge(queue: LocalQueue) -> int:
-    with viewing(queue) as view:  # of many groups the messages are counted here, where no writer waits
+    with open_view(queue) as view:  # of many groups the messages are counted here, where no writer waits
         count = _count(view) if view.state.fanout else None
     count = queue.core.writer.run(WriteRequest(purge_in, 0, (queue, count)))
     if count:
@@ -271,7 +271,9 @@ def _run(queue: LocalQueue, wanted: Mapping[str, int], steps: Iterable[tuple[Ste
     return moved
 
 
-def paced(send: Callable[[int], int], count: int, rate: float, stopping: Callable[[], bool] = lambda: False) -> int:
+def send_at_rate(
+    send: Callable[[int], int], count: int, rate: float, stopping: Callable[[], bool] = lambda: False
+) -> int:
     """Has so many messages sent, `rate` a second: `send` is told how many it may, and says how many it did. What was
     sent and fails again lies behind those that still wait, so that `count` ends it."""
     begun, sent = time.monotonic(), 0
@@ -318,7 +320,7 @@ class Redriven(int):
 def redrive(
     queue: LocalQueue, to: LocalQueue | None, limit: int | None, where: Where | None, dry_run: bool
 ) -> Redriven:
-    chosen = _Redrive(viewing, queue, to, limit, where)
+    chosen = _Redrive(open_view, queue, to, limit, where)
     count = chosen.count if dry_run else _run(queue, chosen.wanted, chosen.steps)
     return Redriven(count, chosen.report())
 
@@ -363,7 +365,7 @@ class _Redrive:
         with viewing(queue) as view:
             dead_letters = view.state.policy.dead_letter
             has_letters = dead_letters is not None and view.state.cache.load(view.snap, dead_letters) is not None
-        self._choose(queue, _revive, limit)
+        self._choose(queue, _retry_failed, limit)
         self._choose(queue, _send_back, limit)
         if dead_letters is not None and has_letters:
             self._choose(queue.registry.handle(dead_letters), _send_back, limit, of=queue.name)
@@ -441,7 +443,7 @@ def _choose(events: Iterator[Event], limit: int | None, where: Where | None) -> 
     return list(islice((event.seq for event in events if where is None or where(event)), limit))
 
 
-def _revive(commit: Commit, seqs: list[int], source: LocalQueue, to: LocalQueue | None) -> int:
+def _retry_failed(commit: Commit, seqs: list[int], source: LocalQueue, to: LocalQueue | None) -> int:
     """Makes failed messages ready again, or moves them to another queue."""
     state = source.cache.state(commit, source.name)
     end_lapsed(commit, state, seqs)
@@ -504,7 +506,7 @@ def _settle_for_others(commit: Commit, target: QueueState, waiting: list[str], r
 def move(queue: LocalQueue, to: LocalQueue, limit: int | None, where: Where | None) -> int:
     if to is queue:
         raise ConfigError(f"queue {queue.name!r} cannot be moved to itself")
-    with viewing(queue) as view:
+    with open_view(queue) as view:
         target = view.state.cache.load(view.snap, to.name)
 
         def goes(event: Event) -> bool:
@@ -540,7 +542,7 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) ->
     """Puts another payload into the place of a message that is not in flight, or sends a dead letter back with it;
     None when the message is gone. In fanout mode the groups that are done with the message do not get it again."""
     options = PushOptions(
-        event.kind, event.key, headers=original_headers(carried(event.headers, event.id)), cause=event
+        event.kind, event.key, headers=original_headers(keep_reply(event.headers, event.id)), cause=event
     )
     batch, _ = to.prepare(payload, options)
 
@@ -561,7 +563,7 @@ def replace(queue: LocalQueue, to: LocalQueue, event: Event, payload: object) ->
             wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts, wanted.since)
         sent = Change("discarded", "replaced") if to.name == queue.name else Change("redriven", "replaced", to=to.name)
         state.discard(commit, seq, sent)  # first: a full queue has room for it again
-        (receipt,) = push(commit, target, batch, _fitting(wanted, event, target), moved=True)
+        (receipt,) = push(commit, target, batch, _options_for(wanted, event, target), moved=True)
         note_moved(commit, event, receipt)
         _settle_for_others(commit, target, waiting, receipt)
         return receipt
@@ -589,7 +591,7 @@ def _copy_over(
             copy.headers = [revived(event.headers) or None]
             died = original_options(event)
             wanted = DeliveryOptions(died.priority, wanted.due, died.max_attempts, wanted.since)
-        options.append(_fitting(wanted, event, target))
+        options.append(_options_for(wanted, event, target))
         events.append(event)
         if columns is None:
             columns = copy
@@ -605,7 +607,7 @@ def _copy_over(
     return receipts
 
 
-def _fitting(wanted: DeliveryOptions, event: Event, target: QueueState) -> DeliveryOptions:
+def _options_for(wanted: DeliveryOptions, event: Event, target: QueueState) -> DeliveryOptions:
     """Returns the options of a message's push, as far as another queue knows them."""
     if event.key is not None:
         wanted.due = wanted.priority = 0  # a retry's: the messages of a key keep their order

@@ -36,7 +36,7 @@ from penstock.core.queue.state.blocks import copy_columns
 from penstock.core.queue.state.cache import QueueState, note_extension
 from penstock.core.queue.state.feed import ACKED, TOLD_TOGETHER, Change, Kind
 from penstock.core.queue.state.group import Group
-from penstock.core.queue.state.leases import HeldMessage, Lease, fits, indexes_of, make_token, read_token
+from penstock.core.queue.state.leases import HeldMessage, Lease, indexes_of, is_token_of, make_token, read_token
 from penstock.core.queue.state.places import PARKED, UNFINISHED
 from penstock.core.queue.state.records import (
     FAILED,
@@ -82,7 +82,7 @@ def held_or_stale(commit: Commit, queue: QueueState, delivery: Delivery) -> Held
     """The message a delivery holds; StaleDelivery when it does not hold it any more."""
     held = held_in(commit, queue, delivery)
     if held is None:
-        raise stale(delivery.token, queue.name)
+        raise stale_error(delivery.token, queue.name)
     return held
 
 
@@ -93,12 +93,12 @@ def held_by_token(snap: Snapshot, queue: QueueState, token: str) -> HeldMessage[
         return None
     group = queue.group(snap, address.group)
     lease = group.lease(snap, address.lease_id)
-    if lease is None or not fits(queue.topic, address, lease.secret) or not lease.holds(address.index):
+    if lease is None or not is_token_of(queue.topic, address, lease.secret) or not lease.holds(address.index):
         return None
     return HeldMessage(group, address.lease_id, lease, address.index)
 
 
-def stale(token: str, queue: str) -> StaleDelivery:
+def stale_error(token: str, queue: str) -> StaleDelivery:
     return StaleDelivery(
         f"delivery {token} of queue {queue!r} is not held any more: its lease was lost, or it was settled already",
         token=token,

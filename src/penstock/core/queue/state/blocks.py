@@ -17,7 +17,7 @@ from penstock.core.journal import keys
 from penstock.core.journal.blocks import Block, CodedText, Columns, build_wire, columns_of, unpack_ints
 from penstock.core.journal.catalog import load_state, open_block
 from penstock.core.journal.commit import Commit
-from penstock.core.model.reply import REPLY, carried
+from penstock.core.model.reply import REPLY, keep_reply
 from penstock.errors import Corrupt
 
 KEPT_BLOCKS = 128
@@ -75,11 +75,11 @@ class BlockCache:
         if at >= 0:
             block = self._kept[at]
             if seq <= block.last:
-                return self._in(block, seq, through)
+                return self._row_in(block, seq, through)
         found = self._load(snap, seq, through)
-        return None if found is None else self._in(found, seq, through)
+        return None if found is None else self._row_in(found, seq, through)
 
-    def _in(self, block: Block, seq: int, through: int) -> tuple[Block, int] | None:
+    def _row_in(self, block: Block, seq: int, through: int) -> tuple[Block, int] | None:
         if block.wire.seqs is None:
             first = block.first
             self.hot, self.hot_first, self.hot_last = block, first, block.last
@@ -166,7 +166,7 @@ def copy_columns(event: Event) -> Columns:
     if not isinstance(rows, DamagedBlock):
         columns = columns_of(rows, [row])
         if columns.headers is not None and REPLY in event.headers:
-            columns.headers = [carried(event.headers, event.id)]
+            columns.headers = [keep_reply(event.headers, event.id)]
         return columns
     columns = Columns([event.kind], [event.raw])
     columns.binary = [True]

@@ -20,7 +20,7 @@ from penstock.core.journal.owners import this_host
 from penstock.core.journal.reading import TopicView
 from penstock.core.model.take import TakeRequest
 from penstock.core.names import did_you_mean, refuse_system
-from penstock.core.queue.flow import shapes_takes
+from penstock.core.queue.flow import limits_takes
 from penstock.core.queue.policy import QueuePolicy, check_together
 from penstock.core.queue.state import keys
 from penstock.core.queue.state.blocks import BlockCache
@@ -82,7 +82,7 @@ class QueueState:
         self.name = name
         self.record = record
         self.topic = record.topic
-        self.shaped = shapes_takes(record.policy)
+        self.shaped = limits_takes(record.policy)
         self.feed = QueueFeed(name) if record.policy.feed else None
         self.traits = traits
         self.blocks = lasting.blocks
@@ -96,7 +96,7 @@ class QueueState:
 
     def change_policy(self, commit: Commit, policy: QueuePolicy) -> None:
         self.record.policy = policy
-        self.shaped = shapes_takes(policy)
+        self.shaped = limits_takes(policy)
         self.feed = (self.feed or QueueFeed(self.name)) if policy.feed else None
         self.save(commit)
         self.apply_window(commit)

@@ -244,7 +244,7 @@ T = TypeVar("T")
 encode = msgspec.msgpack.Encoder().encode
 
 
-def reader(kind: type[T]) -> Callable[[bytes, str], T]:
+def row_decoder(kind: type[T]) -> Callable[[bytes, str], T]:
     """Returns the decoder of rows of one kind, of a queue that Corrupt names when a row does not decode."""
     decode = msgspec.msgpack.Decoder(kind).decode
 

@@ -132,7 +132,7 @@ def indexes_of(mask: int) -> list[int]:
     return [index for index in range(mask.bit_length()) if mask >> index & 1]
 
 
-read_lease = keys.reader(Lease)
+read_lease = keys.row_decoder(Lease)
 
 
 class HeldMessage(msgspec.Struct, Generic[Holder], eq=False):
@@ -374,22 +374,22 @@ def make_token(topic: int, group: int, lease_id: int, index: int, secret: bytes)
     """The token of a message of a lease."""
     body = _body(group, lease_id, index)
     tag = _tag(topic, body, secret)
-    hidden = int.from_bytes(body) ^ _stream(tag)
+    hidden = int.from_bytes(body) ^ _token_mask(tag)
     return b32encode(hidden.to_bytes(_TOKEN_BODY_BYTES) + tag).decode().lower()
 
 
 def read_token(token: str) -> Address | None:
-    """Returns the address that a token names, if it is a token; whether it still holds, `fits` says."""
+    """Returns the address that a token names, if it is a token; whether it still holds, `is_token_of` says."""
     if len(token) != 24 or not _ALPHABET.issuperset(token):
         return None
     raw = b32decode(token.upper())
     tag = raw[_TOKEN_BODY_BYTES:]
-    body = int.from_bytes(raw[:_TOKEN_BODY_BYTES]) ^ _stream(tag)
+    body = int.from_bytes(raw[:_TOKEN_BODY_BYTES]) ^ _token_mask(tag)
     lease_id = body >> INDEX_BITS & ((1 << NUMBER_BITS) - 1)
     return Address(body >> NUMBER_BITS + INDEX_BITS, lease_id, body & ((1 << INDEX_BITS) - 1), tag)
 
 
-def fits(topic: int, address: Address, secret: bytes) -> bool:
+def is_token_of(topic: int, address: Address, secret: bytes) -> bool:
     """Returns True if a token was made for the lease that has this secret."""
     return _tag(topic, _body(address.group, address.lease_id, address.index), secret) == address.tag
 
@@ -402,5 +402,5 @@ def _tag(topic: int, body: bytes, secret: bytes) -> bytes:
     return blake2b(body + topic.to_bytes(4), digest_size=_TAG, key=secret).digest()
 
 
-def _stream(tag: bytes) -> int:
+def _token_mask(tag: bytes) -> int:
     return int.from_bytes(blake2b(tag, digest_size=_TOKEN_BODY_BYTES, person=b"penstock").digest())

@@ -156,11 +156,11 @@ class MessageRow(msgspec.Struct, array_like=True):
     """Since when it waits until `due`; 0: it waits for a moment that its pusher named."""
 
 
-read_queue = keys.reader(QueueRecord)
-read_traits = keys.reader(Traits)
-read_special = keys.reader(SpecialRow)
-read_group = keys.reader(GroupRecord)
-read_message = keys.reader(MessageRow)
+read_queue = keys.row_decoder(QueueRecord)
+read_traits = keys.row_decoder(Traits)
+read_special = keys.row_decoder(SpecialRow)
+read_group = keys.row_decoder(GroupRecord)
+read_message = keys.row_decoder(MessageRow)
 encode = keys.encode
 
 
@@ -201,8 +201,8 @@ class LastFailure(msgspec.Struct, array_like=True, frozen=True):
 
 
 NO_TRAIL = FailureTrail()
-read_trail = keys.reader(FailureTrail)
-read_last_failure = keys.reader(LastFailure)
+read_trail = keys.row_decoder(FailureTrail)
+read_last_failure = keys.row_decoder(LastFailure)
 
 
 # ── consumers ─────────────────────────────────────────────────────────────────────────────────────────────────────────

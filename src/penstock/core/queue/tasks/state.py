@@ -89,7 +89,7 @@ class TimesRow(msgspec.Struct, array_like=True):
             self.now, self.hour = {}, hour
 
 
-_read = keys.reader(TimesRow)
+_read = keys.row_decoder(TimesRow)
 
 
 def note_run(commit: Commit, topic: int, queue: str, task: str, took_ms: int | None) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.core.clock import Duration, seconds
 from penstock.core.events import Receipt
-from penstock.core.model.arguments import PushArguments, shows
+from penstock.core.model.arguments import PushArguments, show_arguments
 from penstock.core.model.calls import UNIQUE, TaskArguments
 from penstock.core.names import check_consumer, check_items, check_mapping, check_text
 from penstock.core.queue.results import ResultTicket, with_reply
@@ -146,7 +146,7 @@ class Task(Generic[P, R]):
             return f"{self.name}/{check_text(unique(*args, **kwargs), 'unique')}"
         return f"{self.name}/{digest(payload)}"
 
-    @shows(PushArguments)
+    @show_arguments(PushArguments)
     def using(self, **options: Unpack[PushArguments]) -> Task[P, R]:
         """The same task, pushed with options of `Queue.push`: `send.using(delay=60).push(to="ada")`."""
         if "kind" in options:

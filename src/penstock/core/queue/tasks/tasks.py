@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, overl
 from penstock.core.clock import seconds, to_ms
 from penstock.core.consuming.delivery import Delivery
 from penstock.core.documents.decoding import nearest
-from penstock.core.model.arguments import shows
+from penstock.core.model.arguments import show_arguments
 from penstock.core.model.take import DEFAULT_GROUP
 from penstock.core.names import check_kind, check_name, check_whole
 from penstock.core.observe.logs import Log
@@ -109,7 +109,7 @@ class Tasks:
         self, *, queue: str = DEFAULT_QUEUE, name: str | None = None, **options: Unpack[TaskOptions]
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
-    @shows(TaskOptions)
+    @show_arguments(TaskOptions)
     def task(
         self,
         function: Callable[..., Any] | None = None,
