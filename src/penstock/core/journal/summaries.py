@@ -184,7 +184,7 @@ def forget_hashes(tx: WriteTx, topic: int, through: int) -> None:
 def blank_hashes(value: bytes, topic: str, positions: Sequence[int]) -> bytes | None:
     """Returns a row of hashes that says of events at some positions, ascending, that they have no key; None: it says
     so already."""
-    known = _opened(_decode_hashes, value, topic)
+    known = _decode_checked(_decode_hashes, value, topic)
     made = bytearray(known.keys)
     for seq in positions[bisect_left(positions, known.first) : bisect_right(positions, known.last)] if made else ():
         at = 4 * (seq - known.first)

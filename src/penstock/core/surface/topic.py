@@ -330,7 +330,7 @@ class Topic(Generic[PayloadT]):
         """Keeps only the newest event of every key, now; returns how many went. See also `configure(by_key=True)`."""
         return self._call(protocol.topics.COMPACT_TOPIC, request=protocol.topics.CompactRequest(keys=True)).removed
 
-    @shows(FilterArguments, None)
+    @show_arguments(FilterArguments, None)
     def erase(
         self, seqs: Iterable[int] | None = None, *, by: str | None = None, **filter: Unpack[FilterArguments]
     ) -> EraseReport:
@@ -343,7 +343,7 @@ class Topic(Generic[PayloadT]):
         """
         return self._erase([], seqs, by, filter)
 
-    @shows(FilterArguments, None)
+    @show_arguments(FilterArguments, None)
     def mask(
         self,
         fields: Iterable[str],
@@ -364,7 +364,7 @@ class Topic(Generic[PayloadT]):
     def _erase(
         self, fields: list[str], seqs: Iterable[int] | None, by: str | None, filter: FilterArguments
     ) -> EraseReport:
-        query = EventQuery(**filters(filter))
+        query = EventQuery(**query_fields(filter))
         chosen = None if seqs is None else [check_position(seq, "seqs") for seq in check_items(seqs, "seqs")]
         request = protocol.topics.EraseRequest(
             key=query.key if filter.get("key") is not None else None,

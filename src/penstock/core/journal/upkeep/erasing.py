@@ -30,10 +30,10 @@ from penstock.core.journal.blocks import (
     Block,
     build_copies,
     columns_of,
+    identities_of,
     low_bytes,
     read_block,
     reference_in,
-    spread,
     stored_size,
 )
 from penstock.core.journal.catalog import load_record, load_state, save_state
@@ -143,7 +143,7 @@ class Erasure(msgspec.Struct, array_like=True, frozen=True):
                 if column is not None:
                     kept = set(range(block.count)).difference(rows)
                     setattr(columns, name, [value if row in kept else None for row, value in enumerate(column)])
-        ids, times, seqs = spread(block)
+        ids, times, seqs = identities_of(block)
         value = build_copies(columns, list(seqs), list(map(low_bytes, ids)), times)
         return Rewritten(
             value,
