@@ -236,8 +236,9 @@ def check_position(seq: int, name: str) -> int:
 
 
 def check_items(items: Iterable[T], name: str) -> list[T]:
-    """Returns things that are given together, as a list; ConfigError when they are one text, or not iterable."""
-    if not isinstance(items, str | bytes | bytearray | memoryview):  # the letters of a text are not meant
+    """Returns things that are given together, as a list; ConfigError when they are one text or mapping, or not
+    iterable."""
+    if not isinstance(items, str | bytes | bytearray | memoryview | Mapping):  # letters and keys are not meant
         try:
             found = iter(items)
         except TypeError:

@@ -58,10 +58,11 @@ def test_a_duration_is_seconds_text_or_a_timedelta(journal: Journal, clock: Manu
         queue.every("hourly", name="other")
 
 
-def test_the_letters_of_a_text_are_not_pushed(queue: Queue) -> None:
-    for text in ("hello", b"hello", ""):
+def test_the_letters_of_a_text_and_the_keys_of_a_mapping_are_not_pushed(queue: Queue) -> None:
+    one: str | bytes | dict[str, str]
+    for one in ("hello", b"hello", "", {"to": "ada"}):
         with pytest.raises(ConfigError, match="payloads must be a list"):
-            queue.push_many(text)
+            queue.push_many(one)
     assert len(queue) == 0
 
 
