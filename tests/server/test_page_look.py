@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 import penstock
 from penstock.core.observe.pipelines import FlowStatus, report
-from server.accessibility import SCREENS, complaints
+from server.accessibility import PAGES, SCREENS, complaints
 from server.browser import SLOW, open_live
 from server.crowded import LONG, MANY, MESSAGES, NASTY
 from server.serving import Served, serving
@@ -47,15 +47,7 @@ def test_axe_finds_nothing_in_a_crowd(page: Page, crowd: Served, path: str, sche
 
 
 @pytest.mark.nightly("pages")
-@pytest.mark.parametrize(
-    "path",
-    ["/", "/topics?system=1", "/queues", "/search?q=nasty", "/queues/mails", "/queues/mails?state=in_flight",
-     "/queues/mails?tab=dead", "/queues/mails?tab=workers", "/queues/mails?tab=policy", "/queues/news?tab=groups",
-     "/workers", "/topics/mails.dead/events/1", "/queues/mails?tab=dead&full=1", "/queues/tasks?tab=dead",
-     "/queues/reports?tab=schedules", "/queues/mails.dead", "/topics/nasty", "/topics/nasty?tab=consumers",
-     "/topics/nasty?tab=settings", "/topics/nasty/events/1", "/schedules", "/pipelines",
-     "/buffers", "/health", "/docs"],
-)  # fmt: skip
+@pytest.mark.parametrize("path", PAGES)
 def test_axe_finds_nothing_on_any_page_of_a_crowd(page: Page, crowd: Served, path: str) -> None:
     open_live(page, crowd.url + path)
     assert complaints(page, SCREENS) == []
