@@ -176,7 +176,9 @@ PARTS = {
     "strangers-huey": Part("the suite of huey passes on a storage over a queue and tables of tx.sql"),
     "strangers-litestream": Part("Litestream replicates a busy writer that is killed now and then; prints its seed"),
     "pages": Part("every page holds at every width, with crowded journals"),
-    "lighthouse": Part("Lighthouse gives every page 100 points for accessibility", ("-m", "server.lighthouse"), "tests"),
+    "lighthouse": Part(
+        "Lighthouse gives every page 100 points for accessibility", ("-m", "server.lighthouse"), "tests"
+    ),
 }
 
 

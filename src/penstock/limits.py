@@ -213,6 +213,10 @@ UNATTENDED_SECONDS: Final = 60.0
 BACKLOG_SECONDS: Final = 600.0
 """The age of the oldest ready message above which health warns of a backlog, unless the queue's `warn_after` says
 otherwise."""
+FAILING_ATTEMPTS: Final = 10
+"""Attempts of a queue's messages that fail in a row, without a success, above which health warns."""
+WRITER_FULL: Final = 0.75
+"""The share of the writer's capacity that waits, above which health warns."""
 
 # ── the console's charts ─────────────────────────────────────────────────────────────────────────────────────────────
 HISTORY_ROW_BYTES: Final = 2048

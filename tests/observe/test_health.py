@@ -223,6 +223,44 @@ def test_ready_messages_that_nobody_processes_are_named_until_somebody_takes_the
         assert says(take_sample(journal)) == ["jobs is behind: 47 messages wait, the oldest for 14 min"]
 
 
+def test_a_handler_that_fails_on_every_message_is_named_before_a_message_is_given_up(journal: penstock.Journal) -> None:
+    mails = journal.queue("mails")
+    mails.push_many(range(12))
+    held = mails.take_many(12)
+    for delivery in held[:9]:
+        delivery.nack(delay=60, error="KeyError: 'customer'\nsecond line")
+    assert exposed(take_sample(journal)) == {}
+    held[9].nack(dead=True)  # the handler's verdict on the message
+    assert exposed(take_sample(journal)) == {"failed": 1}
+    held[10].nack(delay=60, error="KeyError: 'customer'")
+    mails.discard([10])
+    assert says(take_sample(journal)) == [
+        "mails is failing: 10 attempts failed in a row, the newest with KeyError: 'customer'"
+    ]
+    held[11].ack()
+    assert exposed(take_sample(journal)) == {}
+
+
+def test_a_queue_that_fails_and_is_emptied_is_not_named(journal: penstock.Journal) -> None:
+    mails = journal.queue("mails")
+    mails.push_many(range(10))
+    for delivery in mails.take_many(10):
+        delivery.nack(delay=60, error="down")
+    assert exposed(take_sample(journal)) == {"failing": 1}
+    mails.purge()
+    assert exposed(take_sample(journal)) == {}
+
+
+def test_an_open_circuit_breaker_is_named(journal: penstock.Journal) -> None:
+    mails = journal.queue("mails", breaker="2/m", breaker_pause=60)
+    mails.push_many(range(3))
+    for delivery in mails.take_many(2):
+        delivery.nack(delay=60, error="down")
+    assert says(take_sample(journal)) == [
+        "the circuit breaker of mails is open: 2 attempts failed in a row, the newest with down"
+    ]
+
+
 def test_a_queue_says_itself_how_long_its_messages_may_wait() -> None:
     clock = ManualClock()
     with penstock.open("memory:", clock=clock) as journal:

@@ -23,6 +23,7 @@ from penstock.cli.values import duration, number, queue_names, several, topic_na
 from penstock.cli.values import size as bytes_of
 from penstock.core.units import pluralize, show_duration, show_size
 from penstock.errors import ConfigError, PenstockError
+from penstock.limits import WRITER_FULL
 
 if TYPE_CHECKING:
     from penstock.core.observe.sample import Finding, Sample
@@ -171,6 +172,8 @@ def _frame(sample: Sample, rows: int, *, color: bool) -> str:
 F = TypeVar("F", bound=Callable[..., Any])
 FINE, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
 """The exit codes that monitoring systems expect of a check."""
+SEVERITIES = (FINE, WARNING, UNKNOWN, CRITICAL)
+"""The worst last."""
 
 
 class Threshold:
@@ -218,7 +221,7 @@ LIMITS: dict[str, tuple[Callable[[str], float], str]] = {
 }
 """The quantities that can be limited: how it is written, and what it means."""
 USUALLY = {"failed": Threshold("0:1000000000", number), "dead": Threshold("0:1000000000", number)}
-USUALLY |= {"pressure": Threshold("75:95", share)}
+USUALLY |= {"pressure": Threshold(f"{100 * WRITER_FULL:g}:95", share)}
 """The limits that apply where no option sets a limit."""
 
 
@@ -233,7 +236,8 @@ class Judgement:
 
     def __init__(self, limits: dict[str, Threshold | None], rate: float) -> None:
         self.limits = {name: given or USUALLY.get(name) for name, given in limits.items()}
-        self.found: list[tuple[int, str]] = []
+        self._found: list[tuple[int, str, str]] = []
+        """The severity of each problem, its kind, and the problem in words."""
         self.worst: dict[str, float] = {"rate": round(rate, 3)}
 
     def judge(self, name: str, value: float, says: str) -> None:
@@ -241,7 +245,19 @@ class Judgement:
         limit = self.limits[name]
         severity = limit.judge(value) if limit is not None else FINE
         if severity:
-            self.found.append((severity, says))
+            self.add(severity, "writer" if name == "pressure" else name, says)
+
+    def add(self, severity: int, kind: str, says: str) -> None:
+        self._found.append((severity, kind, says))
+
+    @property
+    def found(self) -> list[tuple[int, str]]:
+        """The problems, the worst first; of one severity in the order of the console."""
+        from penstock.core.observe.sample import FINDING_KINDS
+
+        rank: dict[str, int] = {kind: at for at, kind in enumerate(FINDING_KINDS)}
+        ranked = sorted(self._found, key=lambda one: (-SEVERITIES.index(one[0]), rank.get(one[1], len(rank))))
+        return [(severity, says) for severity, _, says in ranked]
 
 
 @command("check", "penstock check", "penstock check --lag 1000:10000 --age 5m:1h --failed 0")
@@ -251,12 +267,14 @@ class Judgement:
 def check(context: CommandContext, topic: tuple[str, ...], queue: tuple[str, ...], **limits: Threshold | None) -> int:
     """Says whether the journal is well, for monitoring: exit code 0 fine, 1 warning, 2 critical, 3 unknown.
 
-    Without thresholds it looks whether the journal can be read, and warns of ready messages that no consumer processes
-    (a message waits for a minute, and for a minute no consumer was seen, held or settled a message) or whose oldest
-    waits for ten minutes, of messages that waited for half their time to live, failed messages, dead letters, paused
-    queues, pipelines that failed, restart or fell silent, workers that gave up, topics that housekeeping could not
-    read, a disk that is nearly full, and a writer that is more than 75% full (critical above 95%). A queue's
-    `warn_after` takes the place of both times. What is wrong comes first in the one line it prints.
+    Without thresholds it fails when the journal cannot be read. It warns of ready messages that no consumer processes
+    (a message waits for a minute, and for a minute no consumer was seen, held or settled a message) and of a backlog
+    whose oldest message waits for ten minutes. It warns of a queue whose last ten attempts failed, of an open circuit
+    breaker, of failed messages and dead letters, of messages that waited for half their time to live, and of paused
+    queues. It warns of pipelines that failed, restart or fell silent, of workers that gave up and of topics that
+    housekeeping could not read. It warns of a disk that is nearly full and of a writer that is more than 75% full
+    (critical above 95%). A queue's `warn_after` takes the place of the minute and of the ten minutes. The line begins
+    with the gravest problem.
 
     Of a journal in an object store it also says who holds the lease.
     """
@@ -272,7 +290,8 @@ def check(context: CommandContext, topic: tuple[str, ...], queue: tuple[str, ...
     judge = judgement.judge
     missing = [name for name in topic if name not in sample.topics]
     missing += [name for name in queue if name not in sample.queues]
-    judgement.found += [(UNKNOWN, f"there is no {name}") for name in missing]
+    for name in missing:
+        judgement.add(UNKNOWN, "", f"there is no {name}")
     for one in sample.topics.values():
         for consumer, behind in one.lags.items():
             if not topic or one.name in topic:
@@ -295,12 +314,12 @@ def check(context: CommandContext, topic: tuple[str, ...], queue: tuple[str, ...
         judge("batch_time", took, f"the newest batch of pipeline {flow.key} took {show_duration(took)}")
         judge("restarts", flow.restarts, f"pipeline {flow.key} was started again {flow.restarts:,} times")
     # What has a threshold of its own was judged above; the rest of what is wrong is a warning.
-    judged = {"dead", "failed"} | {
+    judged = {"dead", "failed", "writer"} | {
         kind for kind, limit in (("lag", "lag"), ("oldest", "age")) if limits[limit] is not None
     }
-    judgement.found += [
-        (WARNING, one.says) for one in sample.findings if one.kind not in judged and _is_wanted(one, topic, queue)
-    ]
+    for finding in sample.findings:
+        if finding.kind not in judged and _is_wanted(finding, topic, queue):
+            judgement.add(WARNING, finding.kind, finding.says)
     judge("pressure", sample.pressure, f"the writer is {sample.pressure:.0%} full")
     judge("size", described.size_bytes, f"the journal has {show_size(described.size_bytes)}")
     if described.objects:
@@ -308,13 +327,13 @@ def check(context: CommandContext, topic: tuple[str, ...], queue: tuple[str, ...
         judge("objects", count, f"the object store holds {count:,} objects")
         judge("unstored", late, f"a commit is not stored since {show_duration(late)}")
     found = judgement.found
-    code = max((severity for severity, _ in found), key=(FINE, WARNING, UNKNOWN, CRITICAL).index, default=FINE)
+    code = found[0][0] if found else FINE
     return _verdict(context, code, found, judgement.worst, described.writer)
 
 
 def _is_wanted(finding: Finding, topics: tuple[str, ...], queues: tuple[str, ...]) -> bool:
     """Returns whether a finding is about one of the chosen topics and queues; every finding is where none is chosen."""
-    of_queues = dict.fromkeys(("unattended", "dead", "failed", "paused", "oldest"), queues)
+    of_queues = dict.fromkeys(("failing", "unattended", "dead", "failed", "paused", "oldest"), queues)
     chosen = {**of_queues, "lag": topics, "unreadable": topics + queues}.get(finding.kind, ())
     return not chosen or finding.subject in chosen
 
@@ -327,7 +346,6 @@ def _verdict(
     writer: str | None = None,
 ) -> int:
     name = ("OK", "WARNING", "CRITICAL", "UNKNOWN")[code]
-    found.sort(key=lambda one: -(FINE, WARNING, UNKNOWN, CRITICAL).index(one[0]))
     if context.json:
         lease = {} if writer is None else {"written_by": writer}
         context.document({"status": name, "code": code, "problems": [says for _, says in found], **worst, **lease})

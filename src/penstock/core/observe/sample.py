@@ -4,7 +4,7 @@ reasons."""
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -79,6 +79,10 @@ class QueueSample(msgspec.Struct):
     """The time of the newest failed attempt of the last day, in seconds of the epoch."""
     last_error: str | None = None
     """The error of that attempt."""
+    failing: int = 0
+    """Attempts that failed since a message was acknowledged."""
+    breaker_open: bool = False
+    """True while the queue's circuit breaker lets no message out."""
     warn_after: float | None = None
     """The age in seconds above which a ready message is worth a warning, where the queue's policy says so."""
 
@@ -106,9 +110,21 @@ class QueueSample(msgspec.Struct):
 
 
 FindingKind = Literal[
-    "disk", "unreadable", "pipeline", "worker", "unattended", "dead", "failed", "paused", "oldest", "lag"
+    "disk",
+    "unreadable",
+    "writer",
+    "pipeline",
+    "worker",
+    "failing",
+    "unattended",
+    "dead",
+    "failed",
+    "paused",
+    "oldest",
+    "lag",
 ]
 """The subject of a finding, gravest first."""
+FINDING_KINDS: Final[tuple[FindingKind, ...]] = get_args(FindingKind)
 
 
 SHOWN_FINDINGS: Final = 6

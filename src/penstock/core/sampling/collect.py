@@ -17,7 +17,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -29,11 +29,11 @@ from penstock.core.journal.cursors import read_consumers
 from penstock.core.journal.reading import TopicView
 from penstock.core.observe import pipelines, workers
 from penstock.core.observe.metrics import REGISTRY, Registry
-from penstock.core.observe.sample import Finding, FindingKind, QueueSample, Sample, TopicSample
+from penstock.core.observe.sample import FINDING_KINDS, Finding, QueueSample, Sample, TopicSample
 from penstock.core.queue.inspect import counted_consumers, newest_failures, open_view, stats_of_groups
 from penstock.core.units import pluralize, show_duration, show_size
 from penstock.errors import Closed, Corrupt, PenstockError, UnknownQueue
-from penstock.limits import BACKLOG_SECONDS, UNATTENDED_SECONDS
+from penstock.limits import BACKLOG_SECONDS, FAILING_ATTEMPTS, UNATTENDED_SECONDS, WRITER_FULL
 
 if TYPE_CHECKING:
     from penstock import Journal, Queue, QueuePolicy
@@ -157,7 +157,7 @@ def _sample_queue(
         one.settle_times = dict(record.settle_times)
         if (failure := failures.get(group)) is not None:
             one.last_failed_at, one.last_error = failure.attempt.ended_ms / 1000, failure.attempt.error
-        one.paused = stats.paused
+        one.paused, one.failing, one.breaker_open = stats.paused, record.failing, stats.breaker == "open"
         if topic is not None:
             unsettled = stats.ready + stats.in_flight + stats.delayed + stats.failed
             one.settled = max(0, topic.latest - unsettled)
@@ -254,12 +254,12 @@ DISK_BYTES: Final = 4 << 30
 """…unless more than this is free."""
 TTL_SHARE: Final = 0.5
 """The share of its time to live after which a message that still waits is worth a word."""
+SHOWN_ERROR: Final = 120
+"""Characters of an error in a finding."""
 GROWING_LAG: Final = 1_000
 """A lag below this is not watched for growth."""
 GROWING_STEPS: Final = 3
 """The number of samples in a row, a minute apart, a lag must grow for."""
-
-KINDS: Final = get_args(FindingKind)
 
 Lags = dict[tuple[str, str], int]
 """The lag of each consumer of each topic, by topic and consumer."""
@@ -267,7 +267,7 @@ Lags = dict[tuple[str, str], int]
 
 def examine(sample: Sample) -> list[Finding]:
     """Everything that is wrong at one time, gravest kind first, the largest number first within a kind."""
-    return sorted(_findings(sample), key=lambda one: (KINDS.index(one.kind), -one.count, one.subject))
+    return sorted(_findings(sample), key=lambda one: (FINDING_KINDS.index(one.kind), -one.count, one.subject))
 
 
 def _findings(sample: Sample) -> Iterable[Finding]:
@@ -276,6 +276,9 @@ def _findings(sample: Sample) -> Iterable[Finding]:
         yield Finding("disk", "", f"the disk is nearly full: {show_size(free)} of {show_size(total)} are free", free)
     for topic, why in sample.unreadable.items():
         yield Finding("unreadable", topic, f"topic {topic} cannot be read: {why}", 1)
+    if sample.pressure > WRITER_FULL:
+        full = f"the writer is {sample.pressure:.0%} full: {pluralize(sample.queued, 'submission')} wait for it"
+        yield Finding("writer", "", full, sample.queued)
     now = datetime.fromtimestamp(sample.at, UTC)
     for flow in sample.flows:
         times = "" if not flow.restarts else f", for the {_ordinal(flow.restarts + 1)} time"
@@ -287,6 +290,11 @@ def _findings(sample: Sample) -> Iterable[Finding]:
         yield Finding("worker", worker.worker, f"worker {worker.worker} gave up: {worker.error}", 1)
     for group in (group for groups in sample.queues.values() for group in groups):
         name = group.title
+        if group.ready + group.in_flight + group.delayed and (group.failing >= FAILING_ATTEMPTS or group.breaker_open):
+            how = "the circuit breaker of {} is open" if group.breaker_open else "{} is failing"
+            error = (group.last_error or "no error was given").partition("\n")[0][:SHOWN_ERROR]
+            why = f": {pluralize(group.failing, 'attempt')} failed in a row, the newest with {error}"
+            yield Finding("failing", group.name, how.format(name) + why, group.failing, group.group)
         if group.dead:
             says_dead = f"{pluralize(group.dead, 'dead letter')} from {name}"
             yield Finding("dead", group.name, says_dead, group.dead, group.group)

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from penstock.core.names import is_system
 from penstock.core.observe.sample import QueueSample, Sample, TopicSample
+from penstock.limits import WRITER_FULL
 from penstock.server.pages import charts, parts
 from penstock.server.pages.parts import Content, ListColumn, Row, Table, Tile, count_tile
 from penstock.server.service import Service
@@ -140,7 +141,7 @@ def tiles(sample: Sample) -> list[Tile]:
         count_tile("in-flight", "In flight", sum(group.in_flight for group in groups)),
         count_tile("failed", "Failed", sum(group.failed for group in groups), alert=True),
         count_tile("dead-count", "Dead letters", sum(group.dead for group in groups), alert=True),
-        Tile("pressure", "Writer pressure", f"{sample.pressure:.0%}", sample.pressure > 0.75),
+        Tile("pressure", "Writer pressure", f"{sample.pressure:.0%}", sample.pressure > WRITER_FULL),
     ]
 
 

@@ -101,12 +101,14 @@ def document(value: dict[str, str]) -> str:
 
 
 # ── tables, tiles ────────────────────────────────────────────────────────────────────────────────────────────────────
-class ActButton(msgspec.Struct):
+class ActButton(msgspec.Struct, omit_defaults=True):
     """A button that does something about a row."""
 
     label: str
     act: str
     fields: dict[str, str]
+    in_menu: bool = False
+    """True for what destroys: a menu has to be opened first."""
 
 
 Level = Literal["", "warning", "alert"]
@@ -283,7 +285,7 @@ class HealthLink(msgspec.Struct):
     level: Level
 
 
-WARNINGS: Final = frozenset(("unattended", "paused", "oldest", "lag"))
+WARNINGS: Final = frozenset(("writer", "unattended", "paused", "oldest", "lag"))
 """Findings of something that waits; the others are of something that failed."""
 
 
@@ -306,11 +308,13 @@ def page_of_finding(finding: Finding) -> str:
     queue = f"/queues/{name}?{urlencode({'group': finding.detail})}"
     pages = {
         "disk": "/health",
+        "writer": "/health",
         "unreadable": f"/topics/{name}",
         "pipeline": "/pipelines",
         "worker": "/health#worker-section",
         "dead": f"{queue}&tab=dead",
         "failed": f"{queue}&tab=dead#failed-section",
+        "failing": queue,
         "unattended": f"{queue}&tab=workers",
         "paused": queue,
         "oldest": queue,

@@ -25,7 +25,7 @@ SHOWN_GROUPS: Final = 8
 MESSAGE_STATES: Final = (("", "all"), *((state, state.replace("_", " ")) for state in inspect.STATES))
 QUEUE_TABS: Final = {
     "messages": "Messages",
-    "dead": "Dead letters",
+    "dead": "Failures",
     "workers": "Workers",
     "schedules": "Schedules",
     "groups": "Groups",
@@ -185,7 +185,7 @@ class QueueView:
         if self.may_admin and one.state == "delayed":
             buttons.append(ActButton("Run now", "run-now", fields | ({"group": one.group} if one.group else {})))
         if self.may_admin and one.state != "in_flight":
-            buttons.append(ActButton("Delete", "delete-message", fields))
+            buttons.append(ActButton("Delete", "delete-message", fields, in_menu=True))
         level: parts.Level = "alert" if one.state == "failed" else ""
         return Row(f"{one.group}/{one.seq}/{one.state}", cells, self._address(one.seq), level, buttons)
 

@@ -58,7 +58,10 @@ def schedule_table(request: Request, found: Iterable[Schedule]) -> Table:
 
     def row(one: Schedule, cells: list[str]) -> Row:
         fields = {"queue": one.queue, "schedule": one.name}
-        buttons = [ActButton("Run now", "run-schedule", fields), ActButton("Remove", "remove-schedule", fields)]
+        buttons = [
+            ActButton("Run now", "run-schedule", fields),
+            ActButton("Remove", "remove-schedule", fields, in_menu=True),
+        ]
         href = f"{base}/queues/{parts.segment(one.queue)}?tab=schedules"
         return Row(f"{one.queue}/{one.name}", cells, href, buttons=buttons if may_write else [])
 

@@ -73,7 +73,7 @@ inspector?.addEventListener("click", (click) => {
 
 document.addEventListener("click", (click) => {
   const item = click.target.closest(".events li, tr[data-event]");
-  if (!item || click.metaKey || click.ctrlKey || click.shiftKey || click.target.closest("input, button, label")) return;
+  if (!item || click.metaKey || click.ctrlKey || click.shiftKey || click.target.closest("input, button, label, summary")) return;
   if (item.matches("tr") && click.target.closest("td")?.querySelector("input")) return;
   click.preventDefault();
   inspect(item);

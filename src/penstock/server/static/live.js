@@ -4,12 +4,20 @@ import { $, ISO, base, body, localTime, make, markFound } from "./core.js";
 function buttons(row) {
   const cell = make("td", null, { class: "acts" });
   for (const one of row.buttons ?? []) {
-    cell.append(make("button", one.label, {
-      type: "button", class: "plain small", "data-act": one.act, "data-fields": JSON.stringify(one.fields),
+    const button = make("button", one.label, {
+      type: "button", class: one.in_menu ? "danger small" : "plain small", "data-act": one.act, "data-fields": JSON.stringify(one.fields),
       "aria-label": `${one.label} ${row.cells[0]}`,
-    }));
+    });
+    cell.append(one.in_menu ? menu(`More for ${row.cells[0]}`, button) : button);
   }
   return cell;
+}
+
+function menu(label, button) {
+  const found = make("details", null, { class: "menu" }), inside = make("div", null);
+  inside.append(button);
+  found.append(make("summary", "⋯", { "aria-label": label }), inside);
+  return found;
 }
 
 function columnsOf(table, name) { return new Set((table.dataset[name] || "").split(",").filter(Boolean).map(Number)); }

@@ -116,6 +116,7 @@ def ack(commit: Commit, group: Group, lease_id: int, lease: Lease, mask: int, gi
     times = group.record.settle_times
     bucket = (commit.now_ms - lease.delivered_ms).bit_length()  # a call less than a function of its own
     times[bucket] = times.get(bucket, 0) + mask.bit_count()
+    group.record.failing = 0
     group.release(commit, lease_id, lease, mask, ACKED)
     if lease.messages is not None:
         for index in indexes_of(mask):
@@ -337,6 +338,7 @@ def _fail(
         else:
             note_failure(commit, group, message.seq)
     ended: AttemptEnd = "rejected" if options.dead else "lapsed" if options is LAPSED else "failed"
+    group.record.failing += ended == "failed"
     tried = group.ended_attempts(commit, lease, message, since_ms, ended, options.error)
     row = keys.last_failure_key(queue.topic, group.group_id, lease.consumer or "")
     commit.tx.put(row, encode(LastFailure(message.seq, tried[-1])))

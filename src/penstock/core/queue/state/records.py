@@ -128,6 +128,8 @@ class GroupRecord(msgspec.Struct, array_like=True):
     """The turn with which a lane begins that had nothing, in a queue with fair share."""
     seen_ms: int = 0
     """The latest time at which the group was changed: none of its leases, waits and limits began later."""
+    failing: int = 0
+    """Attempts that failed since a message was acknowledged."""
 
 
 class MessageRow(msgspec.Struct, array_like=True):
