@@ -85,7 +85,7 @@ def test_whatever_is_done_to_a_topic_with_files(
     for step in range(15):
         clock.advance(chosen.choice([0, 1, 4_000, 50_000]))
         start = trimmed + len(expected)
-        match chosen.choice(["hot", "hot", "one", "bulk", "bulk", "seal", "maintain", "compact", "reopen"]):
+        match chosen.choice(["hot", "hot", "one", "bulk", "bulk", "seal", "maintain", "compact", "erase", "reopen"]):
             case "hot":
                 topic.append_many(drafts(more := rows(chosen.randint(1, 300), start, "hot")))
                 expected += more
@@ -110,6 +110,10 @@ def test_whatever_is_done_to_a_topic_with_files(
                 gone = chosen.randint(0, len(expected) // 3)
                 topic.compact(trimmed + gone)
                 expected, trimmed = expected[gone:], trimmed + gone
+            case "erase" if expected:
+                for seq in (going := chosen.sample(range(len(expected)), min(len(expected), 5))):
+                    expected[seq] = (expected[seq][0], None, None)
+                topic.erase(trimmed + 1 + at for at in going)
             case "reopen" if place.kind.scheme != "memory":
                 journal = reopen(journal)
                 topic = journal.topic("orders")

@@ -6,17 +6,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from bulk_steps import publish_in_steps
 from journals import Place, on, payloads, seqs
 
 from byte_search import places_with
-from penstock import Draft, Event, Journal, ManualClock, Projection, Topic
+from penstock import Draft, Event, InclusionProof, Journal, ManualClock, Projection, Topic, check_proof
 from penstock import on as handles
 from penstock.core.clock import from_ms
+from penstock.core.journal.blocks import Columns, build_wire
+from penstock.core.journal.sealed import sealing
 from penstock.core.journal.sealed.sealing import seal_topic
+from penstock.core.journal.sealed.tables import TableRequest
 from penstock.core.journal.upkeep import erasing
+from penstock.core.journal.writer import Writer
 from penstock.core.local.backend import LocalJournal
 from penstock.errors import ConfigError, UnknownTopic
+from penstock.transfer.publishing import Blocks, publish_blocks
 
 Reopen = Callable[[Journal], Journal]
 SECRET = "5ecre7-4f9a1c77e2"
@@ -196,6 +203,159 @@ def test_an_erasure_that_was_cut_off_goes_on_when_the_journal_is_opened(
     journal.maintain()
     assert what_is_left(place, journal) == set()
     assert journal.topic("orders").append("placed", 1, dedup=f"{SECRET}-3").duplicate is False
+
+
+@pytest.mark.parametrize("verified", [True, False])
+def test_proofs_hold_and_that_of_an_erased_event_says_who_erased_it(
+    topic: Topic, clock: ManualClock, verified: bool
+) -> None:
+    topic.configure(verified=verified)
+    receipts = topic.append_many([Draft("placed", {"n": n, "email": SECRET}) for n in range(20)])
+    root = topic.verify().root
+    assert root is not None
+    given = [topic.proof(receipt) for receipt in receipts]
+    clock.advance(60)
+    topic.erase([4], by="ada")
+    topic.mask("email", [5, 6], by="bob")
+    topic.erase([6], by="ada")
+    for report in (topic.verify(), topic.verify()):
+        assert report.ok and report.root is not None and report.root.hash == root.hash
+    for seq, receipt in enumerate(receipts, 1):
+        assert check_proof(given[seq - 1], root=root)
+        proof = InclusionProof.from_json(topic.proof(receipt, root=root).to_json())
+        report, checked = check_proof(proof, root=root), topic.check(receipt)
+        assert report
+        if seq in (4, 6):
+            said = f"its contents were erased at {from_ms(clock.now_ms()).isoformat()} by ada"
+            assert said in report.reason and SECRET.encode() not in proof.leaf
+            assert not checked and said in checked.reason
+            assert (proof.event["seq"], proof.event["id"]) == (seq, receipt.id)
+        elif seq == 5:
+            assert "fields of it (email) were blanked" in report.reason and not checked
+        else:
+            assert proof.erased is None and proof.event["seq"] == seq and checked
+    forged = msgspec.structs.replace(topic.proof(4, root=root), seq=5)
+    assert not check_proof(forged, root=root)
+
+
+def test_an_erased_event_does_not_hide_one_that_was_tampered_with(topic: Topic) -> None:
+    topic.configure(verified=True)
+    topic.append_many([Draft("placed", {"n": n}) for n in range(9)])
+    topic.erase([4])
+    report = topic.verify()
+    assert report and report.events == 9
+
+
+def test_a_root_is_published_over_events_that_were_erased_before(topic: Topic) -> None:
+    fill(topic)
+    topic.erase([4])
+    root = topic.verify().root
+    assert root is not None
+    assert all(check_proof(topic.proof(seq), root=root) for seq in range(1, 11))
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta", "iceberg"])
+@on("sqlite")
+def test_files_of_a_lake_and_its_table_have_nothing_of_it(place: Place, journal: Journal, format: Any) -> None:
+    lake, topic = place.folder / "lake", journal.topic("orders")
+    assert isinstance(journal, LocalJournal)
+    fill(topic, 40)
+    columns = TableRequest(format=format, columns="email STRING, n BIGINT")
+    seal_topic(journal.backend.core, "orders", lake=str(lake), through=30, file_events=10, table=columns)
+    before = [event.as_dict() for event in topic.read()]
+    report = topic.erase(where=f"key == '{SECRET}' and payload.n < 20")
+    assert (report.events, report.files, report.blocks) == (4, 2, 0)
+    assert len([place for place in report.remaining if "older versions" in place]) == (format != "parquet")
+    topic.mask("email", key=SECRET)
+    journal.maintain()
+    after = [event.as_dict() for event in topic.read()]
+    assert [one for one in after if one["key"] != SECRET and one["payload"]] == [
+        one for one in before if one["key"] != SECRET
+    ]
+    assert [one["payload"]["email"] for one in after if one["key"] == SECRET] == [None] * 4
+    assert len(list((lake / "orders").rglob("*.parquet"))) == 3
+    topic.erase(key=SECRET)
+    journal.maintain()
+    left = {one for one in what_is_left(place, journal) if "_delta_log" not in one and "metadata" not in one}
+    assert left == set()
+    fill(topic, 5)
+    seal_topic(journal.backend.core, "orders", lake=str(lake))
+    assert len(list(topic.read())) == 41  # four dedup keys are known still
+
+
+@on("sqlite")
+def test_a_seal_that_has_read_the_event_before_records_nothing(
+    journal: Journal, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = journal.topic("orders")
+    assert isinstance(journal, LocalJournal)
+    fill(topic, 20)
+    write = sealing.write_segment
+
+    def meanwhile(*args: Any) -> Any:
+        made = write(*args)
+        monkeypatch.setattr(sealing, "write_segment", write)
+        topic.erase(key=SECRET)
+        return made
+
+    monkeypatch.setattr(sealing, "write_segment", meanwhile)
+    with pytest.raises(ConfigError, match="begun to seal"):
+        seal_topic(journal.backend.core, "orders", lake=str(place.folder / "lake"), through=20)
+    journal.maintain()
+    assert what_is_left(place, journal) == set()
+    assert len(list(topic.read())) == 20
+
+
+def test_blocks_that_are_stored_apart_go_as_well(
+    journal: Journal, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_in_steps(monkeypatch, 20)
+    assert isinstance(journal, LocalJournal)
+    made = [build_wire(Columns(["k"] * 5, [SECRET.encode()] * 5, [True] * 5), 0, 0, 0) for _ in range(4)]
+    publish_blocks(journal, Blocks(iter([("orders", wire) for wire in made]), 1000, 20, False), "job", 1)
+    topic = journal.topic("orders")
+    assert topic.erase(range(1, 18)).events == 17
+    assert topic.erase([18, 19, 20]).events == 3
+    journal.maintain()
+    assert what_is_left(place, journal) == set()
+    assert [event.erased for event in topic.read()] == [True] * 20
+
+
+@on("memory", "sqlite")
+def test_an_erasure_goes_on_wherever_it_was_cut_off(
+    place: Place, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = place.open(clock=clock)
+    assert isinstance(journal, LocalJournal)
+    everything(journal, place.folder, lake=True)
+    before = {name: [e.as_dict() for e in journal.topic(name).read()] for name in ("orders",)}
+    commits, run, steps = 0, Writer.run, 0
+
+    def cut(self: Writer, operation: Any) -> Any:
+        nonlocal commits
+        commits -= 1
+        if not commits:
+            raise KeyboardInterrupt
+        return run(self, operation)
+
+    done = False
+    while not done:
+        steps += 1
+        commits = steps
+        with monkeypatch.context() as patched:
+            patched.setattr(Writer, "run", cut)
+            try:
+                forget(journal)
+                done = True
+            except KeyboardInterrupt:
+                pass
+        if steps % 5 == 0:
+            journal.maintain()
+    assert steps > 5
+    journal.maintain()
+    assert what_is_left(place, journal) == set()
+    kept = [one for one in before["orders"] if one["key"] not in (SECRET, None)]
+    assert [e.as_dict() for e in journal.topic("orders").read() if e.key] == kept
 
 
 def what_is_left(place: Place, journal: Journal) -> set[str]:

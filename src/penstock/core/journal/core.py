@@ -41,6 +41,7 @@ from penstock.limits import INDEX_RUN_EVENTS, MERGE_FAN_IN, UNFOLDED_TOPICS
 
 if TYPE_CHECKING:
     from penstock.core.consuming.worker import Worker
+    from penstock.core.model.query import EventQuery
     from penstock.core.surface.journal import Journal
 
 log = Log("penstock.journal")
@@ -88,7 +89,11 @@ class JournalCore:
         """Removes the states of some keys of a topic."""
         self.find_copies: list[Callable[[str, Sequence[int]], list[tuple[str, list[int]]]]] = []
         """Finds the copies that were made of a topic's events: topics and positions."""
-        self.housekeeper.resume = self._resume_erasures
+        self.find_former: list[Callable[[str, EventQuery], list[int]]] = []
+        """Finds the positions of wanted events that are gone and have left copies of themselves."""
+        self.erasing = threading.RLock()
+        """Held by the thread that erases events."""
+        self.housekeeper.resume = self.resume_erasures
         self.guards: list[Guard] = []
         """Replaced, never changed: a thread that goes through the list must not skip one."""
         self.holds: list[Hold] = [cursor_holds]
@@ -207,7 +212,7 @@ class JournalCore:
         freed space back where it is much. After an erasure, no byte of what was erased stays in the store's files."""
         self.writer.check_idle_here()  # the housekeeper may be waiting for this thread's transaction to end
         self.housekeeper.clear_dropped()
-        self._resume_erasures()
+        self.resume_erasures()
         list_topics(self.writer)
         unreadable: Corrupt | None = None
         for name in self.topics():
@@ -226,14 +231,14 @@ class JournalCore:
         if unreadable is not None:  # after all others have had their turn
             raise unreadable
 
-    def _resume_erasures(self) -> None:
+    def resume_erasures(self) -> None:
         """Ends the erasures that were cut off."""
         with self.engine.read() as snap:
             rows = list(snap.scan(keys.erasing_key(0), keys.prefix_end(keys.ERASING)))
         if rows:
-            from penstock.core.journal.upkeep.erasing import resume_erasures
+            from penstock.core.journal.upkeep.erasing import end_erasures
 
-            resume_erasures(self, [value for _, value in rows])
+            end_erasures(self, [value for _, value in rows])
 
     def check_open(self) -> None:
         if self.closed:

@@ -21,7 +21,7 @@
     A hashed topic            a topic with events whose ids were given elsewhere (journal.locating)
     C hash hashed-topic       a topic with events of a correlation or of a cause (journal.locating)
     U hashed topic            a topic of which C says nothing after a position (journal.locating)
-    E topic                   an erasure under way; E alone: freed bytes may still hold erased ones (upkeep.erasing)
+    E topic erasure           an erasure under way; E alone: freed bytes may still hold erased ones (upkeep.erasing)
     L topic seq               the hash of an erased event, in a topic with published roots (upkeep.erasing)
     e name                    where a dropped topic of this name ended: one made later begins after it (msgpack)
     g topic                   a dropped topic whose rows are not all cleared yet (journal.upkeep.dropping, msgpack)

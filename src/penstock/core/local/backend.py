@@ -129,6 +129,7 @@ class LocalBackend:
         keeper.drop_rules.rows.append(lambda topic_id: self.queues.rows_of(topic_id))
         core.erase_messages.append(lambda topic, seqs, whole: self.queues.erase(topic, seqs, whole))
         core.find_copies.append(lambda topic, seqs: self.queues.find_copies(topic, seqs))
+        core.find_former.append(lambda topic, wanted: self.queues.find_former(topic, wanted))
         core.before_close.append(self._close_queues)
 
     @property

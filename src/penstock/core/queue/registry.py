@@ -25,6 +25,7 @@ from penstock.core.queue.upkeep import QueueUpkeep
 if TYPE_CHECKING:
     from penstock.core.engine.contract import Snapshot
     from penstock.core.journal.core import JournalCore
+    from penstock.core.model.query import EventQuery
     from penstock.core.queue.queue import LocalQueue
     from penstock.core.queue.schedule import Scheduler
     from penstock.core.surface.queue import Queue
@@ -65,6 +66,12 @@ class QueueRegistry:
         from penstock.core.queue.operations.erase import find_copies
 
         return find_copies(self, topic, positions)
+
+    def find_former(self, topic: str, wanted: EventQuery) -> list[int]:
+        """Finds the positions of wanted messages that are gone, by their dead letters."""
+        from penstock.core.queue.operations.erase import find_former
+
+        return find_former(self, topic, wanted)
 
     def names(self) -> list[str]:
         """The names of all queues, sorted."""

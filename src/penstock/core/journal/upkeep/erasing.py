@@ -1,6 +1,6 @@
 """Erasing: the contents of chosen events go from all that is stored; positions, ids, times, kinds and causes stay.
 
-    E topic                   the erasure of a topic that is under way: which positions, when, by whom (msgpack)
+    E topic erasure           an erasure that is under way: which positions, when, by whom (msgpack)
     E                         the engine is to be purged: freed bytes may still hold what an erasure erased
     L topic seq               the hash of an erased event, in a topic with published roots
 
@@ -12,6 +12,7 @@ rows that name a position: summaries, dedup keys, copies among dead letters. `ma
 
 from __future__ import annotations
 
+import os
 import uuid
 from array import array
 from bisect import bisect_left, bisect_right
@@ -40,6 +41,7 @@ from penstock.core.journal.catalog import load_record, load_state, save_state
 from penstock.core.journal.commit import Commit, dedup_position
 from penstock.core.journal.index.index import read_view
 from penstock.core.journal.index.runs import drop_index
+from penstock.core.journal.owners import is_alive, new_owner, retire_owner
 from penstock.core.journal.reading import TopicView
 from penstock.core.journal.sealed.segments import load_seals, load_segments, save_seals
 from penstock.core.journal.summaries import blank_hashes, blank_scopes, kept_hash, leaf_hash, leaf_of
@@ -104,6 +106,9 @@ class Erasure(msgspec.Struct, array_like=True, frozen=True):
     """The fields of the payload that are blanked; none: everything is erased."""
     ranges: list[tuple[int, int]]
     """The positions: firsts and lasts."""
+    name: bytes
+    owner: str
+    """Who works on it; when that is over without an end, another process goes on."""
 
     def positions(self) -> array[int]:
         """Returns the positions, ascending."""
@@ -225,7 +230,8 @@ def erase(
     freed and not yet overwritten.
     """
     core.writer.check_idle_here()
-    tally, after, more = ErasedCounts(), wanted.after, True
+    core.resume_erasures()
+    tally, after, more, first = ErasedCounts(), wanted.after, True, True
     chosen = None if seqs is None else sorted(set(seqs))
     while more:
         with core.engine.read() as snap:
@@ -235,10 +241,15 @@ def erase(
             query = replace(wanted, after=after)
             events = read_view(view, query, core.index.open) if chosen is None else _events_at(view, chosen, query)
             positions = [_erasable(event, fields) for event in islice(events, MOST_POSITIONS)]
+            if chosen is not None and wanted.everything:  # what is gone may have left a dedup key, or a dead letter
+                positions = [seq for seq in chosen if after < seq <= view.latest()][:MOST_POSITIONS]
+        if first:
+            gone = {seq for find in core.find_former if chosen is None for seq in find(topic, wanted)}
+            positions, first = sorted(gone.union(positions)), False
         if positions:
             erase_positions(core, topic, positions, by, fields, tally)
             after = positions[-1]
-        more = len(positions) == MOST_POSITIONS
+        more = len(positions) >= MOST_POSITIONS
     core.flush()
     return EraseReport(topic, **msgspec.structs.asdict(tally), remaining=_remaining(core, topic, tally))
 
@@ -264,49 +275,50 @@ def _erasable(event: Event, fields: tuple[str, ...]) -> int:
 def erase_positions(
     core: JournalCore, topic: str, positions: Sequence[int], by: str, fields: tuple[str, ...], tally: ErasedCounts
 ) -> None:
-    """Erases the events at some positions, ascending; an erasure of the topic that was cut off is ended first."""
+    """Erases the events at some positions, ascending."""
     ends = [at for at in range(1, len(positions)) if positions[at] != positions[at - 1] + 1]
     ranges = [(positions[start], positions[end - 1]) for start, end in pairwise([0, *ends, len(positions)])]
-    made = Erasure(topic, core.clock.now_ms(), by, fields, ranges)
-    while (other := core.run(lambda commit: _begin(commit, made))) is not None:
-        _Erasing(core, other, ErasedCounts()).run()
-    _Erasing(core, made, tally).run()
+    made = Erasure(topic, core.clock.now_ms(), by, fields, ranges, os.urandom(8), new_owner())
+    try:
+        with core.erasing:  # two that write the same files would only stop each other
+            core.run(lambda commit: _begin(commit, made))
+            _Erasing(core, made, tally).run()
+    finally:
+        retire_owner(made.owner)
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Erasure).decode
 
 
-def _begin(commit: Commit, made: Erasure) -> Erasure | None:
-    """Writes down which positions are meant; returns the erasure that is in the way, if one is."""
+def _begin(commit: Commit, made: Erasure) -> None:
+    """Writes down which positions are meant."""
     commit.flush()
     head, tx = commit.head(made.topic), commit.tx
     if head is None:
         raise UnknownTopic(f"there is no topic {made.topic!r} any more, so nothing of it can be erased")
-    known = tx.get(keys.erasing_key(head.topic_id))
-    if known is not None:
-        return _stored(known)
-    tx.put(keys.erasing_key(head.topic_id), _encode(made))
+    tx.put(keys.erasing_key(head.topic_id) + made.name, _encode(made))
     tx.put(keys.ERASING, uuid.uuid4().bytes)
     seals = load_seals(tx, head.topic_id)
     if seals.token:  # a seal that is at work has read what is to be erased: it records nothing any more
         save_seals(tx, head.topic_id, replace(seals, token=uuid.uuid4().hex[:12]))
-    return None
 
 
 def _stored(value: bytes) -> Erasure:
     return keys.stored(_decode, value, "the record of an erasure")
 
 
-def resume_erasures(core: JournalCore, stored: Iterable[bytes]) -> None:
-    """Ends erasures that were cut off."""
-    for one in stored:
-        _Erasing(core, _stored(one), ErasedCounts()).run()
+def end_erasures(core: JournalCore, stored: Iterable[bytes]) -> None:
+    """Ends erasures that were cut off, and none that another thread or process works on."""
+    for one in map(_stored, stored):
+        if not is_alive(one.owner):
+            with core.erasing:
+                _Erasing(core, one, ErasedCounts()).run()
 
 
 def is_under_way(snap: Snapshot, topic_id: int) -> bool:
     """Returns True if events of a topic are being erased."""
-    return snap.get(keys.erasing_key(topic_id)) is not None
+    return next(iter(snap.scan(*keys.topic_range(keys.ERASING, topic_id))), None) is not None
 
 
 def purge_erased(core: JournalCore, due: bytes) -> None:
@@ -527,9 +539,7 @@ class _Erasing:
         return at < len(self._positions) and self._positions[at] == seq
 
     def _end(self, commit: Commit) -> None:
-        row = keys.erasing_key(self._topic_id)
-        if commit.tx.get(row) == _encode(self._erasure):
-            commit.tx.delete(row)
+        commit.tx.delete(keys.erasing_key(self._topic_id) + self._erasure.name)
 
 
 def _delete_same(commit: Commit, rows: Sequence[tuple[bytes, bytes]]) -> int:

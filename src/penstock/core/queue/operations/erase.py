@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from penstock.core.engine.contract import Snapshot
 from penstock.core.events import Event
-from penstock.core.journal.catalog import topic_names
 from penstock.core.journal.commit import Commit
 from penstock.core.journal.keys import MAX_SEQ
 from penstock.core.journal.reading import TopicView
 from penstock.core.model.calls import JOIN
+from penstock.core.model.query import EventQuery
 from penstock.core.model.reply import SUFFIX
 from penstock.core.names import AUDIT
-from penstock.core.queue.dead_letters import origin
+from penstock.core.queue.dead_letters import ID, SEQ, origin
 from penstock.core.queue.policy import FEED
 from penstock.core.queue.results import DISCARDED, answer_taken
 from penstock.core.queue.state import keys
@@ -127,25 +127,41 @@ _NUMBER = re.compile(r"#([0-9,]+)")
 def find_copies(registry: QueueRegistry, topic: str, positions: Sequence[int]) -> list[tuple[str, list[int]]]:
     """Returns the topics and positions of what is told of some messages elsewhere: their dead letters and results, what
     the feed says of failures, and what the console has noted of acts on them."""
-    found: list[tuple[str, list[int]]] = []
-    queues = set(registry.names())
+    found: dict[str, list[int]] = {}
+    ids: set[str | None] = set()
     with registry.core.engine.read() as snap:
         view = TopicView.open(snap, topic)
-        ids = {event.id for event in map(view.get, positions) if event is not None} if view is not None else set()
-        for name in topic_names(snap):
-            if name == topic:
-                continue
-            if name == topic + FEED or name == AUDIT:
-                some = [one.seq for one in _events(snap, name) if _tells_of(one, topic, positions)]
-            elif name == topic + SUFFIX:
-                some = [one.seq for one in _events(snap, name) if one.causation_id in ids]
-            elif name in queues:
-                some = [one.seq for one in _events(snap, name) if one.causation_id in ids and origin(one) == topic]
-            else:
-                continue
-            if some:
-                found.append((name, some))
-    return found
+        if view is not None:
+            ids = {event.id for event in map(view.get, positions) if event is not None}
+        for letter in _letters(registry, snap, topic):
+            if _is_among(_origin_seq(letter), positions):
+                ids.add(letter.headers.get(ID))
+                found.setdefault(letter.topic, []).append(letter.seq)
+        for name in (topic + SUFFIX, topic + FEED, AUDIT):
+            for one in _events(snap, name) if name != topic else ():
+                if one.causation_id in ids if name == topic + SUFFIX else _tells_of(one, topic, positions):
+                    found.setdefault(name, []).append(one.seq)
+    return list(found.items())
+
+
+def find_former(registry: QueueRegistry, topic: str, wanted: EventQuery) -> list[int]:
+    """Returns the positions of wanted messages of which there are dead letters: the messages themselves may be gone."""
+    with registry.core.engine.read() as snap:
+        letters = _letters(registry, snap, topic)
+        return [seq for one in letters if wanted.matches(one) and (seq := _origin_seq(one)) is not None]
+
+
+def _letters(registry: QueueRegistry, snap: Snapshot, topic: str) -> Iterator[Event]:
+    """Returns the dead letters of a queue that are not erased, wherever they lie."""
+    for name in registry.names():
+        if name != topic:
+            yield from (one for one in _events(snap, name) if origin(one) == topic)
+
+
+def _origin_seq(letter: Event) -> int | None:
+    """Returns the position that a dead letter had in its queue."""
+    text = letter.headers.get(SEQ, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
 def _events(snap: Snapshot, topic: str) -> Iterator[Event]:
