@@ -127,7 +127,8 @@ _NUMBER = re.compile(r"#([0-9,]+)")
 def find_copies(registry: QueueRegistry, topic: str, positions: Sequence[int]) -> list[tuple[str, list[int]]]:
     """Returns the topics and positions of what is told of some messages elsewhere: their dead letters and results, what
     the feed says of failures, and what the console has noted of acts on them."""
-    found: dict[str, list[int]] = {}
+    told: dict[str, list[int]] = {}
+    letters: dict[str, list[int]] = {}
     ids: set[str | None] = set()
     with registry.core.engine.read() as snap:
         view = TopicView.open(snap, topic)
@@ -136,12 +137,12 @@ def find_copies(registry: QueueRegistry, topic: str, positions: Sequence[int]) -
         for letter in _letters(registry, snap, topic):
             if _is_among(_origin_seq(letter), positions):
                 ids.add(letter.headers.get(ID))
-                found.setdefault(letter.topic, []).append(letter.seq)
+                letters.setdefault(letter.topic, []).append(letter.seq)
         for name in (topic + SUFFIX, topic + FEED, AUDIT):
             for one in _events(snap, name) if name != topic else ():
                 if one.causation_id in ids if name == topic + SUFFIX else _tells_of(one, topic, positions):
-                    found.setdefault(name, []).append(one.seq)
-    return list(found.items())
+                    told.setdefault(name, []).append(one.seq)
+    return [*told.items(), *letters.items()]  # letters last: an erasure that goes on finds the rest by them
 
 
 def find_former(registry: QueueRegistry, topic: str, wanted: EventQuery) -> list[int]:
