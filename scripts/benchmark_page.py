@@ -168,8 +168,8 @@ process durability (1.73 ×), 242 → 139 µs on disk (1.63 ×). CPU time, eight
 for each message: 1.88 × and 1.42 × less | yes |
 | the same for `for delivery in queue.receive()` | not done. The block acknowledges before it is known whether the \
 loop goes on, and a loop that ends or pauses would hold the next message | no |
-| over HTTP: one timer for all bodies, one timer for the heads of each connection, one pass over the headers, no \
-query string where a request has none, and a shorter path for one draft with a kind and a payload | an append with \
+| over HTTP: one timer for all bodies, and one for the heads of each connection; one pass over the headers; no query \
+string where a request has none; a shorter path for one draft with a kind and a payload | an append with \
 eight requests at a time costs the application without its HTTP server 97 → 64 µs of CPU; a bare Starlette needs \
 34–37 µs. The whole server needs 132–156 µs, and a bare server 85–107 µs (`BENCH=server_costs`). The goal of 1.2 × is \
 not reached | yes |
