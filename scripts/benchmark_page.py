@@ -184,9 +184,15 @@ the structs of the wire; the first filter computes its masks | a program that op
 imports 101 modules instead of 156 (24 ms instead of 45). It uses 2.05–2.1 × the CPU time of `import apsw, msgspec` \
 instead of 2.6–2.7 ×. The goal of 1.6 × is not reached: `pathlib` and `urllib` take 2 ms, and stored structs and their \
 decoders take most of the rest | yes |
-| an append and a take + ack against commit `1043499d` | measured with `compare` on a busy machine. Append: 0.80 × \
-with process durability (30 → 38 µs of CPU), 0.89 × on disk. Take + ack: 0.90 × and 1.02 ×. The look for lost files \
-costs 2 µs, and the check of values that JSON would change 0.4 µs. Many calls share the rest | short of 1.0 |
+| new SQLite stores keep blocks in a table with an integer key | an append writes one page instead of two. Rounds \
+alternate with the commit before on a busy machine (load 12 to 18). CPU time with process durability: append 34.5 → \
+30.9 µs (1.11 ×), push 40.0 → 37.4 µs (1.10 ×), take + ack no change. On disk, the fastest rounds: append 78.7 → 69.7 \
+µs (1.13 ×) | yes |
+| make no exception inside the interpreter during an append | `in` between bytes makes such exceptions, and so do \
+dictionaries with weak values. 178,000 → 162,000 instructions (callgrind) for an append | yes |
+| an append, a push and a take + ack against commit `1043499d` | alternating rounds on a busy machine with process \
+durability. Append: 0.98 × (before: 0.80 ×). Push: 0.96 ×. Take + ack: 0.97 ×. The look for lost files costs 1.7 of \
+31 µs | short of 1.0 |
 | `len` of a fanout queue without a look at each group's record | 73 µs of CPU with 20 groups, 820 µs with 300: 2.5 \
 µs for each group, whose record must be read. Every take would have to write a stored sum | no |
 """

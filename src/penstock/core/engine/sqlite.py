@@ -1,6 +1,7 @@
 """The default engine: one SQLite database in write-ahead mode, through apsw.
 
-One table, `kv(k, v)`, with an index of the keys. One connection writes (threads take turns, processes wait for
+A table `kv(k, v)` with an index of the keys, and a table `numbered(id, v)` for keys that are numbers: an append to the
+end of a log writes one page there, and two in `kv`. One connection writes (threads take turns, processes wait for
 SQLite's own lock), a pool of connections reads, one more is asked for `changes`. A commit is one or two writes and one
 fdatasync of the write-ahead log, which is preallocated: fdatasync of bytes inside a file is cheaper than of bytes that
 grow it.
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import apsw
 
@@ -48,6 +49,9 @@ NO_SYNC = "PRAGMA synchronous=NORMAL"
 DATA_VERSION = "PRAGMA data_version"
 
 
+K = TypeVar("K", bytes, int)
+
+
 class SqliteEngine(BaseEngine):
     """A store in one SQLite database that several processes may read and write at once."""
 
@@ -67,6 +71,8 @@ class SqliteEngine(BaseEngine):
         self._watch = threading.Lock()
         self._version = -1
         self._immutable = False
+        self.numbered = False
+        """True if the store has the table of numbered keys: a store of the first format has none."""
         self._line = Line(beside)
         self._beside_others = False
         """True if another process has written not long ago."""
@@ -121,7 +127,7 @@ class SqliteEngine(BaseEngine):
         try:
             try:
                 self._watcher = self._connect_reader()
-                made = is_made(self._watcher, self._file)
+                found = stored_format(self._watcher, self._file)
             except (apsw.CantOpenError, apsw.ReadOnlyError):
                 # A folder that may not be written has no room for SQLite's shared memory. Without a log beside the
                 # database there is nothing in it either, so the file alone is the store.
@@ -129,12 +135,13 @@ class SqliteEngine(BaseEngine):
                     raise
                 self._immutable = True
                 self._watcher = self._connect_reader()
-                made = is_made(self._watcher, self._file)
+                found = stored_format(self._watcher, self._file)
         except apsw.Error as error:
             raise self._explain(error) from error
-        if not made:
+        if not found:
             self._watcher.close()
             raise ConfigError(f"{self._file} is empty, not a store; open it for writing once to make it one")
+        self.numbered = found == FORMAT
         self._files = OpenFiles(self._file)
 
     def _open_to_write(self) -> None:
@@ -157,8 +164,8 @@ class SqliteEngine(BaseEngine):
 
     def _prepare_writer(self) -> None:
         writer = self._writer
-        made = is_made(writer, self._file)
-        if not made:
+        found = stored_format(writer, self._file)
+        if not found:
             run_all(writer, f"PRAGMA page_size={PAGE_BYTES}; PRAGMA auto_vacuum=INCREMENTAL")
         switch_to_log(writer)
         run_all(writer, f"{CONNECT}; PRAGMA journal_size_limit={LOG_LIMIT_BYTES}")
@@ -167,8 +174,9 @@ class SqliteEngine(BaseEngine):
         writer.set_wal_hook(self._note_log_pages)
         self._syncing = True
         self._unsynced = self._logged = False
-        if not made:
+        if not found:
             run_all(writer, MAKE)
+        self.numbered = found in (0, FORMAT)
         self._writer_execute = writer.cursor().execute
         writer.set_busy_handler(self._wait_in_line)
         self.sql_guard = SqlGuard(self)
@@ -463,8 +471,51 @@ GET = "SELECT v FROM kv WHERE k=?"
 PUT = "INSERT INTO kv(k,v) VALUES(?,?) ON CONFLICT(k) DO UPDATE SET v=excluded.v"
 DELETE = "DELETE FROM kv WHERE k=?"
 DELETE_RANGE = "DELETE FROM kv WHERE k>=? AND k<?"
+SCAN_ANY = "SELECT 1 FROM kv WHERE k>=? AND k<? LIMIT 1"
 SCAN = "SELECT k,v FROM kv WHERE k>=? AND k<? ORDER BY k"
 SCAN_REVERSE = "SELECT k,v FROM kv WHERE k>=? AND k<? ORDER BY k DESC"
+GET_NUMBERED = "SELECT v FROM numbered WHERE id=?"
+PUT_NUMBERED = "INSERT INTO numbered(id,v) VALUES(?,?) ON CONFLICT(id) DO UPDATE SET v=excluded.v"
+DELETE_NUMBERED = "DELETE FROM numbered WHERE id=?"
+DELETE_RANGE_NUMBERED = "DELETE FROM numbered WHERE id>=? AND id<?"
+SCAN_NUMBERED = "SELECT id,v FROM numbered WHERE id>=? AND id<? ORDER BY id"
+SCAN_NUMBERED_REVERSE = "SELECT id,v FROM numbered WHERE id>=? AND id<? ORDER BY id DESC"
+
+# A numbered key is one letter, a number of 4 bytes and a number of 8 bytes, as the blocks of a log have them. The two
+# numbers are one of SQLite's row ids, which keeps the order of the keys. A key with larger numbers lies in `kv`.
+
+NUMBERED = ord("b")
+_NUMBERED_KEY = struct.Struct(">cIQ")
+NUMBERED_BYTES = _NUMBERED_KEY.size
+_SECOND_BITS = 40
+_MOST_FIRST, _MOST_SECOND = (1 << 23) - 2, (1 << _SECOND_BITS) - 1
+_NO_NUMBER = -1
+_AFTER_ALL = (1 << 63) - 1
+_BEFORE_NUMBERED, _AFTER_NUMBERED = bytes([NUMBERED]), bytes([NUMBERED + 1])
+
+
+def number_of(key: bytes) -> int:
+    """The row id of a key of 13 bytes that begins with the letter of numbered keys; -1 when it lies in `kv`."""
+    _, first, second = _NUMBERED_KEY.unpack(key)
+    return first << _SECOND_BITS | second if first <= _MOST_FIRST and second <= _MOST_SECOND else _NO_NUMBER
+
+
+def key_of(number: int) -> bytes:
+    """The key of a row id."""
+    return _NUMBERED_KEY.pack(_BEFORE_NUMBERED, number >> _SECOND_BITS, number & _MOST_SECOND)
+
+
+def number_from(bound: bytes) -> int:
+    """The smallest row id whose key is not before a bound, which may be any bytes."""
+    if bound <= _BEFORE_NUMBERED:
+        return 0
+    if bound >= _AFTER_NUMBERED:
+        return _AFTER_ALL
+    first, second = int.from_bytes(bound[1:5].ljust(4, b"\0")), int.from_bytes(bound[5:13].ljust(8, b"\0"))
+    if first > _MOST_FIRST:
+        return _AFTER_ALL
+    number = (first << _SECOND_BITS) + min(second, _MOST_SECOND + 1)
+    return number + (len(bound) > _NUMBERED_KEY.size and second <= _MOST_SECOND)
 
 
 def _refuse(*_: object) -> object:
@@ -483,7 +534,15 @@ class _SqliteTransaction:
 
     def get(self, key: bytes) -> bytes | None:
         try:
-            found = self._execute(GET, (key,)).get
+            if (
+                len(key) == NUMBERED_BYTES
+                and key[0] == NUMBERED
+                and self._engine.numbered
+                and (number := number_of(key)) >= 0
+            ):
+                found = self._execute(GET_NUMBERED, (number,)).get
+            else:
+                found = self._execute(GET, (key,)).get
             if found.__class__ is not bytes and found is not None:
                 raise damaged_row(key)
             return found
@@ -493,13 +552,37 @@ class _SqliteTransaction:
             raise self._engine._explain(error) from error
 
     def scan(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        plain = SCAN_REVERSE if reverse else SCAN
+        if start >= _AFTER_NUMBERED or stop <= _BEFORE_NUMBERED or not self._engine.numbered:
+            return self._rows(plain, start, stop)
+        return self._rows_of_both(plain, start, stop, reverse)
+
+    def _rows_of_both(self, plain: str, start: bytes, stop: bytes, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
+        """The rows of both tables, by their keys."""
+        try:
+            is_plain = self._execute(SCAN_ANY, (start, stop)).get is not None
+        except apsw.Error as error:
+            raise self._engine._explain(error) from error
+        statement = SCAN_NUMBERED_REVERSE if reverse else SCAN_NUMBERED
+        rows = self._rows(statement, number_from(start), number_from(stop))
+        if not is_plain:  # as nearly always, between the keys of blocks
+            for number, value in rows:
+                yield key_of(number), value
+            return
+        from heapq import merge
+
+        numbered = ((key_of(number), value) for number, value in rows)
+        yield from merge(self._rows(plain, start, stop), numbered, reverse=reverse)
+
+    def _rows(self, statement: str, start: K, stop: K) -> Iterator[tuple[K, bytes]]:
+        """The rows that a statement finds between two keys of its table."""
         if self._connection is None or self._engine._closed:
             raise transaction_is_over()
-        cursor = self._connection.cursor()
+        kind, cursor = start.__class__, self._connection.cursor()
         self._scans.add(cursor)
         try:
-            for row in cursor.execute(SCAN_REVERSE if reverse else SCAN, (start, stop)):
-                if row[1].__class__ is not bytes or row[0].__class__ is not bytes:
+            for row in cursor.execute(statement, (start, stop)):
+                if row[1].__class__ is not bytes or row[0].__class__ is not kind:
                     raise damaged_row(row[0])
                 yield row
         except UnicodeDecodeError as error:
@@ -597,11 +680,20 @@ class SqliteWrite(_SqliteTransaction):
                 yield row
 
     def put(self, key: bytes, value: bytes) -> None:
-        if not 0 < len(key) <= MAX_KEY_BYTES:
+        size = len(key)
+        if not 0 < size <= MAX_KEY_BYTES:
             check_key(key)
         self.writes += 1
         try:
-            self._execute(PUT, (key, value))
+            if (
+                size == NUMBERED_BYTES
+                and key[0] == NUMBERED
+                and self._engine.numbered
+                and (number := number_of(key)) >= 0
+            ):
+                self._execute(PUT_NUMBERED, (number, value))
+            else:
+                self._execute(PUT, (key, value))
         except apsw.Error as error:
             raise self._engine._explain(error) from error
         except OverflowError as error:
@@ -610,7 +702,15 @@ class SqliteWrite(_SqliteTransaction):
     def delete(self, key: bytes) -> None:
         self.writes += 1
         try:
-            self._execute(DELETE, (key,))
+            if (
+                len(key) == NUMBERED_BYTES
+                and key[0] == NUMBERED
+                and self._engine.numbered
+                and (number := number_of(key)) >= 0
+            ):
+                self._execute(DELETE_NUMBERED, (number,))
+            else:
+                self._execute(DELETE, (key,))
         except apsw.Error as error:
             raise self._engine._explain(error) from error
 
@@ -640,6 +740,8 @@ class SqliteWrite(_SqliteTransaction):
         self.writes += 1
         try:
             self._execute(DELETE_RANGE, (start, stop))
+            if start < _AFTER_NUMBERED and stop > _BEFORE_NUMBERED and self._engine.numbered:
+                self._execute(DELETE_RANGE_NUMBERED, (number_from(start), number_from(stop)))
         except apsw.Error as error:
             raise self._engine._explain(error) from error
 
@@ -647,7 +749,7 @@ class SqliteWrite(_SqliteTransaction):
 # ── SQL on a program's own tables, in the transactions of the store ──
 
 
-STORE_TABLE = "kv"
+STORE_TABLES = ("kv", "numbered")
 SAVEPOINT = "SAVEPOINT own_sql"
 RELEASE = "RELEASE own_sql"
 UNDO = "ROLLBACK TO own_sql; RELEASE own_sql"
@@ -698,8 +800,10 @@ class SqlGuard:
             table = second if action in _SECOND_NAMES_TABLE else first
             if action in _REFUSED:
                 self._why = _REFUSED[action]
-            elif table is not None and table.lower() in (STORE_TABLE, f"sqlite_autoindex_{STORE_TABLE}_1"):
-                self._why = f"the table {STORE_TABLE!r} is the store's own"
+            elif table is not None and (own := table.lower().removeprefix("sqlite_autoindex_").removesuffix("_1")) in (
+                STORE_TABLES if self._engine.numbered else STORE_TABLES[:1]
+            ):
+                self._why = f"the table {own!r} is the store's own"
             elif table is not None and table.lower() == "sqlite_dbpage":
                 self._why = "pages of the file are the store's"
             if self._why:
@@ -729,8 +833,9 @@ _OWN_FAULTS = (
 
 APPLICATION_ID = 0x50454E53
 """Marks a database as penstock's in SQLite's header ("PENS")."""
-FORMAT = 1
-"""The layout of the tables, in SQLite's user_version."""
+FORMAT, FIRST_FORMAT = 2, 1
+"""The layout of the tables, in SQLite's user_version. A store of the first format has no table of numbered keys; it
+stays as it is, because another process may have it open with a version that knows no other format."""
 WAIT_SECONDS = 60.0
 """The seconds that a connection waits for another process before it gives up."""
 
@@ -738,6 +843,7 @@ MAKE = (
     "BEGIN IMMEDIATE;"
     # Not WITHOUT ROWID: SQLite then reads a large value as a whole to compare its key with another.
     "CREATE TABLE IF NOT EXISTS kv(id INTEGER PRIMARY KEY, k BLOB NOT NULL UNIQUE, v BLOB NOT NULL) STRICT;"
+    "CREATE TABLE IF NOT EXISTS numbered(id INTEGER PRIMARY KEY, v BLOB NOT NULL) STRICT;"
     f"PRAGMA application_id={APPLICATION_ID};"
     f"PRAGMA user_version={FORMAT};"
     "COMMIT"
@@ -750,8 +856,9 @@ def run_all(connection: apsw.Connection, sql: str) -> None:
         pass
 
 
-def is_made(connection: apsw.Connection, file: str) -> bool:
-    """Returns True when the database holds a store of this format. Raises ConfigError when it holds something else."""
+def stored_format(connection: apsw.Connection, file: str) -> int:
+    """Returns the format of the store in a database; 0 for an empty one. Raises ConfigError when it holds something
+    else."""
     try:
         application, version, tables = connection.execute(
             "SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version),"
@@ -762,15 +869,15 @@ def is_made(connection: apsw.Connection, file: str) -> bool:
             f"{file} is not a SQLite database: another program made it, or its first page is damaged"
         ) from error
     if application == 0 and version == 0 and tables == 0:
-        return False
+        return 0
     if application != APPLICATION_ID:
         raise ConfigError(f"{file} is a SQLite database of another program; give the store a file of its own")
-    if version != FORMAT:
+    if version not in (FORMAT, FIRST_FORMAT):
         raise ConfigError(
-            f"{file} has sqlite store format {version}, this version of penstock reads format {FORMAT}; "
-            "use the version that made it, or copy its events over"
+            f"{file} has sqlite store format {version}, this version of penstock reads formats {FIRST_FORMAT} and "
+            f"{FORMAT}; use the version that made it, or copy its events over"
         )
-    return True
+    return int(version)
 
 
 def switch_to_log(connection: apsw.Connection) -> None:
