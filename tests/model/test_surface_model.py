@@ -27,7 +27,7 @@ from model.topic_rules import WHICH, TopicRules, drafts
 from nightly import examples
 from penstock import Draft, ManualClock
 from penstock.core.engine.url import ENGINES, other_engines
-from penstock.core.journal import catalog
+from penstock.core.journal import commit
 from penstock.core.queue.operations import take
 from server.over_http.shared_server import SharedServer
 
@@ -179,7 +179,7 @@ def server() -> Iterator[SharedServer]:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short topics are merged as well, and two messages behind a busy key are set aside as a run."""
-    monkeypatch.setattr(catalog, "MERGE_FAN_IN", 5)
+    monkeypatch.setattr(commit, "MERGE_FAN_IN", 5)
     monkeypatch.setattr(take, "SHORTEST_RUN", 2)
 
 
