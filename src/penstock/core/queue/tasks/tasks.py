@@ -248,6 +248,8 @@ class Tasks:
 
     def handle(self, delivery: Delivery) -> object:
         """Makes the call a message stands for: what a worker of the tasks' queues does with each delivery."""
+        if not isinstance(delivery, Delivery):
+            raise ConfigError(f"a delivery is handled, which a take or a worker gives, not {type(delivery).__name__}")
         task = self._tasks.get(delivery.kind)
         if task is None:
             raise self._put_aside(delivery)
