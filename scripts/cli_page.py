@@ -20,12 +20,13 @@ sys.path.insert(0, str(ROOT / "src"))
 INTRODUCTION = """\
 # The command line
 
-`pip install "penstock[cli]"` brings `penstock`. Every command takes the journal as `--url` (a path, an engine's url, or
-the `http://` url of a [server](server.md)) or from `PENSTOCK_URL`; without either it is `./penstock.db`. At a terminal
-it first says which journal it uses. A journal that is not there is made only with `--create`; else the exit code is 3.
+`pip install "penstock[cli]"` installs the command `penstock`. `--url` or `PENSTOCK_URL` names the journal: a path, an
+engine's url, or the `http://` url of a [server](server.md). Without both, the journal is `./penstock.db`. At a
+terminal, a command first prints the name of its journal. A command makes a journal only with `--create`. Without
+`--create`, it exits with code 3 if the journal does not exist.
 
-Commands print tables for people, and one JSON object a line with `--json`. A mistake is answered with a sentence, never
-with a traceback.
+Commands print tables, or with `--json` one JSON object a line. They report a mistake in a sentence, without a
+traceback.
 
 ```console
 $ export PENSTOCK_URL=shop.db
@@ -34,7 +35,7 @@ $ penstock tail orders -f --where 'payload.total > 5'
 $ penstock top
 ```
 
-Made from the commands by `python scripts/cli_page.py`; `penstock COMMAND --help` says the same.
+This page is made from the commands by `python scripts/cli_page.py`. `penstock COMMAND --help` has the same text.
 """
 
 

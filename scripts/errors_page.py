@@ -18,30 +18,32 @@ sys.path.insert(0, str(ROOT / "src"))
 INTRODUCTION = """\
 # Errors
 
-Everything penstock raises on purpose is a `PenstockError`. Errors carry what a program needs as attributes, and what a
-person needs in their text: what was wrong, where, and what to do. Over [HTTP](http.md) the same names come back as
-problem+json, and `penstock.open("http://…")` raises them again as the same classes.
+Every error of penstock is a subclass of `PenstockError`. The text of an error says what was wrong, where, and what to
+do. Its attributes have the values that a program needs. [Troubleshooting](troubleshooting.md) has the causes and the
+remedies. Over [HTTP](http.md), errors are problem+json with the same names, and `penstock.open("http://…")` raises the
+same classes.
 
-Made from `src/penstock/errors.py` by `python scripts/errors_page.py`.
+This page is made from `src/penstock/errors.py` by `python scripts/errors_page.py`.
 """
 
 OUTCOME = """\
 
 ## When the outcome is not known
 
-`OutcomeUnknown` says that a change may have been kept or not: the answer of a server was lost, a disk failed amid a
-sync, another writer took a bucket over amid a commit. It is never `retryable`: a loop that tries again whatever is
-retryable does nothing twice. A request that certainly did not reach its server, and a read that was cut, are retryable.
+`OutcomeUnknown` says that it is not known whether a change was kept: the answer of a server was lost, a disk failed
+during a sync, or another writer took a bucket over during a commit. The error is never `retryable`, so a loop that
+repeats retryable errors does nothing twice. If a request certainly did not reach its server, or if a read was cut off,
+the error is retryable.
 
-| what was asked | what to do |
+| call | what to do |
 |---|---|
-| an append or a push | repeat it with the same `dedup` key: it is kept once (`duplicate=True`: it was there) |
-| an append with `expect=` | repeat it: on `Conflict` read whether the key's newest event is this one |
-| a batch or an outbox | repeat it when every draft has a `dedup` key or an `expect=` |
-| an `ack`, a `nack` | repeat it: `StaleDelivery` says that the delivery is settled, or that its lease ended |
-| a `take`, a `claim` | take again: what was taken comes back when its lease ends |
+| an append or a push | repeat it with the same `dedup` key; `duplicate=True` says that the first call was kept |
+| an append with `expect=` | repeat it; on `Conflict`, read whether the key's newest event is yours |
+| a batch or an outbox | repeat it if every draft has a `dedup` key or an `expect=` |
+| an `ack`, a `nack` | repeat it; `StaleDelivery` says that the delivery is settled, or that its lease has ended |
+| a `take`, a `claim` | take again; a message that was taken comes back when its lease ends |
 | a cursor's `commit`, `configure`, `seal`, `compact` | repeat it |
-| anything else | read first |
+| any other call | read first |
 
 ```python
 import penstock

@@ -19,11 +19,11 @@ sys.path.insert(0, str(ROOT / "src"))
 INTRODUCTION = """\
 # The HTTP API
 
-What [`penstock serve`](server.md) answers under `/v1`; `/v1/openapi.json` says the same to programs. Bodies and answers
-are JSON unless a line says otherwise. Positions are whole numbers; `after` is exclusive. Errors are problem+json whose
-`error` is a name of [the error tree](errors.md).
+[`penstock serve`](server.md) answers these requests under `/v1`. `/v1/openapi.json` has the same document for programs.
+Bodies and answers are JSON, unless a line names another type. Positions are whole numbers, and `after` is exclusive.
+Errors are problem+json, whose `error` is a name of [the error tree](errors.md).
 
-Made from the OpenAPI document by `python scripts/http_page.py`.
+This page is made from the OpenAPI document by `python scripts/http_page.py`.
 """
 
 

@@ -20,10 +20,10 @@ def page() -> str:
     lines = [
         "# Limits and defaults",
         "",
-        "Made from `src/penstock/limits.py` by `python scripts/limits_page.py`. Sizes are bytes, times are seconds,",
-        "unless the name says otherwise.",
+        "This page is made from `src/penstock/limits.py` by `python scripts/limits_page.py`. Sizes are bytes and",
+        "times are seconds, unless the name says otherwise.",
         "",
-        "| name | value | what it is |",
+        "| name | value | meaning |",
         "|---|---|---|",
     ]
     statements = module.body
