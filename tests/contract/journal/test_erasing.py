@@ -22,8 +22,11 @@ from penstock.core.journal.sealed.tables import TableRequest
 from penstock.core.journal.upkeep import erasing
 from penstock.core.journal.writer import Writer
 from penstock.core.local.backend import LocalJournal
-from penstock.errors import ConfigError, UnknownTopic
+from penstock.core.queue.inspect import open_view
+from penstock.core.queue.queue import LocalQueue
+from penstock.errors import ConfigError, ReplyFailed, StaleDelivery, UnknownTopic
 from penstock.transfer.publishing import Blocks, publish_blocks
+from queue_check import check_queue
 
 Reopen = Callable[[Journal], Journal]
 SECRET = "5ecre7-4f9a1c77e2"
@@ -203,6 +206,48 @@ def test_an_erasure_that_was_cut_off_goes_on_when_the_journal_is_opened(
     journal.maintain()
     assert what_is_left(place, journal) == set()
     assert journal.topic("orders").append("placed", 1, dedup=f"{SECRET}-3").duplicate is False
+
+
+def test_messages_are_given_up_wherever_they_are_in_their_queue(journal: Journal, clock: ManualClock) -> None:
+    jobs = journal.queue("jobs", dead_letter="jobs.dead", max_attempts=1)
+    tickets = [jobs.push({"n": n}, key="a" if n % 2 else "b", headers={"n": str(n)}, reply=True) for n in range(6)]
+    jobs.push({"n": 6}, delay=60)
+    (held, other) = jobs.take_many(2)
+    assert (held.seq, other.seq) == (1, 2)
+    report = journal.topic("jobs").erase([1, 3, 4, 7])
+    assert (report.events, report.messages) == (4, 4)
+    with pytest.raises(StaleDelivery):
+        held.ack()
+    with pytest.raises(ReplyFailed):
+        tickets[0].result(0)
+    other.ack()
+    taken = []
+    while (delivery := jobs.take()) is not None:
+        taken.append(delivery.seq)
+        delivery.ack()
+    assert taken == [5, 6]
+    clock.advance(120)
+    assert jobs.take() is None and len(jobs) == 0
+    assert isinstance(jobs._backend, LocalQueue)
+    with open_view(jobs._backend) as view:
+        assert check_queue(view.snap, view.state) == []
+
+
+def test_a_dead_letter_goes_when_its_message_is_gone_long_since(journal: Journal) -> None:
+    jobs = journal.queue("jobs", dead_letter="jobs.dead", max_attempts=1)
+    jobs.push({"who": SECRET}, key=SECRET, dedup=SECRET)
+    jobs.push({"who": "other"}, key="other")
+    for _ in range(2):
+        delivery = jobs.take()
+        assert delivery is not None
+        delivery.nack(error=SECRET)
+    journal.maintain()
+    assert journal.topic("jobs").get(1) is None
+    report = journal.topic("jobs").erase(key=SECRET)
+    assert (report.events, report.copies, report.dedup_keys) == (0, 1, 1)
+    assert payloads(journal.topic("jobs.dead").read()) == [None, {"who": "other"}]
+    letter = journal.queue("jobs.dead").take()
+    assert letter is not None and letter.payload == {"who": "other"}
 
 
 @pytest.mark.parametrize("verified", [True, False])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from penstock.core.model.reply import SUFFIX
 from penstock.core.names import AUDIT
 from penstock.core.queue.dead_letters import ID, SEQ, origin
 from penstock.core.queue.policy import FEED
-from penstock.core.queue.results import DISCARDED, answer_taken
+from penstock.core.queue.results import DISCARDED, FAILURE, answer_taken
 from penstock.core.queue.state import keys
 from penstock.core.queue.state.cache import QueueState, last_failures
 from penstock.core.queue.state.feed import Change
@@ -140,7 +140,7 @@ def find_copies(registry: QueueRegistry, topic: str, positions: Sequence[int]) -
                 letters.setdefault(letter.topic, []).append(letter.seq)
         for name in (topic + SUFFIX, topic + FEED, AUDIT):
             for one in _events(snap, name) if name != topic else ():
-                if one.causation_id in ids if name == topic + SUFFIX else _tells_of(one, topic, positions):
+                if _is_outcome(one, ids) if name == topic + SUFFIX else _tells_of(one, topic, positions):
                     told.setdefault(name, []).append(one.seq)
     return [*told.items(), *letters.items()]  # letters last: an erasure that goes on finds the rest by them
 
@@ -168,6 +168,12 @@ def _origin_seq(letter: Event) -> int | None:
 def _events(snap: Snapshot, topic: str) -> Iterator[Event]:
     view = TopicView.open(snap, topic)
     return iter(()) if view is None else (one for one in view.events(0, MAX_SEQ, None) if not one.erased)
+
+
+def _is_outcome(event: Event, ids: Collection[str | None]) -> bool:
+    """Returns True if an event is the outcome of a message; those who wait for an erased one still learn that it is."""
+    told = event.payload.get("reason") if event.kind == FAILURE and isinstance(event.payload, dict) else None
+    return event.causation_id in ids and told != DISCARDED
 
 
 def _tells_of(event: Event, topic: str, positions: Sequence[int]) -> bool:
