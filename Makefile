@@ -43,11 +43,12 @@ coverage: $(STAMP) $(VENV)/.azurite  ## which branches of src make test takes, o
 	@$(PY) -m coverage combine --quiet
 	@$(PY) -m coverage report
 
-check: $(STAMP)  ## lint, format check, types, layers
+check: $(STAMP)  ## lint, format check, types, layers, prose
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@$(VENV)/bin/lint-imports
+	@$(PY) scripts/prose.py
 
 format: $(STAMP)  ## put the code into shape
 	@$(PY) -m ruff check --fix .
