@@ -125,11 +125,13 @@ def measure_references(table: Table, folder: Path) -> None:
         list(map(float, subprocess.run([*base, str(fresh(folder))], check=True, stdout=subprocess.PIPE).stdout.split()))
         for _ in range(ROUNDS)
     ]
-    took, grown, planned, store = map(statistics.median, zip(*found, strict=True))
+    took, grown, planned, newest, missing, store = map(statistics.median, zip(*found, strict=True))
     said = f"{took:.2f} s of CPU, {grown:.0f} MB of memory"
     table.row(f"a commit of {SEGMENTS:,} segments", said, "≤ 1 s, ≤ 100 MB", took <= 1 and grown <= 100)
     table.row(f"the records of {SEGMENTS:,} segments in the store", f"{store:.0f} MB")
     table.row(f"find the files of {SEGMENTS:,} segments, and where their rows are", f"{planned:.2f} s of CPU")
+    said = f"{newest * 1000:.1f} ms of CPU; all events of a key that no file has, {missing * 1000:.0f} ms"
+    table.row(f"find a key's newest event behind {SEGMENTS:,} segments", said, "≤ 1 ms", newest <= 0.001)
 
 
 def commit_references(folder: Path) -> None:
@@ -150,8 +152,15 @@ def commit_references(folder: Path) -> None:
         found = list_sealed(local(journal, "a benchmark").backend, "orders", SealedQuery(0, MAX_POSITION, True))
         perfect_hash([one.paths[0].rpartition("/")[2] for one in found])
         planned = time.process_time() - begun
+        journal.topic("orders").append("placed", {}, key="d1")
+        looked = []
+        for look in (journal.topic("orders").position_of, lambda key: list(journal.topic("orders").read(key=key))):
+            look("d0")
+            begun = time.process_time()
+            look("d1")
+            looked.append(time.process_time() - begun)
         store = sum(path.stat().st_size for path in folder.glob("shop.db*"))
-    sys.stdout.write(f"{took} {grown} {planned} {store / 1e6}")
+    sys.stdout.write(f"{took} {grown} {planned} {looked[0]} {looked[1]} {store / 1e6}")
 
 
 def _share(place: Path, number: int, now: int) -> StagedShare:

@@ -25,7 +25,7 @@ from penstock import ManualClock
 from penstock.api import local
 from penstock.core.journal.sealed import delta, sealing
 from penstock.core.journal.sealed.delta import DeltaLakeTable
-from penstock.core.journal.sealed.segments import load_segments, save_segment
+from penstock.core.journal.sealed.segments import load_segments, packed_pieces, save_segment
 from penstock.core.journal.sealed.tables import Owner
 from penstock.core.journal.writer import WriteRequest
 from penstock.errors import ConfigError, Corrupt, StorageError
@@ -373,8 +373,9 @@ def test_a_record_whose_checksums_do_not_cover_the_file_is_corrupt(journal: pens
     def cut_pieces(commit: Any) -> None:
         number = commit.head("orders").topic_id
         for segment in list(load_segments(commit.tx, number)):
-            pieces = (segment.pieces[0], *segment.pieces)
-            save_segment(commit.tx, number, msgspec.structs.replace(segment, pieces=pieces))
+            pieces = segment.files[0].load_pieces()
+            cut = packed_pieces((pieces[0], *pieces))
+            save_segment(commit.tx, number, msgspec.structs.replace(segment, pieces=cut))
 
     local(journal, "sealing")._core.writer.run(WriteRequest(cut_pieces))
     with pytest.raises(Corrupt, match="record of its checksums has gaps"):

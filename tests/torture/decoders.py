@@ -105,8 +105,12 @@ BYTES: dict[str, tuple[Callable[[bytes], Any], Callable[[], list[bytes]]]] = {
     ),
     "root": (receipts._decode, lambda: [msgspec.msgpack.encode((bytes(32), bytes(32), 5))]),
     "segment": (
-        partial(keys.stored, segments._decode_segment, what="a row"),
-        lambda: [msgspec.msgpack.encode(segments.Segment(1, 2, 2, "lake", "a", 9, 7, 0, 0, (), ((4, 5), (9, 6))))],
+        lambda data: keys.stored(segments._decode_segment, data, "a row").files[0].load_pieces(),
+        lambda: [
+            msgspec.msgpack.encode(
+                segments.Segment(1, 2, 2, "lake", "a", 9, 7, 0, 0, (), segments.packed_pieces(((4, 5), (9, 6))))
+            )
+        ],
     ),
     "seals": (
         partial(keys.stored, segments._decode_seals, what="a row"),

@@ -21,7 +21,7 @@ from penstock.core.journal.catalog import (
     open_block,
 )
 from penstock.core.journal.sealed.files import sealed_blocks
-from penstock.core.journal.sealed.segments import Segment, load_segments
+from penstock.core.journal.sealed.segments import Segment, load_segments, load_segments_back
 from penstock.core.journal.summaries import Summary, stored_summaries
 from penstock.core.model.query import EVERYTHING, EventQuery
 from penstock.core.names import stored_tag
@@ -231,11 +231,11 @@ class TopicView:
         if after < through:
             yield Stretch(after, through, in_files=False)
 
-    def bulk_segments(self, after: int, through: int) -> Iterator[Segment]:
+    def bulk_segments(self, after: int, through: int, *, reverse: bool = False) -> Iterator[Segment]:
         """The segments with events in after < position ≤ through that bulk writes made; no index covers them."""
-        through = min(through, self.state().referred)
+        after, through = max(after, self.state().trimmed), min(through, self.state().referred)
         if after < through:
-            for segment in load_segments(self.snap, self.topic_id, max(after, self.state().trimmed), through):
+            for segment in (load_segments_back if reverse else load_segments)(self.snap, self.topic_id, after, through):
                 if segment.by_reference:
                     yield segment
 

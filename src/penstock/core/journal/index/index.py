@@ -251,17 +251,22 @@ class Lookup:
     def pieces(self, key: str, after: int, through: int, *, reverse: bool = False) -> Iterator[Piece]:
         """The same as rows of blocks, never none of one, for those who read whole columns."""
         after = max(after, self._trimmed)
-        segments = list(self._view.bulk_segments(after, through))
-        if not segments:
-            return self._indexed(key, after, through, reverse)
-        parts: list[Callable[[], Iterator[Piece]]] = []
-        for one in segments:
+        referred = max(after, self._view.state().referred)
+        if reverse and referred < through:  # the newest event is found without a look at what is older
+            yield from self._indexed(key, referred, through, reverse)
+            through = referred
+        for one in self._view.bulk_segments(after, through, reverse=reverse):
+            if not (self._behind or one.may_hold(key)):
+                continue  # the index has nothing in such a segment, so that it may be asked across
             low, high = max(after, one.first - 1), min(through, one.last)
-            parts.append(partial(self._indexed, key, after, low, reverse))
-            parts.append(partial(self._in_segment, one, key, low, high, reverse))
-            after = high
-        parts.append(partial(self._indexed, key, after, through, reverse))
-        return chain.from_iterable(part() for part in (reversed(parts) if reverse else parts))
+            if reverse:
+                yield from self._indexed(key, high, through, reverse)
+                through = low
+            else:
+                yield from self._indexed(key, after, low, reverse)
+                after = high
+            yield from self._in_segment(one, key, low, high, reverse)
+        yield from self._indexed(key, after, through, reverse)
 
     def _in_segment(self, segment: Segment, key: str, after: int, through: int, reverse: bool) -> Iterator[Piece]:
         """Those in a segment that a bulk write made: it has filters of its own."""

@@ -24,7 +24,14 @@ from penstock.core.journal.index.runs import BloomFilter
 from penstock.core.journal.sealed.columns import TypedColumns
 from penstock.core.journal.sealed.files import open_lake
 from penstock.core.journal.sealed.referring import BulkTarget, FileName
-from penstock.core.journal.sealed.segments import FILE_EVENTS, KEYS_SUFFIX, NewSegment, Pieces, SegmentKeys
+from penstock.core.journal.sealed.segments import (
+    FILE_EVENTS,
+    KEYS_SUFFIX,
+    NewSegment,
+    Pieces,
+    SegmentKeys,
+    packed_pieces,
+)
 from penstock.core.journal.sealed.writing import GROUP_ROWS, open_parquet, piece_ends, put_whole, sealed_batch
 from penstock.core.journal.summaries import summary_of
 from penstock.core.journal.to_arrow import arrow_schema
@@ -157,7 +164,7 @@ class _BulkFile:
             crc,
             self._binary,
             self._typed.unfit,
-            msgspec.Raw(_encode(pieces)),
+            packed_pieces(pieces),
             None if self._kinds is None else tuple(sorted(self._kinds)),
             None if self._scopes is None else tuple(sorted(self._scopes)),
             self._occurred,

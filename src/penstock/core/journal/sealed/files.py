@@ -230,7 +230,8 @@ class SealedBytes:
         self._segment = segment
         self._file = file
         self._topic = topic
-        self._ends = [end for end, _ in file.pieces]
+        self._pieces = file.load_pieces()
+        self._ends = [end for end, _ in self._pieces]
         self._whole: set[int] = set()
         """The pieces that `read` has compared."""
         self.size = file.size
@@ -253,7 +254,7 @@ class SealedBytes:
         data = self._read(opened, start, stop)
         view = memoryview(data)
         for number in range(bisect_right(self._ends, start), bisect_left(self._ends, stop) + 1):
-            end, crc = self._file.pieces[number]
+            end, crc = self._pieces[number]
             if zlib.crc32(view[max(0, self._start(number) - start) : end - start]) != crc:
                 raise self.damaged("its bytes have another checksum than those that were written", seq)
         return data

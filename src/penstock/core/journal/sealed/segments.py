@@ -26,12 +26,23 @@ from penstock.core.journal.catalog import TopicState, load_record, load_state
 from penstock.core.names import shown_url
 from penstock.errors import ConfigError, StorageError
 
+_encode = msgspec.msgpack.Encoder().encode
+
 Pieces = tuple[tuple[int, int], ...]
 """The end of each piece of a file, and the CRC-32 of the piece's bytes. Readers check them.
 
 A piece is a column of a row group, or several small ones, or a whole row group in older files; the last one is the
 footer. Parquet's own checksums leave out the headers of pages and the footer.
 """
+
+
+NO_PIECES = msgspec.Raw(b"\x90")
+_decode_pieces = msgspec.msgpack.Decoder(Pieces).decode
+
+
+def packed_pieces(pieces: Pieces) -> msgspec.Raw:
+    """Returns the pieces of a file as the record of a segment has them: a reader of many records decodes no pieces."""
+    return msgspec.Raw(_encode(pieces))
 
 
 class SegmentPart(msgspec.Struct, frozen=True, array_like=True):
@@ -42,7 +53,7 @@ class SegmentPart(msgspec.Struct, frozen=True, array_like=True):
     count: int
     size: int
     crc: int
-    pieces: Pieces = ()
+    pieces: msgspec.Raw = NO_PIECES
 
 
 class SegmentFile(msgspec.Struct, frozen=True):
@@ -54,7 +65,11 @@ class SegmentFile(msgspec.Struct, frozen=True):
     size: int
     crc: int
     """CRC-32 of the file's bytes."""
-    pieces: Pieces
+    pieces: msgspec.Raw
+
+    def load_pieces(self) -> Pieces:
+        """Returns its pieces."""
+        return keys.stored(_decode_pieces, bytes(self.pieces), "the record of a sealed file")
 
 
 class SegmentKeys(msgspec.Struct, frozen=True, array_like=True):
@@ -142,7 +157,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     """The number of its payloads that did not fit the typed columns, which are empty in their rows."""
     parts: tuple[SegmentPart, ...] = ()
     """Its files, when they are parted by a column."""
-    pieces: Pieces = ()
+    pieces: msgspec.Raw = NO_PIECES
     """Those of the file; each part has its own."""
     base_id: bytes = b""
     """The id of the first event, of a segment that a bulk write made; the others' count up. Empty: the file says it."""
@@ -251,7 +266,6 @@ def check_marker(seals: Seals, lake: str, marker: SealMarker | None, folder: str
         )
 
 
-_encode = msgspec.msgpack.Encoder().encode
 _decode_segment = msgspec.msgpack.Decoder(Segment).decode
 _decode_seals = msgspec.msgpack.Decoder(Seals).decode
 

@@ -24,7 +24,15 @@ from penstock.core.journal.blocks import Block
 from penstock.core.journal.reading import TopicView
 from penstock.core.journal.sealed.columns import Partition, TypedColumns, text_and_bytes
 from penstock.core.journal.sealed.files import column_ends, open_lake
-from penstock.core.journal.sealed.segments import MARKER, Pieces, SealMarker, Segment, SegmentPart
+from penstock.core.journal.sealed.segments import (
+    MARKER,
+    NO_PIECES,
+    Pieces,
+    SealMarker,
+    Segment,
+    SegmentPart,
+    packed_pieces,
+)
 from penstock.core.journal.to_arrow import arrow_schema, coalesce, record_batch
 from penstock.core.names import shown_url
 from penstock.errors import ConfigError, Corrupt, StorageError, UnknownTopic
@@ -103,7 +111,7 @@ def write_segment(
     size, crc = sum(one.size for one in parts), 0 if partition else parts[0].crc
     kept = tuple(parts) if partition else ()
     path = f"{folder}/{file}"
-    pieces = () if partition else parts[0].pieces
+    pieces = NO_PIECES if partition else parts[0].pieces
     return Segment(
         after + 1, through, tally.count, target.lake, path, size, crc, tally.binary, typed.unfit, kept, pieces
     )
@@ -152,7 +160,7 @@ class _SegmentWriter:
         parts = []
         for folder, file in sorted(self._files.items()):
             crc, pieces = _verify(self._filesystem, file.path, file.tally, topic)
-            parts.append(SegmentPart(folder, file.tally.count, pieces[-1][0], crc, pieces))
+            parts.append(SegmentPart(folder, file.tally.count, pieces[-1][0], crc, packed_pieces(pieces)))
         if self._local:
             for file in self._files.values():
                 copy_permissions(store, file.path)
