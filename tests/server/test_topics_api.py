@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 
 import penstock
+from penstock.api import local
+from penstock.core.protocol import topics as wire
 from penstock.server.limits import Limits
 from server.serving import Served, serving
 
@@ -379,3 +381,14 @@ def test_one_request_reads_a_bounded_number_of_topics(
     assert [event["payload"] for event in answer.json["events"]] == [0, 1]
     assert answer.json["next"] == {"shop.0": 1, "shop.1": 1, "shop.2": 0}
     assert answer.json["ends"] == {"shop.0": 1, "shop.1": 1, "shop.2": 1}
+
+
+def test_how_long_ago_is_by_the_clock_of_the_journal() -> None:
+    clock = penstock.ManualClock()
+    with local(penstock.open("memory:", clock=clock), "a test") as journal:
+        topic = journal.topic("t")
+        topic.append("early")
+        clock.advance("1h")
+        topic.append("late")
+        page = journal.backend.call(wire.READ_EVENTS, "t", request=wire.ReadQuery(since="30m"))
+        assert [event.kind for event in page.events] == ["late"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.clock import from_ms, to_ms
+from penstock.core.clock import Clock, from_ms, to_ms
 from penstock.core.documents.events import DraftDocument, PlainDraft
 from penstock.core.entity.causality import CausesPage, ancestors_page, correlated_page, effects_page
 from penstock.core.entity.outbox import Staged, appending_staged
@@ -106,10 +105,9 @@ def _page(
 
 # ── several topics ───────────────────────────────────────────────────────────────────────────────────────────────────
 def read_across(at: LocalBackend, wanted: wire.AcrossRequest) -> wire.AcrossPage[Event]:
-    now = from_ms(at.clock.now_ms())
-    times = {name: parse_moment(text, now) for name, text in (("since", wanted.since), ("until", wanted.until)) if text}
-    events = requested_events(wanted, reverse=wanted.reverse, **times)
-    query = across_query(wanted.topics or None, wanted.after, wanted.through, events, READ_TOPICS)
+    query = across_query(
+        wanted.topics or None, wanted.after, wanted.through, _requested_history(at.clock, wanted), READ_TOPICS
+    )
     limit = PAGE_EVENTS if wanted.limit is None else wanted.limit
     step, ends = read_page(at.core, query, limit, PAGE_BYTES)
     return wire.AcrossPage(step.events, None if step.done else step.reached, ends)
@@ -126,6 +124,13 @@ def requested_events(query: wire.FilterQuery, **further: Any) -> EventQuery:
         where=query.where if query.where and query.where.strip() else None,
         **further,
     )
+
+
+def _requested_history(clock: Clock, query: wire.HistoryQuery) -> EventQuery:
+    """Does the same for events that are there; times may be relative to the journal's clock."""
+    now = from_ms(clock.now_ms())
+    times = {name: parse_moment(text, now) for name, text in (("since", query.since), ("until", query.until)) if text}
+    return requested_events(query, reverse=query.reverse, **times)
 
 
 def read_cursors(at: LocalBackend, consumer: str) -> dict[str, int]:
@@ -319,9 +324,7 @@ class WantedEvents:
     def __init__(self, log: TopicLog, query: wire.ReadQuery) -> None:
         self.log = log
         self.query = query
-        self.filter = requested_events(query)
-        self._since = _ms(query.since, "since")
-        self._until = _ms(query.until, "until")
+        self.filter = _requested_history(log.core.clock, query)
 
     def range(self) -> ReadRange:
         """The positions it asks for, as the topic is now."""
@@ -331,10 +334,10 @@ class WantedEvents:
         latest, after = view.latest(), self.query.after
         through = latest if self.query.through is None else min(self.query.through, latest)
         view.check_not_trimmed(after)
-        if self._since is not None:
-            after = max(after, view.position_before(self._since))
-        if self._until is not None:
-            through = min(through, view.position_before(self._until))
+        if (since := self.filter.since_ms) is not None:
+            after = max(after, view.position_before(since))
+        if (until := self.filter.until_ms) is not None:
+            through = min(through, view.position_before(until))
         return ReadRange(after, through, latest)
 
     def rows(self, start: int, end: int, read: Callable[[Iterator[Event]], T]) -> T | None:
@@ -343,7 +346,7 @@ class WantedEvents:
 
         None when there is no topic; PositionTrimmed when it was dropped since `start` was reached.
         """
-        query = replace(self.filter, where=None, after=start, through=end)
+        query = self._rows_between(start, end)
         found = self.log.ask(lambda view: read(read_view(view, query, self.log.core.index.open)), None)
         if found is None and start:
             raise dropped(self.log.name, start)
@@ -354,12 +357,16 @@ class WantedEvents:
 
         def read(view: TopicView) -> wire.EventPage[Event]:
             after, through, latest = self._range(view)
-            rows = replace(self.filter, where=None, after=after, through=through, reverse=self.query.reverse)
+            rows = self._rows_between(after, through)
             if not limit or through <= after:
                 return wire.EventPage([], None, latest)
             return wire.EventPage(*self._bounded(read_view(view, rows, self.log.core.index.open), limit), latest)
 
         return self.log.ask(read, wire.EventPage([], None, 0))
+
+    def _rows_between(self, after: int, through: int) -> EventQuery:
+        """The query for rows between two positions, of which the condition is asked afterwards."""
+        return replace(self.filter, where=None, after=after, through=through, since=None, until=None)
 
     def _bounded(self, rows: Iterator[Event], limit: int) -> tuple[list[Event], int | None]:
         """As many as fit, and the position after which there are more."""
@@ -378,11 +385,6 @@ class WantedEvents:
                 events.append(event)
                 size += len(event.raw)
         return events, None
-
-
-def _ms(text: str | None, what: str) -> int | None:
-    """A time (ISO, or how long ago) in milliseconds."""
-    return to_ms(parse_moment(text, datetime.now(UTC)), what) if text else None
 
 
 def dropped(topic: str, after: int) -> PositionTrimmed:

@@ -72,22 +72,32 @@ class FilterQuery(msgspec.Struct, omit_defaults=True, kw_only=True):
     )
 
 
-class AcrossFilter(FilterQuery, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The wanted events of the wanted topics."""
+class HistoryQuery(FilterQuery, omit_defaults=True, kw_only=True):
+    """The wanted events of what is there."""
 
-    topics: Annotated[list[str], Meta(description="names, and patterns like shop.*; none: all but penstock's own")] = []
-    after: Annotated[dict[str, Count], Meta(description="by topic, the position to go on from, exclusive")] = {}
-
-
-class AcrossRequest(AcrossFilter, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    through: Annotated[dict[str, Count] | None, Meta(description="by topic, the last position wanted")] = None
     limit: Limit = None
     since: Annotated[str | None, Meta(description=f"only events recorded since {TIME}")] = None
     until: Annotated[str | None, Meta(description=f"only events recorded before {TIME}")] = None
     reverse: Annotated[bool, Meta(description="newest first")] = False
 
 
-class AcrossFollow(AcrossFilter, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+Topics = Annotated[list[str], Meta(description="names, and patterns like shop.*; none: all but penstock's own")]
+AfterEach = Annotated[dict[str, Count], Meta(description="by topic, the position to go on from, exclusive")]
+
+
+class AcrossRequest(HistoryQuery, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """The wanted events of the wanted topics."""
+
+    topics: Topics = []
+    after: AfterEach = {}
+    through: Annotated[dict[str, Count] | None, Meta(description="by topic, the last position wanted")] = None
+
+
+class AcrossFollow(FilterQuery, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """The wanted events of the wanted topics, as they come."""
+
+    topics: Topics = []
+    after: AfterEach = {}
     latest: Annotated[bool, Meta(description="only what comes from now on")] = False
 
 
@@ -116,13 +126,9 @@ class EventList(msgspec.Struct, Generic[E], omit_defaults=True):
     """The token of the next page, where there are more events than fit: ask again with after=… set to it."""
 
 
-class ReadQuery(FilterQuery, omit_defaults=True, kw_only=True):
+class ReadQuery(HistoryQuery, omit_defaults=True, kw_only=True):
     after: After = 0
     through: Annotated[Count | None, Meta(description="the last position wanted")] = None
-    limit: Limit = None
-    since: Annotated[str | None, Meta(description=f"only events recorded since {TIME}")] = None
-    until: Annotated[str | None, Meta(description=f"only events recorded before {TIME}")] = None
-    reverse: Annotated[bool, Meta(description="newest first")] = False
     payload: Annotated[Literal["string", "binary"], Meta(description="the payload column's type, for Arrow")] = "string"
 
 
