@@ -799,7 +799,6 @@ class QueueRules(TopicRules):
             lambda home: [
                 [event.key, event.kind, event.payload["reason"] if event.kind == "failure" else event.payload]
                 for event in home.journal(which).topic("jobs.results").read()
-                if event.kind != "moved"  # it says where a call went
             ],
             homes,
         )

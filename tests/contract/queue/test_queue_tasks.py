@@ -115,6 +115,7 @@ def test_a_message_that_its_task_cannot_be_called_with_is_given_up(
     errors = [letter.headers["dead-error"] for letter in letters]
     assert all("task 'send' cannot be called with this message" in error for error in errors)
     assert all(letter.headers["dead-attempts"] == "1" for letter in letters)
+    assert not any("File" in letter.headers["dead-traceback"] for letter in letters)  # none of it is theirs
     assert [record.levelname for record in caplog.records if "cannot be called" in record.message] == ["ERROR"] * 3
 
 

@@ -298,6 +298,60 @@ def test_a_later_call_that_failed_is_known_while_its_message_is_there(
     assert finish(tasks, id, "done").result == 4
 
 
+def test_a_chain_that_waits_for_longer_than_results_are_kept_is_known(
+    journal: Journal, tasks: Tasks, clock: ManualClock
+) -> None:
+    @tasks.task(queue="q", keep_results="1m")
+    def fetch(page: str) -> str:
+        return page
+
+    @tasks.task(queue="slow", keep_results="1m")
+    def words(page: str) -> int:
+        return len(page)
+
+    @tasks.task(queue="slow", keep_results="1m")
+    def total(pages: list[str]) -> int:
+        return len(pages)
+
+    chain, joined = fetch.then(words).push("page"), tasks.gather(fetch.call("b")).then(total).push()
+    for delivery in journal.queue("q").take_many(2):
+        delivery.ack(result="page")
+    clock.advance("2h")
+    journal.maintain()
+    for id, task in ((chain.id, "words"), (joined.id, "total")):
+        assert (state(tasks, id).state, state(tasks, id).task) == ("waiting", task)
+    finish(tasks, chain.id, "done")
+    assert finish(tasks, joined.id, "done").result == 1
+    clock.advance("2m")
+    assert tasks.result(chain.id) is None and tasks.result(joined.id) is None
+
+
+def test_a_call_that_is_taken_away_is_known_no_longer_than_its_result(
+    journal: Journal, tasks: Tasks, clock: ManualClock
+) -> None:
+    @tasks.task(queue="q", keep_results="1m")
+    def fetch(page: str) -> str:
+        return page
+
+    @tasks.task(queue="words", keep_results="1m", max_attempts=1)
+    def words(page: str) -> int:
+        raise ValueError("no words")
+
+    failed = fetch.then(words).push("a").id
+    finish(tasks, failed, "failed")
+    waiting = fetch.then(words).push("b").id
+    delivery = journal.queue("q").take()
+    assert delivery is not None
+    delivery.ack(result="b")
+    queue = journal.queue("words")
+    assert state(tasks, waiting).state == "waiting"
+    assert queue.discard([one.event.seq for one in queue.messages()]) == 2
+    assert (state(tasks, failed).state, state(tasks, waiting).state) == ("dead", "dead")
+    assert state(tasks, waiting).reason == "discarded"
+    clock.advance("2m")
+    assert tasks.result(failed) is None and tasks.result(waiting) is None
+
+
 # ── by the clock ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_a_periodic_call_that_is_unique_does_not_pile_up(journal: Journal, tasks: Tasks, clock: ManualClock) -> None:
     @tasks.task(queue="q", unique=True)

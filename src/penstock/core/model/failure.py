@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.core.clock import Duration, seconds
 from penstock.core.model.durations import Seconds
-from penstock.errors import ConfigError, GiveUp, TryAgain
+from penstock.errors import ConfigError, GiveUp, PenstockError, TryAgain
 from penstock.limits import MAX_ERROR_BYTES, MAX_TRACEBACK_BYTES
 
 DEAD_QUEUE: Final = "dead-queue"
@@ -93,11 +93,12 @@ _PENSTOCK: Final = __file__.rpartition("core")[0]
 
 
 def trim_traceback(error: BaseException) -> None:
-    """Leaves the frames that led to a handler out of an error's traceback: what failed lies below them."""
+    """Leaves the frames that led to a handler out of an error's traceback: what failed lies below them. An error of
+    penstock's that no handler raised says all in its text."""
     trace = error.__traceback__
     while trace is not None and is_between(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    if trace is not None:
+    if trace is not None or isinstance(error, PenstockError):
         error.__traceback__ = trace
 
 

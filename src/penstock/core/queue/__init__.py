@@ -26,6 +26,7 @@ Rows (`t`: the topic's id, `g`: a group's, in rows `qg` with the number of purge
     qt t x seq      a message pushed with a delay or a priority
     qt t a seq      a message's own retry budget
     qt t l name seq a dead letter that came from a queue; and without a name each of them, with that name as its value
+    qc id           where the message is that answers for this id: a copy, or a call that follows; see `results`
     qj id           a join of calls, and with a number the result of one of them; see `operations.follow`
     qt t m task     how long the calls of a task took, by the hour; see `tasks.state`
     qt t s name     a periodic message

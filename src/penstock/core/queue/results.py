@@ -3,7 +3,7 @@
 A message that wants a reply has a header (`reply-to`) that names the topic `<queue>.results`. The outcome is an event
 of that topic, with the message's id as its key and the message as its cause, in the commit that settles it; its headers
 say when the message was pushed and taken, and how often. A copy (a dead letter, a moved message) keeps the id of the
-first, and an event says where the message went, so that a caller with the first receipt finds it. The pusher may wait
+first, and a row says where the message is, so that a caller with the first receipt finds it. The pusher may wait
 with a ticket; one thread follows the topic for all of a journal, while any waits. No outcome is missed: a ticket
 enlists, and only then reads what is there already; what comes later, the thread sees.
 """
@@ -30,6 +30,7 @@ from penstock.core.model.calls import JOIN, THEN
 from penstock.core.model.failure import DEAD_QUEUE, FailureText
 from penstock.core.model.reply import KEEP, REPLY, SUFFIX, WantedReply, read_reply, reply_headers
 from penstock.core.names import check_mapping, check_name
+from penstock.core.queue.state import keys
 from penstock.core.queue.state.cache import QueueState
 from penstock.core.queue.state.records import FAILED, MessageRow
 from penstock.core.queue.tasks.state import note_run
@@ -39,14 +40,13 @@ from penstock.limits import RESULT_TTL
 
 if TYPE_CHECKING:
     from penstock.core.consuming.subscription import Subscription
+    from penstock.core.engine.contract import Snapshot
     from penstock.core.surface.journal import Journal
     from penstock.core.surface.queue import Queue
     from penstock.core.surface.topic import Topic
 
 RESULT: Final = "result"
 FAILURE: Final = "failure"
-MOVED: Final = "moved"
-"""The message went on elsewhere: its outcome is still to come."""
 
 # Headers of an outcome.
 TASK: Final = "task"
@@ -64,6 +64,16 @@ class StoredResult(msgspec.Struct, frozen=True):
 
     payload: bytes = b"null"
     binary: bool = False
+
+
+class PlaceRow(msgspec.Struct, array_like=True, frozen=True):
+    """The place of a message that has another id than its outcome: a copy, or a call that follows another."""
+
+    queue: str
+    seq: int
+
+
+_read_place = keys.row_decoder(PlaceRow)
 
 
 class FailureReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -116,18 +126,24 @@ def answer(commit: Commit, queue: QueueState, message: MessageRow, given: Stored
     _append(commit, queue, message, RESULT, given)
 
 
-def answer_failure(commit: Commit, queue: QueueState, message: MessageRow, reason: str, failure: FailureText) -> None:
-    """A message was given up: says why, if it wants a reply."""
+def answer_failure(
+    commit: Commit, queue: QueueState, message: MessageRow, reason: str, failure: FailureText, *, stays: bool = False
+) -> None:
+    """A message was given up: says why, if it wants a reply. `stays`: the message is kept in its queue."""
     text = _encode(FailureReply(reason, failure.error, failure.traceback))
-    _append(commit, queue, message, FAILURE, StoredResult(text))
+    _append(commit, queue, message, FAILURE, StoredResult(text), stays)
 
 
-def _append(commit: Commit, queue: QueueState, message: MessageRow, kind: str, given: StoredResult) -> None:
+def _append(
+    commit: Commit, queue: QueueState, message: MessageRow, kind: str, given: StoredResult, stays: bool = False
+) -> None:
     event = queue.blocks.event(commit.tx, message.seq)
     # A dead letter has had its answer: what becomes of it here is no outcome of the message it was.
     wanted = None if event is None or DEAD_QUEUE in event.headers else read_reply(event.headers, event.id)
     if event is None or wanted is None:
         return
+    if not stays:
+        _forget_place(commit, event, wanted)
     headers = {TASK: event.kind, QUEUE: queue.name, SEQ: str(message.seq), PUSHED: event.recorded_at.isoformat()}
     if message.last_ms:
         headers |= {ATTEMPTS: str(message.attempts), BEGAN: from_ms(message.last_ms).isoformat()}
@@ -142,15 +158,23 @@ def note_moved(commit: Commit, event: Event, receipt: Receipt) -> None:
     """A message went elsewhere: those who ask for it by its id find it there."""
     wanted = read_reply(event.headers, event.id)
     if wanted is not None:
-        note_place(commit, wanted, event, receipt)
+        note_place(commit, wanted, receipt)
 
 
-def note_place(commit: Commit, wanted: WantedReply, cause: Event, receipt: Receipt) -> None:
-    """Says where the message is whose outcome is wanted, and which message has caused that."""
-    headers = {TASK: cause.kind, QUEUE: receipt.topic, SEQ: str(receipt.seq)}
-    if wanted.keep is not None:
-        headers[KEEP] = f"{wanted.keep:g}"
-    _write(commit, wanted, MOVED, NOTHING, cause, headers)
+def note_place(commit: Commit, wanted: WantedReply, receipt: Receipt) -> None:
+    """Keeps the place of the message whose outcome is wanted, until the message is settled or removed."""
+    commit.tx.put(keys.place_key(wanted.token), keys.encode(PlaceRow(receipt.topic, receipt.seq)))
+
+
+def find_place(snap: Snapshot, token: str) -> PlaceRow | None:
+    """The place of a message by the token of its outcome; None for one that is where it was pushed."""
+    value = snap.get(keys.place_key(token))
+    return None if value is None else _read_place(value, "of calls")
+
+
+def _forget_place(commit: Commit, event: Event, wanted: WantedReply) -> None:
+    if wanted.token != event.id:
+        commit.tx.delete(keys.place_key(wanted.token))
 
 
 def _write(
@@ -212,7 +236,11 @@ def answer_taken(
     queue.blocks.refresh(commit)
     overdue = queue.overdue_through(commit.tx, commit.now_ms)
     for seq in seqs:
-        if all(message.state != FAILED for _, message in queue.find(commit.tx, seq)):
+        if any(message.state == FAILED for _, message in queue.find(commit.tx, seq)):
+            event = queue.blocks.event(commit.tx, seq)
+            if event is not None and (wanted := read_reply(event.headers, event.id)) is not None:
+                _forget_place(commit, event, wanted)
+        else:
             late = seq <= overdue and seq not in held
             reason, failure = (_EXPIRED, FailureText()) if late else (why, _WHY)
             answer_failure(commit, queue, MessageRow(seq), reason, failure)
@@ -271,7 +299,7 @@ class ResultsFollower:
         outcome: BaseException | None = None
         try:
             while (event := following.next(IDLE)) is not None or not self._is_idle():
-                if event is not None and event.key is not None and event.kind != MOVED:
+                if event is not None and event.key is not None:
                     self._tell(event.key, event)
         except PositionTrimmed:
             pass  # those who wait read the topic again, and enlist anew

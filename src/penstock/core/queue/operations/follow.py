@@ -153,4 +153,4 @@ def _join(commit: Commit, queues: QueueCache, event: Event, given: StoredResult)
     receipt = _push(commit, queues, first, rest, [joined], dict(row.headers), event)
     wanted = read_reply(row.headers, id)
     if wanted is not None:
-        note_place(commit, wanted, event, receipt)
+        note_place(commit, wanted, receipt)

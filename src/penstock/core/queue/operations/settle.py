@@ -295,11 +295,12 @@ def give_up(
     """
     queue = group.queue
     failure = failure or FailureText()
+    stays = stays or (queue.policy.dead_letter is None and reason != EXPIRED)
     if queue.traits.replies:
-        answer_failure(commit, queue, message, reason, failure)
+        answer_failure(commit, queue, message, reason, failure, stays=stays)
     attempts = group.trail(commit.tx, message).attempts if tried is None else tried
     message.error = failure.error
-    if stays or (queue.policy.dead_letter is None and reason != EXPIRED):
+    if stays:
         group.save_trail(commit, message, FailureTrail(attempts, failure.traceback))
         group.move(commit, message, FAILED)
         group.tell(commit, message, Change("dead", reason, failure.error))

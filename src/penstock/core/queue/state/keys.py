@@ -141,6 +141,11 @@ def join_key(id: str, number: int | None = None) -> bytes:
     return b"qj" + id.encode() + (b"" if number is None else b"/" + number.to_bytes(4))
 
 
+def place_key(token: str) -> bytes:
+    """The row that says where the message is whose outcome has this token."""
+    return b"qc" + token.encode()
+
+
 # ── a group ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def group_prefix(topic: int, group: int, purges: int = 0) -> bytes:
     """Returns the prefix of every row of a group, after so many purges of its queue."""

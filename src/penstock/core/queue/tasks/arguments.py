@@ -61,7 +61,7 @@ class Signature:
             given = msgspec.convert(payload, TaskArguments)
             bound = self._signature.bind(*given.args, **given.kwargs)
         except (msgspec.ValidationError, TypeError, UnicodeEncodeError) as error:
-            raise self._unfit(str(error)) from error
+            raise self._unfit(str(error)) from None
         values = bound.arguments
         for name, parameter in self._signature.parameters.items():
             if name not in values or name not in self._hints:
@@ -74,7 +74,7 @@ class Signature:
                 else:
                     values[name] = self._converted(values[name], self._hints[name])
             except msgspec.ValidationError as error:
-                raise self._unfit(f"{name}: {error}") from error
+                raise self._unfit(f"{name}: {error}") from None
         return bound
 
     def _values(self, given: inspect.BoundArguments) -> Iterator[tuple[str, Any, object]]:

@@ -54,17 +54,16 @@ class _Search:
         for _ in range(LOOKS):
             with self._queues.core.engine.read() as snap:
                 event = find_event(snap, self._id, self._now)
+                place = results.find_place(snap, self._id)
             if event is not None and (found := self._unsettled(event.topic, event.seq)) is not None:
                 return found
+            if place is not None and (found := self._unsettled(place.queue, place.seq)) is not None:
+                return found
             outcome = self._outcome(event)
-            if outcome is None:
-                return self._joining()
-            if outcome.kind != results.RESULT:  # where the message went, or failed: it may be there
-                queue, seq = outcome.headers.get(results.QUEUE, ""), outcome.headers.get(results.SEQ, "0")
-                if (found := self._unsettled(queue, int(seq))) is not None:
-                    return found
-            if outcome.kind != results.MOVED:
+            if outcome is not None:
                 return None if self._is_over(outcome) else self._settled(outcome)
+            if (found := self._joining()) is not None or place is None:
+                return found
         return None
 
     def _joining(self) -> TaskState | None:
