@@ -335,7 +335,7 @@ FAULTS = (
         "the SQLite engine commits behind pages that a failed sync has lost",
         "            if self._wal.in_doubt:\n                self._wal.repair()",
         "            if False:\n                self._wal.repair()",
-        ("torture/test_failing_calls.py -k sqlite", "crash/engine/test_engine_sqlite_faults.py"),
+        ("torture/test_failing_calls.py -k sqlite",),
     ),
     Fault(
         "sqlite-log-without-a-name",

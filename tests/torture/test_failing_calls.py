@@ -19,7 +19,10 @@ def test_a_failing_call_costs_nothing_that_is_acknowledged_later(tmp_path: Path,
     specs = [
         *calls_of("sync", errno.EIO, (2, 5, 7, 13)),
         *calls_of("write", errno.ENOSPC, (3, 30)),
+        *calls_of("write", errno.EIO, (11,)),
         *calls_of("open", errno.EMFILE, (1, 4)),
+        *calls_of("rename", errno.EIO, (1,)),
+        *calls_of("truncate", errno.ENOSPC, (1,)),
     ]
     found, _ = fail_calls(tmp_path / "disk", scheme, checker, specs, steps=30)
     assert not found, summary(found)

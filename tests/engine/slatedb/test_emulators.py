@@ -1,15 +1,9 @@
-"""Kills and the model of an engine, of every engine's suites, in the emulators of S3 and Azure: the nightly run's."""
+"""The model of an engine in the emulators of S3 and Azure: the nightly run's."""
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,7 +12,6 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 from buffer.azure_emulator import ACCOUNT, KEY, AzureEmulator, azurite
 from buffer.emulator import Emulator
-from crash.engine.test_engine_kill import DEADLINE, WRITER, check, wait_for_growth
 from model.test_engine_model import END, EngineMachine
 from nightly import examples
 from penstock.core.engine.contract import Engine
@@ -44,25 +37,6 @@ def bucket(request: pytest.FixtureRequest) -> Iterator[Bucket]:
     azure: AzureEmulator = request.getfixturevalue("azure")
     environment = {"AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": KEY}
     yield Bucket(azure.container(), azure.options, {**environment, "AZURE_STORAGE_ENDPOINT": azure.endpoint})
-
-
-def test_a_writer_killed_in_an_emulator_loses_nothing_it_acknowledged(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in bucket.environment.items():
-        monkeypatch.setenv(name, value)
-    url, oracle = f"{bucket.url}/store", tmp_path / "oracle"
-    oracle.touch()
-    rng = random.Random(10)
-    for _ in range(3):
-        before = oracle.stat().st_size
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, url, str(oracle), "disk"])
-        try:
-            wait_for_growth(writer, oracle, before + rng.randrange(50, 300))
-        finally:
-            os.kill(writer.pid, signal.SIGKILL)
-            writer.wait(DEADLINE)
-        check(url, int(oracle.read_bytes().split()[-1]))
 
 
 class EmulatedMachine(EngineMachine):

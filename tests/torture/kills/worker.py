@@ -18,6 +18,7 @@ from penstock import Draft, Journal, Projection
 from penstock import on as handles
 from penstock.core.journal.sealed.sealing import seal_topic
 from penstock.core.model.take import TakeRequest
+from penstock.engines import file
 from penstock.errors import Backpressure, Conflict, FenceActive, PenstockError, StaleDelivery
 
 KEYS = ["ann", "bob", "cid", "dan"]
@@ -297,6 +298,7 @@ class Worker:
 def work(url: str, folder: Path, name: str, seed: int, again: list[str], options: dict[str, Any]) -> None:
     """Opens the journal and works until the process is killed."""
     oracle = Oracle(folder / "oracle" / name)
+    file.GARBAGE_BYTES, file.INDEX_COMMITS = 100_000, 40  # so that kills meet compactions and savings of the index
     journal = penstock.open(url, **options)
     worker = Worker(journal, oracle, folder, name, random.Random(seed))
     worker.again = again
