@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock import Draft, Event, Journal
+from penstock import Delivery, Draft, Event, Journal, ManualClock
 from penstock.errors import PenstockError, StorageError
 
 
@@ -50,7 +50,12 @@ class Faulty:
             return method
 
         def counted(*args: Any, **options: Any) -> Any:
-            self._faults.call()
+            try:
+                self._faults.call()
+            except StorageError:
+                if name in ("put", "delete", "delete_range"):
+                    self._tx.writes += 1  # as engines have it: a change that fails counts
+                raise
             return method(*args, **options)
 
         return counted
@@ -89,9 +94,12 @@ def state(journal: Journal) -> Any:
     found = {}
     for name in journal.topics():
         topic = journal.topic(name)
-        events = [(e.seq, e.kind, e.payload, e.key, dict(e.headers), e.causation_id is None) for e in topic.read()]
+        events = [(e.seq, e.kind, e.payload, e.key, e.headers.keys(), e.causation_id is None) for e in topic.read()]
         found[name] = (events, topic.latest, topic.oldest, len(topic), topic.cursors(), topic.settings)
-    return found, journal.mark("m")
+    queue = journal.queue("jobs")
+    held = [(one.seq, one.attempt, one.deadline) for one in queue.pending()]
+    messages = [(one.seq, one.state, one.due, one.event.payload) for one in queue.messages()]
+    return found, journal.mark("m"), held, messages, queue.stats(), queue.policy
 
 
 def transact(journal: Journal) -> None:
@@ -102,6 +110,19 @@ def transact(journal: Journal) -> None:
         tx.commit("t", "c", receipt.seq)
         tx.set_mark("m", 5)
         tx.append_many("t", [Draft("in", 3, dedup="tx"), Draft("in", 4, cause=0)])
+
+
+def held(journal: Journal) -> Delivery:
+    """The message that a worker has taken."""
+    queue = journal.queue("jobs")
+    return queue.delivery(queue.pending()[0].token)
+
+
+def transact_with_a_queue(journal: Journal) -> None:
+    with journal.transaction() as tx:
+        tx.append("t", "in", 1)
+        tx.push("jobs", "from a transaction")
+        tx.ack(held(journal))
 
 
 WORK: dict[str, Callable[[Journal], Any]] = {
@@ -118,6 +139,19 @@ WORK: dict[str, Callable[[Journal], Any]] = {
     "compact_keys": lambda journal: journal.topic("t").compact_keys(),
     "configure": lambda journal: journal.topic("t").configure(dedup_window=100_000, max_events=5),
     "transaction": transact,
+    "push": lambda journal: journal.queue("jobs").push("later", delay=5),
+    "push_many": lambda journal: journal.queue("jobs").push_many([Draft("m", n, key="ab"[n % 2]) for n in range(6)]),
+    "take": lambda journal: journal.queue("jobs").take(),
+    "take_many": lambda journal: journal.queue("jobs").take_many(3),
+    "claim": lambda journal: journal.queue("jobs").claim(min_idle=0, limit=1),
+    "ack": lambda journal: held(journal).ack(),
+    "ack_many": lambda journal: journal.queue("jobs").ack_many([one.token for one in journal.queue("jobs").pending()]),
+    "nack": lambda journal: held(journal).nack(error="no"),
+    "give up": lambda journal: held(journal).nack(error="no", dead=True),
+    "extend": lambda journal: held(journal).extend(60),
+    "redrive": lambda journal: journal.queue("jobs").redrive(),
+    "change a policy": lambda journal: journal.queue("jobs").configure(max_attempts=5),
+    "transaction with a queue": transact_with_a_queue,
 }
 
 
@@ -128,13 +162,17 @@ def test_a_failing_call_is_told_and_leaves_no_trace(
 ) -> None:
     def fresh(at: int) -> Journal:
         url = "memory:" if scheme == "memory" else f"sqlite:{tmp_path / str(at)}"
-        journal = penstock.open(url, durability="process")
+        journal = penstock.open(url, durability="process", clock=ManualClock())
         topic = journal.topic("t")
         for n in range(5):
             topic.append_many(
                 [Draft("k", row, key=str(row), headers={"n": str(n)}, dedup=f"{n}/{row}") for row in range(3)]
             )
         topic.seek("d", 3)
+        queue = journal.queue("jobs", max_attempts=2, retry=3, dead_letter="grave")
+        queue.push_many(["dead", "held", *(Draft("m", n, key="ab"[n % 2]) for n in range(4))])
+        for delivery in queue.take_many(2)[:1]:
+            delivery.nack(dead=True)
         return journal
 
     with fresh(0) as journal:
