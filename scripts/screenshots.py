@@ -84,6 +84,25 @@ def connect(seconds):
 """The shop's own program, in a file of its own for tracebacks."""
 
 
+tasks = penstock.Tasks()
+
+
+@tasks.task(queue="parcels")
+def pack_parcel(order: int, items: int) -> None:
+    """Packs the parcel of an order in steps, and says how far it is."""
+    penstock.step("reserve the stock", time.sleep, 0.3)
+    for packed in range(items):
+        penstock.progress(packed / items, f"{packed} of {items} items packed")
+        penstock.step(f"pack item {packed + 1}", time.sleep, 0.8)
+    penstock.step("print the label", time.sleep, 0.4)
+
+
+@tasks.task(queue="parcels")
+def weigh_parcel(order: int) -> float:
+    time.sleep(0.1)
+    return order % 7 + 0.4
+
+
 class Shop:
     """Orders come, are paid and shipped; mails are sent, some in vain; a pipeline counts."""
 
@@ -100,6 +119,7 @@ class Shop:
         reports.every("0 6 * * mon-fri", {"report": "sales"}, name="daily-sales", timezone="Europe/Berlin")
         reports.every(900, {"report": "stock"}, name="stock-levels")
         reports.pause()
+        tasks.bind(journal)
         program: dict[str, Callable[[penstock.Delivery, float, int], None]] = {}
         exec(compile(SENDING, "/srv/shop/mail.py", "exec"), program)
         self.handle = program["handle"]
@@ -121,12 +141,16 @@ class Shop:
         chance, number, journal = random.Random(7), 0, self.journal
         orders, payments, shipments = (journal.topic(name) for name in ("orders", "payments", "shipments"))
         begun = time.monotonic()
+        packers = [worker for n in (1, 2) for worker in tasks.workers(consumer=f"packer-{n}")]
+        for worker in packers:
+            worker.start()
         while not stopping.wait(0.05):
             for _ in range(chance.randint(1, 6)):
                 number += 1
                 total = round(chance.lognormvariate(3.5, 0.8), 2)
                 customer = f"customer-{chance.randint(1, 90)}"
-                placed = orders.append("order.placed", {"order": number, "total": total}, key=customer)
+                tags = (f"country:{chance.choice(('de', 'fr', 'pl'))}", *(("large",) if total > 90 else ()))
+                placed = orders.append("order.placed", {"order": number, "total": total}, key=customer, tags=tags)
                 if chance.random() < 0.8:
                     paid = payments.append("payment.received", {"order": number, "amount": total}, cause=placed)
                     if chance.random() < 0.6:
@@ -139,6 +163,9 @@ class Shop:
                     self.newsletter.push({"issue": number // 97, "title": "What is new"})
                 if number % 5 == 0:
                     self.invoices.push({"order": number, "total": total, "customer": customer})
+                if number % 40 == 0:
+                    pack_parcel.push(number, chance.randint(2, 9))
+                    weigh_parcel.push(number)
                 if number % 400 == 0:
                     self.refunds.push({"order": number, "total": total})
             self._work(chance)
@@ -149,6 +176,8 @@ class Shop:
                 orders.commit(consumer, int(orders.latest * share))
             if number % 20 == 0:
                 self._report(number)
+        for worker in packers:
+            worker.stop()
 
     def _work(self, chance: random.Random) -> None:
         for delivery in self.emails.take_many(chance.randint(2, 5), consumer=f"mailer-{chance.randint(1, 3)}"):

@@ -633,13 +633,13 @@ class Discard(Act):
     danger = "typed"
     journal: Journal
     which: str
-    """Of what they are, for the question."""
+    """The messages in words, for the question."""
     seqs: Mapping[str, list[int]]
     """Their positions, by queue."""
 
     @classmethod
     def given_up(cls, queue: Queue, where: EventChoice | None, limit: int | None = None) -> Discard:
-        """Chooses among a queue's failed messages and its dead letters; ConfigError when none is left."""
+        """Chooses among a queue's failed messages and its dead letters; ConfigError when no message is left."""
         chooser = predicate(where)
         chosen: dict[str, dict[int, None]] = {}
         wanted = (event for event in given_up_events(queue) if chooser is None or chooser(event))

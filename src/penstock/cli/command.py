@@ -304,7 +304,7 @@ ALSO = {
         "--takeover", is_flag=True, help="end the process that writes a journal in an object store, and write it"
     ),
 }
-"""Options that some commands take and that the context acts upon."""
+"""Options of some commands; the context acts upon them."""
 
 
 class JournalCommand(click.Command):
@@ -353,7 +353,7 @@ def summary(command: click.Command | None) -> str:
 def command(name: str, *examples: str, also: str = "", derived: Derived = list) -> Callable[[Function], JournalCommand]:
     """Declares a command; its function gets the context and one keyword for each argument and option.
 
-    What it returns is the exit code; None is 0. `also`: the names of options of `ALSO`.
+    The returned number is the exit code; None means 0. `also`: the names of options of `ALSO`.
     """
 
     def declare(function: Function) -> JournalCommand:

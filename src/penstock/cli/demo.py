@@ -47,8 +47,8 @@ again."""
 def demo(context: CommandContext, seconds: float, port: int, keep: bool, no_browser: bool, failover: bool) -> None:
     """Shows a journal that lives: a shop that sells, workers, failures, and the console open on it.
 
-    It makes a journal of its own in a temporary folder, which it removes at the end. What happens, and what to click
-    in the console, is told as it happens. Ctrl-C ends it early.
+    It makes its own journal in a temporary folder, which it removes at the end. It says what happens, and what to click
+    in the console. Ctrl-C ends it early.
     """
     import logging
 
@@ -181,7 +181,7 @@ STORY: tuple[tuple[float, Callable[[DemoShop], Act]], ...] = (
 )
 """The acts of the story, each after a share of the story's time."""
 OPENING = 2
-"""Acts of the story that are told once."""
+"""Acts of the story that the demo says once."""
 
 
 # ── The shop: it sells, sends emails that fail at times, bills, and reports ──

@@ -69,7 +69,7 @@ format_option = choice("--format", " ".join(FORMATS), help="the format; without 
     "penstock export orders week.parquet --since 7d --where 'payload.total > 10'",
     "penstock export /backups/shop --format parquet",
 )
-@some_topics("[TOPIC]...", help="all, if none is named")
+@some_topics("[TOPIC]...", help="no name: all")
 @click.argument("target", type=click.Path(), help="a file for one topic, a folder for several; - for standard output")
 @format_option
 @click.option("--after", type=position, help="start after this position")
@@ -139,7 +139,7 @@ def _export_folder(context: CommandContext, topics: tuple[str, ...], target: str
     "penstock import copy orders.parquet",
     also="create",
 )
-@some_topics("[TOPIC]...", help="all, if none is named")
+@some_topics("[TOPIC]...", help="no name: all")
 @click.argument("origin", type=click.Path(), help="the file or folder that `export` wrote; - for standard input")
 @format_option
 @click.option("--start-over", is_flag=True, help="give out again the positions of a name whose topic was dropped")
@@ -188,8 +188,8 @@ def import_(
 def copy(context: CommandContext, source: str, target: str) -> None:
     """Copies a whole journal to a new url on any engine, while it is in use, and compares every row.
 
-    Positions, ids, cursors, queues, snapshots and marks come along. Until the copy is complete it cannot be
-    opened; one that was interrupted goes on when the same command is run again.
+    The copy has the same positions, ids, cursors, queues, snapshots and marks. It cannot be opened before it is
+    complete. After an interruption the same command goes on with it.
     """
     from penstock.api import copy as copy_journal
 

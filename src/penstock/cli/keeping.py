@@ -84,7 +84,8 @@ def erase(
 ) -> Done:
     """Erases the contents of events wherever the journal holds them, and purges its files.
 
-    Position, id, time, kind, correlation and cause of each event stay. What is left to do elsewhere is said at the end.
+    Position, id, time, kind, correlation and cause of each event stay. The last lines name
+    what is left to do elsewhere.
     """
     from penstock import acts
 
@@ -312,7 +313,7 @@ def proof(context: CommandContext, topic: Topic, position: int, root: Path | Non
 def check_proof(context: CommandContext, file: Path, root: Path | None, key: Path | None) -> int:
     """Checks a proof; needs no journal. Exit code 1 when it does not hold.
 
-    What a proof is worth depends on where its root comes from: give the root, or the key that signed it.
+    A proof is worth as much as its root: give a root that you trust, or the key that signed it.
     """
     import msgspec
 
@@ -343,11 +344,11 @@ def check_proof(context: CommandContext, file: Path, root: Path | None, key: Pat
 def rebuild(
     context: CommandContext, topic: Topic, projection: str, whole: bool, check: bool, master: str | None
 ) -> Record | int:
-    """Folds a topic's events anew with a projection of yours, and saves the states.
+    """Folds all events of a topic again with your projection, and saves the states.
 
-    The states are what `topic.project` starts from afterwards; those of other versions of the projection go. How far
-    it is appears on the error stream. Interrupted, nothing but time is lost: run it again. With --check the exit code
-    is 1 when a saved state is wrong.
+    `topic.project` begins with these states. The states of other versions of the projection go. The error stream shows
+    the progress. After an interruption, run the command again. With --check the exit code is 1 when a saved state is
+    wrong.
     """
     from penstock import Projection
 

@@ -55,7 +55,7 @@ def _setting(text: str) -> tuple[str, str]:
 )
 @several("--conf", metavar="NAME=VALUE", type=_setting, help="a Spark setting")
 @click.option("--checkpoints", metavar="FOLDER", help="where progress is kept, if not beside the journal")
-@click.option("--restarts", type=number, default="5", help="how often in a row a flow may fail in passing")
+@click.option("--restarts", type=number, default="5", help="how often in a row a flow may fail for a passing reason")
 @click.option("--keep-going", is_flag=True, help="a flow that fails rests while the others run; exit code 1 at the end")
 @click.option("--ui", is_flag=True, help="switch Spark's own pages on, and say where they are")
 @choice("--log", "off error warn info", default="off", help="what Spark itself may say on the error stream")
@@ -75,9 +75,9 @@ def run(
 ) -> None:
     """Runs a Spark pipeline: a Python file whose functions are flows between topics, queues and more.
 
-    Every flow has a checkpoint of its own and goes on where it was, exactly once, whatever was killed when. A flow
-    that fails in passing (a busy store, a lost worker) is started again after a pause; one that fails for a reason
-    that stays ends the run with exit code 1. SIGTERM and Ctrl-C let the batch in hand finish; a second one does not.
+    Every flow has its own checkpoint and goes on where it was, exactly once, after any kill. A flow that fails for a
+    passing reason (a busy store, a lost worker) starts again after a pause. A flow that fails for a lasting reason ends
+    the run with exit code 1. SIGTERM and Ctrl-C let the batch in hand finish. A second signal ends it at once.
     """
     if given["once"] and continuous:
         raise click.UsageError("give --once or --continuous, not both")

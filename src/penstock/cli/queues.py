@@ -174,7 +174,7 @@ def failed(context: CommandContext, queue: Queue, group: str, **how: Any) -> Non
 @with_traceback
 @with_attempts
 def dead(context: CommandContext, queue: Queue, **how: Any) -> None:
-    """Shows a queue's dead letters: which message each was, where it lies now, and why it was given up."""
+    """Shows a queue's dead letters: its message, its place in the dead-letter queue, and why it was given up."""
     _say_failures(context, queue.dead_letters(), "no dead letters", **how)
 
 
@@ -427,9 +427,9 @@ def schedule(
 @queue_command("pause", "penstock pause emails", "penstock pause orders --group audit", writes=True)
 @only_group
 def pause(context: CommandContext, queue: Queue, group: str | None) -> Done:
-    """Hands nothing out any more until `resume`, whatever process asks; pushes are taken in.
+    """Hands out no message until `resume`, to any process; the queue accepts pushes.
 
-    What is in flight goes on. `penstock queues` shows what is paused, `penstock check` warns of it.
+    Messages in flight go on. `penstock queues` shows paused queues, and `penstock check` warns of them.
     """
     from penstock import acts
 
@@ -531,14 +531,16 @@ def work(
     log_level: str,
     **given: Any,
 ) -> None:
-    """Runs a worker: gives a queue's messages to a function of yours.
+    """Runs a worker: gives a queue's messages to your function.
 
-    The module is looked for in the current folder first. A function that returns acknowledges its message; one that
-    raises gives it back, and it comes again after about 5 s, 30 s, 3 min, 10 min, unless the queue's policy says when.
-    SIGINT and SIGTERM let the messages in hand finish; the second one ends the process at once, and these messages come
-    again when their leases have ended. With the name of a penstock.Tasks alone it runs the tasks of all its queues, in
-    the journal they were made with, and makes the queues that are not there. Else it waits for a queue that is not
-    there yet. Several processes are for work that keeps the processor busy, and need a store that several may open.
+    The worker looks for the module in the current folder first. A function that returns acknowledges its message. A
+    function that raises gives the message back. The message comes again after about 5 s, 30 s, 3 min, 10 min, unless
+    the queue's policy says when. SIGINT and SIGTERM let the messages in hand finish. A second signal ends the process
+    at once, and these messages come again when their leases have ended.
+
+    With the name of a penstock.Tasks alone the worker runs the tasks of all their queues, in the journal of the tasks,
+    and makes missing queues. With the name of a queue it waits until the queue exists. Several processes are for work
+    that keeps the processor busy. They need a store that several processes may open.
     """
     import logging
 

@@ -81,7 +81,7 @@ def header(text: str) -> tuple[str, str]:
 
 
 def or_none(convert: Callable[[str], T]) -> Callable[[str], T | None]:
-    """The same value, or `none` for no limit at all."""
+    """Returns the value, or None for `none`: no limit."""
 
     def converted(text: str) -> T | None:
         return None if text == "none" else convert(text)

@@ -111,7 +111,7 @@ def _keys(context: CommandContext) -> Iterator[Callable[[float], bool]]:
     def leave(seconds: float) -> bool:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            # In short waits: a Ctrl-C that comes just before one begins does not end it.
+            # In short waits: a Ctrl-C just before a wait begins does not end the wait.
             if select.select([keyboard], [], [], min(left, 0.2))[0] and os.read(keyboard, 1) in (b"q", b"Q", b""):
                 return True
         return False
@@ -267,16 +267,17 @@ class Judgement:
 def check(context: CommandContext, topic: tuple[str, ...], queue: tuple[str, ...], **limits: Threshold | None) -> int:
     """Says whether the journal is well, for monitoring: exit code 0 fine, 1 warning, 2 critical, 3 unknown.
 
-    Without thresholds it fails when the journal cannot be read. It warns of ready messages that no consumer processes
-    (a message waits for a minute, and for a minute no consumer was seen, held or settled a message) and of a backlog
-    whose oldest message waits for ten minutes. It warns of a queue whose last ten attempts failed, of an open circuit
-    breaker, of failed messages and dead letters, of messages that waited for half their time to live, and of paused
-    queues. It warns of pipelines that failed, restart or fell silent, of workers that gave up and of topics that
-    housekeeping could not read. It warns of a disk that is nearly full and of a writer that is more than 75% full
-    (critical above 95%). A queue's `warn_after` takes the place of the minute and of the ten minutes. The line begins
-    with the gravest problem.
+    Without thresholds it is critical when the journal cannot be read, and it warns of:
+    - ready messages that no consumer processes: a message waits for a minute, and for a minute no consumer was seen,
+      held or settled a message;
+    - a backlog of ten minutes, and messages that waited for half their time to live;
+    - a queue whose last ten attempts failed, and an open circuit breaker;
+    - failed messages, dead letters and paused queues;
+    - pipelines that failed, restart or fell silent, workers that gave up, and topics that housekeeping could not read;
+    - a nearly full disk, and a writer that is more than 75% full (critical above 95%).
 
-    Of a journal in an object store it also says who holds the lease.
+    A queue's `warn_after` takes the place of the minute and of the ten minutes. The line begins with the gravest
+    problem. For a journal in an object store the line also names the holder of the lease.
     """
     try:
         with context.journal(read_only=True) as journal:
@@ -313,7 +314,7 @@ def check(context: CommandContext, topic: tuple[str, ...], queue: tuple[str, ...
         judge("flow_lag", behind, f"{behind:,} wait to be read by pipeline {flow.key}")
         judge("batch_time", took, f"the newest batch of pipeline {flow.key} took {show_duration(took)}")
         judge("restarts", flow.restarts, f"pipeline {flow.key} was started again {flow.restarts:,} times")
-    # What has a threshold of its own was judged above; the rest of what is wrong is a warning.
+    # Kinds with a threshold were judged above; any other finding is a warning.
     judged = {"dead", "failed", "writer"} | {
         kind for kind, limit in (("lag", "lag"), ("oldest", "age")) if limits[limit] is not None
     }
@@ -332,7 +333,7 @@ def check(context: CommandContext, topic: tuple[str, ...], queue: tuple[str, ...
 
 
 def _is_wanted(finding: Finding, topics: tuple[str, ...], queues: tuple[str, ...]) -> bool:
-    """Returns whether a finding is about one of the chosen topics and queues; every finding is where none is chosen."""
+    """Returns whether a finding is about one of the chosen topics and queues; without a choice, every finding is."""
     of_queues = dict.fromkeys(("failing", "unattended", "dead", "failed", "paused", "oldest"), queues)
     chosen = {**of_queues, "lag": topics, "unreadable": topics + queues}.get(finding.kind, ())
     return not chosen or finding.subject in chosen
@@ -471,7 +472,7 @@ def _java_version(path: str) -> int | None:
 
 
 def _journal(context: CommandContext) -> list[Diagnosis]:
-    """The journal, if there is one, and the disk it lies on."""
+    """The journal, if there is one, and its disk."""
     try:
         with context.journal(read_only=True) as journal:
             described = journal.describe()

@@ -95,7 +95,7 @@ class Access:
         return self._session_of(connection)[0]
 
     def identity(self, connection: HTTPConnection) -> str:
-        """Who sent a request, for the record: the beginning of its token's hash, `local` where none is asked for."""
+        """Who sent a request, for the record: the beginning of its token's hash, `local` without tokens."""
         if self.open:
             return "local"
         token = _bearer(connection)

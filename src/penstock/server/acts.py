@@ -182,7 +182,7 @@ def _target(call: ActCall) -> int:
     if to == "event":  # which is the next one the consumer gets
         position = max(0, position - 1)
     if position > latest:
-        raise ConfigError(f"{topic.name} ends at {latest:,}: {position:,} lies beyond it")
+        raise ConfigError(f"{topic.name} ends at {latest:,}: {position:,} is beyond it")
     return position
 
 
@@ -281,7 +281,7 @@ CHOICE: Final = ("ids", "where", "scope", "limit", "rate")
 
 
 def _chosen(call: ActCall) -> EventChoice | None:
-    """Returns the chosen messages: those that were ticked, those of a condition, or (None) all."""
+    """Returns the chosen messages: the ticked messages, the messages of a condition, or (None) all."""
     scope, where, ids = call.optional("scope") or "all", call.optional("where"), call.fields.get("ids", [])
     if scope == "all":
         return None
@@ -306,7 +306,7 @@ def redrive(call: ActCall) -> acts.Act:
 
 @act(queues.DISCARD_MESSAGES, fields=CHOICE)
 def delete(call: ActCall) -> acts.Act:
-    """Reads which messages that were given up are to go. The form has a redrive's rate."""
+    """Reads the choice of given-up messages to delete. The form has a redrive's rate."""
     if call.optional("rate") is not None:
         raise ConfigError("only what is sent back has a rate: empty that field to delete")
     return acts.Discard.given_up(call.queue, _chosen(call))

@@ -72,7 +72,7 @@ def read_field(field: inspect.Field, text: str) -> object:
 
 
 def read_setting(field: inspect.Field, text: str) -> object:
-    """The same of a policy or settings, where `none` is None if that may be."""
+    """Returns the value of a field of a policy or of settings, where `none` is None if None is allowed."""
     return None if text == "none" and isinstance(types_of(field)[-1], inspect.NoneType) else read_field(field, text)
 
 

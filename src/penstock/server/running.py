@@ -107,7 +107,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def read_tokens(text: str) -> dict[str, Role]:
-    """Tokens from lines of `role token`; empty lines and those that begin with # are skipped."""
+    """Tokens from lines of `role token`; empty lines and lines that begin with # are skipped."""
     tokens: dict[str, Role] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()

@@ -591,7 +591,7 @@ GAUGES: Final[tuple[JournalGauge, ...]] = (
     ),
     _of_consumers(
         "consumer.idle_seconds",
-        "seconds since a consumer's cursor last moved; one that lags and stands still is dead, not slow",
+        "seconds since a consumer's cursor last moved; a consumer that lags and stands still is dead, not slow",
         _idle,
     ),
     _of_queues("queue.ready", "messages that could be taken now: the backlog", lambda one: one.ready),
@@ -602,7 +602,7 @@ GAUGES: Final[tuple[JournalGauge, ...]] = (
     ),
     _of_queues(
         "queue.dead",
-        "dead letters that came from a queue, wherever they lie; a dead-letter queue's own are not counted as ready",
+        "dead letters that came from a queue, in any queue; a dead-letter queue does not count them as ready",
         lambda one: one.dead,
     ),
     _of_queues(

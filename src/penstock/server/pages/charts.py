@@ -26,7 +26,7 @@ from penstock.server.service import Service, existing_queue, existing_topic, gua
 RANGES = {"15m": 900, "1h": 3600, "24h": 86_400, "7d": 604_800}
 """The time ranges that can be looked at, in seconds."""
 MOST_LINES = 8
-"""Lines in one chart: those that stand highest."""
+"""Lines in one chart, the highest."""
 GAP = 2.5
 """Rows further apart than this many times their length have something missing between them."""
 
@@ -98,7 +98,7 @@ def written_bytes(rows: Rows, series: str) -> ChartData:
 
 
 def highest(data: ChartData) -> ChartData:
-    """The lines that stand highest; more than a few cannot be told apart."""
+    """The highest lines; more than a few cannot be told apart."""
     ranked = sorted(data.series, key=lambda line: -max((value or 0.0 for value in line.values), default=0.0))
     data.series = sorted(ranked[:MOST_LINES], key=lambda line: line.label)
     return data

@@ -23,7 +23,7 @@ from penstock.server.pages.parts import Content
 from penstock.server.service import Refused, Service, existing_topic, guarded
 
 SHOWN_BYTES: Final = 1 << 20
-"""Of a payload; the API has all of it."""
+"""Bytes of a payload that a page shows; the API has the whole payload."""
 SOUGHT_EFFECTS: Final = 100
 """Effects of a message among which its dead letter is looked for."""
 SHOWN_EFFECTS: Final = 20

@@ -20,7 +20,7 @@ from penstock.server.pages.parts import ROWS
 
 
 class FailurePage(msgspec.Struct):
-    """Some of the messages that were given up, the newest first, and the queries of the pages before and after them."""
+    """A page of given-up messages, the newest first, and the queries of the pages before and after."""
 
     items: list[FailedMessage]
     name: str
@@ -53,11 +53,11 @@ TRAIL: Final = 20
 GROUPED: Final = 1_000
 """Messages that were given up, the newest, that a page groups by their errors."""
 SOUGHT: Final = 2_000
-"""Messages that were given up that a page looks at for its filter before it shows the matches."""
+"""Given-up messages that a page filters before it shows the matches."""
 
 
 def failure_page(request: Request, name: str, behind: Callable[[str], Iterable[FailedMessage]]) -> FailurePage:
-    """The page that a request asks for, of messages for which `NAME-where` holds and whose error contains `NAME-error`.
+    """Returns the page that a request asks for: messages that match `NAME-where`, with `NAME-error` in their error.
 
     `NAME-after` has the cursors at which this page and the pages before it begin. `behind` reads on from a cursor, so
     that no page costs more than the first, however many messages were given up.

@@ -41,7 +41,7 @@ BRIEF_TOPIC_COLUMNS: Final[parts.Columns[TopicSample]] = (
     ListColumn("Lag", _worst_lag, parts.number),
     LAST_EVENT,
 )
-"""Those that have room beside the queues."""
+"""The columns that fit beside the queues."""
 
 
 def titled(group: QueueSample) -> str:
@@ -54,7 +54,7 @@ def _dead(group: QueueSample) -> int:
 
 
 WORKERS_COLUMN: Final = 1
-"""Where the number of workers stands in a list of queues."""
+"""The place of the number of workers in a list of queues."""
 BACKLOG_COLUMNS: Final[parts.Columns[QueueSample]] = (
     ListColumn("Workers", lambda group: group.workers, parts.number),
     ListColumn("Ready", lambda group: group.ready, parts.number),
@@ -79,7 +79,7 @@ SHORT_COLUMNS: Final[parts.Columns[QueueSample]] = (
     ListColumn("Failed", lambda group: group.failed, parts.number),
     ListColumn("Dead", _dead, parts.number),
 )
-"""Those that have room beside the topics."""
+"""The columns that fit beside the topics."""
 
 
 def queue_row(base: str, sample: Sample) -> Callable[[QueueSample, list[str]], Row]:

@@ -161,9 +161,9 @@ class Table(msgspec.Struct):
     sorts: list[tuple[str, str]] = []
     """For each column the query that puts rows in its order, and how they are in its order now."""
     pager: Pager | None = None
-    """Of a table that is longer than what is shown of it."""
+    """The page of a table that is longer than a page."""
     following: str | None = None
-    """Of a table whose rows are not counted: the query of those that come after."""
+    """The query of the rows that come after, in a table whose rows are not counted."""
 
 
 class ListColumn(msgspec.Struct, Generic[T]):
@@ -244,7 +244,7 @@ def listing(
     whole = len(found)
     if wanted:
         found = [one for one in found if any(wanted in column.cell(one).lower() for column in columns)]
-    found.sort(key=columns[0].order)  # those that are alike by their first column
+    found.sort(key=columns[0].order)  # equal rows by their first column
     found.sort(key=by.order, reverse=backwards != by.numeric)
     pages = max(1, -(-len(found) // ROWS))
     page = min(max(1, int(asked)) if asked.isdecimal() and len(asked) < 6 else 1, pages)

@@ -48,7 +48,7 @@ def problem_page(request: Request, status: int, message: str) -> HTMLResponse:
 
 
 def _missing(request: Request, service: Service) -> tuple[str, dict[str, object]]:
-    """What is not there, in a person's words, and what its address may have meant."""
+    """Returns a heading and values that say what is missing, and what its address may have meant."""
     base, sample = base_of(request), service.sampler.newest
     parts_of_path = [unquote(part) for part in request.url.path.removeprefix(base).strip("/").split("/")]
     kind, name = parts_of_path[0], parts_of_path[1] if len(parts_of_path) > 1 else ""

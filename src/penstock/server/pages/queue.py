@@ -1,4 +1,4 @@
-"""The page of a queue: its messages by state, those that were given up, workers, schedules, groups, policy."""
+"""The page of a queue: its messages by state, its failures, workers, schedules, groups, policy."""
 
 from __future__ import annotations
 

@@ -49,13 +49,13 @@ def _contents(name: str) -> tuple[bytes, str] | None:
 
 async def static_file(request: Request) -> Response:
     """A file of the page itself; nothing in it is a user's data, so it needs no token."""
-    # Browsers ask for /favicon.ico beside whatever is no page of ours: an event as JSON, an error.
+    # Browsers ask for /favicon.ico beside an answer that is no page: an event as JSON, an error.
     name = request.path_params.get("name", "icon.svg")
     found = _contents(name)
     if found is None:
         return Response(status_code=404)
     contents, tag = found
-    # Asked for anew each time, so that a page and its scripts are of one version; mostly the answer is "as it was".
+    # A browser asks each time, so that a page and its scripts are of one version; mostly the answer is 304.
     headers = {"Cache-Control": "no-cache", "ETag": tag}
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
@@ -172,7 +172,7 @@ PAGES: Final[dict[str, parts.Show]] = {
     "/pipelines": pipelines_page,
     "/buffers": buffers_page,
 }
-"""Those that a stream keeps fresh."""
+"""The pages that a stream keeps fresh."""
 
 
 def page_routes() -> list[BaseRoute]:

@@ -39,14 +39,14 @@ def search_page(request: Request, service: Service, sample: Sample) -> Content:
 
 
 class PayloadSearch(msgspec.Struct):
-    """What a search found in payloads, and how far it looked."""
+    """The result of a search in payloads, with how far it looked."""
 
     events: list[Event] = []
     looked: int = 0
     """Events."""
     topics: int = 0
     older: list[tuple[str, int]] = []
-    """Topics with older events than those that were looked at, and the position where those begin."""
+    """Topics with older events that the search did not look at, and the last position that it looked at."""
     following: str | None = None
     """The topic to go on with."""
 

@@ -65,7 +65,7 @@ def worker_table(request: Request, found: Iterable[WorkerAtQueue], left_out: Seq
 
 
 class RunTimes(msgspec.Struct):
-    """How long the messages of a group took from delivery to acknowledgement."""
+    """The times of a group's messages from delivery to acknowledgement."""
 
     queue: str
     counts: list[int]
@@ -90,7 +90,7 @@ RUN_TIME_COLUMNS: Final[parts.Columns[RunTimes]] = (
 
 
 class TaskAtQueue(msgspec.Struct):
-    """How long the calls of a task took, and the queue that they are in."""
+    """The run times of a task's calls, with their queue."""
 
     queue: str
     times: TaskTimes
