@@ -163,7 +163,7 @@ class Shop:
                     self.newsletter.push({"issue": number // 97, "title": "What is new"})
                 if number % 5 == 0:
                     self.invoices.push({"order": number, "total": total, "customer": customer})
-                if number % 40 == 0:
+                if number % 150 == 0:
                     pack_parcel.push(number, chance.randint(2, 9))
                     weigh_parcel.push(number)
                 if number % 400 == 0:

@@ -53,6 +53,52 @@ def test_axe_finds_nothing_on_any_page_of_a_crowd(page: Page, crowd: Served, pat
     assert complaints(page, SCREENS) == []
 
 
+@AT_NIGHT
+def test_axe_finds_nothing_in_what_opens_over_a_page(page: Page, crowd: Served) -> None:
+    wrong: list[str] = []
+    open_live(page, crowd.url + "/queues/mails?tab=dead")
+    page.locator("#dead tbody tr td.error").first.click()
+    expect(page.locator("#inspector .failure")).to_be_visible()
+    wrong += complaints(page, SCREENS)
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    expect(page.locator("#help")).to_be_visible()
+    wrong += complaints(page, SCREENS)
+    page.keyboard.press("Escape")
+    page.locator("#dead-section").get_by_role("button", name="Delete all").click()
+    expect(page.locator("#confirm-typed")).to_be_visible()
+    wrong += complaints(page, SCREENS)
+    page.keyboard.press("Escape")
+    assert wrong == []
+
+
+@AT_NIGHT
+def test_axe_finds_nothing_on_an_empty_journal_and_beside_a_running_task(
+    page: Page, served: Served, journal: penstock.Journal
+) -> None:
+    wrong: list[str] = []
+    for path in ("/", "/queues", "/workers", "/schedules", "/search?q=nothing"):
+        open_live(page, served.url + path)
+        wrong += complaints(page, SCREENS)
+    queue = journal.queue("parcels", lease=3600)
+    queue.push(1)
+    delivery = queue.take(consumer="packer-1")
+    assert delivery is not None
+    task = penstock.RunningTask("pack", delivery)
+    task.step("reserve the stock", lambda: None)
+    task.progress(0.5, "4 of 8 items packed")
+    journal.topic("orders").append("placed", {"n": 1}, tags=["country:de", "large"])
+
+    def look() -> None:
+        for path in ("/workers", "/queues/parcels?state=in_flight", "/topics/parcels/events/1", "/topics/orders"):
+            page.goto(served.url + path)
+            wrong.extend(complaints(page, SCREENS))
+
+    task.step("print the label", look)
+    assert wrong == []
+
+
 def test_axe_finds_nothing_on_the_page_that_asks_for_a_token(browser: Browser, guarded: Served) -> None:
     page = browser.new_page()  # its console says that the answer was a 401
     page.set_default_timeout(SLOW)
