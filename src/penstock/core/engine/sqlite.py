@@ -315,8 +315,9 @@ class SqliteEngine(BaseEngine):
             self._unsynced = False
         wal = self._wal
         wal.unchecked_commits += 1
-        if wal.unchecked_commits >= CHECKPOINT_COMMITS or not (0 <= wal.pages - wal.checked_pages < CHECKPOINT_PAGES):
-            wal.checkpoint_in_passing(self._syncing)
+        enough = CHECKPOINT_COMMITS if self._syncing else UNSYNCED_COMMITS
+        if wal.unchecked_commits >= enough or not (0 <= wal.pages - wal.checked_pages < CHECKPOINT_PAGES):
+            wal.checkpoint_in_passing(enough)
 
     def _note_log_pages(self, connection: apsw.Connection, name: str, pages: int) -> int:
         self._wal.pages, self._logged = pages, True
@@ -937,6 +938,8 @@ PAGE_BYTES = 4096
 CHECKPOINT_PAGES, CHECKPOINT_COMMITS = 2000, 256
 """The pages and small commits after which the log is checkpointed. A log short enough to be overwritten syncs faster
 than a log that grows."""
+UNSYNCED_COMMITS = 8 * CHECKPOINT_COMMITS
+"""The same for commits that are not synced: they gain nothing from a short log, and a checkpoint costs two syncs."""
 LONG_LOG_PAGES = 8 * CHECKPOINT_PAGES
 """A log this long is kept so by readers that never leave a gap: writers then wait a moment for one."""
 LOG_BYTES = 32 + CHECKPOINT_PAGES * (PAGE_BYTES + 24)
@@ -976,14 +979,12 @@ class WriteAheadLog:
         finally:
             self._writer.execute(ROLLBACK)
 
-    def checkpoint_in_passing(self, syncing: bool) -> None:
-        """Copies the log into the database now and then, so that it can start over."""
+    def checkpoint_in_passing(self, enough: int) -> None:
+        """Copies the log into the database after `enough` commits or many pages, so that it can start over."""
         pages = self.pages
         if pages < self.checked_pages:
             self.checked_pages = 0
         grown = pages - self.checked_pages
-        # A commit that is not synced gains nothing from a short log, and a checkpoint costs two syncs.
-        enough = CHECKPOINT_COMMITS if syncing else 8 * CHECKPOINT_COMMITS
         if grown < CHECKPOINT_COMMITS or (grown < CHECKPOINT_PAGES and self.unchecked_commits < enough):
             return
         self.checked_pages, self.unchecked_commits = pages, 0

@@ -272,9 +272,12 @@ class Merge:
             low, high = (high - STEP, high) if self._reverse else (low, low + STEP)
         found: list[Event] = []
         if low < high:
-            limit = most if wanted.where is None else None
-            own = replace(wanted, after=low, through=high, since=None, until=None, limit=limit)
-            found.extend(islice(read_view(view, own, self._core.index.open), most))
+            if wanted.everything:  # of many topics: a query of its own for each costs as much as its events
+                found.extend(view.events(low, high, most, reverse=self._reverse))
+            else:
+                limit = most if wanted.where is None else None
+                own = replace(wanted, after=low, through=high, since=None, until=None, limit=limit)
+                found.extend(islice(read_view(view, own, self._core.index.open), most))
         if len(found) == most:
             share = self._most_held // (BLOCK_BYTES * len(self.sources))
             source.fill = max(FIRST_FILL, min(most * FILL_GROWTH, LARGEST_FILL, share))
