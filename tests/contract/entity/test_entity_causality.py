@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from journals import on
@@ -12,8 +12,6 @@ from penstock import Draft, Event, Journal, ManualClock, Receipt, Topic
 from penstock.core.engine.contract import Snapshot
 from penstock.core.journal.locating import topics_naming
 from penstock.errors import ConfigError
-
-Reopen = Callable[[Journal], Journal]
 
 
 @pytest.fixture(autouse=True)
@@ -64,26 +62,6 @@ def test_a_walk_shows_nothing_past_its_topics_max_age(
     assert sorted(kinds(topic.correlated(ids["placed"]))) == ["mailed", "refunded", "sent"]
 
 
-def test_ancestors_effects_and_correlations_cross_topics(journal: Journal, topic: Topic, reopen: Reopen) -> None:
-    ids = story(journal)
-    for step in ("tail", "runs", "reopened"):
-        if step == "runs":
-            for name in journal.topics():
-                journal.topic(name).append_many([Draft("noise", number, key="n") for number in range(40)])
-            journal.maintain()
-        if step == "reopened":
-            journal = reopen(journal)
-            topic = journal.topic("orders")
-        assert kinds(topic.ancestors(ids["delivered"])) == ["delivered", "sent", "charged", "placed"]
-        assert kinds(topic.ancestors(ids["placed"])) == ["placed"]
-        assert sorted(kinds(topic.effects(ids["charged"]))) == ["mailed", "sent"]
-        assert kinds(topic.effects(ids["delivered"])) == []
-        told = kinds(topic.correlated(ids["placed"]))
-        assert sorted(told) == ["charged", "delivered", "mailed", "placed", "sent"]
-        assert told.index("placed") < told.index("charged") < told.index("sent") < told.index("delivered")
-        assert kinds(journal.correlated(ids["placed"])) == told
-
-
 def test_events_receipts_and_ids_name_an_event(journal: Journal, topic: Topic) -> None:
     first = topic.append("first")
     topic.append("second", cause=first)
@@ -104,20 +82,6 @@ def test_a_cause_outside_the_journal_ends_the_walk(topic: Topic) -> None:
     assert kinds(topic.ancestors(topic.get(2))) == ["handled", "webhook"]  # type: ignore[arg-type]
     assert kinds(topic.effects("request-7")) == ["webhook"]
     assert kinds(topic.correlated("request-7")) == ["webhook", "handled"]
-
-
-@pytest.mark.parametrize("indexed", [False, True])
-def test_compaction_takes_effects_and_correlations_along(journal: Journal, topic: Topic, indexed: bool) -> None:
-    first = topic.append("first")
-    for number in range(30):
-        topic.append("effect", number, cause=first)
-    if indexed:
-        journal.maintain()
-    assert len(list(topic.effects(first))) == 30
-    topic.compact(11)
-    assert len(list(topic.effects(first))) == 20 and len(list(topic.correlated(first.id))) == 20
-    journal.maintain()
-    assert len(list(topic.effects(first))) == 20
 
 
 def test_a_long_chain_is_walked_to_its_beginning(topic: Topic) -> None:

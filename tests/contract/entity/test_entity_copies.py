@@ -13,8 +13,7 @@ import pytest
 from journals import Place, eventually, on, only, payloads, seqs
 
 import penstock
-from penstock import Draft, Journal, ManualClock, Projection, Topic
-from penstock import on as handles
+from penstock import Draft, Journal, ManualClock, Topic
 from penstock.core.entity import copying
 from penstock.core.journal.catalog import load_record, load_state
 from penstock.errors import ConfigError, Corrupt, FenceActive
@@ -62,26 +61,6 @@ def everything(journal: Journal) -> dict[str, Any]:
 def test_a_copy_of_an_empty_journal_is_empty(journal: Journal, other: Journal, tmp_path: Path) -> None:
     assert journal.export(tmp_path / "copy").topics == 0
     assert other.import_(tmp_path / "copy").topics == 0
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_copy_is_the_same_journal(journal: Journal, other: Journal, tmp_path: Path, format: Any) -> None:
-    fill(journal)
-    journal.topic("orders").compact(7)
-    report = journal.export(tmp_path / "copy", format=format)
-    assert (report.topics, report.events) == (2, 113)
-    imported = other.import_(tmp_path / "copy")
-    assert (imported.topics, imported.imported, imported.present) == (2, 113, 0)
-    assert everything(other) == everything(journal)
-    assert other.topic("audit").verify().events == 60
-    last = list(other.topic("orders").read())[-1]
-    mine = list(journal.topic("orders").read())[-1]
-    assert [event.id for event in other.topic("orders").ancestors(last)] == [
-        event.id for event in journal.topic("orders").ancestors(mine)
-    ]
-    assert [event.seq for event in other.topic("orders").read(key="k1")] == [
-        event.seq for event in journal.topic("orders").read(key="k1")
-    ]
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -200,39 +179,6 @@ def test_an_export_that_was_cut_or_changed_is_corrupt_and_not_gone_on_with(
     assert everything(other) == everything(journal)
 
 
-@on("memory")
-@pytest.mark.parametrize("format", FORMATS)
-def test_holes_left_by_compaction_by_key_are_copied(
-    journal: Journal, other: Journal, tmp_path: Path, format: Any
-) -> None:
-    topic = journal.topic("orders")
-    for number in range(50):
-        topic.append("e", number, key=f"k{number % 7}")
-    topic.compact_keys()
-    topic.append("e", 50, key="k1")
-    topic.compact_keys()
-    topic.compact(45)
-    journal.export(tmp_path / "copy", format=format)
-    other.import_(tmp_path / "copy")
-    assert everything(other) == everything(journal)
-    other.topic("orders").append("e", 51, key="k1")
-    assert len(list(other.topic("orders").read(key="k1"))) == 2
-
-
-def test_first_positions_that_compaction_by_key_emptied_are_not_trimmed_in_a_copy(
-    journal: Journal, other: Journal, tmp_path: Path
-) -> None:
-    """Who had come so far in the topic goes on in its copy."""
-    topic, copy = journal.topic("orders"), other.topic("orders")
-    topic.append_many([Draft("e", number, key="a") for number in range(7)])
-    topic.compact_keys()
-    journal.export(tmp_path / "copy")
-    other.import_(tmp_path / "copy")
-    assert everything(other) == everything(journal)
-    for after in range(8):
-        assert [event.seq for event in copy.read(after)] == [event.seq for event in topic.read(after)]
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_copy_ends_where_its_topic_ended_whose_newest_events_were_compacted(
     journal: Journal, other: Journal, tmp_path: Path, format: Any
@@ -331,22 +277,6 @@ def test_a_broken_line_is_named_and_what_came_before_is_kept(
         file.write(broken)
     with pytest.raises(ConfigError, match="line 61"):
         other.import_(tmp_path / "orders.jsonl", topics=["orders"])
-
-
-@on("memory")
-def test_states_folded_from_a_copy_are_the_same(journal: Journal, other: Journal, tmp_path: Path) -> None:
-    class Count(Projection):
-        odd: int = 0
-
-        @handles("odd")
-        def count(self, event: Any) -> None:
-            self.odd += 1
-
-    fill(journal)
-    journal.export(tmp_path / "copy")
-    other.import_(tmp_path / "copy")
-    for key in ("k0", "k1", "k2", "k3", None):
-        assert other.topic("orders").project(Count, key) == journal.topic("orders").project(Count, key)
 
 
 @on("memory")

@@ -19,19 +19,6 @@ def test_submit_empties_the_outbox_and_gives_a_ticket(journal: Journal, topic: T
     assert outbox.submit().result(60) == []
 
 
-def test_all_or_nothing_across_topics(journal: Journal, topic: Topic) -> None:
-    journal.topic("other").append("e", key="k")
-    outbox = journal.outbox()
-    outbox.stage(topic, "e", 1, key="a", expect=0)
-    outbox.stage("other", "e", 2, key="k", expect=0)
-    with pytest.raises(Conflict) as conflict:
-        outbox.flush()
-    assert conflict.value.actual == 1
-    assert topic.latest == 0 and len(outbox) == 2, "after an error the drafts are still staged"
-    outbox.clear()
-    assert len(outbox) == 0
-
-
 def test_causes_may_be_drafts_staged_earlier_also_for_other_topics(journal: Journal) -> None:
     outbox = journal.outbox()
     order = outbox.stage("orders", "placed")
@@ -47,16 +34,6 @@ def test_causes_may_be_drafts_staged_earlier_also_for_other_topics(journal: Jour
         with pytest.raises(ConfigError, match="cause"):
             outbox.flush()
         outbox.clear()
-
-
-def test_dedup_keys_work_as_in_append(journal: Journal, topic: Topic) -> None:
-    original = topic.append("e", 1, dedup="d")
-    outbox = journal.outbox()
-    outbox.stage(topic, "e", 2, dedup="d")
-    outbox.stage("other", "e", 3, cause=0)
-    again, caused = outbox.flush()
-    assert again.duplicate and again.seq == original.seq and not caused.duplicate
-    assert next(journal.topic("other").read()).causation_id == original.id
 
 
 def test_a_repeated_flush_is_a_duplicate_before_it_is_a_conflict(journal: Journal, topic: Topic) -> None:

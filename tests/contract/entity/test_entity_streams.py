@@ -70,16 +70,6 @@ def test_positions_limits_kinds_and_scopes_narrow_an_entity(journal: Journal, to
         journal.maintain()
 
 
-def test_a_large_entity_among_small_ones_is_found_whole(journal: Journal, topic: Topic) -> None:
-    for number in range(40):
-        topic.append("e", "x" * 200, key="large")
-        topic.append("e", number, key=f"small{number % 4}")
-    journal.maintain()
-    assert len(list(topic.read(key="large"))) == 40
-    assert payloads(topic.read(key="small3")) == list(range(3, 40, 4))
-    assert seqs(topic.read(41, key="large")) == list(range(43, 80, 2))
-
-
 def test_reading_an_entity_opens_few_blocks_of_a_large_topic(
     journal: Journal, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

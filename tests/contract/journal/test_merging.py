@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from datetime import UTC, datetime
 
 import pytest
 from journals import Place
@@ -33,35 +32,6 @@ def test_one_by_one_appends_are_merged_by_the_commits_themselves(place: Place) -
         assert counts[:3] == [MERGE_FAN_IN] * 3
         assert sum(counts) == 3 * MERGE_FAN_IN + 5
         assert [event.payload for event in topic.read()] == list(range(3 * MERGE_FAN_IN + 5))
-
-
-def test_merging_keeps_every_field_of_every_event(place: Place) -> None:
-    then = datetime(2020, 1, 2, tzinfo=UTC)
-    drafts = [
-        Draft("a", {"n": 1}),
-        Draft("b", b"\xff\x00", key="k"),
-        Draft("a", None, headers={"h": "v"}, scope="s"),
-        Draft("c", [1], occurred_at=then, correlation="x"),
-        Draft("a", "text", key="é", cause="someone"),
-    ]
-    with place.open() as journal:
-        topic = journal.topic("t")
-        for number in range(2 * MERGE_FAN_IN):
-            topic.append_many([drafts[number % len(drafts)]])
-        before = [event.as_dict() for event in topic.read()]
-        assert block_counts(journal, "t")[0] >= MERGE_FAN_IN  # more where a pause let the rest be merged as well
-        journal.maintain()
-        assert [event.as_dict() for event in topic.read()] == before
-        for number, event in enumerate(before):
-            draft = drafts[number % len(drafts)]
-            assert (event["kind"], event["payload"], event["key"]) == (draft.kind, draft.payload, draft.key)
-            assert event["headers"] == (draft.headers or {})
-            if draft.occurred_at is not None:
-                assert event["occurred_at"] == then
-            else:
-                assert event["occurred_at"] == event["recorded_at"]
-    with place.open() as journal:
-        assert [event.as_dict() for event in journal.topic("t").read()] == before
 
 
 def test_appending_beside_a_busy_housekeeper_loses_nothing(place: Place) -> None:

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -59,28 +59,6 @@ def test_after_is_exclusive_and_through_is_inclusive(topic: Topic, mixed: list[E
         assert got == expected[:limit], (after, through, limit, reverse)
 
 
-def test_filters_combine_with_everything(topic: Topic, mixed: list[Event]) -> None:
-    chance = random.Random(4)
-    for _ in range(300):
-        after, reverse = chance.randrange(62), chance.random() < 0.5
-        limit = chance.choice([None, 1, 3, 20])
-        key, scope = chance.choice([None, "a", "ключ", "nobody"]), chance.choice([None, "eu", "mars"])
-        kind: Any = chance.choice([None, "paid", ["sent"], ("paid", "placed"), {"nothing"}, []])
-        since = chance.choice([None, *(e.recorded_at for e in mixed[::7])])
-        kinds = None if kind is None else {kind} if isinstance(kind, str) else set(kind)
-        expected = [
-            e
-            for e in (mixed[::-1] if reverse else mixed)
-            if e.seq > after
-            and (key is None or e.key == key)
-            and (scope is None or e.scope == scope)
-            and (kinds is None or e.kind in kinds)
-            and (since is None or e.recorded_at >= since)
-        ][:limit]
-        got = list(topic.read(after, limit, key=key, kind=kind, scope=scope, since=since, reverse=reverse))
-        assert got == expected
-
-
 def test_a_condition_and_arguments_choose_together(topic: Topic, mixed: list[Event]) -> None:
     """What a condition says of the key, kind or scope is looked up; what was found is asked all the same."""
     conditions = {
@@ -114,7 +92,6 @@ def test_merged_blocks_read_the_same(topic: Topic, mixed: list[Event], journal: 
     assert seen(topic.read()) == before
     assert seen(topic.read(reverse=True)) == before[::-1]
     test_after_is_exclusive_and_through_is_inclusive(topic, mixed)
-    test_filters_combine_with_everything(topic, mixed)
     test_a_condition_and_arguments_choose_together(topic, mixed)
 
 
@@ -176,12 +153,6 @@ def test_every_event_is_found_by_position_and_by_id(topic: Topic, mixed: list[Ev
     assert topic.find("not an id") is None and topic.find("0" * 32) is None and topic.find("f" * 32) is None
     below = f"{int(mixed[30].id.replace('-', ''), 16) - 1:032x}"
     assert topic.find(below) in (None, mixed[29])
-
-
-def test_position_at_is_the_last_position_before_a_time(topic: Topic, mixed: list[Event]) -> None:
-    moments = {e.recorded_at for e in mixed}
-    for moment in moments | {m + timedelta(milliseconds=1) for m in moments} | {datetime(1, 1, 1, tzinfo=UTC)}:
-        assert topic.position_at(moment) == max((e.seq for e in mixed if e.recorded_at < moment), default=0)
 
 
 # trimmed history
@@ -370,15 +341,6 @@ def test_arrow_has_the_same_columns_as_the_events(varied: Topic, journal: Journa
             assert {field.name: field.type for field in batch.schema} == COLUMNS
         assert as_rows(iter(batches)) == seen(varied.read())
     assert len(batches) == 1
-
-
-def test_arrow_skips_what_compaction_by_key_removed(varied: Topic, journal: Journal) -> None:
-    assert varied.compact_keys() > 0
-    for _ in range(2):
-        assert as_rows(varied.read_arrow()) == seen(varied.read())
-        journal.maintain()
-    varied.compact(varied.oldest + 40)
-    assert as_rows(varied.read_arrow()) == seen(varied.read())
 
 
 def test_arrow_joins_small_blocks_into_full_batches(topic: Topic) -> None:

@@ -141,26 +141,6 @@ def test_a_limit_counts_what_can_go_back(journal: Journal) -> None:
 
 
 # ── dropping ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("mode", ["work", "fanout"])
-def test_a_queue_made_again_begins_after_what_was_dropped(journal: Journal, reopen: Reopen, mode: str) -> None:
-    queue = journal.queue("jobs", mode=mode)
-    queue.add_group("default")
-    topic = journal.topic("jobs")
-    topic.commit("archive", 0)
-    queue.push_many(range(5))
-    queue.ack_many(queue.take_many(3))
-    held = one(queue)
-    assert queue.drop() == 2
-    assert [event.payload for event in topic.read()] == list(range(5))
-    journal = reopen(journal)
-    queue = journal.queue("jobs", mode=mode)
-    assert len(queue) == 0 and taken(queue) == [] and taken(queue, group="other") == []
-    queue.push("new")
-    assert taken(queue) == ["new"] and queue.stats().ready == 0
-    assert queue.ack_many([held.token]) == 0
-    queue.drop()
-    queue = journal.queue("jobs", mode=mode)
-    assert taken(queue) == [] and len(journal.topic("jobs")) == 6
 
 
 # ── closing ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -195,21 +195,6 @@ def test_a_nack_s_own_delay_goes_before_the_policy_s(journal: Journal, clock: Ma
 
 
 # ── giving up ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_without_a_dead_letter_queue_a_message_stays_failed_and_can_be_redriven(
-    journal: Journal, reopen: Reopen
-) -> None:
-    queue = journal.queue("jobs")
-    queue.push_many(["a", "b"])
-    assert exhaust(queue) == 6
-    assert [event.payload for event in queue.failed()] == ["a", "b"]
-    stats = queue.stats()
-    assert (stats.ready, stats.failed, len(queue)) == (0, 2, 0)
-    assert [event.payload for event in queue] == ["a", "b"] and queue.get(1) is not None
-    queue = reopen(journal).queue("jobs")
-    assert queue.redrive(where=lambda event: event.payload == "b") == 1
-    delivery = queue.take()
-    assert delivery is not None and (delivery.payload, delivery.attempt, delivery.seq) == ("b", 1, 2)
-    assert [event.payload for event in queue.failed()] == ["a"]
 
 
 def test_the_last_attempt_leads_to_the_dead_letters_with_everything_about_it(

@@ -215,28 +215,6 @@ def test_a_redrive_of_many_goes_in_steps(journal: Journal, monkeypatch: pytest.M
         assert queue.redrive() == 2 and queue.redrive() == 0 and len(queue) == 6
 
 
-def test_a_purge_keeps_the_policy_and_the_positions(journal: Journal, clock: ManualClock, reopen: Reopen) -> None:
-    queue = journal.queue("jobs", lease=7, max_attempts=1)
-    queue.push_many(range(5))
-    queue.push("delayed", delay=100, max_attempts=9)
-    queue.push("keyed", key="k")
-    queue.take().nack()  # type: ignore[union-attr]
-    held = queue.take()
-    assert queue.purge() == 7 and queue.purge() == 0
-    assert len(queue) == 0 and list(queue) == [] and list(queue.failed()) == [] and queue.pending() == []
-    assert held is not None
-    with pytest.raises(StaleDelivery):
-        held.ack()
-    clock.advance(1000)
-    queue = reopen(journal).queue("jobs")
-    assert queue.take() is None and queue.policy.lease == 7
-    assert queue.push("new", key="k").seq == 8
-    delivery = queue.take()
-    assert delivery is not None and (delivery.seq, delivery.attempt) == (8, 1)
-    delivery.nack()
-    assert [event.seq for event in queue.failed()] == [8], "its budget is the policy's, not that of a message before"
-
-
 def test_messages_can_be_discarded_by_position(journal: Journal, clock: ManualClock) -> None:
     queue = journal.queue("jobs", max_attempts=1)
     queue.push_many(range(3))

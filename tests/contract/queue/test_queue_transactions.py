@@ -34,22 +34,6 @@ def test_an_ack_a_push_an_append_and_a_cursor_commit_together(journal: Journal, 
     assert len(journal.queue("in")) == 0
 
 
-def test_a_rolled_back_transaction_changes_nothing(journal: Journal) -> None:
-    source, target = journal.queue("in"), journal.queue("out")
-    source.push_many([1, 2])
-    one, two = source.take_many(2)
-    with pytest.raises(ZeroDivisionError), journal.transaction() as tx:
-        tx.ack(one)
-        tx.nack(two, dead=True)
-        tx.push(target, "x", key="k")
-        raise ZeroDivisionError
-    assert len(source) == 2 and source.stats().in_flight == 2 and len(target) == 0
-    assert target.push("first").seq == 1
-    one.ack()
-    two.nack()
-    assert [(delivery.seq, delivery.attempt) for delivery in source.take_many(5)] == [(2, 2)]
-
-
 def test_a_delivery_settled_in_a_transaction_inside_its_own_block(journal: Journal) -> None:
     queue = journal.queue("in")
     queue.push_many([1, 2])
@@ -119,24 +103,6 @@ def test_inside_a_transaction_the_queue_s_own_methods_are_refused(journal: Journ
             with pytest.raises(ConfigError, match="transaction"):
                 use()
     assert len(queue) == 1
-
-
-@only(second_open=True)
-def test_two_journals_on_one_store_agree(place: Place, clock: ManualClock) -> None:
-    one, two = (place.open(clock=clock, durability="process") for _ in range(2))
-    left, right = one.queue("jobs"), two.queue("jobs")
-    for round in range(30):
-        left.push(round)
-        right.push(-round)
-        first, second = left.take(), right.take()
-        assert first is not None and second is not None and first.seq != second.seq
-        (first.ack if round % 3 else first.nack)()
-        assert right.ack_many([second.token]) == 1
-        for queue in (left, right):
-            assert len(queue) == queue.stats().ready == (round // 3 + 1)
-    with one.transaction() as tx:
-        tx.push(left, "x")
-    assert right.take() is not None
 
 
 def test_a_take_and_what_is_made_of_it_commit_together(journal: Journal, reopen: Reopen) -> None:
