@@ -108,6 +108,12 @@ class Task(Generic[P, R]):
         options["headers"] = with_reply(self.queue, options.get("headers"), self.plan.keep)
         return ResultTicket(queue, queue.push(payload, **options))
 
+    async def ask_async(self, *args: P.args, **kwargs: P.kwargs) -> ResultTicket:
+        """`ask` for an event loop, which may await the ticket."""
+        import asyncio
+
+        return await asyncio.to_thread(self.ask, *args, **kwargs)
+
     def call(self, *args: P.args, **kwargs: P.kwargs) -> TaskCall:
         """A call that is not pushed yet, for a chain or for `Tasks.gather`."""
         return TaskCall(self.tasks, self, args, kwargs)

@@ -98,7 +98,9 @@ class Tasks:
             from penstock import Journal
 
             if not isinstance(journal, Journal):
-                raise ConfigError(f"tasks belong to a journal, not to {journal!r:.80}")
+                raise ConfigError(
+                    f"tasks belong to a journal of penstock.open, also in an event loop, not to {journal!r:.80}"
+                )
         self._journal = journal
 
     @overload
