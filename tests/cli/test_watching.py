@@ -72,6 +72,26 @@ def test_check_says_the_worst_first_and_exits_with_it(
     assert says in cli("check", *options, code=code).out
 
 
+def test_check_names_the_gravest_problem_first_as_the_console_does(cli: Cli, url: str) -> None:
+    with penstock.open(url) as journal:
+        journal.queue("a.paused").pause()
+        queue = journal.queue("mails", dead_letter="mails.dead")
+        queue.push_many(range(11))
+        for delivery in queue.take_many(11):
+            delivery.nack(delay=60, error="KeyError: 'customer'", dead=delivery.seq == 1)
+    kinds = [one.kind for one in penstock_findings(url)]
+    problems = cli("check", "--json", code=1).document["problems"]
+    assert kinds == ["failing", "dead", "paused"] and len(problems) == 3
+    assert problems[0] == "mails is failing: 10 attempts failed in a row, the newest with KeyError: 'customer'"
+    assert problems[1:] == ["1 dead letter from mails", "a.paused is paused: 0 messages are ready"]
+    assert problems[0] in cli("top", "--once", "--interval", "50ms").out
+
+
+def penstock_findings(url: str) -> list[Finding]:
+    with penstock.open(url, read_only=True) as journal:
+        return journal.stats().findings
+
+
 def test_check_warns_of_dead_letters_and_of_pipelines_that_failed(cli: Cli, url: str) -> None:
     with penstock.open(url) as journal:
         queue = journal.queue("emails", max_attempts=1, dead_letter="emails.dead")
