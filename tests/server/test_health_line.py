@@ -134,3 +134,23 @@ def test_check_console_deep_health_metrics_and_alerts_agree_about_dead_workers(t
             assert said.returncode == 1 and f"WARNING - {says}" in said.stdout
             other = subprocess.run([*check, "--queue", "orders"], capture_output=True, text=True, check=False)
             assert says not in other.stdout
+
+
+def test_the_first_line_and_each_row_have_the_colour_of_their_gravest_problem() -> None:
+    clock = ManualClock(int(time.time() * 1000))
+    with penstock.open("memory:", clock=clock) as journal:
+        journal.queue("waits").push("x")
+        clock.advance(90)
+        with serving(journal) as served:
+            page = served.get("/queues").data.decode()
+            assert 'class="health warning"' in page and 'data-key="waits/default" class="warning"' in page
+        failing = journal.queue("failing", lease=3600)
+        failing.push_many(range(11))
+        failing.take(consumer="worker")
+        for delivery in failing.take_many(10):
+            delivery.nack(delay=60, error="down")
+        journal.queue("fine").push("x")
+        with serving(journal) as served:  # the amber problem is not hidden, and the line is red for the other
+            page = served.get("/queues").data.decode()
+            assert 'class="health alert"' in page and 'data-key="waits/default" class="warning"' in page
+            assert 'data-key="failing/default" class="alert"' in page and 'data-key="fine/default">' in page

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 
 from penstock.core.names import is_system
-from penstock.core.observe.sample import QueueSample, Sample, TopicSample
+from penstock.core.observe.sample import Finding, QueueSample, Sample, TopicSample
 from penstock.limits import WRITER_FULL
 from penstock.server.pages import charts, parts
 from penstock.server.pages.parts import Content, ListColumn, Row, Table, Tile, count_tile
@@ -84,12 +84,13 @@ SHORT_COLUMNS: Final[parts.Columns[QueueSample]] = (
 
 def queue_row(base: str, sample: Sample) -> Callable[[QueueSample, list[str]], Row]:
     """A group of a queue as a row, with the way to its page."""
-    waiting = {(one.subject, one.detail) for one in sample.findings if one.kind in ("unattended", "oldest")}
+    levels: dict[tuple[str, str], list[Finding]] = {}
+    for one in sample.findings:
+        levels.setdefault((one.subject, one.detail), []).append(one)
 
     def row(group: QueueSample, cells: list[str]) -> Row:
         href = f"{base}/queues/{parts.segment(group.name)}?{urlencode({'group': group.group})}"
-        waits = group.paused or (group.name, group.group) in waiting
-        level: parts.Level = "alert" if group.failed or group.dead else "warning" if waits else ""
+        level = parts.worst(levels.get((group.name, group.group), ()))
         return Row(f"{group.name}/{group.group}", cells, href, level, links={WORKERS_COLUMN: f"{href}&tab=workers"})
 
     return row

@@ -293,12 +293,17 @@ def level_of(finding: Finding) -> Level:
     return "warning" if finding.kind in WARNINGS else "alert"
 
 
+def worst(findings: Iterable[Finding]) -> Level:
+    """Returns the gravest level of findings."""
+    return min((level_of(one) for one in findings), default="")  # an alert is before a warning
+
+
 def health(findings: Sequence[Finding], base: str) -> list[HealthLink]:
     """Returns the problems, as the first line of a page shows them."""
     links = [HealthLink(one.says, base + page_of_finding(one), level_of(one)) for one in findings[:SHOWN_FINDINGS]]
     if len(findings) > SHOWN_FINDINGS:
         more = len(findings) - SHOWN_FINDINGS
-        links.append(HealthLink(f"and {more:,} more", f"{base}/health", level_of(findings[SHOWN_FINDINGS])))
+        links.append(HealthLink(f"and {more:,} more", f"{base}/health", worst(findings[SHOWN_FINDINGS:])))
     return links
 
 

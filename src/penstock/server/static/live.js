@@ -88,7 +88,7 @@ function listen(said) {
   heard = now;
   if (said.health) known = said.health;
   body.classList.remove("stale");
-  if (known) showHealth(known.length ? known : [{ says: "All is well", href: HOME }], known[0]?.level ?? "good");
+  if (known) showHealth(known.length ? known : [{ says: "All is well", href: HOME }], known.map((one) => one.level).sort()[0] ?? "good");
 }
 
 function watch() {
