@@ -207,3 +207,17 @@ def test_what_type_checkers_see_is_what_is_fetched() -> None:
     assert seen == penstock._NAMES
     assert modules == penstock._MODULES
     assert {*seen, "errors"} == set(penstock.__all__)
+
+
+def test_a_program_on_topics_imports_no_queue_and_no_operation_of_the_wire(tmp_path: Path) -> None:
+    """A command, or a job that cron starts, would wait for what it does not use."""
+    program = (
+        "import sys, penstock\n"
+        f"with penstock.open({str(tmp_path / 's.db')!r}) as journal:\n"
+        "    journal.topic('t').append('k', 1)\n"
+        "    assert [event.payload for event in journal.topic('t').read()] == [1]\n"
+        "wanted = 'penstock.core.queue.registry', 'penstock.core.protocol.queues', 'penstock.core.protocol.topics'\n"
+        "unused = *wanted, 'penstock.core.entity.fence', 'penstock.core.entity.gate', 'penstock.core.journal.across'\n"
+        "assert not [name for name in unused if name in sys.modules]\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -115,7 +115,7 @@ class LocalBackend:
         self.workers = core.workers
         self.entities = EntityRegistry(core)
         self._queues: QueueRegistry | None = None
-        self._making_queues = threading.Lock()
+        self._making_queues = threading.RLock()  # a signal handler may close the journal in the middle
         self._queues_closed = False
         core.holds.append(self._hold_messages)
         core.trims.append(lambda commit, topic, through: self.queues.upkeep.trimmed(commit, topic, through))
@@ -141,12 +141,12 @@ class LocalBackend:
         from penstock.core.queue.registry import QueueRegistry
 
         with self._making_queues:
-            made = self._queues
-            if made is None:
-                made = self._queues = QueueRegistry(self.core, self._handle_on)
+            if self._queues is None:
+                made = QueueRegistry(self.core, self._handle_on)
+                self._queues = self._queues or made
                 if self._queues_closed:
-                    made.close()
-            return made
+                    self._queues.close()
+            return self._queues
 
     def _hold_messages(self, commit: Commit, topic: str) -> Iterable[tuple[str, int]]:
         return self.queues.upkeep.holds(commit, topic)
