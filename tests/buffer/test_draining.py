@@ -161,7 +161,7 @@ def test_a_manifest_that_began_anew_is_noticed(memory: ObjectStore, topic):
     memory.delete([MANIFEST])
     anew = Buffer(memory)
     anew.enqueue("ingest/new.batch", [b"new"])
-    with pytest.raises(OutOfOrder, match="began anew"):
+    with pytest.raises(OutOfOrder, match="began again"):
         drain(anew.consumer(), topic, until_empty=True)
     drain(anew.consumer(), topic, name="after the move", until_empty=True)
     assert payloads(topic)[-1] == b"new"

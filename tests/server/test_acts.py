@@ -152,7 +152,7 @@ def test_a_consumer_is_moved_by_position_time_event_and_end(served: Served, jour
     assert "'abc' is no whole number: write one like 1200" in refusal(
         served, "seek", topic="t", consumer="billing", to="position", value="abc"
     )
-    assert "lies beyond" in refusal(served, "seek", topic="t", consumer="billing", value="31")
+    assert "is beyond it" in refusal(served, "seek", topic="t", consumer="billing", value="31")
     assert "will skip 10 events" in question(served, "seek", topic="t", consumer="billing", to="end")
     assert "is new to t" in question(served, "seek", topic="t", consumer="other", to="start")
     assert seek("event", "8") == "billing is at 7 of t (was at 20); 23 events ahead"

@@ -80,7 +80,9 @@ def test_states_folded_from_a_dropped_topic_are_not_kept_with_the_one_made_anew(
     fold = planned(keeper_of(JournalLocation(url)))
     read = rows(journal)
     make_anew(journal)
-    with pytest.raises(PositionTrimmed, match="of a topic that was dropped: the one made anew begins after 2"):
+    with pytest.raises(
+        PositionTrimmed, match="of a topic that was dropped: the topic that was made again begins after 2"
+    ):
         list(fold(iter(read)))
     assert total(journal, "a") == 15
     [states] = fold(iter(rows(journal)))

@@ -89,7 +89,7 @@ def drain(
         except OutOfOrder as error:
             raise OutOfOrder(
                 f"{topic.name} has batch {done} of {consumer.paths.manifest}, but the manifest is not that far: it "
-                f"began anew. Drain it under another name= ({error})"
+                f"began again. Drain it under another name= ({error})"
             ) from None
     make = draft or _drafts_of(kind)
     entries = skipped = 0

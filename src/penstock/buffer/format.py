@@ -235,7 +235,7 @@ def _split(data: Buffer, end: int, count: int) -> tuple[list[bytes], int]:
             append(block[start:offset])
     except struct.error:
         raise Corrupt(
-            f"truncated batch: the length of entry {len(entries)} of {count} lies past the end", offset=min(offset, end)
+            f"truncated batch: the length of entry {len(entries)} of {count} is past the end", offset=min(offset, end)
         ) from None
     if offset > end:
         raise Corrupt(f"truncated batch: its {count} entries need {offset} bytes, there are {end}", offset=end)
@@ -453,7 +453,7 @@ class Manifest:
         for index in range(self.count):
             start = offset + 4
             if start > body:
-                raise self._corrupt(f"the length of manifest entry {index} lies past the entries", offset=offset)
+                raise self._corrupt(f"the length of manifest entry {index} is past the entries", offset=offset)
             end = start + length_at(data, offset)[0]
             if end > body:
                 raise self._corrupt(f"manifest entry {index} ends at byte {end}, the entries at {body}", offset=offset)

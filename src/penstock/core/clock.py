@@ -137,7 +137,7 @@ def to_ms(moment: datetime, name: str) -> int:
         raise ConfigError(f"{name} must be an aware datetime (with a time zone), not {moment!r}")
     ms = (moment - _EPOCH) // _MILLISECOND
     if not FIRST_MS <= ms <= LAST_MS:
-        raise ConfigError(f"{name} must lie in the years 1 to 9999 of UTC, not {moment!r}")
+        raise ConfigError(f"{name} must be in the years 1 to 9999 of UTC, not {moment!r}")
     return ms
 
 

@@ -434,7 +434,7 @@ class BufferStreamReader(LimitedReader):
             if self.options.fail_on_data_loss and _end(manifest) < start[path]:
                 raise ConfigError(
                     f"this query has read {path} to {start[path]}, and {self.options.url} is only at {_end(manifest)}: "
-                    "it is another buffer, or began anew. Start with a new checkpoint, or set failOnDataLoss=false to "
+                    "it is another buffer, or began again. Start with a new checkpoint, or set failOnDataLoss=false to "
                     "wait until it has grown again"
                 )
 

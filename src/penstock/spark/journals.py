@@ -224,9 +224,9 @@ def check_reach(url: str, master: str | None = None) -> None:
     if where.in_bucket or master.startswith("local"):
         return
     raise ConfigError(
-        f"the master {master} runs tasks on other machines, and the journal {where.path} is a file of this one: use a "
-        'master like "local[4]", the url of a server (`penstock serve` on this machine, then url=http://…), a journal '
-        "in object storage (s3://bucket/shop), or write to a buffer and read that"
+        f"the master {master} runs tasks on other machines, and the journal {where.path} is a file of this machine. "
+        'Use a master like "local[4]", or the url of a server (`penstock serve` on this machine, then url=http://…). '
+        "Or use a journal in object storage (s3://bucket/shop), or a buffer"
     )
 
 

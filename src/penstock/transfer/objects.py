@@ -191,7 +191,7 @@ class StagingArea:
             state = "not there any more" if found is None else f"of {len(found):,} bytes"
             raise StorageError(
                 f"{path} in {shown_url(self.url)}, staged with {size:,} bytes, is {state}: it was swept, or replaced, "
-                "or lies on the disk of another machine; run the query again"
+                "or is on the disk of another machine; run the query again"
             )
         return bytes(found)
 

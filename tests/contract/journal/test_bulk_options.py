@@ -199,7 +199,7 @@ def test_blocks_from_elsewhere_are_checked(journal: Any) -> None:
         (wire(0, 1, keys=["k", None], expect=[None, 3]), "of event 1 needs key="),
         (wire(0, 1, keys=["k", None], expect=[-1, None]), "must be a position"),
         (wire(0, 1, priority=["high", None]), "cannot be taken.*does not decode"),
-        (wire(0, 1, not_before=[None, 1 << 62]), "event 1: not_before must lie in the years"),
+        (wire(0, 1, not_before=[None, 1 << 62]), "event 1: not_before must be in the years"),
     ):
         with pytest.raises(ConfigError, match=message):
             checked_wire("orders", encode_wire(bad))

@@ -93,7 +93,7 @@ def parse_url(url: str | os.PathLike[str]) -> StoreUrl:
         extras = {entry.extras[0]: None for entry in other_engines().values() if entry.extras}
         needs = " or ".join(f'`pip install "penstock[{extra}]"`' for extra in extras)
         raise ConfigError(
-            f"{shown_url(url)!r} names no engine: {scheme!r} is not one of {known}. Some need {needs}. "
+            f"{shown_url(url)!r} names no engine: {scheme!r} is not one of {known}. Further engines need {needs}. "
             "For a file whose name has a colon in it, write sqlite:./name"
         )
     if StoreUrl(scheme, path).in_bucket:
@@ -108,7 +108,7 @@ def parse_url(url: str | os.PathLike[str]) -> StoreUrl:
             rest = shown_url(url).partition("://")[2]
             host = rest.partition("/")[0]
             raise ConfigError(
-                f"{shown_url(url)!r} names a machine ({host!r}), and stores lie on this one: "
+                f"{shown_url(url)!r} names a machine ({host!r}), and stores are on this machine: "
                 f"write {scheme}:{rest} for a relative path, {scheme}:///{rest} for an absolute one"
             )
     if scheme == "memory":

@@ -304,7 +304,7 @@ def verify(log: TopicLog, *, progress: Progress | None = None) -> VerifyReport:
             compared.finish()
             tree.finish(view.latest())
             if tree.changed is not None:
-                raise Corrupt("what lies here is not what a published root covers", topic=name, seq=tree.changed)
+                raise Corrupt("the event is not the event that a published root covers", topic=name, seq=tree.changed)
         except Corrupt as error:
             broken = BrokenEvent(error.seq or 0, str(error))
             return VerifyReport(name, compared.right, compared.unhashed, broken)

@@ -275,7 +275,7 @@ def check_not_dropped(saved: Saved, key: str | None, state: TopicState) -> None:
     if saved.first <= state.began:
         raise PositionTrimmed(
             f"the state of {(key or 'the whole topic')[:40]!r} was folded from event {saved.first} on, of a topic that "
-            f"was dropped: the one made anew begins after {state.began}",
+            f"was dropped: the topic that was made again begins after {state.began}",
             oldest=state.began + 1,
         )
 
@@ -670,7 +670,7 @@ class _Rebuild:
             raise _dropped(self._topic)
         if (began := view.began()) >= self._saving.of.through:
             raise PositionTrimmed(
-                f"topic {self._topic!r} was dropped while its states were rebuilt: rebuild those of the one made anew",
+                f"topic {self._topic!r} was dropped while its states were rebuilt: rebuild the states of the new topic",
                 oldest=began + 1,
             )
         return view

@@ -194,7 +194,7 @@ def open_block(snap: Snapshot, key: bytes, value: bytes, topic: str) -> Block:
     except Corrupt as error:
         raise Corrupt(error.args[0].split(" (")[0], topic=topic, seq=first) from error
     if block.first != first:
-        raise Corrupt(f"a block that begins at {block.first} lies where {first} should", topic=topic, seq=first)
+        raise Corrupt(f"a block that begins at {block.first} is at the place of {first}", topic=topic, seq=first)
     return block
 
 

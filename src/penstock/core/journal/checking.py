@@ -77,7 +77,7 @@ def _checked_columns(wire: Wire, topic: str) -> Columns:
         check_kind(kind)
     for row, ms in enumerate(columns.occurred or ()):
         if ms is not None and not FIRST_MS <= ms <= LAST_MS:
-            raise ConfigError(f"event {row}: occurred_at must lie in the years 1 to 9999 of UTC, not at {ms} ms")
+            raise ConfigError(f"event {row}: occurred_at must be in the years 1 to 9999 of UTC, not at {ms} ms")
     for name in ("key", "scope", "correlation", "causation"):
         checked_texts(getattr(columns, name) or (), name)
     for text in set(columns.tags or ()) - {None}:
@@ -139,7 +139,7 @@ def check_options(options: RowOptions, wire: Wire) -> None:
         check_text(dedup, "dedup")
     for row, moment in enumerate(options.not_before or ()):
         if moment is not None and not FIRST_MS <= moment <= LAST_MS:
-            raise ConfigError(f"event {row}: not_before must lie in the years 1 to 9999 of UTC, not at {moment} ms")
+            raise ConfigError(f"event {row}: not_before must be in the years 1 to 9999 of UTC, not at {moment} ms")
     if options.expect is not None:
         keys = text_values(wire.key, wire.count)
         for row, expect in enumerate(options.expect):

@@ -342,7 +342,7 @@ class Commit:
                 if found is not None:
                     raise Conflict(
                         f"event {found.seq} ({found.kind!r}) of topic {name!r} matches unless= and came after position "
-                        f"{query.after}: read again and decide anew",
+                        f"{query.after}: read and decide again",
                         expected=query.after,
                         actual=found.seq,
                     )
@@ -617,7 +617,7 @@ def topic_is_full(name: str, latest: int, count: int) -> ConfigError:
 def conflict(name: str, key: str, expected: int, actual: int) -> Conflict:
     """The error of an append that expected an entity to be elsewhere."""
     return Conflict(
-        f"entity {key!r} of topic {name!r} is at position {actual}, not {expected}: read it again and decide anew",
+        f"entity {key!r} of topic {name!r} is at position {actual}, not {expected}: read it and decide again",
         expected=expected,
         actual=actual,
     )
@@ -948,4 +948,4 @@ def _check_together(topic: str, before: Settings, settings: Settings) -> None:
     if settings.verified and settings.by_key:
         raise ConfigError(f"topic {topic!r} cannot be verified and be compacted by key: verifying needs every event")
     if before.verified and not settings.verified:
-        raise ConfigError(f"topic {topic!r} is verified for good: events without a hash between others prove nothing")
+        raise ConfigError(f"topic {topic!r} stays verified: a topic in which some events have no hash proves nothing")

@@ -390,8 +390,8 @@ def refuse_changed(value: object) -> None:
             refuse_changed(one)
     elif isinstance(value, datetime) and value.tzinfo is None:
         raise ConfigError(
-            f"a payload holds a time without a time zone, {value.isoformat()}: it does not say which moment that "
-            "was. Use datetime.now(UTC), or value.astimezone()"
+            f"a payload holds a time without a time zone, {value.isoformat()}: its moment is "
+            "not known. Use datetime.now(UTC), or value.astimezone()"
         )
 
 

@@ -222,11 +222,11 @@ def pack_summaries(summaries: Sequence[Summary]) -> bytes:
 def _decode_checked(decode: Callable[[memoryview], T], value: bytes, topic: str) -> T:
     body = keys.without_checksum(value)
     if body is None:
-        raise Corrupt("a summary fails its checksum; topic.reindex() makes them anew", topic=topic)
+        raise Corrupt("a summary fails its checksum; topic.reindex() makes them again", topic=topic)
     try:
         return decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"a summary does not decode: {error}; topic.reindex() makes them anew", topic=topic) from error
+        raise Corrupt(f"a summary does not decode: {error}; topic.reindex() makes them again", topic=topic) from error
 
 
 def read_summaries(value: bytes, topic: str) -> list[Summary]:

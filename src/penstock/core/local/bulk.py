@@ -406,7 +406,7 @@ def replace_states(at: LocalBackend, topic: str, asked: wire.RebuiltStatesReques
 
 def _check_journal(asked: str, id: str) -> None:
     if asked != id:
-        raise ConfigError("another journal is served here than where these states were loaded: none was saved")
+        raise ConfigError("another journal is served here than where these states were loaded: no state was saved")
 
 
 def _check_state(one: states.StreamedState) -> None:

@@ -416,7 +416,7 @@ class SlatedbEngine(BatchEngine, ObjectEngine):
             raise explain(failed, self._name) from failed
         if failed is not None:
             raise StorageError(
-                f"{self._name} was closed without the store: {failed}. What was acknowledged is safe; commits that "
+                f"{self._name} was closed without the store: {failed}. Acknowledged changes are safe; commits that "
                 "no caller waited for may be lost"
             ) from failed
 

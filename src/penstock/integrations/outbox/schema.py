@@ -36,7 +36,7 @@ def ddl(dialect: str, table: str = TABLE) -> str:
     """Returns the statement that makes the table: for "postgresql", "sqlite" or "mysql" (also MariaDB)."""
     dialect = {"mariadb": "mysql"}.get(dialect, dialect)
     if dialect not in _IDS:
-        raise ConfigError(f"an outbox lies in {', '.join(_IDS)}, not in {dialect!r}")
+        raise ConfigError(f"an outbox is a table in {', '.join(_IDS)}, not in {dialect!r}")
     text = _LONG_TEXT.get(dialect, "TEXT")
     return (
         f"CREATE TABLE IF NOT EXISTS {check_table(table)} (\n"

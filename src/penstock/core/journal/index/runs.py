@@ -228,7 +228,7 @@ def read_chunk(value: bytes, topic: str) -> Block:
     try:
         return read_block(value, topic)
     except Corrupt as error:
-        raise Corrupt(f"the entity index is damaged: {error.args[0]}; topic.reindex() builds it anew") from error
+        raise Corrupt(f"the entity index is damaged: {error.args[0]}; topic.reindex() builds it again") from error
 
 
 def span_of(block: Block, term: str) -> tuple[int, int]:

@@ -256,7 +256,7 @@ class SealedBytes:
         for number in range(bisect_right(self._ends, start), bisect_left(self._ends, stop) + 1):
             end, crc = self._pieces[number]
             if zlib.crc32(view[max(0, self._start(number) - start) : end - start]) != crc:
-                raise self.damaged("its bytes have another checksum than those that were written", seq)
+                raise self.damaged("its bytes have another checksum than the written bytes", seq)
         return data
 
     def read(self, opened: pa.NativeFile, start: int, stop: int) -> bytes:
@@ -283,7 +283,7 @@ class SealedBytes:
         except OSError as error:
             raise self._unreadable(error) from error
         if crc != self._file.crc:
-            raise self.damaged("its bytes have another checksum than those that were written")
+            raise self.damaged("its bytes have another checksum than the written bytes")
 
     def footer(self, opened: pa.NativeFile) -> pq.FileMetaData:
         """Returns the footer of the file."""

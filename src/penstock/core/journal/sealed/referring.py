@@ -227,7 +227,7 @@ def check_there(added: Sequence[NewSegment]) -> list[tuple[str, str]]:
             if there[place].pop(path, None) != size:
                 raise StorageError(
                     f"{shown_url(one.lake)}/{path}, which a task has written with {size:,} bytes, is not there as it "
-                    "was: it was swept, or lies on the disk of another machine; run the query again"
+                    "was: it was swept, or is on the disk of another machine; run the query again"
                 )
     return [(lake, path) for (lake, _), paths in there.items() for path in paths]
 

@@ -260,9 +260,8 @@ def check_marker(seals: Seals, lake: str, marker: SealMarker | None, folder: str
     own = {token for place, token, *_ in (*seals.unfinished, *seals.signed) if place == lake}
     if marker.seal not in {seals.markers.get(lake), seals.token, *own}:
         raise ConfigError(
-            f"{folder} was sealed to by a copy of this journal or by a topic of this "
-            "name that was dropped since, or this journal was restored from a backup older than that: use another "
-            "lake"
+            f"{folder} has files of a copy of this journal, of a dropped topic of this name, or of a time after the "
+            "backup from which this journal was restored: use another lake"
         )
 
 
