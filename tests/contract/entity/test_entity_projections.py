@@ -89,21 +89,6 @@ def saved(journal: Journal) -> list[bytes]:
         return [key for key, _ in snap.scan(b"p", prefix_end(b"p"))]
 
 
-def test_a_state_is_the_fold_of_the_entitys_events(topic: Topic) -> None:
-    assert topic.project(Account, "a") is None
-    topic.append("opened", {"owner": "ada"}, key="a")
-    topic.append("deposited", {"amount": 5}, key="a")
-    topic.append("noted", "hello", key="a")
-    topic.append("corrected", {"amount": -2}, key="a")
-    topic.append("deposited", {"amount": 100}, key="b")
-    topic.append("unknown", key="a")
-    state = topic.project(Account, "a")
-    assert state is not None
-    assert (state.balance, state.owner, state.log, state.tags) == (3, Owner("ada"), ["3:hello"], {"open"})
-    assert state == Account.fold(topic.read(key="a"))
-    assert topic.project(Account, "b") == Account(balance=100)
-
-
 def test_an_entity_whose_events_nobody_handles_has_the_first_state(topic: Topic) -> None:
     topic.append("unknown", key="a")
     assert topic.project(Account, "a") == Account()

@@ -304,22 +304,3 @@ def test_expect_among_many_threads_loses_no_update(
     for thread in threads:
         thread.join()
     assert payloads(topic.read(key="counter")) == list(range(1, 101))
-
-
-@pytest.mark.parametrize("indexed", [False, True])
-def test_entities_are_those_that_still_have_events(journal: Journal, topic: Topic, indexed: bool) -> None:
-    topic.append_many([Draft("k", n, key=key) for n, key in enumerate(["gone", "gone", "kept", "old"])])
-    assert set(topic.entities()) == {"gone", "kept", "old"}
-    if indexed:
-        journal.maintain()
-    topic.append_many([Draft("k", 1, key="kept"), Draft("k", 1, key="new"), Draft("k", 1)])
-    assert set(topic.entities()) == {"gone", "kept", "old", "new"}
-    topic.compact(3)
-    assert set(topic.entities()) == {"kept", "old", "new"}
-    topic.compact(5)
-    assert set(topic.entities()) == {"new"}
-    journal.maintain()
-    assert set(topic.entities()) == {"new"}
-    topic.append("k", 1, key="kept")
-    topic.compact(8)
-    assert list(topic.entities()) == [] and topic.position_of("kept") == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
-from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -122,17 +121,6 @@ def test_whatever_is_done_to_a_topic_with_files(
 
 
 @on("sqlite")
-def test_a_reader_follows_across_files(journal: Journal, topic: Topic, lake: Path) -> None:
-    topic.append_many(drafts(rows(3)))
-    with topic.subscribe(after=0) as subscription:
-        events = iter(subscription)
-        assert [next(events).seq for _ in range(3)] == [1, 2, 3]
-        bulk_append(journal, lake, rows(5))
-        topic.append("hot", 1)
-        assert [next(events).seq for _ in range(6)] == [4, 5, 6, 7, 8, 9]
-
-
-@on("sqlite")
 def test_sql_reads_sealed_files_itself_and_files_of_bulk_writes_through_the_journal(
     journal: Journal, topic: Topic, lake: Path
 ) -> None:
@@ -154,18 +142,6 @@ def test_an_expectation_knows_the_events_in_files(journal: Journal, topic: Topic
     bulk_append(journal, lake, [("bulk", "k1", 2), ("bulk", "k2", 3)])
     topic.append("hot", 4, key="k1", expect=2)
     topic.append("hot", 5, key="k2", expect=3)
-
-
-@on("sqlite")
-def test_times_of_events_in_files(journal: Journal, topic: Topic, clock: ManualClock, lake: Path) -> None:
-    bulk_append(journal, lake, rows(5), "one")
-    clock.advance(60)
-    bulk_append(journal, lake, rows(5), "two")
-    events = list(topic.read())
-    assert events[5].recorded_at - events[4].recorded_at == timedelta(seconds=60)
-    assert all(event.occurred_at == event.recorded_at for event in events)
-    assert topic.position_at(events[5].recorded_at) == 5
-    assert seqs(topic.read(since=events[5].recorded_at)) == [6, 7, 8, 9, 10]
 
 
 @on("sqlite")

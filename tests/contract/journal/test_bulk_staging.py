@@ -84,26 +84,6 @@ def test_nothing_is_seen_before_the_last_step_and_everything_after(journal: Any)
     assert numbers(topic.read()) == [-1, -2, *range(20), -3]
 
 
-def test_events_of_a_large_batch_are_found_in_every_way(journal: Any, reopen: Reopen) -> None:
-    topic = journal.topic("orders")
-    staged(journal)
-    published(journal)
-    for _ in range(2):
-        events = list(topic.read())
-        assert numbers(topic.read(reverse=True)) == list(range(19, -1, -1))
-        assert [topic.get(seq).payload["n"] for seq in range(1, 21)] == list(range(20))
-        assert all(topic.find(event.id) == event for event in events) and len({event.id for event in events}) == 20
-        assert [event.id for event in events] == sorted(event.id for event in events)
-        assert numbers(topic.read(key="k1")) == [n for n in range(20) if n % 3 == 1]
-        assert topic.position_of("k1") == 20 and topic.project(Count, "k1").n == 7
-        assert numbers(topic.read(7, 3)) == [7, 8, 9]
-        assert topic.position_at(events[0].recorded_at) == 0
-        assert sum(batch.num_rows for batch in topic.read_arrow()) == 20
-        journal = reopen(journal)
-        topic = journal.topic("orders")
-    assert topic.append("one", {"n": 20}, key="k0", expect=19).seq == 21
-
-
 def test_of_a_large_batch_only_blocks_that_hold_it_are_opened(
     journal: Any, reopen: Reopen, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from journals import eventually, on
 
-from penstock import Draft, Event, Journal, Topic
+from penstock import Draft, Journal, Topic
 from penstock.core.journal import following
 from penstock.core.journal.blocks import Block, text_reader
 from penstock.core.journal.catalog import open_block
@@ -35,23 +35,6 @@ CHOICES: list[tuple[dict[str, Any], Any]] = [
     ({"kind": ["paid", "placed"], "scope": "shop"}, lambda event: event.scope == "shop"),
     ({"where": "payload.n > 3", "key_prefix": "us"}, lambda event: event.payload["n"] > 3 and event.key == "us/1"),
 ]
-
-
-@pytest.mark.parametrize(("choice", "fits"), CHOICES, ids=lambda one: "-".join(one) if isinstance(one, dict) else "")
-def test_history_and_what_comes_are_chosen_alike(journal: Journal, choice: dict[str, Any], fits: Any) -> None:
-    topic = journal.topic("orders")
-    fill(topic, 0)
-    with topic.subscribe(**choice) as subscription:
-        found: list[Event] = []
-        while (event := subscription.next(0)) is not None:
-            found.append(event)
-        fill(topic, 6)
-        while len(found) < sum(map(fits, topic.read())):
-            event = subscription.next(60)
-            assert event is not None
-            found.append(event)
-        expected = [event.seq for event in topic.read() if fits(event)]
-        assert [event.seq for event in found] == expected == [event.seq for event in topic.read(**choice)]
 
 
 @pytest.mark.parametrize("choice", [{}, {"kind": "paid"}, {"key": "eu/1"}])

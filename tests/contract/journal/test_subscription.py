@@ -15,10 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from journals import DEADLINE, Place, eventually, on, only, seqs
+from journals import DEADLINE, Place, eventually, on, only
 
-import penstock
-from penstock import Draft, Event, Journal, Subscription, Topic
+from penstock import Draft, Journal, Subscription, Topic
 from penstock.errors import Closed, ConfigError, Lagged, PositionTrimmed
 
 InThreads = Callable[..., threading.Thread]
@@ -399,14 +398,3 @@ def test_an_idle_journal_costs_nothing(place: Place) -> None:
     assert min(used() for _ in range(3)) < 0.05, "also threads of this process that end are counted, now and then"
     watcher = journal._core.hub._watcher
     assert watcher is None or not watcher.is_alive()
-
-
-@on("sqlite")
-def test_events_of_a_subscription_are_those_of_a_read(topic: Topic) -> None:
-    topic.append_many([Draft("k", n, key=str(n), headers={"n": str(n)}) for n in range(20)])
-    with topic.subscribe() as subscription:
-        got: list[Event] = []
-        while (event := subscription.next(0)) is not None:
-            got.append(event)
-    assert [e.as_dict() for e in got] == [e.as_dict() for e in topic.read()] and seqs(got) == list(range(1, 21))
-    assert penstock.Subscription is Subscription

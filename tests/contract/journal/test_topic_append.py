@@ -90,6 +90,22 @@ def test_an_empty_batch_appends_nothing_and_creates_no_topic(journal: Journal) -
     assert journal.topics() == []
 
 
+@pytest.mark.parametrize("reopened", [False, True])
+def test_positions_and_ids_are_never_reused_after_compacting_everything(
+    journal: Journal, reopen: Reopen, reopened: bool
+) -> None:
+    topic = journal.topic("orders")
+    last = topic.append_many([Draft("k")] * 7)[-1]
+    assert topic.compact(7).remaining == 0
+    if reopened:
+        journal = reopen(journal)
+        topic = journal.topic("orders")
+    assert (topic.latest, topic.oldest, len(topic)) == (7, 0, 0)
+    after = topic.append("k")
+    assert after.seq == 8 and after.id > last.id
+    assert (topic.oldest, len(topic)) == (8, 1)
+
+
 # times and ids
 
 

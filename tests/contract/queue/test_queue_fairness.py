@@ -57,21 +57,6 @@ def test_lanes_by_key_and_by_the_beginning_of_the_key(journal: Journal) -> None:
     assert payloads(part) == ["x/2", "x/3"]
 
 
-def test_ordering_keys_keep_their_order_within_a_lane(journal: Journal) -> None:
-    queue = journal.queue("jobs", fair_by="tenant")
-    push(queue, "a", 3, key="k")
-    push(queue, "b", 2)
-    push(queue, "a", 1)
-    first = queue.take()
-    assert first.payload == "a0"
-    assert payloads(queue) == ["b0", "b1", "a0"]  # the second a0 has no key; a1 and a2 wait for theirs
-    first.ack()
-    (second,) = queue.take_many(10)
-    assert second.payload == "a1"
-    second.nack()
-    assert payloads(queue) == ["a1"]
-
-
 def test_every_group_has_turns_of_its_own(journal: Journal) -> None:
     queue = journal.queue("news", mode="fanout", fair_by="tenant")
     queue.add_group("one")
@@ -131,17 +116,6 @@ def test_what_goes_unhandled_leaves_its_turn_to_the_next_of_its_lane(journal: Jo
     assert payloads(queue, 5) == ["c1", "c2", "b0", "c3", "c4"]  # b had two turns; this is its third
 
 
-def test_a_lane_that_lost_all_it_had_begins_where_it_was(journal: Journal, reopen: Reopen) -> None:
-    queue = journal.queue("jobs", fair_by="tenant")
-    push(queue, "big", 300)
-    push(queue, "small", 3)
-    assert payloads(queue, 2) == ["big0", "small0"]
-    assert queue.discard([event.seq for event in queue if event.headers["tenant"] == "big"]) == 299
-    queue = reopen(journal).queue("jobs")
-    push(queue, "big", 2)
-    assert payloads(queue) == ["small1", "big0", "small2", "big1"]
-
-
 def test_a_letter_sent_back_into_lanes_is_one_group_s(journal: Journal) -> None:
     """Where lanes take turns a message is sorted in for every group with its push."""
     queue = journal.queue("news", mode="fanout", fair_by="tenant", max_attempts=1, dead_letter="dead")
@@ -172,18 +146,6 @@ def test_a_delay_moves_into_a_queue_with_lanes(journal: Journal, clock: ManualCl
     clock.advance(11)
     assert payloads(queue) == ["late"]
     assert (queue.stats().ready, queue.stats().delayed, queue.stats().in_flight) == (0, 0, 3)
-
-
-def test_a_rolled_back_push_has_no_turn(journal: Journal) -> None:
-    queue = journal.queue("jobs", fair_by="tenant", max_size=3)
-    with pytest.raises(ZeroDivisionError), journal.transaction() as tx:
-        tx.push("jobs", "lost", headers={"tenant": "a"})
-        raise ZeroDivisionError
-    with journal.transaction() as tx:
-        tx.push("jobs", "a", headers={"tenant": "a"})
-        tx.push("jobs", "a", headers={"tenant": "a"})
-        tx.push("jobs", "b", headers={"tenant": "b"})
-    assert payloads(queue) == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize("mode", ["work", "fanout"])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock import Draft, Journal, ManualClock, Queue
+from penstock import Journal, ManualClock, Queue
 from penstock.errors import ConfigError, InvalidName
 
 Reopen = Callable[[Journal], Journal]
@@ -107,17 +107,3 @@ def test_what_no_group_wants_is_kept_until_one_comes_or_it_is_removed(journal: J
     assert other.purge() == 3 and len(other) == 0
     other.push("new")
     assert len(other) == 1 and other.take(group="new").payload == "new"  # type: ignore[union-attr]
-
-
-def test_delays_and_keys_hold_for_every_group(news: Queue, clock: ManualClock) -> None:
-    news.add_group("a")
-    news.push("later", delay=10)
-    news.push_many([Draft("m", n, key="k") for n in range(2)])
-    assert news.stats("a").delayed == 1
-    first = news.take(group="a")
-    assert first is not None and first.seq == 2 and news.take(group="a") is None
-    assert seqs(news, "b") == [2], "another group, another turn"
-    clock.advance(10)
-    assert seqs(news, "b") == [1]
-    first.ack()
-    assert seqs(news, "a") == [1, 3]

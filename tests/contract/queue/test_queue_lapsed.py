@@ -66,22 +66,6 @@ def test_the_delay_of_a_retry_runs_from_the_end_of_the_lease(journal: Journal, c
     assert counts(queue)[0] == 3
 
 
-@pytest.mark.parametrize("dead_letter", [None, "dead"])
-def test_what_has_had_all_its_attempts_is_given_up(
-    journal: Journal, clock: ManualClock, dead_letter: str | None
-) -> None:
-    queue = take_all(journal, clock, max_attempts=1, dead_letter=dead_letter)
-    assert counts(queue) == (1, 0, 0, 3) and len(queue) == 1
-    assert states(queue) == [(1, "failed"), (2, "failed"), (3, "failed"), (4, "ready")]
-    assert queue.redrive(limit=1, dry_run=True) == queue.redrive(limit=1) == 1
-    assert states(queue)[0] == (1, "ready") and queue.discard([2]) == 1
-    assert [delivery.seq for delivery in queue.take_many(10)] == [1, 4]
-    if dead_letter is None:
-        assert counts(queue) == (0, 2, 0, 1)
-    else:
-        assert counts(queue) == (0, 2, 0, 0) and [event.payload for event in journal.queue(dead_letter)] == [2]
-
-
 def test_discard_move_and_replace_meet_the_message_that_looks_show(journal: Journal, clock: ManualClock) -> None:
     queue = take_all(journal, clock)
     held = list(queue.pending())
@@ -110,18 +94,6 @@ def test_what_outlives_its_ttl_under_a_lease_that_ended_is_gone(journal: Journal
     queue = take_all(journal, clock, ttl=10)
     assert states(queue) == [] and counts(queue) == (0, 0, 0, 0) and len(queue) == 0
     assert queue.take() is None and counts(queue) == (0, 0, 0, 0)
-
-
-def test_a_message_can_still_be_acknowledged_and_claimed_until_it_is_taken(
-    journal: Journal, clock: ManualClock
-) -> None:
-    queue = journal.queue("jobs", lease=10)
-    queue.push_many(range(2))
-    first, second = queue.take_many(2)
-    clock.advance(11)
-    first.ack()
-    (claimed,) = queue.claim(min_idle=11)
-    assert claimed.seq == second.seq and counts(queue) == (0, 1, 0, 0)
 
 
 def test_a_message_is_not_blocked_by_an_earlier_one_of_its_key_that_was_given_up(

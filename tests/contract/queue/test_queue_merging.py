@@ -131,20 +131,6 @@ def test_a_push_that_replaces_nothing_makes_no_room(journal: Journal) -> None:
     assert len(queue) == 1
 
 
-def test_discarding_what_is_held_back_leaves_the_key_as_it_is(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("jobs", debounce=1, lease=100)
-    queue.push("a", key="k")
-    clock.advance(1)
-    held = queue.take()
-    waiting = queue.push("b", key="k")
-    assert queue.discard([waiting.seq]) == 1
-    queue.configure(debounce=None)
-    queue.push("c", key="k")
-    assert queue.take() is None  # "a" is in flight
-    held.ack()
-    assert payloads(queue) == ["c"]
-
-
 def test_what_is_remembered_of_pushes_is_forgotten(journal: Journal, clock: ManualClock) -> None:
     from penstock.core.queue.state.keys import flow_of_queue
 

@@ -223,23 +223,6 @@ def test_the_last_attempt_leads_to_the_dead_letters_with_everything_about_it(
     assert event.occurred_at == started and event.recorded_at == started + timedelta(seconds=10)
 
 
-def test_a_nack_may_give_a_message_up_at_once(journal: Journal) -> None:
-    queue = journal.queue("jobs", dead_letter="grave")
-    queue.push(b"\xff")
-    queue.take().nack(dead=True, error="not for me")  # type: ignore[union-attr]
-    (event,) = journal.queue("grave")
-    assert (event.payload, event.headers["dead-reason"], event.headers["dead-attempts"]) == (b"\xff", "rejected", "1")
-
-
-def test_an_expired_last_attempt_is_given_up_by_the_next_take(journal: Journal, clock: ManualClock) -> None:
-    queue = journal.queue("jobs", dead_letter="grave", max_attempts=1)
-    queue.push_many(range(3))
-    queue.take_many(2)
-    clock.advance(31)
-    assert seqs(queue) == [3]
-    assert [event.headers["dead-error"] for event in journal.queue("grave")] == ["the lease ended"] * 2
-
-
 def test_a_dead_letter_queue_is_an_ordinary_queue_with_a_fresh_budget(journal: Journal) -> None:
     queue = journal.queue("jobs", dead_letter="grave", max_attempts=1)
     queue.push("x", max_attempts=1)
