@@ -11,7 +11,7 @@ import msgspec
 from urllib3.exceptions import HTTPError
 
 from penstock.core.clock import to_ms
-from penstock.core.documents.events import ConditionDocument, DraftDocument, EventDocument, ReceiptDocument, base64_json
+from penstock.core.documents.events import DraftDocument, EventDocument, ReceiptDocument, base64_json
 from penstock.core.events import Draft, Event, Receipt, parse_id
 from penstock.core.journal.across import AcrossQuery
 from penstock.core.journal.keys import MAX_SEQ
@@ -133,7 +133,7 @@ def draft_documents(drafts: Iterable[Draft], topic: str) -> list[DraftDocument]:
                 correlation=draft.correlation,
                 expect=draft.expect,
                 tags=None if columns.tags is None else list(unpack_tags(columns.tags[row])) or None,
-                unless=None if condition is None else list(map(ConditionDocument.of, condition)),
+                unless=None if condition is None else list(condition),
             )
         )
     return documents
@@ -169,7 +169,7 @@ def wire_filter(query: EventQuery) -> dict[str, Any]:
         "kind": sorted(query.kinds or ()),
         "scope": query.scope,
         "tag": sorted(query.tags or ()),
-        "where": None if query.where is None else query.where.text,
+        "where": query.where,
     }
 
 

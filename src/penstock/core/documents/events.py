@@ -45,35 +45,6 @@ class EventDocument(msgspec.Struct, omit_defaults=True):
     """The stored payload does not decode: what is shown is its bytes as base64."""
 
 
-class ConditionDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """The events of which none may be there: all of it must hold for an event, and its position comes after `after`."""
-
-    key: str | None = None
-    key_prefix: str | None = None
-    kinds: list[str] | None = None
-    scope: str | None = None
-    tags: list[str] | None = None
-    where: str | None = None
-    after: int = 0
-
-    def query(self) -> EventQuery:
-        """Returns the query that this document describes."""
-        return EventQuery(**msgspec.structs.asdict(self))
-
-    @classmethod
-    def of(cls, query: EventQuery) -> ConditionDocument:
-        """Returns the document of a query."""
-        return cls(
-            query.key,
-            query.key_prefix,
-            None if query.kinds is None else sorted(query.kinds),
-            query.scope,
-            None if query.tags is None else sorted(query.tags),
-            None if query.where is None else query.where.text,
-            query.after,
-        )
-
-
 class DraftDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """A draft as JSON says it. An event's document is one too: what a draft has no use for is ignored."""
 
@@ -91,7 +62,7 @@ class DraftDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tr
     """The position of its entity's newest event; a Conflict when that is another."""
     tags: list[str] | None = None
     """Names by which the event is found besides its key."""
-    unless: list[ConditionDocument] | None = None
+    unless: list[EventQuery] | None = None
     """A Conflict when such an event is there: one that any of these describes."""
     after: int | None = None
     """The position up to which the caller has read: `unless` is about the events after it."""
@@ -126,7 +97,7 @@ class DraftDocument(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tr
             correlation=self.correlation if self.correlation is not None else self.correlation_id,
             expect=self.expect,
             tags=self.tags,
-            unless=None if self.unless is None else [one.query() for one in self.unless],
+            unless=self.unless,
             after=self.after,
         )
 

@@ -373,7 +373,7 @@ class WantedEvents:
         events: list[Event] = []
         size = scanned = 0
         last: Event | None = None
-        where = self.filter.where
+        where = self.filter.condition
         for event in rows:
             if last is not None and (
                 len(events) >= limit or size >= PAGE_BYTES or scanned >= limit + FILTER_SCAN_LIMIT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,9 @@ from penstock.limits import MAX_POSITION
 
 if TYPE_CHECKING:
     from penstock.core.model.conditions import Where
-else:
-    Where = (
-        object  # `inspect.signature` needs a name here; few queries have a condition, and its module is slow to import
-    )
 
 
-class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
+class EventQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The wanted events: `EventQuery(kinds={"paid"}, where="payload.total > 10")`; all of it must hold."""
 
     key: str | None = None
@@ -37,8 +34,8 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Only events of this scope."""
     tags: frozenset[str] | None = None
     """Only events that have all of these tags; any collection of texts, or one text, may be given."""
-    where: Where | None = None
-    """Only events for which this condition holds; its text may be given."""
+    where: str | None = None
+    """The text of a condition: only events for which it holds. A `Where` may be given."""
     after: int = 0
     """Only events at later positions."""
     through: int = MAX_POSITION
@@ -93,10 +90,19 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
         if self.where is not None:
             from penstock.core.model.conditions import Where, check_events_chosen
 
-            condition = check_events_chosen(self.where if isinstance(self.where, Where) else Where(self.where))
-            force_setattr(self, "where", condition)
+            given: object = self.where
+            asked = given.text if isinstance(given, Where) else given
+            if not isinstance(asked, str):
+                raise ConfigError(f"a condition is text, not {type(asked).__name__}")
+            condition = check_events_chosen(_parsed(asked))
+            force_setattr(self, "where", asked)
             for field, value in _implied(self, condition).items():
                 force_setattr(self, field, value)
+
+    @property
+    def condition(self) -> Where | None:
+        """The condition that `where` is the text of, parsed once for every text."""
+        return None if self.where is None else _parsed(self.where)
 
     @property
     def since_ms(self) -> int | None:
@@ -138,12 +144,13 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
             and (self.key_prefix is None or (event.key or "").startswith(self.key_prefix))
             and (self.scope is None or event.scope == self.scope)
             and (self.tags is None or self.tags.issubset(event.tags))
-            and (self.where is None or self.where.matches(event))
+            and (self.where is None or _parsed(self.where).matches(event))
         )
 
     def fulfilled(self, found: Iterator[Event]) -> Iterator[Event]:
         """Those of the events in wanted rows for which the condition holds; as many as are wanted."""
-        return found if self.where is None else islice(filter(self.where, found), self.limit)
+        condition = self.condition
+        return found if condition is None else islice(filter(condition, found), self.limit)
 
     @property
     def rows_wanted(self) -> int | None:
@@ -156,6 +163,13 @@ def check_follower(wanted: EventQuery) -> EventQuery:
     if wanted.nothing:
         raise ConfigError("a follower of no kind would never get an event: leave kind= out for all of them")
     return wanted
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> Where:
+    from penstock.core.model.conditions import Where
+
+    return Where(text)
 
 
 def _end(through: int | None) -> int:

@@ -372,7 +372,7 @@ class Topic(Generic[PayloadT]):
             kind=sorted(query.kinds or ()),
             scope=query.scope,
             tag=sorted(query.tags or ()),
-            where=None if query.where is None else query.where.text,
+            where=query.where,
             seqs=chosen,
             fields=fields,
             by=by,

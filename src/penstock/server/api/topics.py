@@ -151,7 +151,7 @@ async def _lines(wanted: WantedEvents) -> Response:
     """Everything asked for, one document a line, read in pieces: a slow reader holds nothing of the store."""
     if wanted.query.reverse:
         raise ConfigError("a stream runs forward; read pages for reverse")
-    where = wanted.filter.where
+    where = wanted.filter.condition
     after, end, _ = await run_in_threadpool(wanted.range)
 
     def piece(start: int, left: int | None) -> Piece:

@@ -136,9 +136,10 @@ def _look(request: Request, topic: Topic) -> tuple[TopicLook, str | None]:
         through = max(0, whole(asked["before"]) - 1) if asked.get("before") else None
         kinds, tags = ([one for one in map(str.strip, asked.getlist(name)) if one] for name in ("kind", "tag"))
         wanted = EventQuery(through=through, kinds=kinds or None, tags=tags or None, reverse=True, **given)
+        condition = wanted.condition
         for looked, event in enumerate(topic._at.read(replace(wanted, where=None)), 1):
             look.last = event.seq
-            if (wanted.where is None or wanted.where.matches(event)) and (needle is None or needle.is_in(event)):
+            if (condition is None or condition.matches(event)) and (needle is None or needle.is_in(event)):
                 look.events.append(event)
             if len(look.events) == SHOWN:
                 break
