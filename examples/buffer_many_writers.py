@@ -15,7 +15,7 @@ from penstock.buffer import Consumer, Producer, drain
 
 
 def collect(url: str, machine: str) -> None:
-    """What runs on every machine: no state, no coordination."""
+    """Collects readings on one machine, without state and without coordination."""
     with Producer(url, flush_interval=0.05) as producer:
         tickets = [producer.produce([f"{machine} reading {n}".encode()], machine.encode()) for n in range(100)]
         for ticket in tickets:

@@ -1,4 +1,4 @@
-"""A ledger nobody can change unnoticed: hashes, roots, receipts, a gate, and a copy that is still the same.
+"""A ledger that shows every change: hashes, roots, receipts, a gate, and a copy that is still the same.
 
 Run it: `python examples/entity_ledger.py`.
 """

@@ -63,7 +63,7 @@ def ship(event: Event) -> Draft | None:
 
 
 def pay(orders: Topic, key: str, amount: int) -> None:
-    """Decides on what it saw; if somebody else was faster, it looks again."""
+    """Decides on what it saw; if another writer was faster, it looks again."""
     while True:
         generation = orders.position_of(key)
         order = orders.project(Order, key)

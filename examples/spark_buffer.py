@@ -17,7 +17,7 @@ from penstock.buffer import Producer
 
 
 def collect(url: str, machine: str) -> None:
-    """What runs on every machine: no state, no coordination."""
+    """Collects readings on one machine, without state and without coordination."""
     with Producer(url) as producer:
         producer.produce([f'{{"machine":"{machine}","value":{n}}}'.encode() for n in range(1000)], machine.encode())
 

@@ -118,6 +118,9 @@ def markdown(file: Path) -> Iterator[Text]:
         elif text and not row.lstrip().startswith("```"):
             begun = number if not rows else begun
             rows.append(re.sub(r"^([-*>#]+|\d+\.) ", "", text))
+        if text.startswith("#"):  # a heading ends with its line
+            yield Text(file, number, "docs", " ".join(rows))
+            rows = []
 
 
 def python(file: Path) -> Iterator[Text]:

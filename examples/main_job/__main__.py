@@ -55,7 +55,7 @@ class Story:
         print(line, flush=True)
 
     def tell_progress(self, journal: penstock.Journal, pid: int) -> None:
-        """What Spark is doing; on the screen only."""
+        """Shows the present work of Spark, on the screen only."""
         flows = [flow for flow in status(journal) if flow.pid == pid]
         doing = [f"{one.flow} {one.state}" + ("" if one.batch is None else f" (batch {one.batch})") for one in flows]
         orders = f"{journal.topic('orders').latest:,} orders stored, {counted(journal):,} counted"
@@ -138,7 +138,7 @@ class Story:
 
 
 def counted(journal: penstock.Journal) -> int:
-    """How many orders the slowest flow has behind it."""
+    """Returns the number of orders that the slowest flow has counted."""
     orders = journal.topic("orders")
     return min(orders.cursor(f"pipeline/{flow}") or 0 for flow in FLOWS)
 

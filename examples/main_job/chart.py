@@ -29,7 +29,7 @@ class Moment(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """The same orders and alerts, counted in different places."""
+    """Counts of the same orders and alerts in different places."""
 
     sold: int
     stored: int
@@ -101,7 +101,7 @@ def draw(
 
 
 def draw_revenue(axes: Axes, windows: Mapping[str, tuple[int, int]]) -> None:
-    """What the flow `revenue` counted: stacked by product."""
+    """Draws the counts of the flow `revenue`, stacked by product."""
     by_product: dict[str, dict[str, float]] = defaultdict(dict)
     for key, (_, cents) in windows.items():
         _, start, product = key.split(" ")

@@ -1,4 +1,4 @@
-"""Who handles the alerts: workers that fail now and then, and some messages that nobody can handle until a fix."""
+"""Who handles the alerts: workers that fail now and then, and some messages that no worker can handle until a fix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Desk:
         self._lock = threading.Lock()
 
     def handle(self, delivery: Delivery) -> None:
-        """What a worker calls; an exception gives the message back."""
+        """Handles an alert; an exception gives the message back."""
         number = zlib.crc32(delivery.payload["number"].encode())
         if number % 5 == 0 and delivery.attempt == 1:
             self._fail("the partner's service timed out")

@@ -1,4 +1,4 @@
-"""What Spark makes of the orders. Run it with `penstock run examples/main_job/pipeline.py`."""
+"""The pipeline over the orders. Run it with `penstock run examples/main_job/pipeline.py`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOLD = "number STRING, customer STRING, product STRING, cents BIGINT, at TIMESTA
 
 
 class Customer(penstock.Projection):
-    """What a customer has bought."""
+    """The purchases of a customer."""
 
     orders: int = 0
     cents: int = 0

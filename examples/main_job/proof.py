@@ -20,7 +20,7 @@ from examples.main_job.pipeline import LARGE, Customer
 
 
 class Check(NamedTuple):
-    """One thing that has to be so."""
+    """A fact that must hold."""
 
     claim: str
     holds: bool

@@ -1,4 +1,4 @@
-"""What the shop does in the background."""
+"""The background tasks of the shop."""
 
 import time
 

@@ -18,7 +18,7 @@ from shop.tasks import send_receipt
 
 
 class OrderForm(forms.ModelForm):
-    """What a customer fills in."""
+    """The form of an order."""
 
     class Meta:
         model = Order
