@@ -212,6 +212,27 @@ def test_the_tail_follows_filters_and_can_be_paused(
     expect(page.locator("#filter-problem")).to_contain_text("cannot be read")
 
 
+def test_the_tail_follows_tags_and_what_the_address_chooses(
+    page: Page, served: Served, journal: penstock.Journal
+) -> None:
+    shop = journal.topic("shop")
+    shop.append("placed", 1, key="c-1", tags=["country:de", "large"])
+    open_live(page, f"{served.url}/topics/shop?key_prefix=c-")
+    page.fill("#filter-tag", "country:de")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator("#filter-tag")).to_have_value("country:de")
+    expect(page.locator("#state")).to_have_text("live")
+    shop.append("placed", 2, key="c-2", tags=["country:fr"])
+    shop.append("placed", 3, key="c-3", tags=["country:de", "large"])
+    expect(page.locator("#tail li")).to_have_count(2)
+    expect(page.locator("#tail li").first.locator(".tag")).to_have_text(["country:de", "large"])
+    page.goto(f"{served.url}/topics/shop?key_prefix=c-3")
+    expect(page.locator("#state")).to_have_text("live")
+    shop.append("placed", 4, key="c-1")
+    shop.append("placed", 5, key="c-31")
+    expect(page.locator("#tail li .payload")).to_have_text(["5", "3"])
+
+
 def test_what_comes_while_the_page_loads_is_shown(
     page: Page, served: Served, journal: penstock.Journal, shop: penstock.Receipt
 ) -> None:
