@@ -293,6 +293,12 @@ TOPICS = [
         lambda w: w.topic("compact_keys").compact_keys(),
         grows="reads the topic, to find the newest event of every key",
     ),
+    Row(
+        "Topic.erase", lambda w: w.topic("erased").erase(key=w.middle), grows="rewrites the blocks that hold the events"
+    ),
+    Row(
+        "Topic.mask", lambda w: w.topic("erased").mask(["n"], seqs=[5]), grows="rewrites the block that holds the event"
+    ),
     Row("Topic.position_of", lambda w: w.log.position_of(w.middle)),
     Row("Topic.position_of(none)", lambda w: w.log.position_of("no such key")),
     Row("Topic.entities", lambda w: size(w.log.entities())),

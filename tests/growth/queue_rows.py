@@ -195,6 +195,7 @@ RESULTS = [
     Row("Task.push", lambda w, one: one.push(1, 2), task),
     Row("Task.push_async", lambda w, one: asyncio.run(one.push_async(1, 2)), task),
     Row("Task.ask", lambda w, one: one.ask(1, 2), task),
+    Row("Task.ask_async", lambda w, one: asyncio.run(one.ask_async(1, 2)), task),
     Row("Task.every", lambda w, one: one.every("1d", args=(1, 2), name=new("schedule")), task),
     Row("Task.at", lambda w, one: one.at(cron="0 6 * * *", args=(1, 2), name=new("schedule")), task),
     Row("Task.call", lambda w, one: one.call(1, 2), task),

@@ -29,7 +29,8 @@ HANDLES = {
 }  # fmt: skip
 """What asks the store."""
 VALUES = {
-    "CheckReport", "Clock", "CompactReport", "CopyReport", "Description", "Draft", "DropReport", "Event", "EventQuery",
+    "CheckReport", "Clock", "CompactReport", "CopyReport", "Description", "Draft", "DropReport", "EraseReport", "Event",
+    "EventQuery",
     "ExportReport", "ImportReport", "InclusionProof", "ManualClock", "Middleware", "Pause", "PendingDelivery",
     "Pressure", "Projection", "QueueConsumer", "QueueMessage", "QueuePolicy", "QueueStats", "RebuildReport", "Receipt",
     "Retry", "RunningTask", "Schedule", "Settings", "TaskProgress", "TaskState", "TaskTimes", "Tasks",

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import penstock
 from penstock import Draft, Journal, ManualClock, Projection, Queue, Topic, on
-from penstock.core.journal import catalog, locating, summaries
+from penstock.core.journal import commit, locating, summaries
 from penstock.core.journal.index import index, indexer, memtable, runs
 from penstock.core.journal.upkeep import housekeeper, merging, summarising
 
@@ -27,7 +27,7 @@ TOGETHER = 50
 """Events of one commit, where many are built."""
 EACH = 3
 """Events of one key, of one correlation."""
-LOGS = ("log", "compact", "compact_keys", "reindex", "dropped", "verified", "rebuilt", "emptied", "written")
+LOGS = ("log", "compact", "compact_keys", "reindex", "dropped", "verified", "rebuilt", "emptied", "written", "erased")
 """Topics with the same events; each operation that would change them for others has its own."""
 
 SIZES = [
@@ -48,9 +48,9 @@ SIZES = [
     (summaries, "SUMMARY_EVENTS", 16),
     (summarising, "SUMMARY_RANGES", 4),
     (housekeeper, "SUMMARY_RANGES", 4),
-    (catalog, "SUMMARY_EVENTS", 16),
-    (catalog, "BLOCK_BYTES", 8 << 10),
-    (catalog, "SMALL_BYTES", 1 << 10),
+    (commit, "SUMMARY_EVENTS", 16),
+    (commit, "BLOCK_BYTES", 8 << 10),
+    (commit, "SMALL_BYTES", 1 << 10),
 ]
 
 _names = itertools.count()

@@ -164,7 +164,7 @@ def test_project_with_one_new_event(journal: Journal) -> None:
     def prepare() -> None:
         topic.append("deposited", {"amount": 1}, key="k")
 
-    check(journal, usual_calls(lambda _: topic.project(Balance, "k"), prepare), 11.5)
+    check(journal, usual_calls(lambda _: topic.project(Balance, "k"), prepare), 12.5)
 
 
 def test_flow_control_that_is_not_used_is_not_called(journal: Journal) -> None:
