@@ -6,7 +6,7 @@ A `Producer` uploads batches of entries and appends their locations to a manifes
 reads it in order, fetches, and removes what it acknowledged. They do not talk to each other: the store is the only
 meeting place. Bytes are opendata's (`format`), so its producers and consumers can share a manifest with these.
 
-What holds:
+These invariants hold:
 
 - a ticket resolves only when the manifest names the batch, and the manifest only names batches that are stored;
 - sequences are contiguous per manifest, start at 0 and are never used again;

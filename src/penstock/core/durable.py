@@ -1,7 +1,7 @@
 """Files that survive a power cut: written under another name, synced, renamed, and their folder synced.
 
-Every file penstock writes beside a store (backups, exports, sealed history, manifests) goes through here. What is made
-from a store is as private as the store: `copy_permissions` gives it the store's permissions.
+Every file penstock writes beside a store (backups, exports, sealed history, manifests) goes through here. A file
+made from a store is as private as the store: `copy_permissions` gives it the store's permissions.
 """
 
 from __future__ import annotations

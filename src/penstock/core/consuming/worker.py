@@ -1,7 +1,7 @@
 """The base of every worker: something that runs a handler again and again, in threads of its own, until told to stop.
 
-A worker that fails begins again, so many times a minute; one that fails more often gives up, and the journal says so
-(`observe.workers`). Coroutine handlers run in the event loop that the worker was started from, else in one of the
+A worker that fails begins again, so many times a minute. A worker that fails more often gives up, and the journal says
+so (`observe.workers`). Coroutine handlers run in the event loop that the worker was started from, else in one of the
 worker's own; everything else a worker does (taking, settling, renewing leases) happens in its threads.
 """
 

@@ -1,8 +1,8 @@
 """Fields of JSON payloads as Arrow columns: all rows at once where they fit, row by row where they do not.
 
-Arrow's JSON reader is fast and refuses a whole block for one row. What it refuses is halved until few rows are left,
-and those are read one at a time by msgspec, with types made from the same schema, whose errors name the field. Both
-give equal values for every row that both take. A schema with maps is read by msgspec alone: Arrow's reader has none.
+Arrow's JSON reader is fast and refuses a whole block for one row. A refused block is halved until few rows are left.
+msgspec reads these rows one at a time, with types made from the same schema and errors that name the field. Both give
+equal values for every row that both take. A schema with maps is read by msgspec alone: Arrow's reader has none.
 
 Arrow's reader crashes the process when the first document is null, so that nothing but objects reaches it.
 """

@@ -1,9 +1,9 @@
 """The line of processes that wait to write one store.
 
-SQLite's write lock knows no order: who tries at the right moment gets it, and others may wait for half a second. So a
-process that has waited for a moment takes a place in the line, and one that has written for a while lets the line go
-first. A place is a lock on one byte of a file beside the store: the byte whose number is the time in microseconds. So
-earlier places are lower bytes, and the places of a process that dies are free at once.
+SQLite's write lock has no order: the process that tries at the right moment gets the lock, and another process may wait
+for half a second. So a process that has waited for a moment takes a place in the line, and a process that has written
+for a while lets the line go first. A place is a lock on one byte of a file beside the store: the byte whose number is
+the time in microseconds. So earlier places are lower bytes, and the places of a process that dies are free at once.
 """
 
 from __future__ import annotations

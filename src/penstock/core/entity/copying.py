@@ -5,12 +5,12 @@
     orders/1-262144.parquet   the same as Parquet
 
 Run again, an export goes on where the last one ended, interrupted or not: a part is there whole or not at all. It goes
-on with the same journal only, whose id is in the manifest. What it holds of a topic stays when that is compacted, or
-dropped: one made anew under its name follows, since positions go on. A path that ends with .jsonl, .parquet, .arrow or
-.csv is one topic's file.
+on with the same journal only, whose id is in the manifest. Exported events stay when their topic is compacted or
+dropped. A later topic of the same name follows them, because its positions go on. A path that ends with .jsonl,
+.parquet, .arrow or .csv is one topic's file.
 
-Imported back, events keep their positions, ids, times and causes. What a topic holds already is compared and skipped,
-so an import that was interrupted is simply run again.
+Imported events keep their positions, ids, times and causes. An import compares and skips events that the topic holds
+already, so that an interrupted import is run again.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ outbox, fence, transaction, queue. One refusal refuses the whole batch. A gate t
 could not be checked is not let in.
 
 A function given to `Topic.gate` belongs to one open journal. Spark's commit to a local journal runs in a process of its
-own, and a served journal is written by its server; both find declared gates by name: those that installed packages name
-in the entry point group `penstock.gates`, and those that a write, a pipeline or `penstock serve` names.
+own, and a served journal is written by its server. Both find declared gates by name. Installed packages name gates in
+the entry point group `penstock.gates`; a write, a pipeline and `penstock serve` name gates as well.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     r topic s segment         the hash of a whole segment, as it was when it was first published
     r topic t through         published roots: their hashes, their unfinished segments' hashes, when
 
-What was published stays: when compaction has removed events of a segment, its stored hash goes on standing for them.
-Then the events of other segments can still be proven under every root; those of the segment itself no longer.
+A published root stays. When compaction has removed events of a segment, the stored hash of the segment stands for them.
+Events of other segments can still be proven under every root; events of that segment cannot.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 
 A step (a piece) is one commit of some MiB, so that no caller waits long behind it. Publishing gives every block its
 place: large ones stay where they are, with a reference under their block keys (`blocks.Reference`); small ones, and all
-of a batch that is small as a whole, become blocks like any others. What is never published is swept when it is old.
-What was published is remembered until its last reference is gone, which may be when retention removes it.
+of a batch that is small as a whole, become blocks like any others. A batch that is never published is removed when it
+is old. A published batch is remembered until its last reference is gone, for example when retention removes it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Subscriptions: a topic's history, then what comes, by reading the log whenever something new was signalled.
 
 A subscription keeps a position, not a channel, so nothing is lost between history and live, nothing comes twice, and a
-slow subscriber simply reads on from where it is. `on_lag` only matters to one that has caught up once. A topic that is
-dropped is waited for, as one that is not there yet: when it is made anew, a subscriber that had read all of it goes
-on, and one that was behind gets PositionTrimmed.
+slow subscriber simply reads on from where it is. `on_lag` only matters to a subscriber that has caught up once. A
+subscription waits for a topic that was dropped, as for a topic that is not there yet. When there is a topic of that
+name again, a subscriber that had read everything goes on, and a subscriber that was behind gets PositionTrimmed.
 """
 
 from __future__ import annotations

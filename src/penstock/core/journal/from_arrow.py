@@ -2,7 +2,7 @@
 
 Rows are in canonical columns: topic, kind, payload (text or bytes), binary, key, scope, correlation, causation,
 tags (as one text), headers, occurred_at, and those of `RowOptions`; all but kind and payload may be missing. The blocks
-have neither positions nor recording times nor ids: those are given when the events' place is known.
+have no positions, recording times or ids: the commit that publishes them gives these.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@
     C hash hashed-topic       a topic with events whose cause or correlation has this hash, up to the position here
     U hashed topic            a topic of which C says nothing after the position that lies here
 
-An id carries twelve bits of a hash of its topic's name, which a hashed topic begins with. Of causes and correlations a
-commit says only that a topic has some that are not noted yet (U): once, and nothing when there are none. When many
-topics are said to, their events are read and what they name is noted (C) in the background: the topic is *folded*.
-Until then it is asked. Notes of events that were trimmed are forgotten while others are made. So a topic may be asked
-in vain, because its events are gone or two texts have one hash, and is never missed.
+An id has twelve bits of a hash of its topic's name, and a hashed topic begins with the same bits. A commit notes once
+that a topic has causes or correlations without notes (U). When many topics have such a row, a thread reads their events
+and notes their causes and correlations (C): the topic is *folded*. Until then a search asks the topic. The thread
+removes notes of trimmed events while it makes others. So a search may ask a topic in vain, because the events are gone
+or two texts have one hash, and it never misses a topic.
 """
 
 from __future__ import annotations

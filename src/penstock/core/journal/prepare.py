@@ -1,7 +1,7 @@
 """Drafts to columns: everything a call can get wrong is found here, in the caller's thread, before anything waits.
 
-A `PreparedBatch` is what one call wants appended to one topic. What needs the store (dedup keys, expected generations,
-causes within the batch) stays beside the columns for the commit to decide.
+A `PreparedBatch` holds the events that one call appends to one topic. Options that need the store (dedup keys, expected
+generations, causes within the batch) stay beside the columns, and the commit decides them.
 """
 
 from __future__ import annotations

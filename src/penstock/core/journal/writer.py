@@ -1,9 +1,9 @@
 """Group commit: the caller that finds the writer idle commits all pending work itself.
 
-The *lead* is a lock that says who has it. A caller that gets it at once commits alone: one fsync, no thread hop. A
-caller that does not leaves its operation in `pending` and parks; the leader, when done, wakes the first parked caller
-to lead the next commit, which then carries everything that gathered meanwhile. Submissions without a waiter are led by
-a pump thread. A transaction waits in the same line: its place there is `refuse_turn`, and no group goes past it.
+The *lead* is a lock that names its holder. A caller that gets the lead at once commits alone: one fsync, no change of
+thread. Any other caller leaves its operation in `pending` and parks. The leader, when done, wakes the first parked
+caller to lead the next commit, which then carries everything that gathered meanwhile. Submissions without a waiter are
+led by a pump thread. A transaction waits in the same line: its place there is `refuse_turn`, and no group goes past it.
 
 No wake-up is lost: an operation is enqueued before its caller tries the lead, and a leader looks at `pending` after it
 has let go of the lead; one of the two must see the other.

@@ -1,7 +1,7 @@
 """A journal's store in this process: what its handles stand on.
 
-An operation of the protocol is a function here, found by the operation's name (`local.topics`, `local.queues`);
-those who ask over HTTP run the same one. What is hot, streams or waits are methods.
+An operation of the protocol is a function with the operation's name (`local.topics`, `local.queues`, `local.bulk`). A
+call over HTTP runs the same function. Calls that are hot, stream or wait are methods.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Every operation that crosses the wire, declared once.
 
-An `Operation` has a name, a method and a path, query parameters, request and answer as msgspec structs, the errors it
-may answer with, the role it needs and the status of its success. The server's routes, the OpenAPI document and the
-client are made from the table: nothing about the wire is written down a second time.
+An `Operation` has a name, a method, a path and query parameters. Its request and answer are msgspec structs. It names
+its errors, its role and the status of its success. The server's routes, the OpenAPI document and the client are made
+from these declarations: nothing about the wire is written down a second time.
 
-    operation       what a declaration is
-    journal, topics, queues, messages, deliveries, bulk      the declarations, with their structs
-    table           all of them
-    fields          changes to stored values, as structs
-    problems        errors as problem+json, and back
-    openapi         the table as an OpenAPI document
+    operation                 the class of a declaration
+    topics, queues, bulk      the declarations, with their structs
+    fields                    changes to stored values, as structs
+    problems                  errors as problem+json, and back
+    openapi                   all declarations, and the OpenAPI document made of them
 
 `protocol.topics`, `protocol.queues` and `protocol.bulk` are imported when they are first asked for: most programs ask
 for few of their structs, or for none.

@@ -1,4 +1,4 @@
-"""Structs made from structs: every field may be left out, none may be misspelt. For changes to stored values."""
+"""Structs made from structs, for changes to stored values: every field may be left out, and no field be misspelt."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A queue is a topic plus delivery state per group. Pushing writes only the event. A group's state is a *frontier*
 (everything at or below it was handed out) plus the exceptions: leases in flight, and messages that are ready again,
-wait for their time, are held behind another one of their ordering key, or have failed. What is at or below the frontier
-and in none of these is settled: settling is forgetting.
+wait for their time, are held behind another message of their ordering key, or have failed. A message at or below the
+frontier and in none of these is settled: settling is forgetting.
 
     queue               what a `penstock.Queue` of this process stands on: pushes, takes that wait, settling
     policy              a queue's policy and its retries, as values
@@ -16,7 +16,7 @@ and in none of these is settled: settling is forgetting.
     results             outcomes for those who pushed with `reply=True`
     tasks               functions as messages
     worker, schedule    workers and their middleware; periodic messages
-    upkeep              what is removed in passing
+    upkeep              the removal of settled messages in the background
 
 Rows (`t`: the topic's id, `g`: a group's, in rows `qg` with the number of purges before it; everything big-endian):
 

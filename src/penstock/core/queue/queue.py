@@ -3,7 +3,7 @@
 Takes wait for a push, for a due time, for a lease that ends, in this process or another one. No wake-up is lost: the
 topic's signal is noted before the try, and waiting returns at once when it has grown since. Time in the store is the
 journal's own clock; a wait also ends when that much real time has gone by, so that a clock that stands still (in a
-test) cannot hold it for ever.
+test) cannot hold it without end.
 """
 
 from __future__ import annotations

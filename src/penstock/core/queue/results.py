@@ -3,7 +3,7 @@
 A message that wants a reply has a header (`reply-to`) that names the topic `<queue>.results`. The outcome is an event
 of that topic, with the message's id as its key and the message as its cause, in the commit that settles it; its headers
 say when the message was pushed and taken, and how often. A copy (a dead letter, a moved message) keeps the id of the
-first, and a row says where the message is, so that a caller with the first receipt finds it. The pusher may wait
+first message. A row says where the message is, so that a caller with the first receipt finds it. The pusher may wait
 with a ticket; one thread follows the topic for all of a journal, while any waits. No outcome is missed: a ticket
 enlists, and only then reads what is there already; what comes later, the thread sees.
 """

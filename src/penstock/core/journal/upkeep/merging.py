@@ -1,10 +1,9 @@
-"""Merging: small blocks of a topic's tail become large ones, in passing.
+"""Merging: small blocks at the end of a topic become large ones, in the background.
 
-One commit makes one block, so that many small commits leave many small blocks. When enough small neighbours have
-gathered they become one: first the smallest among themselves, and when enough of the results have gathered, those. A
-merged block is compressed. A block of `MERGED_BYTES` or more, before compression, is left alone. The reading and
-joining happens beside the writer; only the exchange takes its turn, in a commit that need not be on disk (a lost merge
-loses nothing).
+One commit makes one block, so that many small commits leave many small blocks. Enough small neighbours become one
+block: first the smallest blocks, and later the results, when there are enough of them. A merged block is compressed. A
+block of `MERGED_BYTES` or more, before compression, is left alone. The reading and joining happens beside the writer;
+only the exchange takes its turn, in a commit that need not be on disk (a lost merge loses nothing).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A queue's settings and groups: policy, pauses, what a new group begins with, what the last one leaves behind.
 
-In work mode all consumers share one group (id 0). In fanout mode nothing is taken from that one: it keeps what no
-other group wants, which is everything as long as there is none, then what lies before the beginning of all of them. A
-group that wants it takes it over.
+In work mode all consumers share one group (id 0). In fanout mode no consumer takes from this group. It keeps the
+messages that no other group wants: all messages as long as there is no other group, then the messages before the
+beginning of all groups. A new group that wants these messages takes them over.
 """
 
 from __future__ import annotations

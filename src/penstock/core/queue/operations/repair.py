@@ -1,8 +1,8 @@
 """Repairing a queue: claim, discard, run now, purge, drop, redrive, move, replace.
 
-What a caller's `where` wants is found in a snapshot, in the caller's thread; the commit then takes what is still there.
-With a message goes what it was pushed with: its key, its delay, its priority, its own retry budget. Many messages are
-moved in steps, so that no commit holds other writers up for long; each message is in exactly one queue all the time.
+The messages of a caller's `where` are found in a snapshot, in the caller's thread. The commit then takes the messages
+that are still there. A message keeps its key, its delay, its priority and its own retry budget. Many messages are moved
+in steps, so that no commit holds other writers up for long; each message is in exactly one queue all the time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Taking: the short way for a plain queue, `TakeOperation` for everything else.
 
-Before the long way chooses, leases that have ended give their messages back, messages whose time has come become ready,
-and delays and priorities pushed since the last take are sorted in. Then it merges ready messages with the untouched
-ones above the frontier: by priority, then by position.
+Before the long way chooses, leases that have ended give their messages back, and messages whose time has come become
+ready. Delays and priorities that were pushed since the last take are sorted in. Then the take merges ready messages
+with untouched messages above the frontier: by priority, then by position.
 """
 
 from __future__ import annotations
