@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import msgspec
@@ -318,3 +319,20 @@ def test_a_handler_without_a_parameter_is_refused(journal: Journal) -> None:
         journal.queue("q").worker(lambda: None)
     with pytest.raises(ConfigError, match="called with one argument"):
         journal.queue("q").worker(lambda delivery, other: None)
+
+
+def test_run_is_refused_where_it_could_not_end_or_would_do_nothing(journal: Journal) -> None:
+    tasks = Tasks(journal)
+    with pytest.raises(ConfigError, match="no tasks to run"):
+        tasks.run()
+
+    @tasks.task(queue="q")
+    async def send() -> None: ...
+
+    async def in_a_loop() -> None:
+        tasks.run()
+
+    with pytest.raises(ConfigError, match="keep this event loop"):
+        asyncio.run(in_a_loop())
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ConfigError, match="main thread"):
+        pool.submit(tasks.run).result()

@@ -76,7 +76,7 @@ class Worker:
         with self._beginning:
             if self._thread is not None or self._in_foreground:
                 raise ConfigError(f"worker {self.name!r} was started already")
-            self._loop = _running_loop()
+            self._loop = running_loop()
             self._ended = Ticket()
             thread = threading.Thread(target=self._guarded, name=f"penstock-{self.name}", daemon=True)
             thread.start()
@@ -117,7 +117,7 @@ class Worker:
     def stop(self, timeout: Duration | None = None) -> None:
         """Finishes what is in hand, ends, and raises what made the worker fail, if it did."""
         # Asked before it is told to stop: it may end at once, and whether the caller may wait here depends on no luck.
-        in_its_loop = self.alive and self._is_async and self._loop is not None and _running_loop() is self._loop
+        in_its_loop = self.alive and self._is_async and self._loop is not None and running_loop() is self._loop
         limit = None if timeout is None else seconds(timeout, "timeout")
         if not self._tell_to_stop():
             return
@@ -266,7 +266,7 @@ class Worker:
     def _check_may_run(self) -> None:
         if self.alive:  # twice at once, its handler would be given the same things twice
             raise ConfigError(f"worker {self.name!r} is at work already")
-        if self._is_async and _running_loop() is not None:
+        if self._is_async and running_loop() is not None:
             raise ConfigError(
                 f"worker {self.name!r} would keep this event loop from running its handler: await worker.run_async()"
             )
@@ -350,7 +350,7 @@ class HandlerLoop:
         self._thread.join()
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def running_loop() -> asyncio.AbstractEventLoop | None:
     # A program that never imported asyncio has no loop, and need not import it to learn that.
     if "asyncio" not in sys.modules:
         return None

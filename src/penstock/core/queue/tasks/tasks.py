@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, overl
 
 from penstock.core.clock import seconds, to_ms
 from penstock.core.consuming.delivery import Delivery
+from penstock.core.consuming.worker import running_loop
 from penstock.core.documents.decoding import nearest
 from penstock.core.model.arguments import show_arguments
 from penstock.core.model.take import DEFAULT_GROUP
@@ -242,6 +243,12 @@ class Tasks:
         """
         from penstock.core.queue.tasks.processes import WorkerSettings, run_here, run_in_processes
 
+        if not self._tasks:
+            raise ConfigError("there are no tasks to run: make some with @tasks.task")
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigError("run() waits for signals, which come to the main thread alone: start workers() here")
+        if running_loop() is not None:
+            raise ConfigError("run() would keep this event loop from running: `async with` each of workers()")
         settings = WorkerSettings(concurrency, group, consumer, ahead, lease)
         if processes is None:
             run_here(self, settings)
