@@ -249,3 +249,21 @@ def test_a_root_is_signed_with_a_key_from_a_file(cli: Cli, orders: str, tmp_path
     root.write_text(cli("root", "orders").out)
     proof.write_text(cli("proof", "orders", "7", "--root", str(root)).out)
     assert "not signed" in cli("check-proof", str(proof), "--key", str(public), code=1).out
+
+
+def test_erase_asks_erases_and_clears_the_files(cli: Cli, url: str) -> None:
+    with penstock.open(url) as journal:
+        journal.topic("people").append_many(
+            [penstock.Draft("k", {"name": "Ada-5ecre7", "n": n}, key=f"c{n % 2}") for n in range(6)]
+        )
+    refused = cli("erase", "people", "--key", "c1", code=None)
+    assert refused.code != 0 and "Erase the contents of 3 events of people" in refused.out + refused.err
+    done = cli("erase", "people", "--key", "c1", "--by", "ada", "--yes", "--json")
+    assert (done.document["events"], done.document["topic"]) == (3, "people")
+    assert "copies may remain in backups" in done.err
+    masked = cli("erase", "people", "--seq", "1", "--seq", "3", "--mask", "name", "--yes")
+    assert "2 events were masked in people" in masked.out
+    cli("erase", "people", "--key", "c0", "--yes")
+    assert all(b"5ecre7" not in path.read_bytes() for path in Path(url).parent.iterdir())
+    assert '"erased-by": "ada"' in cli("show", "people", "2", "--json").out.replace('":"', '": "')
+    assert "say which events" in cli("erase", "people", "--yes", code=None).err

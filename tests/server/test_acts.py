@@ -519,3 +519,38 @@ def test_pages_take_digits_that_are_no_number_for_text(served: Served, journal: 
     assert served.get("/topics/jobs/events/%C2%B2").status == 404
     for path in ("/queues/jobs?after=%C2%B2", "/?topics-page=%C2%B2", "/topics/jobs?consumers-page=%C2%B2"):
         assert served.get(path).status == 200, path
+
+
+def test_events_are_erased_and_the_record_of_it_does_not_say_whose(served: Served, journal: penstock.Journal) -> None:
+    topic = journal.topic("t")
+    topic.append_many([penstock.Draft("k", {"n": n, "name": "Ada"}, key=f"customer-{n % 2}") for n in range(10)])
+    do(served, "publish", topic="t", kind="k", payload='{"name": "Ada"}', key="customer-1")
+    asked = question(served, "erase", topic="t", key="customer-1")
+    assert asked.startswith("Erase the contents of 6 events of t")
+    assert do(served, "erase", topic="t", key="customer-1") == "6 events were erased in t"
+    assert [event.seq for event in topic.read() if event.erased] == [2, 4, 6, 8, 10, 11]
+    assert [event.kind for event in journal.topic("penstock.audit").read()] == ["console.publish", "console.erase"]
+    for event in journal.topic("penstock.audit").read():
+        assert b"customer-1" not in event.raw and b"Ada" not in event.raw and event.payload != {}
+    assert "say which events" in served.post("/acts/erase", {"fields": {"topic": "t"}}).json["detail"]
+
+
+def test_who_erases_over_http_is_said_in_the_event(guarded: Served, journal: penstock.Journal) -> None:
+    journal.topic("t").append_many([penstock.Draft("k", {"n": n, "name": "Ada"}, key=f"c{n}") for n in range(4)])
+    with penstock.open(guarded.url, token=ADMIN) as remote:
+        report = remote.topic("t").erase(key="c1", by="ada")
+        assert (report.events, report.topic) == (1, "t") and report.remaining
+        assert remote.topic("t").mask(["name"], where="payload.n >= 2").events == 2
+        remote.maintain()
+        events = list(remote.topic("t").read())
+    assert [event.erased for event in events] == [False, True, False, False]
+    assert [event.payload for event in events] == [
+        {"n": 0, "name": "Ada"},
+        None,
+        {"n": 2, "name": None},
+        {"n": 3, "name": None},
+    ]
+    assert re.fullmatch(r"ada \([0-9a-f]+\)", events[1].headers["erased-by"])
+    assert re.fullmatch(r"[0-9a-f]+", events[2].headers["masked-by"])
+    with penstock.open(guarded.url, token=WRITE) as remote, pytest.raises(penstock.errors.Denied, match="admin"):
+        remote.topic("t").erase(key="c0")

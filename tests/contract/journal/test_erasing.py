@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 from bulk_steps import publish_in_steps
-from journals import Place, on, payloads, seqs
+from journals import Place, on, payloads, seen, seqs
 
+import penstock
 from byte_search import places_with
 from penstock import Draft, Event, InclusionProof, Journal, ManualClock, Projection, Topic, check_proof
 from penstock import on as handles
@@ -408,6 +409,25 @@ def what_is_left(place: Place, journal: Journal) -> set[str]:
     assert isinstance(journal, LocalJournal)
     found = places_with(place.folder, [SECRET], journal)
     return {one for one in found if place.kind.scheme != "slatedb" or not one.startswith("file store/")}
+
+
+@on("sqlite")
+def test_every_way_to_read_shows_an_erased_event(journal: Journal, topic: Topic, place: Place) -> None:
+    fill(topic)
+    topic.erase([4], by="ada")
+    (table,) = topic.read_arrow()
+    row = table.slice(3, 1).to_pylist()[0]
+    assert (row["payload"], row["key"], row["scope"]) == ("null", None, None) and not row["tags"]
+    assert dict(row["headers"])["erased-by"] == "ada"
+    rows = journal.sql("select seq from orders where headers['erased-by'] = 'ada'").column(0).to_pylist()
+    assert rows == [4]
+    with topic.subscribe(after=3) as following:
+        assert next(iter(following)).erased
+    journal.export(place.folder / "out")
+    with penstock.open("memory:") as other:
+        other.import_(place.folder / "out")
+        assert [event.erased for event in other.topic("orders").read()] == [seq == 4 for seq in range(1, 11)]
+        assert seen(other.topic("orders").read()) == seen(topic.read())
 
 
 def everything(journal: LocalJournal, folder: Path, *, lake: bool) -> None:
